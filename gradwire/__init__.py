@@ -1,0 +1,1 @@
+"""Gradwire: compressed data-parallel training for PyTorch."""
