@@ -1,0 +1,38 @@
+"""Recognize that this process is already one rank of a job."""
+
+import os
+import re
+from collections.abc import MutableMapping
+
+_FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,]*))?")
+
+
+def joined() -> bool:
+    """Whether torchrun, `srun` or the user started this process as one rank of a job.
+
+    That is so when RANK and WORLD_SIZE are set. In a step of SLURM's `srun` they are set here, with
+    LOCAL_RANK, MASTER_ADDR and MASTER_PORT, from SLURM's own variables; a batch script itself, which
+    also has SLURM_PROCID, is not a rank.
+    """
+    if {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NODELIST"} <= os.environ.keys():
+        _translate_slurm(os.environ)
+    return {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+
+
+def _translate_slurm(environment: MutableMapping[str, str]) -> None:
+    """Set what torch reads, except for what the user has set."""
+    first_host = _first_host(environment["SLURM_STEP_NODELIST"])
+    port = 20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000  # alike on every rank
+    environment.setdefault("RANK", environment["SLURM_PROCID"])
+    environment.setdefault("WORLD_SIZE", environment["SLURM_NTASKS"])
+    environment.setdefault("LOCAL_RANK", environment.get("SLURM_LOCALID", "0"))
+    environment.setdefault("MASTER_ADDR", first_host)
+    environment.setdefault("MASTER_PORT", str(port))
+
+
+def _first_host(nodelist: str) -> str:
+    """'gpu[07-09,12],login' -> 'gpu07'."""
+    match = _FIRST_HOST.match(nodelist)
+    if not match:
+        raise ValueError(f"SLURM_STEP_NODELIST={nodelist!r} names no host: set MASTER_ADDR")
+    return match[1] + (match[2] or "") + (match[3] or "")
