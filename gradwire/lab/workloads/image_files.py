@@ -77,7 +77,8 @@ def _read_plain_or_gz(path: Path) -> bytes:
         return path.read_bytes()
     zipped = path.with_name(path.name + ".gz")
     if not zipped.is_file():
-        raise ValueError(f"no file {path} (nor .gz): it is one of MNIST's or Fashion-MNIST's four IDX files")
+        hint = "MNIST's IDX files have this name; Fashion-MNIST's come with Debian's dataset-fashion-mnist"
+        raise ValueError(f"no file {path} (nor .gz): {hint}")
     try:
         return gzip.decompress(zipped.read_bytes())
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
