@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import MutableMapping
 
-_FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,]*))?")
+_FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")
 
 
 def joined() -> bool:
@@ -35,4 +35,4 @@ def _first_host(nodelist: str) -> str:
     match = _FIRST_HOST.match(nodelist)
     if not match:
         raise ValueError(f"SLURM_STEP_NODELIST={nodelist!r} names no host: set MASTER_ADDR")
-    return match[1] + (match[2] or "") + (match[3] or "")
+    return match[1] + (match[2] or "")

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing import (
     Std,
     start_processes,
 )
-from torch.distributed.elastic.multiprocessing.api import RunProcsResult
+from torch.distributed.elastic.multiprocessing.api import RunProcsResult, SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from gradwire.lab.network import Network
@@ -130,11 +130,20 @@ def _wait(context: PContext, timeout_s: float | None) -> None:
     try:
         result = context.wait(-1 if timeout_s is None else timeout_s, period=_POLL_S)
     finally:
-        context.close(timeout=_GRACE_S)
+        _close(context)
     if result is None:
         raise TimeoutError(f"the ranks still ran after {timeout_s:g} s and were ended")
     if result.is_failed():
         raise _first_failure(result)
+
+
+def _close(context: PContext) -> None:
+    """End the ranks that still run, and close the files that torch leaves open for those that do not."""
+    context.close(timeout=_GRACE_S)
+    assert isinstance(context, SubprocessContext)
+    for handler in context.subprocess_handlers.values():
+        if handler._stderr:
+            handler._stderr.close()
 
 
 def _first_failure(result: RunProcsResult) -> RankFailed:
