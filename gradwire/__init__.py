@@ -1,1 +1,37 @@
-"""Gradwire: compressed data-parallel training for PyTorch."""
+"""Gradwire: compressed data-parallel training for PyTorch.
+
+ddp = DistributedDataParallel(model)
+gw.attach(ddp, gw.TopK(ratio=0.01), memory=gw.Residual(), communicator=gw.AllGather())
+"""
+
+from gradwire.checkpoint import reshard
+from gradwire.communicators import AllGather, AllReduce, ScatterReduce
+from gradwire.compressors import (
+    BF16,
+    DGC,
+    FP16,
+    FP32,
+    QSGD,
+    EFSignSGD,
+    OneBit,
+    PowerSGD,
+    RandomK,
+    SignSGD,
+    Signum,
+    TernGrad,
+    TopK,
+)
+from gradwire.ddp import Handle, attach
+from gradwire.engine import ReductionError
+from gradwire.memory import DGCMemory, NoMemory, Residual
+from gradwire.optimizer import DistributedOptimizer
+from gradwire.plan import Group, Plan
+from gradwire.stats import Stats
+from gradwire.transports import Hierarchical, ProcessGroup, Recording, Threads
+
+__all__ = [
+    "BF16", "DGC", "FP16", "FP32", "QSGD", "AllGather", "AllReduce", "DGCMemory", "DistributedOptimizer",
+    "EFSignSGD", "Group", "Handle", "Hierarchical", "NoMemory", "OneBit", "Plan", "PowerSGD", "ProcessGroup",
+    "RandomK", "Recording", "ReductionError", "Residual", "ScatterReduce", "SignSGD", "Signum", "Stats",
+    "TernGrad", "Threads", "TopK", "attach", "reshard",
+]  # fmt: skip

@@ -1,0 +1,45 @@
+"""All-reduce: payloads that may be added are added on the way."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.collective import Sum
+from gradwire.communicators.base import Communicator
+from gradwire.compressors import Cast, Codec, Compressor, Reduction, Rounds, State
+
+
+@dataclass(frozen=True)
+class AllReduce(Communicator):
+    """Sums payloads in flight: 2·(N-1)/N payloads sent per rank. For casts, shared indices and low rank."""
+
+    name: ClassVar[str] = "AllReduce"
+
+    def check(self, compressor: Compressor) -> None:
+        if isinstance(compressor, Codec) and not compressor.summable:
+            raise ValueError(
+                f"the payloads of {type(compressor).__name__} cannot be added by an all-reduce; "
+                "pair it with AllGather() or ScatterReduce()"
+            )
+
+    def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
+        if isinstance(compressor, Rounds):
+            return (yield from compressor.reduce(x, state))
+        assert isinstance(compressor, Codec)
+        if isinstance(compressor, Cast) and x.dtype == compressor.wire_dtype and not state.remember:
+            return (yield Sum(x))
+        size = compressor.payload_bytes(len(x))
+        payload = state.kept.tensor(
+            "payload", (size // compressor.wire_dtype.itemsize + 1,), compressor.wire_dtype
+        )
+        compressor.encode(compressor.prepare(x, state), payload[:-1].view(torch.uint8), state)
+        payload[-1:].copy_(state.flag)
+        total = yield Sum(payload)
+        state.settle(total[-1:])
+        out = state.kept.tensor("mean", (len(x),))
+        compressor.decode(total[None, :-1].view(torch.uint8), out, state)
+        if state.remember:
+            compressor.commit(total, x, state)
+        return out

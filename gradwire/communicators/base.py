@@ -1,0 +1,42 @@
+"""What a communicator is: how the payloads of all ranks become one mean."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors import Codec, Compressor, Reduction, State
+
+FLAG_BYTES = 4
+
+
+class Communicator(ABC):
+    """A frozen dataclass. `reduce` sums x (n,) over the ranks; x is already divided by their number."""
+
+    name: ClassVar[str]
+
+    def check(self, compressor: Compressor) -> None:
+        """Raises ValueError, naming the pairing that works, where this one makes no sense."""
+        if not isinstance(compressor, Codec):
+            raise ValueError(
+                f"{type(compressor).__name__} sums its own factors; pair it with AllReduce(), not {self.name}()"
+            )
+
+    @abstractmethod
+    def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
+        """The collectives that this takes; returns the mean (n,), valid until this group's next reduction."""
+
+
+def flagged(state: State, name: str, rows: int, codec: Codec, n: int) -> tuple[Tensor, Tensor]:
+    """A (rows, bytes) uint8 buffer, kept as `name`, for payloads of n elements that end in a float32 flag;
+    and the payloads' part of it. Payloads start on multiples of 4 bytes."""
+    size = codec.payload_bytes(n)
+    aligned = -(-size // 4) * 4
+    buffer = state.kept.tensor(name, (rows, aligned + FLAG_BYTES), torch.uint8)
+    return buffer, buffer[:, :size]
+
+
+def flags(buffer: Tensor) -> Tensor:
+    """The float32 flags (rows, 1) at the end of each row."""
+    return buffer[:, -FLAG_BYTES:].view(torch.float32)

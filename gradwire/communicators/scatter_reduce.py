@@ -1,0 +1,70 @@
+"""Scatter-reduce: each rank sums one part of the gradient, compresses the sum and shares it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from gradwire.collective import Exchange, Gather
+from gradwire.communicators.base import Communicator, flagged, flags
+from gradwire.compressors import Codec, Compressor, Reduction, State
+
+
+@dataclass(frozen=True)
+class ScatterReduce(Communicator):
+    """All-to-all, sum in float32, compress again, all-gather: two payloads per rank however many ranks.
+
+    What the second compression drops goes into the memory of the rank that did it, so that nothing is lost.
+    """
+
+    name: ClassVar[str] = "ScatterReduce"
+
+    def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
+        assert isinstance(compressor, Codec)
+        bounds = chunks(len(x), state.world)
+        largest = bounds[1]
+        spans = list(zip(bounds, bounds[1:], strict=False))
+        source = compressor.prepare(x, state)
+
+        send, _ = flagged(state, "send", state.world, compressor, largest)
+        for row, (a, b) in zip(send, spans, strict=True):
+            if a < b:
+                compressor.encode(source[a:b], row[: compressor.payload_bytes(b - a)], state)
+        flags(send).copy_(state.flag.expand(state.world, 1))
+        receive, _ = flagged(state, "receive", state.world, compressor, largest)
+        yield Exchange(send, receive)
+
+        a, b = spans[state.rank]
+        total = state.kept.tensor("chunk", (b - a,))
+        again, _ = flagged(state, "again", 1, compressor, largest)
+        if a < b:
+            size = compressor.payload_bytes(b - a)
+            compressor.decode(receive[:, :size], total, state)
+            compressor.encode(total, again[0, :size], state)
+        flags(again).copy_(flags(receive).sum(0))
+        yield Gather(again[0], receive)
+
+        state.settle(flags(receive).sum(0))
+        out = state.kept.tensor("mean", (len(x),))
+        for row, (start, end) in zip(receive, spans, strict=True):
+            if start < end:
+                compressor.decode(row[None, : compressor.payload_bytes(end - start)], out[start:end], state)
+        if state.remember:
+            self._commit(compressor, x, send, spans, state)
+            # x gives up what it sent and takes back what its chunk's second compression dropped
+            state.take(x[a:b], total.neg_().add_(out[a:b]))
+        return out
+
+    def _commit(
+        self, compressor: Codec, x: Tensor, send: Tensor, spans: list[tuple[int, int]], state: State
+    ) -> None:
+        for row, (a, b) in zip(send, spans, strict=True):
+            if a < b:
+                compressor.commit(row[: compressor.payload_bytes(b - a)], x[a:b], state)
+
+
+def chunks(n: int, world: int, align: int = 4096) -> list[int]:
+    """The bounds (world + 1,) of near-equal parts of n elements, on multiples of `align` where there is room."""
+    size = -(-n // world)
+    size = -(-size // align) * align if size >= align else size
+    return [min(n, rank * size) for rank in range(world + 1)]

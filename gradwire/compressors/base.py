@@ -1,0 +1,144 @@
+"""What a compressor is: hyperparameters, and how they turn a gradient into bytes and back."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from math import prod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.collective import Collective
+from gradwire.layout import Layout
+
+Reduction = Generator[Collective, Tensor, Tensor]
+"""Yields collectives, is sent their results, returns the mean (n,), bit for bit the same on every rank."""
+
+
+class Workspace:
+    """Tensors that are made once and kept by name, so that nothing of gradient size is allocated per step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._tensors: dict[str, Tensor] = {}
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        """The tensor kept as `name`, seen in this shape; it holds what was last written to it."""
+        numel = prod(shape)
+        kept = self._tensors.get(name)
+        if kept is None or kept.numel() < numel or kept.dtype != dtype:
+            kept = self._tensors[name] = torch.zeros(numel, dtype=dtype, device=self.device)
+        return kept[:numel].view(shape)
+
+
+@dataclass
+class State:
+    """All that an algorithm may read and write for one group; owned by the engine.
+
+    `flat` holds tensors with one element per gradient element (n,), `slots` each slot's other tensors, equal
+    on all ranks; both go into checkpoints and through new plans parameter by parameter. `kept` lasts as long
+    as the group, `scratch` until the next yield.
+
+    `remember` says that a memory wants what was sent taken out of x. `flag` (1,) is NaN where this rank's
+    gradient was not finite, else 0; algorithms send it along with their first collective and pass the sum to
+    `settle`, so that all ranks skip the step together and keep their residuals as they were.
+    """
+
+    layout: Layout
+    rank: int
+    world: int
+    kept: Workspace
+    scratch: Workspace
+    remember: bool = True
+    seed: int = 0
+    step: int = 0
+    flat: dict[str, Tensor] = field(default_factory=dict)
+    slots: list[dict[str, Tensor]] = field(default_factory=list)
+    flag: Tensor = field(init=False)
+    verdict: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.flag = torch.zeros(1, device=self.kept.device)
+        self.verdict = torch.zeros(1, device=self.kept.device)
+
+    def shared_seed(self) -> int:
+        """Changes with every step and is the same on all ranks."""
+        return (self.seed * 1_000_003 + self.step) & 0x7FFF_FFFF_FFFF_FFFF
+
+    def own_seed(self) -> int:
+        """Changes with every step and rank."""
+        return (self.shared_seed() * 1_000_003 + self.rank + 1) & 0x7FFF_FFFF_FFFF_FFFF
+
+    def settle(self, flags: Tensor) -> None:
+        """Takes the sum of all ranks' flags (1,): NaN when any rank's gradient was not finite."""
+        self.verdict.copy_(flags)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether all ranks skip this step. On CUDA always False: there `take` masks instead of asking."""
+        return self.verdict.device.type == "cpu" and bool(self.verdict.isnan())
+
+    def take(self, x: Tensor, sent: Tensor) -> None:
+        """x -= sent, unless the step is skipped; without a host sync on CUDA."""
+        if x.device.type == "cpu":
+            if not self.skipped:
+                x.sub_(sent)
+        else:
+            x.sub_(sent * self.verdict.eq(0))
+
+
+class Compressor(ABC):
+    """A frozen dataclass of hyperparameters. To change one: `dataclasses.replace(compressor, ratio=0.1)`.
+
+    `biased` compressors drop what they do not send and want a memory. `sparse` ones send some coordinates
+    exactly and none of the others. `flat_state` names tensors of gradient size that the algorithm keeps.
+    """
+
+    biased: ClassVar[bool] = True
+    sparse: ClassVar[bool] = False
+    flat_state: ClassVar[tuple[str, ...]] = ()
+
+    def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """The tensors of other than gradient size that this algorithm keeps for a (rows, columns) slot."""
+        return {}
+
+
+class Codec(Compressor):
+    """A compressor that turns n numbers into a fixed count of bytes without talking to anybody.
+
+    The payload's size depends on n alone, so that what is declared is what is sent. `summable` payloads are
+    vectors of `wire_dtype` that may be all-reduced.
+    """
+
+    summable: ClassVar[bool] = False
+    wire_dtype: ClassVar[torch.dtype] = torch.float32
+
+    @abstractmethod
+    def payload_bytes(self, n: int) -> int:
+        """Bytes that `encode` writes for n elements; a multiple of 4 where the payload holds float32."""
+
+    def prepare(self, x: Tensor, state: State) -> Tensor:
+        """What is encoded instead of x (n,); x itself unless the algorithm filters it first."""
+        return x
+
+    @abstractmethod
+    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
+        """Reads x (n,) float32 and writes payload (payload_bytes(n),) uint8; x stays as it is."""
+
+    @abstractmethod
+    def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
+        """Writes the sum of what rows (r, payload_bytes(n)) stand for into out (n,)."""
+
+    @abstractmethod
+    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
+        """Takes out of x (n,), through `state.take`, what `payload` stands for. Of summable codecs the
+        payload is lost by then, and they find it again from x."""
+
+
+class Rounds(Compressor):
+    """A compressor with collectives of its own, so that a two-round algorithm reads like its paper."""
+
+    @abstractmethod
+    def reduce(self, x: Tensor, state: State) -> Reduction:
+        """Reduces x (n,) over the ranks and, where `state.remember`, takes out of x what this rank sent."""

@@ -1,0 +1,70 @@
+"""Codecs that see the gradient as blocks, each with scales of its own and a code per element."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import Codec, State
+from gradwire.layout import tiles
+
+
+def check_block(block: int) -> None:
+    if block < 8 or block % 8:
+        raise ValueError(
+            f"block={block} elements cannot be packed into bytes; use a multiple of 8, e.g. block=1024"
+        )
+
+
+class Blockwise(Codec):
+    """Payload: scales (blocks, `scales`) float32, then `bits` per element, packed.
+
+    A scale per block of neighbours, not per group, for three reasons: layers of different magnitude do not
+    share one, the error does not grow with the group, and a tile is read once while it is in cache.
+    """
+
+    bits: ClassVar[int]
+    scales: ClassVar[int] = 1
+    block: int
+
+    def payload_bytes(self, n: int) -> int:
+        return 4 * self.scales * -(-n // self.block) + -(-n * self.bits // 8)
+
+    @abstractmethod
+    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+        """From scales (rows, `scales`) and codes (bytes,) to out (rows, width)."""
+
+    def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
+        walks = [self.tiles(out, row) for row in rows]
+        for tile in zip(*walks, strict=True):
+            for rank, (part, scales, codes) in enumerate(tile):
+                if rank == 0:
+                    self.dequantize(scales, codes, part)
+                else:
+                    other = state.scratch.tensor("dequantized", tuple(part.shape))
+                    self.dequantize(scales, codes, other)
+                    part.add_(other)
+
+    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
+        if state.skipped:
+            return
+        for part, scales, codes in self.tiles(x, payload):
+            sent = state.scratch.tensor("dequantized", tuple(part.shape))
+            self.dequantize(scales, codes, sent)
+            state.take(part, sent)
+
+    def tiles(self, x: Tensor, payload: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Cache-sized parts (rows, width) of x (n,) with their scales (rows, `scales`) and codes (bytes,)."""
+        blocks = -(-len(x) // self.block)
+        scales = payload[: 4 * self.scales * blocks].view(torch.float32).view(blocks, self.scales)
+        codes = payload[4 * self.scales * blocks :]
+        for start, rows, width in tiles(len(x), self.block):
+            end = start + rows * width
+            first = start // self.block
+            yield (
+                x[start:end].view(rows, width),
+                scales[first : first + rows],
+                codes[start * self.bits // 8 : -(-end * self.bits // 8)],
+            )

@@ -1,0 +1,72 @@
+"""Casts: every element is sent, in fewer bits."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import Codec, State
+from gradwire.layout import tiles
+
+TILE = 1 << 18
+
+
+class Cast(Codec):
+    """Sends each element rounded to `wire_dtype`."""
+
+    biased = False
+    summable = True
+
+    def payload_bytes(self, n: int) -> int:
+        return n * self.wire_dtype.itemsize
+
+    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
+        payload.view(self.wire_dtype).copy_(x)
+
+    def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
+        out.copy_(rows[0].view(self.wire_dtype))
+        for row in rows[1:]:
+            out.add_(row.view(self.wire_dtype))
+
+    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
+        for start, _, width in tiles(len(x), TILE):
+            part = x[start : start + width]
+            sent = state.scratch.tensor("cast", (width,), self.wire_dtype)
+            state.take(part, sent.copy_(part))
+
+
+@dataclass(frozen=True)
+class FP32(Cast):
+    """No compression: float32, summed by all-reduce."""
+
+    wire_dtype: ClassVar[torch.dtype] = torch.float32
+
+
+@dataclass(frozen=True)
+class FP16(Cast):
+    """IEEE half precision: 16 bits per element, range 6e-8 to 65504.
+
+    Gradients are divided by the number of ranks before the cast, as in torch's fp16 hook, so that the sum
+    overflows only where the mean does.
+    """
+
+    wire_dtype: ClassVar[torch.dtype] = torch.float16
+
+    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
+        payload.view(torch.float16).copy_(x)
+        if state.remember:  # an infinity would leave minus infinity in the residual
+            payload.view(torch.float16).clamp_(-65504, 65504)
+
+    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
+        for start, _, width in tiles(len(x), TILE):
+            part = x[start : start + width]
+            sent = state.scratch.tensor("cast", (width,), torch.float16)
+            state.take(part, sent.copy_(part).clamp_(-65504, 65504))
+
+
+@dataclass(frozen=True)
+class BF16(Cast):
+    """bfloat16: 16 bits per element, float32's range with 8 bits of mantissa."""
+
+    wire_dtype: ClassVar[torch.dtype] = torch.bfloat16

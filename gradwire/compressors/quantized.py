@@ -1,0 +1,77 @@
+"""Stochastic quantisers: unbiased, so that they need no memory."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import State
+from gradwire.compressors.bits import pack_ternary, unpack_ternary
+from gradwire.compressors.blockwise import Blockwise, check_block
+from gradwire.compressors.noise import Noise
+
+
+class Stochastic(Blockwise):
+    """Rounds x·levels / max|block| up or down at random, so that the expectation is x."""
+
+    biased = False
+    levels: int
+
+    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
+        noise = Noise(state.own_seed(), x.device)
+        for part, scales, codes in self.tiles(x, payload):
+            torch.linalg.vector_norm(part, ord=torch.inf, dim=1, keepdim=True, out=scales)
+            inverse = self.levels / scales
+            inverse.masked_fill_(scales == 0, 0)
+            rounded = torch.mul(part, inverse, out=state.scratch.tensor("rounded", tuple(part.shape)))
+            noise.add_to(rounded)
+            self.pack(rounded.round_(), codes, state)
+
+    @abstractmethod
+    def pack(self, q: Tensor, codes: Tensor, state: State) -> None:
+        """From whole numbers q (rows, width) float32 in [-levels, levels] to codes (bytes,)."""
+
+
+@dataclass(frozen=True)
+class QSGD(Stochastic):
+    """8 bits per element: int8 levels of the block's largest magnitude (Alistarh et al., NeurIPS 2017,
+    https://arxiv.org/abs/1610.02132, in the form with buckets and the maximum as norm)."""
+
+    levels: int = 127
+    block: int = 1024
+    bits: ClassVar[int] = 8
+
+    def __post_init__(self) -> None:
+        check_block(self.block)
+        if not 1 <= self.levels <= 127:
+            raise ValueError(f"levels={self.levels} do not fit 8 bits with a sign; use 1 to 127")
+
+    def pack(self, q: Tensor, codes: Tensor, state: State) -> None:
+        codes.view(torch.int8).copy_(q.view(-1))
+
+    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+        out.view(-1).copy_(codes.view(torch.int8))
+        out.mul_(scales / self.levels)
+
+
+@dataclass(frozen=True)
+class TernGrad(Stochastic):
+    """2 bits per element: -1, 0 or 1 times the block's largest magnitude (Wen et al., NeurIPS 2017,
+    https://arxiv.org/abs/1705.07878, without clipping)."""
+
+    block: int = 1024
+    bits: ClassVar[int] = 2
+    levels: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_block(self.block)
+
+    def pack(self, q: Tensor, codes: Tensor, state: State) -> None:
+        small = state.scratch.tensor("ternary", (q.numel(),), torch.int8)
+        pack_ternary(small.copy_(q.view(-1)), codes)
+
+    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+        unpack_ternary(codes, out)
+        out.mul_(scales)

@@ -1,0 +1,111 @@
+"""Sign compressors: one bit per element."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import Codec, State
+from gradwire.compressors.bits import pack_signs, unpack_signs
+from gradwire.compressors.blockwise import Blockwise, check_block
+from gradwire.layout import tiles
+
+
+@dataclass(frozen=True)
+class EFSignSGD(Blockwise):
+    """The sign of each element times the mean magnitude of its block (Karimireddy et al., ICML 2019,
+    https://arxiv.org/abs/1901.09847). Zero counts as positive. Wants `memory.Residual`."""
+
+    block: int = 4096
+    bits: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_block(self.block)
+
+    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
+        for part, scales, codes in self.tiles(x, payload):
+            torch.linalg.vector_norm(part, ord=1, dim=1, keepdim=True, out=scales)
+            scales.div_(part.shape[1])
+            pack_signs(part.view(-1), codes)
+
+    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+        unpack_signs(codes, out)
+        out.mul_(scales)
+
+
+@dataclass(frozen=True)
+class OneBit(Blockwise):
+    """Negative elements become the mean of their block's negatives, the others the mean of its others (Seide
+    et al., Interspeech 2014, https://www.isca-archive.org/interspeech_2014/seide14_interspeech.html). Wants
+    `memory.Residual`."""
+
+    block: int = 4096
+    bits: ClassVar[int] = 1
+    scales: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        check_block(self.block)
+
+    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
+        for part, scales, codes in self.tiles(x, payload):
+            pack_signs(part.view(-1), codes)
+            signs = state.scratch.tensor("signs", tuple(part.shape))
+            unpack_signs(codes, signs)
+            width = part.shape[1]
+            positives = signs.sum(1).add_(width).div_(2)
+            total, magnitude = part.sum(1), torch.linalg.vector_norm(part, ord=1, dim=1)
+            scales[:, 0] = (total - magnitude) / (2 * (width - positives).clamp_min_(1))
+            scales[:, 1] = (total + magnitude) / (2 * positives.clamp_min_(1))
+
+    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+        unpack_signs(codes, out)
+        negative, positive = scales[:, :1], scales[:, 1:]
+        out.mul_((positive - negative) / 2).add_((positive + negative) / 2)
+
+
+@dataclass(frozen=True)
+class SignSGD(Codec):
+    """The sign of the majority of the ranks' signs: -1, 0 at a tie, or 1, whatever the gradients' size
+    (Bernstein et al., ICML 2018, https://arxiv.org/abs/1802.04434). Choose the learning rate as for Adam.
+
+    Keeps no memory: what it sends is no estimate of the gradient that anything could be taken from.
+    """
+
+    def payload_bytes(self, n: int) -> int:
+        return -(-n // 8)
+
+    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
+        for start, count, width in tiles(len(x), 8):
+            end = start + count * width
+            pack_signs(x[start:end], payload[start // 8 : -(-end // 8)])
+
+    def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
+        for start, count, width in tiles(len(out), 8):
+            end = start + count * width
+            votes = out[start:end]
+            other = state.scratch.tensor("votes", (end - start,))
+            for rank, row in enumerate(rows):
+                unpack_signs(row[start // 8 : -(-end // 8)], other if rank else votes)
+                if rank:
+                    votes.add_(other)
+            votes.sign_()
+
+    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
+        raise AssertionError("SignSGD keeps no memory")
+
+
+@dataclass(frozen=True)
+class Signum(SignSGD):
+    """SignSGD with momentum: each rank votes with the sign of its gradients' running mean (Bernstein et al.,
+    ICLR 2019, https://arxiv.org/abs/1810.05291)."""
+
+    momentum: float = 0.9
+    flat_state: ClassVar[tuple[str, ...]] = ("momentum",)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum} must lie in [0, 1), e.g. momentum=0.9")
+
+    def prepare(self, x: Tensor, state: State) -> Tensor:
+        return state.flat["momentum"].lerp_(x, 1 - self.momentum)

@@ -1,0 +1,185 @@
+"""Sparsifiers: a few coordinates are sent, exactly, the others not at all."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import Codec, State
+from gradwire.compressors.select import above, largest, lower_bound, top_k
+
+BLOCK_BITS = 16
+
+
+def check_ratio(ratio: float) -> None:
+    if not 0 < ratio <= 1:
+        raise ValueError(
+            f"ratio={ratio} is not the share of elements to send; it lies in (0, 1], e.g. ratio=0.01"
+        )
+
+
+class Sparse(Codec):
+    """k values in float32 with their indices in 16 bits, counted per block of 65,536 elements: 6 bytes each.
+
+    Payload: values (k,) float32, counts (blocks,) int32, low halves of the ascending indices (k,) 16 bits.
+    Where fewer than k elements are worth sending, zeros fill up the last block's count: adding them changes
+    nothing.
+    """
+
+    sparse = True
+    ratio: float
+
+    def count(self, n: int) -> int:
+        """k: how many of n elements are sent."""
+        return max(1, int(n * self.ratio))
+
+    def payload_bytes(self, n: int) -> int:
+        k = self.count(n)
+        return 4 * k + 4 * _blocks(n) + 2 * (k + k % 2)
+
+    @abstractmethod
+    def select(self, x: Tensor, k: int, state: State) -> Tensor:
+        """Ascending indices (≤ k,) int64 of the elements of x (n,) to send."""
+
+    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
+        k = self.count(len(x))
+        values, counts, low = self._parts(payload, len(x))
+        indices = self.select(x, k, state)
+        m = len(indices)
+        torch.index_select(x, 0, indices, out=values[:m])
+        values[m:].zero_()
+        low[:m].copy_(indices.bitwise_and(0xFFFF))
+        low[m:].zero_()
+        edges = torch.arange(1, len(counts), device=x.device) << BLOCK_BITS
+        ends = torch.searchsorted(indices, edges)
+        counts[:-1] = ends
+        counts[-1] = k
+        counts[1:] -= ends.int()
+
+    def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
+        out.zero_()
+        for row in rows:  # rank by rank: the same rounding on every replica
+            indices, values = self.entries(row, len(out))
+            out.index_add_(0, indices, values)
+
+    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
+        indices, values = self.entries(payload, len(x))
+        if x.device.type != "cpu":
+            values = values * state.verdict.eq(0)
+        elif state.skipped:
+            return
+        x.index_add_(0, indices, values, alpha=-1)
+
+    def entries(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """The payload's indices (k,) int64 and values (k,)."""
+        values, counts, low = self._parts(payload, n)
+        bases = torch.arange(len(counts), device=payload.device) << BLOCK_BITS
+        indices = torch.repeat_interleave(bases, counts, output_size=len(values))
+        return indices.add_(low.long().bitwise_and_(0xFFFF)), values
+
+    def _parts(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+        k, blocks = self.count(n), _blocks(n)
+        values = payload[: 4 * k].view(torch.float32)
+        counts = payload[4 * k : 4 * (k + blocks)].view(torch.int32)
+        low = payload[4 * (k + blocks) : 4 * (k + blocks) + 2 * k].view(torch.int16)
+        return values, counts, low
+
+
+def _blocks(n: int) -> int:
+    return max(1, ceil(n / (1 << BLOCK_BITS)))
+
+
+@dataclass(frozen=True)
+class TopK(Sparse):
+    """The `ratio`·n elements of largest magnitude, selected exactly (Aji and Heafield, EMNLP 2017,
+    https://arxiv.org/abs/1704.05021)."""
+
+    ratio: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    def select(self, x: Tensor, k: int, state: State) -> Tensor:
+        return top_k(x, k, state.scratch)
+
+
+@dataclass(frozen=True)
+class DGC(Sparse):
+    """Deep Gradient Compression's selection: a threshold from a sample, then the largest of what passes it
+    (Lin et al., ICLR 2018, https://arxiv.org/abs/1712.01887).
+
+    The threshold aims at k. Of more survivors the k largest are sent; fewer are sent as they are while they
+    are at least 0.7 k, and a worse estimate is replaced by the exact selection. Pair it with `DGCMemory` for
+    the paper's momentum correction and factor masking.
+    """
+
+    ratio: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    def select(self, x: Tensor, k: int, state: State) -> Tensor:
+        if x.device.type != "cpu":
+            return top_k(x, k, state.scratch)
+        survivors, magnitude = above(x, lower_bound(x, k, slack=0.0), state.scratch)
+        if len(survivors) >= 0.7 * k:
+            return largest(survivors, magnitude, k)
+        return top_k(x, k, state.scratch)
+
+
+@dataclass(frozen=True)
+class RandomK(Codec):
+    """One element at random from each of `ratio`·n equal cells, the same ones on every rank, so that the
+    values alone travel and are all-reduced (Stich et al., NeurIPS 2018, https://arxiv.org/abs/1809.07599).
+
+    `rescale` multiplies each value by its cell's size, which makes the mean unbiased: for use without memory.
+    """
+
+    ratio: float = 0.01
+    rescale: bool = False
+    sparse = True
+    summable = True
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    @property
+    def biased(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return not self.rescale
+
+    def count(self, n: int) -> int:
+        """k: how many of n elements are sent."""
+        return max(1, int(n * self.ratio))
+
+    def payload_bytes(self, n: int) -> int:
+        return 4 * self.count(n)
+
+    def indices(self, n: int, state: State) -> tuple[Tensor, Tensor]:
+        """The chosen elements (k,) and their cells' sizes (k,), from the seed that all ranks share."""
+        device = state.kept.device
+        k = self.count(n)
+        generator = torch.Generator(device).manual_seed(state.shared_seed())
+        edges = torch.arange(k + 1, device=device).mul_(n).div_(k, rounding_mode="floor")
+        sizes = edges.diff()
+        draw = torch.rand(k, generator=generator, device=device, dtype=torch.float64)
+        return edges[:-1] + (draw * sizes).long(), sizes
+
+    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
+        indices, sizes = self.indices(len(x), state)
+        values = torch.index_select(x, 0, indices, out=payload.view(torch.float32))
+        if self.rescale:
+            values.mul_(sizes)
+
+    def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
+        indices, _ = self.indices(len(out), state)
+        out.zero_()
+        for row in rows:
+            out.index_add_(0, indices, row.view(torch.float32))
+
+    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
+        indices, _ = self.indices(len(x), state)
+        part = x[indices]
+        state.take(part, part.clone())
+        x[indices] = part

@@ -1,0 +1,211 @@
+"""The front end for DistributedDataParallel."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire import checkpoint
+from gradwire.communicators import Communicator
+from gradwire.compressors import Compressor
+from gradwire.engine import Engine
+from gradwire.layout import Slot
+from gradwire.memory import Memory
+from gradwire.plan import Plan, uniform
+from gradwire.stats import Stats
+from gradwire.transports import ProcessGroup, Transport
+
+Dense = Callable[[str, nn.Parameter], bool]
+
+
+class Handle:
+    """What `attach` returns: looks into a job's engine, saves it, and ends it."""
+
+    def __init__(self, engine: Engine | None, detach: Callable[[], None]) -> None:
+        self._engine, self._detach = engine, detach
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force; None with one rank, where nothing is sent."""
+        return self._engine.plan if self._engine else None
+
+    def stats(self) -> Stats:
+        """Bytes, ratios and seconds so far, of this rank."""
+        return self._engine.stats() if self._engine else Stats(0, 0, 0, 0, 0, 0, 0)
+
+    def state_dict(self) -> checkpoint.StateDict:
+        """This rank's memories and other compressor state: tensors only. Save one per rank; to resume with
+        another number of ranks see `checkpoint.reshard`."""
+        return (
+            checkpoint.pack(self._engine.export(), self._engine.steps)
+            if self._engine
+            else {"step": torch.tensor(0)}
+        )
+
+    def load_state_dict(self, state: checkpoint.StateDict) -> None:
+        """Takes over what `state_dict` returned on this rank, whatever the plan was then.
+
+        Raises ValueError for what is no such state."""
+        exported, steps = checkpoint.unpack(state)
+        if self._engine:
+            self._engine.adopt(exported, steps)
+
+    def replan(self, plan: Plan) -> None:
+        """Puts `plan` in force from the next step on; all ranks must do so after the same step. Memories move to
+        the new groups. Raises ValueError where the plan does not fit the model or the other ranks' plans."""
+        if self._engine:
+            self._engine.install(plan)
+
+    def detach(self) -> None:
+        """Back to dense reduction. What memories hold is in `state_dict()`, if you want it."""
+        self._detach()
+        if self._engine:
+            self._engine.close()
+        self._engine = None
+
+
+def attach(
+    ddp: DistributedDataParallel,
+    compressor: Compressor | Plan,
+    *,
+    memory: Memory | None = None,
+    communicator: Communicator | None = None,
+    dense: Dense | None = None,
+    transport: Transport | None = None,
+    seed: int = 0,
+) -> Handle:
+    """Compresses the gradients that `ddp` reduces; train as before.
+
+    Memory and communicator default to what suits the compressor. Parameters for which `dense(name, parameter)`
+    holds travel uncompressed; by default those of fewer than two dimensions. `seed` starts all randomness.
+    Instead of a compressor, a `Plan` says all this group by group.
+
+    Call it on all ranks, before training. Raises ValueError, naming the call that works, for pairings that make
+    no sense, for ranks that differ, and where `ddp` has a hook already or mixed precision of its own.
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise ValueError(
+            f"attach() takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model first"
+        )
+    if ddp.mixed_precision is not None:
+        raise ValueError(
+            "DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead"
+        )
+    bridge = _Bridge.of(ddp)
+    parameters = {name: p for name, p in ddp.module.named_parameters() if p.requires_grad and p.numel()}
+    device = next(iter(parameters.values())).device
+    slots = [Slot.of(name, p) for name, p in parameters.items()][::-1]
+    plan, replan = planned(slots, compressor, memory, communicator, dense, parameters)
+    own = transport or ProcessGroup.own(ddp.process_group, device)
+    if own.world * (own.local.world if own.local else 1) == 1:
+        return Handle(None, bridge.unhook)
+    unused = ddp.find_unused_parameters
+    engine = Engine(plan, slots, own, device, seed=seed, find_unused=unused, replan=replan)
+    bridge.hook_in(engine, parameters)
+    return Handle(engine, bridge.unhook)
+
+
+def planned(
+    slots: list[Slot],
+    compressor: Compressor | Plan,
+    memory: Memory | None,
+    communicator: Communicator | None,
+    dense: Dense | None,
+    parameters: dict[str, nn.Parameter],
+) -> tuple[Plan, Callable[[list[Slot]], Plan] | None]:
+    """The plan for the arguments of `attach`, and how to make it anew when the order of gradients is known."""
+    if isinstance(compressor, Plan):
+        if memory or communicator or dense:
+            raise ValueError("a Plan says memory, communicator and what is dense itself; pass the Plan alone")
+        return compressor, None
+    options: dict[str, Any] = {"memory": memory, "communicator": communicator}
+    if dense:
+        options["dense"] = lambda slot: dense(slot.name, parameters[slot.name])
+    replan = partial(uniform, compressor=compressor, **options)
+    return replan(slots), replan
+
+
+class _Bridge:
+    """Between DDP's hooks and the engine.
+
+    A gradient is taken as soon as autograd has it, so that groups need not follow DDP's buckets. DDP's bucket
+    hook says which parameters of a bucket got none, and receives the means.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self.ddp = ddp
+        self.engine: Engine | None = None
+        self._slot: dict[Tensor, int] = {}
+        self._given: set[int] = set()
+        self._synchronising = False
+        self._removable: list[Any] = []
+        self._group = ddp.process_group
+
+    @classmethod
+    def of(cls, ddp: DistributedDataParallel) -> "_Bridge":
+        """The bridge of a DDP, whose one hook it is; an earlier, detached one serves again.
+
+        Raises ValueError where the hook is somebody else's, or in use."""
+        for hook, _ in ddp._comm_hooks:
+            bridge = getattr(hook, "__self__", None)
+            if not isinstance(bridge, cls):
+                raise ValueError(
+                    "this DDP has a communication hook already; attach to a new DDP of the same module"
+                )
+            if bridge.engine:
+                raise ValueError("this DDP is attached already; call detach() of its handle first")
+            return bridge
+        bridge = cls(ddp)
+        ddp.register_comm_hook(None, bridge._bucket_ready)  # pyright: ignore[reportArgumentType]
+        return bridge
+
+    def hook_in(self, engine: Engine, parameters: dict[str, nn.Parameter]) -> None:
+        self.engine = engine
+        self._slot = {parameters[slot.name]: index for index, slot in enumerate(engine.slots)}
+        self._removable.append(self.ddp.register_forward_pre_hook(self._forward))
+        if not self.ddp.static_graph:  # there a parameter's hook may fire more than once
+            for parameter, slot in self._slot.items():
+                hook = partial(self._gradient_ready, slot)
+                self._removable.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def unhook(self) -> None:
+        self.engine = None
+        for hook in self._removable:
+            hook.remove()
+
+    def _forward(self, module: nn.Module, arguments: Any) -> None:
+        if torch.is_grad_enabled():  # DDP, too, decides in forward whether the next backward synchronises
+            self._synchronising = self.ddp.require_backward_grad_sync
+
+    def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
+        if self._synchronising:
+            assert self.engine is not None
+            self._given.add(slot)
+            self.engine.give(slot, parameter.grad)
+
+    def _bucket_ready(self, state: None, bucket: dist.GradBucket) -> Future[Tensor]:
+        if self.engine is None:
+            return self._dense(bucket)
+        sinks: dict[int, Tensor] = {}
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            if not parameter.numel():
+                continue
+            slot = self._slot[parameter]
+            sinks[slot] = gradient
+            if slot not in self._given:
+                self.engine.give(slot, gradient if self.ddp.static_graph else None)
+        if bucket.is_last():
+            self._given.clear()
+        return self.engine.watch(sinks, bucket.buffer())
+
+    def _dense(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Plain all-reduce: with one rank, and after detach."""
+        tensor = bucket.buffer().div_(self._group.size())
+        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0])

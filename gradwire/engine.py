@@ -1,0 +1,387 @@
+"""The runtime: gradients in, means out, several groups in flight; owns all state."""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from gradwire.clock import Clock
+from gradwire.collective import Broadcast, Collective, Local, Sum
+from gradwire.compressors import Reduction, Workspace
+from gradwire.layout import Slot
+from gradwire.plan import Plan
+from gradwire.reducer import Reducer, Site
+from gradwire.stats import Stats
+from gradwire.transports import Pending, Transport
+
+IN_FLIGHT = 2
+
+
+class ReductionError(RuntimeError):
+    """A group could not be reduced; the message names the group and the rank at fault."""
+
+
+@dataclass
+class _Flight:
+    """A group whose collective is on the wire."""
+
+    reducer: Reducer
+    reduction: Reduction
+    op: Collective
+    pending: Pending
+    started: Any
+
+
+@dataclass
+class _Bucket:
+    """Where to put the means of some slots, and whom to tell."""
+
+    sinks: dict[int, Tensor]
+    future: Future[Tensor]
+    buffer: Tensor
+    epoch: int
+    missing: set[int] = field(default_factory=set)
+
+
+class Engine:
+    """Reduces the gradients of `slots` as `plan` says, on a thread (and a CUDA stream) of its own.
+
+    Groups start in the plan's order as soon as their gradients are there. While one is on the wire the next is
+    encoded; a group moves on when a later one was started or the step has no more. So the sequence of
+    collectives depends on the plan alone, never on timing, and ranks cannot pair the wrong messages.
+
+    `replan(slots)` makes the plan for slots that became ready in that order; rank 0's order, once seen, is
+    used by all. `find_unused` agrees after each step which slots had a gradient on no rank at all.
+
+    Raises ValueError, on all ranks, where ranks have different plans or parameters.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        slots: Sequence[Slot],
+        transport: Transport,
+        device: torch.device,
+        *,
+        seed: int = 0,
+        find_unused: bool = False,
+        replan: Callable[[list[Slot]], Plan] | None = None,
+    ) -> None:
+        plan.check(slots)
+        self.slots, self.transport, self.device = list(slots), transport, device
+        self._site = Site(transport, device, seed, Workspace(device))
+        self._find_unused, self._replan = find_unused, replan
+        self._agree(plan)
+        self._clock = Clock(device)
+        self._steps = self._done_steps = 0
+        self._wire_bytes = 0
+        self._error: BaseException | None = None
+        self._flights: deque[_Flight] = deque()
+        self._reducers: list[Reducer] = []
+        self._ready: dict[int, list[int]] = {}
+        self._next = 0
+        self._order: list[int] = []
+        self._count = self._epoch = self._delivered_epoch = 0
+        self._delivered: dict[int, Tensor] = {}
+        self._buckets: list[_Bucket] = []
+        self._used: list[bool] = []
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._install(plan)
+        self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
+        self._thread.start()
+
+    # What the front ends call, from the thread that runs backward
+
+    def give(self, slot: int, grad: Tensor | None) -> None:
+        """Hands over a slot's gradient, which must stay as it is until the slot's mean is there; None where the
+        parameter took no part. Each slot is given exactly once per step."""
+        if grad is not None and grad.is_sparse:
+            raise ValueError(
+                f"parameter {self.slots[slot].name!r} has a sparse gradient; use Embedding(sparse=False)"
+            )
+        self._idle.clear()
+        self._count = self._count % len(self.slots) + 1
+        if self._count == 1:
+            self._epoch += 1
+        if self._replan:
+            self._order.append(slot)
+        group, index = self._places[slot]
+        arrived = self._arrived[group]
+        arrived.append((index, grad))
+        if len(arrived) == len(self.plan.groups[group].slots):
+            self._arrived[group] = []
+            self._post(self._group_ready, group, arrived, self._epoch)
+
+    def watch(self, sinks: dict[int, Tensor], buffer: Tensor) -> Future[Tensor]:
+        """A future of `buffer`, complete when the means of all the slots of `sinks` are copied into them."""
+        devices = [self.device] if self._stream else None
+        bucket = _Bucket(sinks, Future(devices=devices), buffer, self._epoch, set(sinks))  # pyright: ignore[reportArgumentType]
+        self._post(self._watch, bucket)
+        return bucket.future
+
+    def wait(self) -> None:
+        """Returns when the step that was begun is done; raises what went wrong in it."""
+        self._idle.wait()
+        if self._error:
+            raise self._error
+        if self._stream:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def means(self) -> list[Tensor]:
+        """The last step's mean of every slot, in the parameters' shapes; valid until the next step."""
+        return [self._reducers[group].mean[index] for group, index in self._places]
+
+    def used(self, slot: int) -> bool:
+        """Whether any rank had a gradient for the slot in the last step."""
+        return self._used[slot]
+
+    # Between steps
+
+    def install(self, plan: Plan) -> None:
+        """Puts `plan` in force from the next step on; every parameter keeps its state. All ranks must do this
+        after the same step. Raises ValueError where plan and model, or the ranks' plans, do not fit."""
+        self.wait()
+        plan.check(self.slots)
+        self._agree(plan)
+        self._install(plan)
+
+    def export(self) -> dict[str, dict[str, Tensor]]:
+        """The state of every parameter, as views; see `Reducer.export`."""
+        self.wait()
+        exported: dict[str, dict[str, Tensor]] = {}
+        for reducer in self._reducers:
+            exported |= reducer.export()
+        return exported
+
+    def adopt(self, exported: dict[str, dict[str, Tensor]], steps: int) -> None:
+        """Takes over an exported state; parameters it lacks keep theirs."""
+        self.wait()
+        self._steps = steps
+        for (group, _), slot in zip(self._places, self.slots, strict=True):
+            self._reducers[group].state.step = steps
+            if slot.name in exported:
+                self._reducers[group].adopt(slot.name, exported[slot.name])
+
+    @property
+    def steps(self) -> int:
+        return self._steps
+
+    def stats(self) -> Stats:
+        spans = self._clock.totals()
+        local = self.transport.local.world if self.transport.local else 1
+        world = self.transport.world * local
+        gradient_bytes = sum(slot.numel * slot.dtype.itemsize for slot in self.slots)
+        return Stats(
+            steps=self._done_steps,
+            wire_bytes=self._wire_bytes,
+            dense_bytes=self._done_steps * (2 * (world - 1) * gradient_bytes // world),
+            **{f"{name}_s": spans.get(name, 0.0) for name in ("encode", "wire", "decode", "wait")},
+        )
+
+    def close(self) -> None:
+        """Ends the engine's thread."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    # What runs on the engine's own thread
+
+    def _work(self) -> None:
+        scope: AbstractContextManager[Any] = (
+            torch.cuda.stream(self._stream) if self._stream else nullcontext()
+        )
+        with torch.no_grad(), scope:
+            while (task := self._inbox.get()) is not None:
+                if self._error is None:
+                    try:
+                        task()
+                    except BaseException as error:
+                        self._fail(error)
+
+    def _post(self, task: Callable[..., None], *arguments: Any) -> None:
+        if self._error:
+            raise self._error
+        ready = torch.cuda.current_stream(self.device).record_event() if self._stream else None
+
+        def run() -> None:
+            if self._stream and ready:
+                self._stream.wait_event(ready)
+            task(*arguments)
+
+        self._inbox.put(run)
+
+    def _group_ready(self, group: int, arrived: list[tuple[int, Tensor | None]], epoch: int) -> None:
+        if epoch != self._delivered_epoch:
+            self._delivered_epoch = epoch
+            self._delivered.clear()
+        start = self._clock.mark()
+        reducer = self._reducers[group]
+        for index, grad in arrived:
+            if grad is not None and self._stream:
+                grad.record_stream(self._stream)
+            reducer.give(index, grad)
+        self._ready[group] = [index for index, grad in arrived if grad is not None]
+        ready = self._clock.mark()
+        self._clock.add("encode", start, ready)
+        while self._next in self._ready:
+            self._advance(self._reducers[self._next], self._reducers[self._next].reduce(), None)
+            self._next += 1
+            if len(self._flights) >= IN_FLIGHT and self._next < len(self._reducers):
+                self._resume()
+        if self._next == len(self._reducers):
+            while self._flights:
+                self._resume()
+            self._end_step()
+            self._clock.add("wait", ready, self._clock.mark())
+
+    def _resume(self) -> None:
+        flight = self._flights.popleft()
+        try:
+            flight.pending.wait()
+        except RuntimeError as error:
+            why = self.transport.failure() or f"a rank was lost ({error})"
+            raise ReductionError(f"reducing {_describe(flight.reducer)} ended: {why}") from error
+        self._clock.add("wire", flight.started, self._clock.mark())
+        self._advance(flight.reducer, flight.reduction, flight.op.result)
+
+    def _advance(self, reducer: Reducer, reduction: Reduction, result: Tensor | None) -> None:
+        start = self._clock.mark()
+        try:
+            op = next(reduction) if result is None else reduction.send(result)
+        except StopIteration:
+            self._deliver(reducer)
+            self._clock.add("decode", start, self._clock.mark())
+            return
+        except Exception as error:
+            raise ReductionError(
+                f"reducing {_describe(reducer)} failed on rank {self.transport.rank}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        issued = self._clock.mark()
+        self._clock.add("encode", start, issued)
+        self._wire_bytes += op.wire_bytes(self.transport.world)
+        self._flights.append(_Flight(reducer, reduction, op, self.transport.start(op), issued))
+
+    def _deliver(self, reducer: Reducer) -> None:
+        for slot, mean in zip(self._slots_of[id(reducer)], reducer.mean, strict=True):
+            self._delivered[slot] = mean
+        for bucket in self._buckets:
+            self._fill(bucket)
+        if self._flights or self._next < len(self._reducers):
+            self._complete_buckets()
+
+    def _watch(self, bucket: _Bucket) -> None:
+        self._buckets.append(bucket)
+        self._fill(bucket)
+        self._complete_buckets()
+
+    def _fill(self, bucket: _Bucket) -> None:
+        if bucket.epoch != self._delivered_epoch:
+            return
+        for slot in bucket.missing & self._delivered.keys():
+            bucket.sinks[slot].copy_(self._delivered[slot])
+            bucket.missing.discard(slot)
+
+    def _complete_buckets(self) -> None:
+        done = [bucket for bucket in self._buckets if not bucket.missing]
+        self._buckets = [bucket for bucket in self._buckets if bucket.missing]
+        for bucket in done:
+            bucket.future.set_result(bucket.buffer)
+
+    def _end_step(self) -> None:
+        """Books first and tells last: whoever waits may begin the next step at once."""
+        used = self._agree_used()
+        for group, reducer in enumerate(self._reducers):
+            reducer.close([used[slot] for slot in self._slots_of[id(reducer)]])
+            self._ready.pop(group)
+        self._used = used
+        self._next = 0
+        self._steps += 1
+        self._done_steps += 1
+        if self._replan:
+            self._follow_order()
+        self._complete_buckets()
+        self._idle.set()
+
+    def _agree_used(self) -> list[bool]:
+        used = torch.zeros(len(self.slots), device=self.device)
+        for group, indices in self._ready.items():
+            for index in indices:
+                used[self._slots_of[id(self._reducers[group])][index]] = 1
+        if not self._find_unused:
+            return [True] * len(self.slots)
+        self._sum(used)
+        return used.gt(0).tolist()
+
+    def _follow_order(self) -> None:
+        """Rebuilds the plan in the order in which rank 0's gradients became ready in the first step."""
+        assert self._replan
+        order = torch.tensor(self._order, device=self.device)
+        if self.transport.local:
+            self.transport.run(Local(Broadcast(order, 0)))
+        self.transport.run(Broadcast(order, 0))
+        replan, self._replan = self._replan, None
+        plan = replan([self.slots[slot] for slot in order.tolist()])
+        plan.check(self.slots)
+        self._install(plan)
+
+    def _install(self, plan: Plan) -> None:
+        before = [reducer.export() for reducer in self._reducers]
+        self.plan = plan
+        slot_of = {slot.name: index for index, slot in enumerate(self.slots)}
+        self._reducers = [
+            Reducer(group, [self.slots[slot_of[name]] for name in group.slots], self._site, index)
+            for index, group in enumerate(plan.groups)
+        ]
+        self._slots_of = {
+            id(reducer): [slot_of[name] for name in group.slots]
+            for reducer, group in zip(self._reducers, plan.groups, strict=True)
+        }
+        places = {
+            slot_of[name]: (group, index)
+            for group, members in enumerate(plan.groups)
+            for index, name in enumerate(members.slots)
+        }
+        self._places = [places[slot] for slot in range(len(self.slots))]
+        self._arrived: list[list[tuple[int, Tensor | None]]] = [[] for _ in plan.groups]
+        for exported in before:
+            for name, tensors in exported.items():
+                self._reducers[places[slot_of[name]][0]].adopt(name, tensors)
+        for reducer in self._reducers:
+            reducer.state.step = self._steps
+
+    def _agree(self, plan: Plan) -> None:
+        digest = plan.digest(self.slots) + self._site.seed.to_bytes(8)
+        numbers = torch.tensor(list(digest), dtype=torch.float64, device=self.device)
+        sums = torch.stack([numbers, numbers.square(), torch.ones_like(numbers)])
+        self._sum(sums)
+        total, squares, ranks = sums
+        if not torch.equal(total.square(), squares * ranks):  # equal only where all numbers are
+            raise ValueError("the ranks have different plans, models or seeds; give every rank the same ones")
+
+    def _sum(self, tensor: Tensor) -> None:
+        if self.transport.local:
+            self.transport.run(Local(Sum(tensor)))
+        self.transport.run(Sum(tensor))
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self.transport.abort(str(error))
+        for bucket in self._buckets:
+            bucket.future.set_exception(error)  # pyright: ignore[reportArgumentType]
+        self._idle.set()
+
+
+def _describe(reducer: Reducer) -> str:
+    names = [slot.name for slot in reducer.layout.slots]
+    size = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"the group of {names[0]!r}{size} ({reducer.group.compressor})"

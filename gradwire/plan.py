@@ -1,0 +1,149 @@
+"""The Plan: which gradients travel together, how each group is compressed, with which memory and collective."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from gradwire import communicators, compressors, memory
+from gradwire.communicators import AllGather, AllReduce, Communicator
+from gradwire.compressors import FP32, Cast, Codec, Compressor
+from gradwire.layout import Slot
+from gradwire.memory import Memory, NoMemory, Residual
+
+GROUP_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Group:
+    """Slots, by name, that are compressed and sent together.
+
+    Raises ValueError when the compressor cannot work with the memory or the communicator.
+    """
+
+    slots: tuple[str, ...]
+    compressor: Compressor
+    memory: Memory
+    communicator: Communicator
+
+    def __post_init__(self) -> None:
+        self.communicator.check(self.compressor)
+        self.memory.check(self.compressor)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Groups in the order in which they are sent; every slot is in exactly one."""
+
+    groups: tuple[Group, ...]
+
+    def to_json(self) -> str:
+        """The plan as JSON text; `from_json` reads it back."""
+        groups = [
+            {"slots": list(g.slots)}
+            | {part: _to_dict(getattr(g, part)) for part in ("compressor", "memory", "communicator")}
+            for g in self.groups
+        ]
+        return json.dumps({"version": 1, "groups": groups}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Raises ValueError for text that is no plan of this version."""
+        data = json.loads(text)
+        if data.get("version") != 1:
+            raise ValueError(
+                f"plan version {data.get('version')!r} is not known; this Gradwire reads version 1"
+            )
+        return cls(tuple(
+            Group(
+                tuple(g["slots"]),
+                _from_dict(g["compressor"], compressors),
+                _from_dict(g["memory"], memory),
+                _from_dict(g["communicator"], communicators),
+            )
+            for g in data["groups"]
+        ))  # fmt: skip
+
+    def digest(self, slots: Sequence[Slot]) -> bytes:
+        """32 bytes that differ where the plan or the parameters do."""
+        shapes = "\n".join(f"{slot.name} {slot.shape} {slot.strides} {slot.dtype}" for slot in slots)
+        return sha256(f"{self.to_json()}\n{shapes}".encode()).digest()
+
+    def check(self, slots: Sequence[Slot]) -> None:
+        """Raises ValueError, naming the parameter, where plan and model do not fit."""
+        planned = [name for group in self.groups for name in group.slots]
+        known = {slot.name for slot in slots}
+        if twice := {name for name in planned if planned.count(name) > 1}:
+            raise ValueError(f"the plan has parameter {min(twice)!r} in two groups; each belongs in one")
+        if unknown := set(planned) - known:
+            raise ValueError(
+                f"the plan names parameter {min(unknown)!r}, which the model lacks; make a plan for it"
+            )
+        if missing := known - set(planned):
+            raise ValueError(
+                f"the plan lacks the model's parameter {min(missing)!r}; make a plan for this model"
+            )
+
+
+def uniform(
+    slots: Sequence[Slot],
+    compressor: Compressor,
+    memory: Memory | None = None,
+    communicator: Communicator | None = None,
+    dense: Callable[[Slot], bool] = lambda slot: len(slot.shape) < 2,
+) -> Plan:
+    """One way for all: slots in the given order, cut into groups of about 4 MB of gradient.
+
+    Slots for which `dense` holds travel uncompressed in a group of their own, sent last: their bytes do not
+    matter, their accuracy does.
+    """
+    memory = memory or default_memory(compressor)
+    communicator = communicator or default_communicator(compressor)
+    lossless = isinstance(compressor, Cast)
+    small = [] if lossless else [slot for slot in slots if dense(slot)]
+    large = [slot for slot in slots if slot not in small]
+    groups = [Group(names, compressor, memory, communicator) for names in _cut(large)]
+    if small:
+        groups.append(Group(tuple(slot.name for slot in small), FP32(), NoMemory(), AllReduce()))
+    return Plan(tuple(groups))
+
+
+def default_memory(compressor: Compressor) -> Memory:
+    """Residual for what is biased and can be taken out of a memory, none for the rest."""
+    try:
+        Residual().check(compressor)
+    except ValueError:
+        return NoMemory()
+    return Residual() if compressor.biased else NoMemory()
+
+
+def default_communicator(compressor: Compressor) -> Communicator:
+    """All-reduce where payloads can be added, all-gather where not."""
+    return AllGather() if isinstance(compressor, Codec) and not compressor.summable else AllReduce()
+
+
+def _cut(slots: Sequence[Slot]) -> list[tuple[str, ...]]:
+    groups: list[tuple[str, ...]] = []
+    names: list[str] = []
+    size = 0
+    for slot in slots:
+        names.append(slot.name)
+        size += 4 * slot.numel
+        if size >= GROUP_BYTES:
+            groups.append(tuple(names))
+            names, size = [], 0
+    return [*groups, tuple(names)] if names else groups
+
+
+def _to_dict(part: Any) -> dict[str, Any]:
+    return {"name": type(part).__name__} | dataclasses.asdict(part)
+
+
+def _from_dict(data: dict[str, Any], module: Any) -> Any:
+    arguments = dict(data)
+    name = arguments.pop("name")
+    if not hasattr(module, name):
+        raise ValueError(f"the plan names {name!r}, which {module.__name__} does not have")
+    return getattr(module, name)(**arguments)

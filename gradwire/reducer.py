@@ -1,0 +1,213 @@
+"""One group at work: gradients in, the mean out."""
+
+from dataclasses import dataclass
+from math import isfinite
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from gradwire.collective import Broadcast, Local, Sum
+from gradwire.compressors import Cast, Reduction, State, Workspace
+from gradwire.layout import Layout, Slot
+from gradwire.plan import Group
+from gradwire.transports import Transport
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the groups of one engine share."""
+
+    transport: Transport
+    device: torch.device
+    seed: int
+    scratch: Workspace
+
+    @property
+    def share(self) -> float:
+        """What one rank's gradient counts in the mean."""
+        local = self.transport.local
+        return 1 / (self.transport.world * (local.world if local else 1))
+
+
+class Reducer:
+    """Collects the gradients of one group's slots and reduces them with the group's compressor.
+
+    A gradient that is not finite is kept out of the memory; all ranks then see a mean of NaN, as they would
+    without compression, and memories are what they were before the step. A slot that got no gradient sends
+    nothing, and keeps what its memory holds.
+    """
+
+    def __init__(self, group: Group, slots: list[Slot], site: Site, index: int) -> None:
+        self.group, self.site = group, site
+        self.layout = Layout(tuple(slots))
+        compressor, memory = group.compressor, group.memory
+        self._raw = isinstance(compressor, Cast) and not memory.remembers
+        self._leader = index % site.transport.local.world if site.transport.local else 0
+        self.state = State(
+            self.layout, site.transport.rank, site.transport.world, Workspace(site.device), site.scratch,
+            remember=memory.remembers, seed=site.seed * 65_537 + index,
+        )  # fmt: skip
+        dtype = compressor.wire_dtype if isinstance(compressor, Cast) and self._raw else torch.float32
+        for name in memory.flat_state:
+            self.state.flat[name] = torch.zeros(self.layout.numel, dtype=dtype, device=site.device)
+        for name in compressor.flat_state:
+            self.state.flat[name] = torch.zeros(self.layout.numel, device=site.device)
+        self.state.slots = [
+            {
+                name: tensor.to(site.device)
+                for name, tensor in compressor.init_slot(*slot.matrix, _generator_of(slot)).items()
+            }
+            for slot in slots
+        ]
+        self._views = {name: self.layout.views(flat) for name, flat in self.state.flat.items()}
+        self._grads: dict[int, Tensor] = {}
+        self._held: dict[int, dict[str, Tensor]] = {}
+        self._owed: dict[int, Tensor] = {}
+        self.mean: list[Tensor] = []
+
+    @property
+    def _compresses(self) -> bool:
+        """Whether this rank's memory is in use: with hierarchical transports, one rank of each host."""
+        local = self.site.transport.local
+        return local is None or local.rank == self._leader
+
+    def give(self, index: int, grad: Tensor | None) -> None:
+        """Hands over the gradient of slot `index`; None where the parameter took no part in the step."""
+        if grad is None:
+            self._held[index] = {name: views[index].clone() for name, views in self._views.items()}
+            for views in self._views.values():
+                views[index].zero_()
+        else:
+            self._grads[index] = grad
+            if self.site.transport.local:
+                torch.mul(grad, self.site.share, out=self._staged()[1][index])
+            else:
+                self._add(index, grad, self.site.share)
+            if index in self._owed:
+                target = self._staged()[1] if self.site.transport.local else self._views["x"]
+                target[index].add_(self._owed[index])
+
+    def reduce(self) -> Reduction:
+        """The collectives of this step; afterwards `mean` holds the parameter-shaped results."""
+        if self.site.transport.local is None:
+            return self._between()
+        return self._inside()
+
+    def _between(self) -> Reduction:
+        mean = yield from self.group.communicator.reduce(
+            self.group.compressor, self.state.flat["x"], self.state
+        )
+        self._settle(mean, {i: (grad, self.site.share) for i, grad in self._grads.items()})
+        self.mean = self.layout.views(mean)
+        return mean
+
+    def _inside(self) -> Reduction:
+        """Dense inside the host, compressed by this group's leader, handed to all."""
+        flat, staged = self._staged()
+        for index in self._held:
+            staged[index].zero_()
+        yield Local(Sum(flat))
+        mean = self.state.kept.tensor("handed", (self.layout.numel,))
+        if self._compresses:
+            for index, grad in enumerate(staged):
+                self._add(index, grad, 1.0)
+            result = yield from self.group.communicator.reduce(
+                self.group.compressor, self.state.flat["x"], self.state
+            )
+            self._settle(result, {i: (grad, 1.0) for i, grad in enumerate(staged)})
+            mean.copy_(result)
+        yield Local(Broadcast(mean, self._leader))
+        self.mean = self.layout.views(mean)
+        return mean
+
+    def _add(self, index: int, grad: Tensor, share: float) -> None:
+        if not self._raw:
+            total = grad.sum(dtype=torch.float32)
+            if self.site.device.type == "cpu":
+                if not isfinite(total.item()):
+                    self.state.flag.fill_(torch.nan)
+                    return
+            else:
+                self.state.flag.add_(total * 0)
+                grad = grad.nan_to_num(0, 0, 0)
+        self.group.memory.add({name: views[index] for name, views in self._views.items()}, grad, share)
+
+    def _settle(self, mean: Tensor, added: dict[int, tuple[Tensor, float]]) -> None:
+        """Undoes a step that all ranks skip, and lets the memory know what was sent."""
+        if self._raw:
+            return
+        skip = self.state.verdict.isnan().float()
+        if self.site.device.type != "cpu" or self.state.skipped:
+            for index, (grad, share) in added.items():
+                if self.site.device.type != "cpu":
+                    grad = grad.nan_to_num(0, 0, 0)
+                elif not isfinite(grad.sum(dtype=torch.float32).item()):
+                    continue
+                self.group.memory.undo(
+                    {name: views[index] for name, views in self._views.items()}, grad, share, skip
+                )
+            mean.add_(self.state.verdict)
+        self.group.memory.sent(self.state.flat, skip)
+
+    def close(self, used: list[bool]) -> None:
+        """Ends the step. `used` says of each slot whether any rank had a gradient for it; where none had, DDP
+        and optimizers ignore the mean, so the memory becomes again what it was."""
+        for index, held in self._held.items():
+            for name, kept in held.items():
+                view = self._views[name][index]
+                view.add_(kept) if used[index] else view.copy_(kept)
+        if not self.state.skipped:
+            for index in self._grads:
+                self._owed.pop(index, None)
+        self._grads.clear()
+        self._held.clear()
+        self.state.flag.zero_()
+        self.state.verdict.zero_()
+        self.state.step += 1
+
+    def export(self) -> dict[str, dict[str, Tensor]]:
+        """Each slot's tensors, by parameter and name: "residual" and others of gradient size are views in the
+        parameter's shape, what is equal on all ranks is named "shared/…"."""
+        exported: dict[str, dict[str, Tensor]] = {}
+        for index, slot in enumerate(self.layout.slots):
+            tensors = {f"shared/{name}": tensor for name, tensor in self.state.slots[index].items()}
+            for name, views in self._views.items():
+                if name != "x":
+                    tensors[name] = views[index]
+                elif self.group.memory.remembers:
+                    tensors["residual"] = views[index]
+            if index in self._owed:
+                tensors["residual"] = (
+                    tensors["residual"] + self._owed[index] if "residual" in tensors else self._owed[index]
+                )
+            exported[slot.name] = tensors
+        return exported
+
+    def adopt(self, name: str, tensors: dict[str, Tensor]) -> None:
+        """Takes over a slot's exported tensors. A residual that this group has no memory for is sent, whole,
+        with the next gradient; a shared tensor of another size keeps the rows that both have."""
+        index = [slot.name for slot in self.layout.slots].index(name)
+        for key, tensor in tensors.items():
+            tensor = tensor.to(self.site.device)
+            if key == "residual":
+                if self.group.memory.remembers and self._compresses:
+                    self._views["x"][index].copy_(tensor)
+                elif tensor.any():
+                    self._owed[index] = tensor.clone()
+            elif key.startswith("shared/"):
+                mine = self.state.slots[index].get(key.removeprefix("shared/"))
+                if mine is not None and mine.shape[1:] == tensor.shape[1:]:
+                    rows = min(len(mine), len(tensor))
+                    mine[:rows].copy_(tensor[:rows])
+            elif key in self._views:
+                self._views[key][index].copy_(tensor)
+
+    def _staged(self) -> tuple[Tensor, list[Tensor]]:
+        flat = self.state.kept.tensor("staged", (self.layout.numel,))
+        return flat, self.layout.views(flat)
+
+
+def _generator_of(slot: Slot) -> torch.Generator:
+    """Depends on the parameter's name alone, so that all ranks and all plans start alike."""
+    return torch.Generator().manual_seed(crc32(slot.name.encode()))

@@ -1,0 +1,43 @@
+"""Who carries bytes: the one seam between the algorithms and the network."""
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from gradwire.collective import Collective
+
+
+class Pending(Protocol):
+    """A collective that was started."""
+
+    def wait(self) -> None:
+        """Returns once the collective's `result` may be read; raises RuntimeError when a rank is lost.
+
+        On CUDA it orders the current stream after the collective and returns at once."""
+        ...
+
+
+class Transport(ABC):
+    """Runs collectives among `world` ranks, in the order in which every rank starts them.
+
+    Where ranks share hosts, `local` carries what stays inside a host and the transport itself what leaves it;
+    then `rank` and `world` count hosts.
+    """
+
+    rank: int
+    world: int
+    local: "Transport | None" = None
+
+    @abstractmethod
+    def start(self, op: Collective) -> Pending:
+        """Starts `op` without waiting for it."""
+
+    def run(self, op: Collective) -> None:
+        """Starts `op` and waits for it."""
+        self.start(op).wait()
+
+    def abort(self, reason: str) -> None:  # noqa: B027
+        """Gives up: the other ranks' collectives end with an error instead of waiting for this one."""
+
+    def failure(self) -> str | None:
+        """Why another rank gave up, where it could say so."""
+        return None

@@ -1,0 +1,114 @@
+"""Ranks are processes: torch.distributed over gloo or NCCL."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.collective import Broadcast, Collective, Exchange, Gather, Local, Sum
+from gradwire.transports.base import Pending, Transport
+from gradwire.transports.hierarchical import Hierarchical
+
+_FAILURE_KEY = "gradwire/failure"
+
+
+class ProcessGroup(Transport):
+    """The ranks of a torch.distributed group. `own` makes one that nobody else uses."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group: dist.ProcessGroup | None = group
+        self._global = dist.get_process_group_ranks(group)
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+
+    @classmethod
+    def own(cls, like: dist.ProcessGroup | None = None, device: torch.device | None = None) -> "ProcessGroup":
+        """A new group with the ranks and the timeout of `like` (default: all ranks), so that its collectives
+        meet nobody else's on the way. All of its ranks must call this together.
+
+        Raises ValueError where torch.distributed was not initialised."""
+        parent = world_or(like)
+        ranks = dist.get_process_group_ranks(parent)
+        return cls(_new_group(ranks, timeout_of(parent, device or torch.device("cpu"))))
+
+    @classmethod
+    def by_host(
+        cls, ranks_per_host: int, like: dist.ProcessGroup | None = None, device: torch.device | None = None
+    ) -> Hierarchical:
+        """A hierarchical transport for hosts of `ranks_per_host` consecutive ranks each.
+
+        Raises ValueError where the ranks do not divide into such hosts."""
+        parent = world_or(like)
+        ranks = dist.get_process_group_ranks(parent)
+        if len(ranks) % ranks_per_host:
+            raise ValueError(
+                f"{len(ranks)} ranks do not fill hosts of {ranks_per_host}; use a divisor of {len(ranks)}"
+            )
+        timeout = timeout_of(parent, device or torch.device("cpu"))
+        hosts = [ranks[i : i + ranks_per_host] for i in range(0, len(ranks), ranks_per_host)]
+        me = dist.get_rank()
+        local = [_new_group(host, timeout) for host in hosts if me in host]
+        between = [_new_group(list(peers), timeout) for peers in zip(*hosts, strict=True) if me in peers]
+        return Hierarchical(cls(local[0]), cls(between[0]))
+
+    def start(self, op: Collective) -> Pending:
+        group = self._group
+        match op:
+            case Sum(tensor):
+                return _started(dist.all_reduce(tensor, group=group, async_op=True))
+            case Gather(send, receive):
+                return _started(
+                    dist.all_gather_into_tensor(receive.view(-1), send, group=group, async_op=True)
+                )
+            case Exchange(send, receive):
+                return _started(dist.all_to_all_single(receive, send, group=group, async_op=True))
+            case Broadcast(tensor, source):
+                return _started(dist.broadcast(tensor, self._global[source], group=group, async_op=True))
+            case Local():
+                raise AssertionError("only a hierarchical transport has an inside")
+
+    def abort(self, reason: str) -> None:
+        """Leaves the reason where the others look for it, and closes this rank's connections."""
+        _store().set(_FAILURE_KEY, reason)
+        group, self._group = self._group, None
+        if group is None:
+            return
+        if dist.get_backend(group) == "nccl":
+            group.abort()
+        else:
+            dist.destroy_process_group(group)
+
+    def failure(self) -> str | None:
+        try:
+            store = _store()
+            return store.get(_FAILURE_KEY).decode() if store.check([_FAILURE_KEY]) else None
+        except RuntimeError:  # the store's host is gone as well
+            return None
+
+
+def world_or(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """`group`, or the group of all ranks. Raises ValueError where torch.distributed was not initialised."""
+    if not dist.is_initialized():
+        raise ValueError("no process group; call torch.distributed.init_process_group() first")
+    group = group or dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    return group._get_backend(device).options._timeout
+
+
+def _new_group(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
+    whole = len(ranks) == dist.get_world_size()
+    group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=not whole)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _started(work: Any) -> Pending:
+    return work
+
+
+def _store() -> dist.Store:
+    return dist.distributed_c10d._get_default_store()

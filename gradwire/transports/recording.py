@@ -1,0 +1,35 @@
+"""Nobody else is there: what would be sent is written down and counted."""
+
+from gradwire.collective import Broadcast, Collective, Exchange, Gather, Local, Sum
+from gradwire.transports.base import Pending, Transport
+
+
+class _Done:
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+class Recording(Transport):
+    """Plays one rank of `world` whose peers all have the same gradient; `ops` are the collectives it started."""
+
+    def __init__(self, world: int, rank: int = 0) -> None:
+        self.world, self.rank = world, rank
+        self.ops: list[Collective] = []
+
+    @property
+    def wire_bytes(self) -> int:
+        """What the rank would have sent."""
+        return sum(op.wire_bytes(self.world) for op in self.ops)
+
+    def start(self, op: Collective) -> Pending:
+        self.ops.append(op)
+        match op:
+            case Sum(tensor):
+                tensor.mul_(self.world)
+            case Gather(send, receive):
+                receive.copy_(send.expand_as(receive))
+            case Exchange(send, receive):
+                receive.copy_(send[self.rank].expand_as(receive))
+            case Broadcast() | Local():
+                pass
+        return _Done()

@@ -1,0 +1,108 @@
+"""Ranks are threads of one process: whole multi-rank reductions without a launcher, for tests."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from gradwire.collective import Broadcast, Collective, Exchange, Gather, Local, Sum
+from gradwire.transports.base import Pending, Transport
+
+PATIENCE_S = 60.0
+
+
+@dataclass
+class _Meeting:
+    """One collective: the ranks' tensors, until the last one comes and does the work for all."""
+
+    ops: dict[int, Collective] = field(default_factory=dict)
+    done: threading.Event = field(default_factory=threading.Event)
+    error: str | None = None
+
+    def wait(self) -> None:
+        if not self.done.wait(PATIENCE_S):
+            raise RuntimeError(
+                f"only ranks {sorted(self.ops)} came to the collective within {PATIENCE_S:.0f} s"
+            )
+        if self.error:
+            raise RuntimeError(self.error)
+
+
+class _Hub:
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.lock = threading.Lock()
+        self.meetings: list[_Meeting] = []
+        self.failed: str | None = None
+
+    def join(self, rank: int, index: int, op: Collective) -> Pending:
+        with self.lock:
+            if index == len(self.meetings):
+                self.meetings.append(_Meeting())
+            meeting = self.meetings[index]
+            meeting.ops[rank] = op
+            meeting.error = self.failed
+            if self.failed or len(meeting.ops) == self.world:
+                if not meeting.error:
+                    meeting.error = _carry_out([meeting.ops[r] for r in range(self.world)])
+                meeting.done.set()
+        return meeting
+
+    def fail(self, reason: str) -> None:
+        with self.lock:
+            self.failed = reason
+            for meeting in self.meetings:
+                if not meeting.done.is_set():
+                    meeting.error = reason
+                    meeting.done.set()
+
+
+class Threads(Transport):
+    """One rank of a group of threads; `Threads.group(world)` makes all of them."""
+
+    def __init__(self, rank: int, hub: _Hub) -> None:
+        self.rank, self.world = rank, hub.world
+        self.started: list[Collective] = []
+        self._hub = hub
+
+    @classmethod
+    def group(cls, world: int) -> list["Threads"]:
+        """The transports of `world` ranks that meet each other."""
+        hub = _Hub(world)
+        return [cls(rank, hub) for rank in range(world)]
+
+    def start(self, op: Collective) -> Pending:
+        self.started.append(op)
+        return self._hub.join(self.rank, len(self.started) - 1, op)
+
+    def abort(self, reason: str) -> None:
+        self._hub.fail(reason)
+
+    def failure(self) -> str | None:
+        return self._hub.failed
+
+
+def _carry_out(ops: Sequence[Collective]) -> str | None:
+    """Does the ranks' collective; returns what is wrong where they do not fit together."""
+    kinds = [(type(op).__name__, tuple(op.result.shape), op.result.dtype) for op in ops]
+    if len(set(kinds)) > 1:
+        return f"the ranks asked for different collectives: {kinds}"
+    first = ops[0]
+    match first:
+        case Sum():
+            total = torch.stack([op.result for op in ops]).sum(0)
+            for op in ops:
+                op.result.copy_(total)
+        case Gather() | Exchange():
+            for rank, op in enumerate(ops):
+                for source, other in enumerate(ops):
+                    assert isinstance(op, Gather | Exchange)
+                    assert isinstance(other, Gather | Exchange)
+                    op.receive[source].copy_(other.send if isinstance(other, Gather) else other.send[rank])
+        case Broadcast():
+            for op in ops:
+                op.result.copy_(ops[first.source].result)
+        case Local():
+            raise AssertionError("only a hierarchical transport has an inside")
+    return None
