@@ -1,5 +1,6 @@
 """The runtime: gradients in, means out, several groups in flight; owns all state."""
 
+import atexit
 import queue
 import threading
 from collections import deque
@@ -22,6 +23,7 @@ from gradwire.stats import Stats
 from gradwire.transports import Pending, Transport
 
 IN_FLIGHT = 2
+CLOSE_S = 5.0
 
 
 class ReductionError(RuntimeError):
@@ -99,6 +101,7 @@ class Engine:
         self._install(plan)
         self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a thread that is still in torch when Python goes down aborts the process
 
     # What the front ends call, from the thread that runs backward
 
@@ -189,9 +192,10 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Ends the engine's thread."""
+        """Ends the engine's thread, and what it has under way."""
+        atexit.unregister(self.close)
         self._inbox.put(None)
-        self._thread.join()
+        self._thread.join(CLOSE_S)
 
     # What runs on the engine's own thread
 

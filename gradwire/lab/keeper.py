@@ -122,11 +122,15 @@ def set_up(host: Host, address: IPv4Interface | IPv6Interface) -> None:
 
 
 def shape(netlink: IPRoute, interface: int, bucket: dict[str, int] | None) -> None:
-    """Limit what leaves `interface`; packets that wait there stay when one bucket replaces another."""
-    if bucket:
-        netlink.tc("replace", "tbf", index=interface, **bucket)
-    elif any(qdisc.get("TCA_KIND") == "tbf" for qdisc in netlink.get_qdiscs(interface)):
+    """Limit what leaves `interface`. Packets that wait there are dropped, and TCP sends them again.
+
+    Changing a bucket in place would keep them, but one longer than a new, shallower bucket would
+    then block the queue for ever.
+    """
+    if any(qdisc.get("TCA_KIND") == "tbf" for qdisc in netlink.get_qdiscs(interface)):
         netlink.tc("del", index=interface, parent=TC_H_ROOT)
+    if bucket:
+        netlink.tc("add", "tbf", index=interface, **bucket)
 
 
 def requests(owner_pid: int) -> Iterator[list[Any]]:

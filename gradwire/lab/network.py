@@ -73,8 +73,8 @@ class Network:
         return self._namespaces[host]
 
     def set_link(self, link: Link | None) -> None:
-        """Change the speed of every link at once, also while ranks run; packets on the way are kept."""
-        self._ask("shape", (link and link.shaped and _bucket(link)) or None)
+        """Change the speed of every link, also while ranks run (TCP sends again what waited in queues)."""
+        self._ask("shape", _bucket(link) if link and link.shaped else None)
         self.link = link
 
     def counters(self) -> list[Traffic]:

@@ -11,6 +11,7 @@ from gradwire.transports.base import Pending, Transport
 from gradwire.transports.hierarchical import Hierarchical
 
 _FAILURE_KEY = "gradwire/failure"
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
 
 class ProcessGroup(Transport):
@@ -58,7 +59,7 @@ class ProcessGroup(Transport):
                 return _started(dist.all_reduce(tensor, group=group, async_op=True))
             case Gather(send, receive):
                 return _started(
-                    dist.all_gather_into_tensor(receive.view(-1), send, group=group, async_op=True)
+                    _all_gather(receive.view(-1), send, group=group, async_op=True)
                 )
             case Exchange(send, receive):
                 return _started(dist.all_to_all_single(receive, send, group=group, async_op=True))
