@@ -44,7 +44,7 @@ class Memory(ABC):
 
     @abstractmethod
     def undo(self, state: Mapping[str, Tensor], grad: Tensor, share: float, skip: Tensor) -> None:
-        """Takes the last `add` back where skip (1,) is 1, and does nothing where it is 0."""
+        """Takes the last `add` back where skip () is 1, and does nothing where it is 0."""
 
     def sent(self, state: Mapping[str, Tensor], skip: Tensor) -> None:  # noqa: B027
         """Called with the whole group's tensors (n,) once what was sent is out of x."""

@@ -137,7 +137,7 @@ class Reducer:
         """Undoes a step that all ranks skip, and lets the memory know what was sent."""
         if self._raw:
             return
-        skip = self.state.verdict.isnan().float()
+        skip = self.state.verdict.isnan().float()[0]
         if self.site.device.type != "cpu" or self.state.skipped:
             for index, (grad, share) in added.items():
                 if self.site.device.type != "cpu":
