@@ -165,6 +165,7 @@ class Reducer:
         self.state.flag.zero_()
         self.state.verdict.zero_()
         self.state.step += 1
+        self.state.draws = 0
 
     def export(self) -> dict[str, dict[str, Tensor]]:
         """Each slot's tensors, by parameter and name: "residual" and others of gradient size are views in the

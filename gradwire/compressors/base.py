@@ -53,6 +53,7 @@ class State:
     remember: bool = True
     seed: int = 0
     step: int = 0
+    draws: int = 0
     flat: dict[str, Tensor] = field(default_factory=dict)
     slots: list[dict[str, Tensor]] = field(default_factory=list)
     flag: Tensor = field(init=False)
@@ -67,8 +68,10 @@ class State:
         return (self.seed * 1_000_003 + self.step) & 0x7FFF_FFFF_FFFF_FFFF
 
     def own_seed(self) -> int:
-        """Changes with every step and rank."""
-        return (self.shared_seed() * 1_000_003 + self.rank + 1) & 0x7FFF_FFFF_FFFF_FFFF
+        """Changes with every call, step and rank: noise that is used twice makes what is unbiased biased."""
+        self.draws += 1
+        mine = self.shared_seed() * 1_000_003 + self.rank + 1
+        return (mine * 1_000_003 + self.draws) & 0x7FFF_FFFF_FFFF_FFFF
 
     def settle(self, flags: Tensor) -> None:
         """Takes the sum of all ranks' flags (1,): NaN when any rank's gradient was not finite."""
