@@ -139,6 +139,7 @@ class Reducer:
             return
         skip = self.state.verdict.isnan().float()[0]
         if self.site.device.type != "cpu" or self.state.skipped:
+            self.group.compressor.undo(self.state.flat["x"], self.state, skip)
             for index, (grad, share) in added.items():
                 if self.site.device.type != "cpu":
                     grad = grad.nan_to_num(0, 0, 0)

@@ -106,6 +106,9 @@ class Compressor(ABC):
         """The tensors of other than gradient size that this algorithm keeps for a (rows, columns) slot."""
         return {}
 
+    def undo(self, x: Tensor, state: State, skip: Tensor) -> None:  # noqa: B027
+        """Takes back what this step's x (n,) did to `state.flat` where skip () is 1."""
+
 
 class Codec(Compressor):
     """A compressor that turns n numbers into a fixed count of bytes without talking to anybody.

@@ -109,3 +109,7 @@ class Signum(SignSGD):
 
     def prepare(self, x: Tensor, state: State) -> Tensor:
         return state.flat["momentum"].lerp_(x, 1 - self.momentum)
+
+    def undo(self, x: Tensor, state: State, skip: Tensor) -> None:
+        if self.momentum:  # without it nothing is kept from step to step
+            state.flat["momentum"].lerp_(x, skip * (1 - 1 / self.momentum))
