@@ -1,0 +1,82 @@
+"""One rank's step-time job: configurations in turn, again and again: a drift of the machine hits them all."""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import torch.distributed as dist
+from torch.optim import SGD
+
+from gradwire.lab.catalogue import make_task
+from gradwire.lab.configuration import parse
+from gradwire.lab.job import Log, Peers, Replica, Spec, run_rank
+from gradwire.lab.results import Totals
+from gradwire.lab.workloads import Batch, Task
+
+WARM_UP_STEPS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSpec(Spec):
+    """Configurations to time on one task, `steps` steps at a time."""
+
+    configurations: list[str]
+    steps: int
+    repeats: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rank 0's timings of one configuration in one repeat, warm-up left out; totals are of these steps."""
+
+    configuration: str
+    repeat: int
+    step_ms: list[float]
+    totals: Totals
+
+    def to_line(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_line(cls, line: dict[str, Any]) -> Self:
+        """What `to_line` returned."""
+        return cls(line["configuration"], line["repeat"], line["step_ms"], Totals(**line["totals"]))
+
+
+def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
+    """Times every configuration `spec.repeats` times, each time on a fresh model; `log` gets a `Sample` each.
+
+    Raises RuntimeError where a configuration leaves replicas that differ."""
+    task = make_task(spec.task, spec.options)
+    batch = next(task.batches(peers.rank, peers.world, spec.seed))
+    configurations = [parse(text) for text in spec.configurations]
+    for repeat in range(spec.repeats):
+        for configuration in configurations:
+            with Replica(task.build_model(spec.seed), configuration, peers, spec.seed) as replica:
+                step_ms, totals = _time(replica, task, batch, spec.steps)
+                if not configuration.silent:
+                    replica.hash()
+            log(Sample(configuration.text, repeat, step_ms, totals).to_line())
+
+
+def _time(replica: Replica, task: Task, batch: Batch, steps: int) -> tuple[list[float], Totals]:
+    optimizer = SGD(replica.ddp.parameters(), lr=1e-3)
+    step_ms: list[float] = []
+    before = replica.totals(0)
+    for number in range(-WARM_UP_STEPS, steps):
+        if number == 0:
+            replica.peers.synchronize()
+            dist.barrier()
+            before = replica.totals(WARM_UP_STEPS)
+        start = time.perf_counter()
+        replica.backward(task, batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.peers.synchronize()
+        step_ms.append(1e3 * (time.perf_counter() - start))
+    return step_ms[WARM_UP_STEPS:], replica.totals(WARM_UP_STEPS + steps) - before
+
+
+if __name__ == "__main__":
+    run_rank(bench, BenchSpec)

@@ -1,0 +1,80 @@
+"""From text to objects: `ratio=0.01` and the class TopK become TopK(ratio=0.01)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+_WANTED = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    Path: "a path",
+}
+
+
+def construct(cls: type[T], arguments: Sequence[str], called: str) -> T:
+    """An instance of a dataclass that the user calls `called`; `arguments` are values in the order of its
+    fields, or name=value.
+
+    Raises ValueError for an unknown name, a value of the wrong type, one given twice, and one missing.
+    """
+    options = options_of(cls)
+    types = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for position, argument in enumerate(arguments):
+        name, text = _named(argument, position, list(options), called)
+        if name in values:
+            raise ValueError(f"{called} got {name} twice")
+        values[name] = _read(text, types[name], f"{name} of {called}")
+    for name, default in options.items():
+        if default is MISSING and name not in values:
+            raise ValueError(f"{called} needs {name}={name.upper()}")
+    return cls(**values)
+
+
+def options_of(cls: type) -> dict[str, Any]:
+    """A dataclass's fields with their defaults; MISSING where there is none."""
+    return {field.name: field.default for field in fields(cls)}
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> ValueError:
+    """The error for a name that is not known, with the nearest that is, or all of them."""
+    known = list(known)
+    near = get_close_matches(name.lower(), known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    return ValueError(f"there is no {what} {name!r}: {hint}")
+
+
+def _named(argument: str, position: int, names: list[str], called: str) -> tuple[str, str]:
+    name, equals, text = argument.partition("=")
+    if equals:
+        if name not in names:
+            raise unknown(f"option of {called} named", name, names) if names else _too_many(called, names)
+        return name, text
+    if position >= len(names):
+        raise _too_many(called, names)
+    return names[position], argument
+
+
+def _too_many(called: str, names: list[str]) -> ValueError:
+    return ValueError(f"{called} takes only {', '.join(names)}" if names else f"{called} takes no options")
+
+
+def _read(text: str, annotation: Any, what: str) -> Any:
+    if get_origin(annotation) is Literal:
+        choices = get_args(annotation)
+        if text not in choices:
+            raise unknown(f"{what} named", text, choices)
+        return text
+    if NoneType in get_args(annotation):
+        return None if text == "none" else _read(text, get_args(annotation)[0], what)
+    try:
+        return {"true": True, "false": False}[text.lower()] if annotation is bool else annotation(text)
+    except (ValueError, KeyError):
+        raise ValueError(f"{what} takes {_WANTED[annotation]}, not {text!r}") from None

@@ -1,0 +1,152 @@
+"""What every rank of a job does around its work: meet the others, and prove that the replicas are alike."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.ddp import Handle
+from gradwire.lab.configuration import Configuration
+from gradwire.lab.results import Totals, append
+from gradwire.lab.traffic import interface_traffic
+from gradwire.lab.workloads import Batch, Task
+from gradwire.stats import Stats
+from gradwire.transports import ProcessGroup
+
+Log = Callable[[dict[str, Any]], None]
+"""Takes one JSON object that rank 0 has measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What the ranks of a job are told; plain values, as it travels in a JSON file."""
+
+    task: str
+    options: list[str]
+    seed: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """What `write` wrote."""
+        return cls(**json.loads(path.read_text()))
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class Peers:
+    """One rank among the others. `interface` is its emulated host's, whose counters it reads."""
+
+    rank: int
+    world: int
+    device: torch.device
+    transport: ProcessGroup
+    interface: str | None = None
+
+    def mean(self, numbers: list[float]) -> list[float]:
+        """The mean over the ranks."""
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return (total / self.world).tolist()
+
+    def interface_bytes(self) -> int | None:
+        """This rank's share of what its host has sent."""
+        if self.interface is None:
+            return None
+        return interface_traffic(self.interface).sent_bytes // int(os.environ["LOCAL_WORLD_SIZE"])
+
+    def synchronize(self) -> None:
+        """Waits for this rank's GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@contextmanager
+def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
+    """Joins the other ranks as torch's env:// variables say; gloo on CPUs, NCCL on GPUs."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    here = torch.device(device)
+    if here.type == "cuda":
+        here = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(here)
+    dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
+    try:
+        yield Peers(dist.get_rank(), dist.get_world_size(), here, ProcessGroup.own(device=here), interface)
+    finally:
+        dist.destroy_process_group()
+
+
+class Replica:
+    """A fresh DDP of a model that reduces as a configuration says, and what it has sent.
+
+    Use as a context manager: leaving it ends the engine.
+    """
+
+    def __init__(self, model: nn.Module, configuration: Configuration, peers: Peers, seed: int) -> None:
+        self.module, self.peers, self.silent = model, peers, configuration.silent
+        self.ddp = DistributedDataParallel(model.to(peers.device))
+        self.handle: Handle | None = configuration.attach(self.ddp, peers.transport, seed)
+        gradient_bytes = sum(p.numel() * p.itemsize for p in model.parameters() if p.requires_grad)
+        self._dense_bytes = 2 * (peers.world - 1) * gradient_bytes // peers.world
+        self._interface_start = peers.interface_bytes()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.handle:
+            self.handle.detach()
+
+    def backward(self, task: Task, batch: Batch) -> Tensor:
+        """Forward and backward of one batch; returns its loss."""
+        inputs, targets = (tensor.to(self.peers.device) for tensor in batch)
+        loss = task.loss(self.ddp(inputs), targets)
+        loss.backward()
+        return loss.detach()
+
+    def totals(self, steps: int) -> Totals:
+        """What this rank has sent and spent in `steps` steps."""
+        dense_bytes = steps * self._dense_bytes
+        stats = self.handle.stats() if self.handle else None
+        stats = stats or Stats(steps, 0 if self.silent else dense_bytes, dense_bytes, 0, 0, 0, 0)
+        sent = self.peers.interface_bytes()
+        start = self._interface_start
+        return Totals.of(stats, None if sent is None or start is None else sent - start)
+
+    def hash(self) -> str:
+        """The parameters' SHA-256, the same on all ranks. Raises RuntimeError where it is not."""
+        digest = sha256()
+        for parameter in self.module.parameters():
+            digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        mine = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=self.peers.device)
+        everyones = [torch.empty_like(mine) for _ in range(self.peers.world)]
+        dist.all_gather(everyones, mine)
+        for rank, other in enumerate(everyones):
+            if not torch.equal(other, everyones[0]):
+                raise RuntimeError(f"the replicas differ: rank {rank} has other parameters than rank 0")
+        return digest.hexdigest()
+
+
+S = TypeVar("S", bound=Spec)
+
+
+def run_rank(job: Callable[[S, Peers, Log], None], spec_type: type[S]) -> None:
+    """The process of one rank, started as `python -m MODULE SPEC LINES DEVICE [INTERFACE]`."""
+    spec, lines, device, *interface = sys.argv[1:]
+    with meet(device, *interface) as peers:
+        log = partial(append, Path(lines)) if peers.rank == 0 else lambda line: None
+        job(spec_type.read(Path(spec)), peers, log)

@@ -1,0 +1,130 @@
+"""What ranks measured, as JSON lines: written by rank 0 while they run, read by whoever follows."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, Self
+
+from gradwire.stats import Stats
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Bytes sent and seconds spent, per rank (the mean over the ranks), since the first step.
+
+    `wire_bytes` are counted at the transport; for plain DDP they are what its ring all-reduce sends.
+    `dense_bytes` are what plain DDP sends in as many steps. `interface_bytes`, headers included, are known
+    on the emulated network alone. The seconds are those of `gradwire.Stats`, 0 without Gradwire.
+    """
+
+    wire_bytes: float
+    dense_bytes: float
+    interface_bytes: float | None
+    encode_s: float
+    wire_s: float
+    decode_s: float
+    wait_s: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times fewer bytes than plain DDP."""
+        return self.dense_bytes / self.wire_bytes if self.wire_bytes else float("inf")
+
+    @classmethod
+    def of(cls, stats: Stats, interface_bytes: int | None) -> Self:
+        """One rank's totals."""
+        seconds = {name: getattr(stats, name) for name in ("encode_s", "wire_s", "decode_s", "wait_s")}
+        return cls(stats.wire_bytes, stats.dense_bytes, interface_bytes, **seconds)
+
+    def __sub__(self, earlier: "Totals") -> "Totals":
+        numbers = asdict(self)
+        before = asdict(earlier)
+        return Totals(**{name: value and value - before[name] for name, value in numbers.items()})
+
+
+@dataclass(frozen=True)
+class Record:
+    """Where a training run stands after `step`.
+
+    `loss` is the mean training loss over ranks and steps since the last record. `wall_s` is rank 0's time in
+    steps: evaluating and recording stop the clock. `step_ms` are the single steps since the last record.
+    `held_out` has loss and accuracy where they were evaluated; `replicas` is the parameters' hash, on all
+    ranks the same, in the last record.
+    """
+
+    step: int
+    wall_s: float
+    loss: float
+    totals: Totals
+    step_ms: list[float] = field(default_factory=list)
+    held_out: dict[str, float] | None = None
+    replicas: str | None = None
+
+    def to_line(self) -> dict[str, Any]:
+        """As one flat JSON object."""
+        flat = asdict(self)
+        return flat | flat.pop("totals")
+
+    @classmethod
+    def from_line(cls, line: dict[str, Any]) -> Self:
+        """What `to_line` returned."""
+        rest = dict(line)
+        totals = Totals(**{name: rest.pop(name) for name in Totals.__dataclass_fields__})
+        return cls(**rest, totals=totals)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, samples: list[float]) -> Self:
+        """Of at least one sample."""
+        low, median, high = quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
+        return cls(median, low, high)
+
+
+@dataclass
+class Run:
+    """One configuration's training run so far."""
+
+    configuration: str
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def last(self) -> Record:
+        return self.records[-1]
+
+    @property
+    def evaluated(self) -> list[Record]:
+        """The records that have held-out figures."""
+        return [record for record in self.records if record.held_out]
+
+    def step_ms(self) -> Spread:
+        """Of all steps but the first tenth, where buffers are made and plans settle."""
+        samples = [duration for record in self.records for duration in record.step_ms]
+        return Spread.of(samples[len(samples) // 10 :])
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """Adds one JSON object to a file of them."""
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """The complete JSON lines after byte `offset`, each with the offset that follows it."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if line.endswith(b"\n"):
+                offset += len(line)
+                yield json.loads(line), offset

@@ -1,0 +1,107 @@
+"""One rank's training job: one configuration on one task."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from gradwire.lab.catalogue import make_task
+from gradwire.lab.configuration import parse
+from gradwire.lab.job import Log, Peers, Replica, Spec, run_rank
+from gradwire.lab.results import Record, Totals
+from gradwire.lab.workloads import Task, TextTask
+
+EVALUATIONS = 20
+RECORDS = 100
+WARM_UP_STEPS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSpec(Spec):
+    """A training run; without `lr`, the task's own."""
+
+    configuration: str
+    steps: int
+    lr: float | None = None
+
+
+def optimizer_for(task: Task, lr: float | None) -> tuple[type[Optimizer], dict[str, float]]:
+    """The same for every configuration: AdamW at 1e-3 for text, SGD with momentum 0.9 at 0.05 for the rest."""
+    if isinstance(task, TextTask):
+        return AdamW, {"lr": lr or 1e-3}
+    return SGD, {"lr": lr or 0.05, "momentum": 0.9}
+
+
+def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
+    """Trains for `spec.steps` steps; `log` gets a `Record` about 100 times, and about 20 with an evaluation.
+
+    Raises RuntimeError where the replicas differ at the end."""
+    task = make_task(spec.task, spec.options)
+    with Replica(task.build_model(spec.seed), parse(spec.configuration), peers, spec.seed) as replica:
+        optimizer_type, options = optimizer_for(task, spec.lr)
+        optimizer = optimizer_type(replica.ddp.parameters(), **options)
+        warm_up = LambdaLR(optimizer, lambda done: min(1, (done + 1) / WARM_UP_STEPS))
+        meter = _Meter(replica)
+        batches = task.batches(peers.rank, peers.world, spec.seed)
+        for number, batch in enumerate(islice(batches, spec.steps), 1):
+            with meter.step():
+                meter.loss += replica.backward(task, batch)
+                optimizer.step()
+                warm_up.step()
+                optimizer.zero_grad()
+            if _due(number, spec.steps, RECORDS):
+                record = meter.record(number, spec.steps)
+                if peers.rank == 0:
+                    due = _due(number, spec.steps, EVALUATIONS)
+                    held_out = task.evaluate(replica.module) if due else None
+                    log(replace(record, held_out=held_out).to_line())
+                dist.barrier()
+
+
+def _due(number: int, steps: int, times: int) -> bool:
+    """Whether step `number` of `steps` is one of about `times`, the last among them."""
+    return number == steps or number % max(1, steps // times) == 0
+
+
+class _Meter:
+    """Clock and sums of one rank's run."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._wall_s = 0.0
+        self._step_ms: list[float] = []
+        self.loss = torch.zeros((), device=replica.peers.device)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Times one step."""
+        start = time.perf_counter()
+        yield
+        self._replica.peers.synchronize()
+        seconds = time.perf_counter() - start
+        self._wall_s += seconds
+        self._step_ms.append(1e3 * seconds)
+
+    def record(self, number: int, steps: int) -> Record:
+        """What happened since the last record; all ranks call it after the same step."""
+        peers, totals = self._replica.peers, self._replica.totals(number)
+        loss, *sums = peers.mean([float(self.loss) / len(self._step_ms), *(n or 0 for n in astuple(totals))])
+        mean = (
+            Totals(*sums)
+            if totals.interface_bytes is not None
+            else replace(Totals(*sums), interface_bytes=None)
+        )
+        step_ms, self._step_ms = self._step_ms, []
+        self.loss.zero_()
+        replicas = self._replica.hash() if number == steps else None
+        return Record(number, self._wall_s, loss, mean, step_ms, replicas=replicas)
+
+
+if __name__ == "__main__":
+    run_rank(train, TrainSpec)
