@@ -34,8 +34,8 @@ _NCCL_OVER_THE_LINK = {
 class Place:
     """Where ranks run: `ranks` of them on loopback, or, with a link, each on an emulated host of its own.
 
-    Raises ValueError for a number of ranks that this machine's GPUs do not suffice for, and, where this process
-    is a rank already, for a link or another number of ranks.
+    Raises ValueError for more ranks than GPUs and, where this process is a rank already, for a link or
+    another number of ranks.
     """
 
     ranks: int
@@ -48,18 +48,13 @@ class Place:
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"device is cpu or cuda, not {self.device!r}")
         if joined() and self.link:
-            raise ValueError(
-                "a link is emulated for ranks that gradwire starts itself, and these are started"
-            )
+            raise ValueError("a link can only be emulated for ranks that gradwire starts: start it by itself")
         if joined() and self.ranks != int(os.environ["WORLD_SIZE"]):
-            raise ValueError(
-                f"--hosts {self.ranks} but {os.environ['WORLD_SIZE']} ranks were started: leave it out"
-            )
+            raise ValueError(f"{os.environ['WORLD_SIZE']} ranks were started, not {self.ranks}")
         needed = int(os.environ.get("LOCAL_RANK", "0")) + 1 if joined() else self.ranks
-        if self.device == "cuda" and torch.cuda.device_count() < needed:
-            raise ValueError(
-                f"{needed} ranks need {needed} CUDA devices, and there are {torch.cuda.device_count()}"
-            )
+        devices = torch.cuda.device_count()
+        if self.device == "cuda" and devices < needed:
+            raise ValueError(f"{needed} ranks on one machine need {needed} CUDA devices; it has {devices}")
 
     def __str__(self) -> str:
         ranks = f"{self.ranks} ranks" if self.ranks > 1 else "1 rank"
@@ -123,7 +118,7 @@ class _Launcher(Runner):
 
 @contextmanager
 def _following(lines: Path, follow: Log) -> Iterator[None]:
-    """Calls `follow`, on a thread, with what is appended to `lines` meanwhile, and with all of it before it ends."""
+    """Calls `follow`, on a thread, with each line that is appended to the file `lines` meanwhile."""
     ended = Event()
 
     def tail() -> None:

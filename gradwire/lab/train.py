@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from itertools import islice
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,8 +32,8 @@ class TrainSpec(Spec):
     lr: float | None = None
 
 
-def optimizer_for(task: Task, lr: float | None) -> tuple[type[Optimizer], dict[str, float]]:
-    """The same for every configuration: AdamW at 1e-3 for text, SGD with momentum 0.9 at 0.05 for the rest."""
+def optimizer_for(task: Task, lr: float | None) -> tuple[type[Optimizer], dict[str, Any]]:
+    """Alike for all configurations: AdamW at 1e-3 for text, SGD with momentum 0.9 at 0.05 for the rest."""
     if isinstance(task, TextTask):
         return AdamW, {"lr": lr or 1e-3}
     return SGD, {"lr": lr or 0.05, "momentum": 0.9}
@@ -92,11 +93,9 @@ class _Meter:
         """What happened since the last record; all ranks call it after the same step."""
         peers, totals = self._replica.peers, self._replica.totals(number)
         loss, *sums = peers.mean([float(self.loss) / len(self._step_ms), *(n or 0 for n in astuple(totals))])
-        mean = (
-            Totals(*sums)
-            if totals.interface_bytes is not None
-            else replace(Totals(*sums), interface_bytes=None)
-        )
+        mean = Totals(*sums)
+        if totals.interface_bytes is None:
+            mean = replace(mean, interface_bytes=None)
         step_ms, self._step_ms = self._step_ms, []
         self.loss.zero_()
         replicas = self._replica.hash() if number == steps else None
