@@ -101,7 +101,9 @@ class Engine:
         self._install(plan)
         self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # a thread that is still in torch when Python goes down aborts the process
+        atexit.register(
+            self.close
+        )  # a thread that is still in torch when Python goes down aborts the process
 
     # What the front ends call, from the thread that runs backward
 
@@ -192,10 +194,11 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Ends the engine's thread, and what it has under way."""
+        """Ends the engine's thread, and the transport."""
         atexit.unregister(self.close)
         self._inbox.put(None)
         self._thread.join(CLOSE_S)
+        self.transport.close()
 
     # What runs on the engine's own thread
 

@@ -1,6 +1,5 @@
 """Where each parameter's gradient lies in a group's flat buffer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -73,14 +72,20 @@ class Layout:
         return [slot.view(part) for slot, part in zip(self.slots, self.parts(flat), strict=True)]
 
 
-def tiles(numel: int, block: int, tile: int = 1 << 18) -> Sequence[tuple[int, int, int]]:
-    """Cuts `numel` elements into cache-sized pieces: (start, rows, width) of a (rows, width) matrix each.
+TILE = 1 << 18
+"""Elements worked on at a time: temporaries stay in cache and out of the allocator. (glibc returns blocks above
+32 MB to the system at every free, which costs more than the arithmetic.)"""
 
-    Every piece is whole blocks of `block` elements, but for a last row that holds the rest. Working tile by
-    tile keeps temporaries in cache and out of the allocator: blocks above 32 MB are returned to the system by
-    glibc at every free, which costs more than the arithmetic.
-    """
-    rows_per_tile = max(1, tile // block)
+
+def spans(numel: int) -> list[tuple[int, int]]:
+    """Cuts `numel` elements into tiles: (start, end) each."""
+    return [(start, min(start + TILE, numel)) for start in range(0, numel, TILE)]
+
+
+def tiles(numel: int, block: int) -> list[tuple[int, int, int]]:
+    """Cuts `numel` elements into tiles of whole blocks: (start, rows, width) of a (rows, width) matrix each, and a
+    last row that holds what is left over."""
+    rows_per_tile = max(1, TILE // block)
     whole = numel // block
     pieces = [(row * block, min(rows_per_tile, whole - row), block) for row in range(0, whole, rows_per_tile)]
     if numel % block:

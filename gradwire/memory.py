@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import Codec, Compressor, SignSGD
-from gradwire.layout import tiles
-
-TILE = 1 << 18
+from gradwire.layout import spans
 
 
 class Memory(ABC):
@@ -132,9 +130,8 @@ class DGCMemory(Memory):
         if not self.masking:
             return
         x, velocity = state["x"], state["velocity"]
-        for start, _, width in tiles(len(x), TILE):
-            unsent = x[start : start + width].ne(0).logical_or_(skip.ne(0))
-            velocity[start : start + width].mul_(unsent)
+        for start, end in spans(len(x)):
+            velocity[start:end].mul_(x[start:end].ne(0).logical_or_(skip.ne(0)))
 
     def _clipped(self, grad: Tensor, share: float) -> Tensor:
         if self.clip is None:

@@ -72,10 +72,15 @@ class Reducer:
         local = self.site.transport.local
         return local is None or local.rank == self._leader
 
+    def _kept(self, name: str) -> bool:
+        """Whether a tensor of gradient size outlives the step; without memory x does not, and may be the mean."""
+        return name != "x" or self.group.memory.remembers
+
     def give(self, index: int, grad: Tensor | None) -> None:
         """Hands over the gradient of slot `index`; None where the parameter took no part in the step."""
         if grad is None:
-            self._held[index] = {name: views[index].clone() for name, views in self._views.items()}
+            kept = {name: views[index] for name, views in self._views.items() if self._kept(name)}
+            self._held[index] = {name: view.clone() for name, view in kept.items()}
             for views in self._views.values():
                 views[index].zero_()
         else:
@@ -175,10 +180,8 @@ class Reducer:
         for index, slot in enumerate(self.layout.slots):
             tensors = {f"shared/{name}": tensor for name, tensor in self.state.slots[index].items()}
             for name, views in self._views.items():
-                if name != "x":
-                    tensors[name] = views[index]
-                elif self.group.memory.remembers:
-                    tensors["residual"] = views[index]
+                if self._kept(name):
+                    tensors["residual" if name == "x" else name] = views[index]
             if index in self._owed:
                 tensors["residual"] = (
                     tensors["residual"] + self._owed[index] if "residual" in tensors else self._owed[index]

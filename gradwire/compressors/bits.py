@@ -43,10 +43,12 @@ def unpack_ternary(codes: Tensor, out: Tensor) -> None:
 
 def _lookup(table: Tensor, codes: Tensor, out: Tensor) -> None:
     width = table.shape[1]
-    if out.numel() % width == 0:
-        torch.index_select(table, 0, codes.int(), out=out.view(-1, width))
-    else:
+    if out.numel() % width:
         out.copy_(table[codes.int()].view(-1)[: out.numel()].view_as(out))
+    elif out.device.type == "cpu":  # mode="clip" spares numpy a buffer, and is twice as fast as torch
+        np.take(table.numpy(), codes.numpy(), axis=0, out=out.numpy().reshape(-1, width), mode="clip")
+    else:
+        torch.index_select(table, 0, codes.int(), out=out.view(-1, width))
 
 
 @cache

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Codec, State
-from gradwire.layout import tiles
-
-TILE = 1 << 18
+from gradwire.layout import spans
 
 
 class Cast(Codec):
@@ -30,9 +28,9 @@ class Cast(Codec):
             out.add_(row.view(self.wire_dtype))
 
     def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
-        for start, _, width in tiles(len(x), TILE):
-            part = x[start : start + width]
-            sent = state.scratch.tensor("cast", (width,), self.wire_dtype)
+        for start, end in spans(len(x)):
+            part = x[start:end]
+            sent = state.scratch.tensor("cast", (end - start,), self.wire_dtype)
             state.take(part, sent.copy_(part))
 
 
@@ -59,9 +57,9 @@ class FP16(Cast):
             payload.view(torch.float16).clamp_(-65504, 65504)
 
     def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
-        for start, _, width in tiles(len(x), TILE):
-            part = x[start : start + width]
-            sent = state.scratch.tensor("cast", (width,), torch.float16)
+        for start, end in spans(len(x)):
+            part = x[start:end]
+            sent = state.scratch.tensor("cast", (end - start,), torch.float16)
             state.take(part, sent.copy_(part).clamp_(-65504, 65504))
 
 

@@ -20,4 +20,4 @@ class Noise:
             return
         words = self._bits.random_raw(-(-x.numel() // 4))
         sixteen = torch.from_numpy(words.view(np.int16)[: x.numel()]).view_as(x)
-        x.add_(sixteen, alpha=2.0**-16).add_(2.0**-17)  # centred, so that the mean is zero
+        x.add_(sixteen, alpha=2.0**-16)

@@ -22,10 +22,13 @@ class Stochastic(Blockwise):
     def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
         noise = Noise(state.own_seed(), x.device)
         for part, scales, codes in self.tiles(x, payload):
-            torch.linalg.vector_norm(part, ord=torch.inf, dim=1, keepdim=True, out=scales)
+            rounded = state.scratch.tensor("rounded", tuple(part.shape))
+            torch.amax(
+                torch.abs(part, out=rounded), 1, keepdim=True, out=scales
+            )  # vector_norm is 10 times slower
             inverse = self.levels / scales
             inverse.masked_fill_(scales == 0, 0)
-            rounded = torch.mul(part, inverse, out=state.scratch.tensor("rounded", tuple(part.shape)))
+            torch.mul(part, inverse, out=rounded)
             noise.add_to(rounded)
             self.pack(rounded.round_(), codes, state)
 

@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Workspace
-from gradwire.layout import tiles
+from gradwire.layout import TILE, spans
 
 SAMPLE = 1 << 16
-TILE = 1 << 17
 TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -49,9 +48,9 @@ def above(x: Tensor, bound: float, scratch: Workspace) -> tuple[np.ndarray, np.n
     magnitude = scratch.tensor("magnitude", (TILE,)).numpy()
     mask = scratch.tensor("mask", (TILE,), torch.bool).numpy()
     found, sizes = [], []
-    for start, _, width in tiles(len(x), TILE):
-        m = np.abs(values[start : start + width], out=magnitude[:width])
-        hits = np.flatnonzero(np.greater_equal(m, limit, out=mask[:width]))
+    for start, end in spans(len(x)):
+        m = np.abs(values[start:end], out=magnitude[: end - start])
+        hits = np.flatnonzero(np.greater_equal(m, limit, out=mask[: end - start]))
         sizes.append(m[hits])
         hits += start
         found.append(hits)

@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire.compressors.base import Codec, State
 from gradwire.compressors.bits import pack_signs, unpack_signs
 from gradwire.compressors.blockwise import Blockwise, check_block
-from gradwire.layout import tiles
+from gradwire.layout import spans
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class EFSignSGD(Blockwise):
 
     def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
         for part, scales, codes in self.tiles(x, payload):
-            torch.linalg.vector_norm(part, ord=1, dim=1, keepdim=True, out=scales)
-            scales.div_(part.shape[1])
+            magnitude = torch.abs(part, out=state.scratch.tensor("magnitude", tuple(part.shape)))
+            torch.mean(magnitude, 1, keepdim=True, out=scales)
             pack_signs(part.view(-1), codes)
 
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
@@ -54,9 +54,9 @@ class OneBit(Blockwise):
             unpack_signs(codes, signs)
             width = part.shape[1]
             positives = signs.sum(1).add_(width).div_(2)
-            total, magnitude = part.sum(1), torch.linalg.vector_norm(part, ord=1, dim=1)
-            scales[:, 0] = (total - magnitude) / (2 * (width - positives).clamp_min_(1))
-            scales[:, 1] = (total + magnitude) / (2 * positives.clamp_min_(1))
+            total, absolute = part.sum(1), torch.abs(part, out=signs).sum(1)
+            scales[:, 0] = (total - absolute) / (2 * (width - positives).clamp_min_(1))
+            scales[:, 1] = (total + absolute) / (2 * positives.clamp_min_(1))
 
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
         unpack_signs(codes, out)
@@ -76,13 +76,11 @@ class SignSGD(Codec):
         return -(-n // 8)
 
     def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
-        for start, count, width in tiles(len(x), 8):
-            end = start + count * width
+        for start, end in spans(len(x)):
             pack_signs(x[start:end], payload[start // 8 : -(-end // 8)])
 
     def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
-        for start, count, width in tiles(len(out), 8):
-            end = start + count * width
+        for start, end in spans(len(out)):
             votes = out[start:end]
             other = state.scratch.tensor("votes", (end - start,))
             for rank, row in enumerate(rows):

@@ -38,6 +38,9 @@ class Transport(ABC):
     def abort(self, reason: str) -> None:  # noqa: B027
         """Gives up: the other ranks' collectives end with an error instead of waiting for this one."""
 
+    def close(self) -> None:  # noqa: B027
+        """Gives back what the transport holds; no collective may be under way."""
+
     def failure(self) -> str | None:
         """Why another rank gave up, where it could say so."""
         return None

@@ -27,6 +27,11 @@ class Hierarchical(Transport):
         self.local.abort(reason)
         self.between.abort(reason)
 
+    def close(self) -> None:
+        assert self.local is not None
+        self.local.close()
+        self.between.close()
+
     def failure(self) -> str | None:
         assert self.local is not None
         return self.local.failure() or self.between.failure()

@@ -71,8 +71,11 @@ class ProcessGroup(Transport):
     def abort(self, reason: str) -> None:
         """Leaves the reason where the others look for it, and closes this rank's connections."""
         _store().set(_FAILURE_KEY, reason)
+        self.close()
+
+    def close(self) -> None:
         group, self._group = self._group, None
-        if group is None:
+        if group is None or not dist.is_initialized():
             return
         if dist.get_backend(group) == "nccl":
             group.abort()
