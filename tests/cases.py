@@ -1,0 +1,78 @@
+"""One row per algorithm and pairing, and what it claims. Adding a compressor adds a row here, and no test."""
+
+from dataclasses import dataclass
+
+import gradwire as gw
+from gradwire.communicators import Communicator
+from gradwire.compressors import Compressor
+from gradwire.memory import Memory
+
+NONE, RESIDUAL = gw.NoMemory(), gw.Residual()
+GATHER, REDUCE, SCATTER = gw.AllGather(), gw.AllReduce(), gw.ScatterReduce()
+
+
+@dataclass(frozen=True)
+class Case:
+    """`bits` per element are sent at most, plus `extra_bytes` per group and payload.
+
+    `rounding` is the relative error of sums in flight; `exact` says that the mean is the dense mean
+    but for that; `unbiased` that its expectation is.
+    """
+
+    compressor: Compressor
+    memory: Memory
+    communicator: Communicator
+    bits: float
+    rounding: float = 2e-6
+    exact: bool = False
+    unbiased: bool = False
+
+    @property
+    def conserves(self) -> bool:
+        return self.memory.remembers
+
+    def __str__(self) -> str:
+        parts = (self.compressor, self.memory, self.communicator)
+        return "-".join(str(part).replace(" ", "") for part in parts)
+
+
+HALF, BRAIN = 2**-9, 2**-6
+
+CASES = [
+    Case(gw.FP32(), NONE, REDUCE, 32, exact=True),
+    Case(gw.FP32(), RESIDUAL, REDUCE, 32, exact=True),
+    Case(gw.FP16(), NONE, REDUCE, 16, HALF, exact=True),
+    Case(gw.FP16(), RESIDUAL, REDUCE, 16, HALF, exact=True),
+    Case(gw.FP16(), RESIDUAL, SCATTER, 16, exact=False),
+    Case(gw.FP16(), NONE, GATHER, 16, HALF, exact=True),
+    Case(gw.BF16(), NONE, REDUCE, 16, BRAIN, exact=True),
+    Case(gw.BF16(), RESIDUAL, REDUCE, 16, BRAIN, exact=True),
+    Case(gw.TopK(0.05), RESIDUAL, GATHER, 48 * 0.05),
+    Case(gw.TopK(0.05), RESIDUAL, SCATTER, 48 * 0.05),
+    Case(gw.TopK(0.05), gw.Residual(decay=0.9), GATHER, 48 * 0.05),
+    Case(gw.TopK(0.05), gw.DGCMemory(momentum=0.8), GATHER, 48 * 0.05),
+    Case(gw.TopK(1.0), RESIDUAL, GATHER, 48, exact=True),
+    Case(gw.DGC(0.05), gw.DGCMemory(), GATHER, 48 * 0.05),
+    Case(gw.DGC(0.05), gw.DGCMemory(masking=False, clip=0.5), GATHER, 48 * 0.05),
+    Case(gw.DGC(0.05), RESIDUAL, GATHER, 48 * 0.05),
+    Case(gw.RandomK(0.05), RESIDUAL, REDUCE, 32 * 0.05),
+    Case(gw.RandomK(0.05), RESIDUAL, GATHER, 32 * 0.05),
+    Case(gw.RandomK(0.05), RESIDUAL, SCATTER, 32 * 0.05),
+    Case(gw.RandomK(0.05), gw.DGCMemory(), REDUCE, 32 * 0.05),
+    Case(gw.RandomK(0.3, rescale=True), NONE, REDUCE, 32 * 0.3, unbiased=True),
+    Case(gw.QSGD(), NONE, GATHER, 8 + 32 / 1024, unbiased=True),
+    Case(gw.QSGD(levels=4, block=64), NONE, SCATTER, 8 + 32 / 64, unbiased=True),
+    Case(gw.QSGD(), RESIDUAL, SCATTER, 8 + 32 / 1024),
+    Case(gw.QSGD(levels=15), RESIDUAL, GATHER, 8 + 32 / 1024),
+    Case(gw.TernGrad(block=64), NONE, GATHER, 2 + 32 / 64, unbiased=True),
+    Case(gw.TernGrad(block=64), NONE, SCATTER, 2 + 32 / 64, unbiased=True),
+    Case(gw.TernGrad(), RESIDUAL, GATHER, 2 + 32 / 1024),
+    Case(gw.SignSGD(), NONE, GATHER, 1),
+    Case(gw.Signum(), NONE, GATHER, 1),
+    Case(gw.EFSignSGD(), RESIDUAL, GATHER, 1 + 32 / 4096),
+    Case(gw.EFSignSGD(block=64), RESIDUAL, SCATTER, 1 + 32 / 64),
+    Case(gw.OneBit(), RESIDUAL, GATHER, 1 + 64 / 4096),
+    Case(gw.OneBit(block=64), RESIDUAL, SCATTER, 1 + 64 / 64),
+    Case(gw.PowerSGD(2), RESIDUAL, REDUCE, 32, rounding=1e-5),
+    Case(gw.PowerSGD(1), NONE, REDUCE, 32),
+]

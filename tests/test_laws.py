@@ -1,0 +1,406 @@
+"""The laws that every algorithm obeys, over all rows of `cases.py`."""
+
+import inspect
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from cases import CASES, Case
+from harness import SMALL, WIDE, Job, alone, draw, hosts, job, plan_of, slots_of, total
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.collective import Gather, Local
+from gradwire.compressors import Codec, Compressor, Rounds, State
+from gradwire.layout import Slot
+
+SMALL_SLOTS, WIDE_SLOTS = slots_of(SMALL), slots_of(WIDE)
+CODECS = list({case.compressor: None for case in CASES if isinstance(case.compressor, Codec)})
+FLAG_BYTES = 4
+
+all_cases = pytest.mark.parametrize("case", CASES, ids=str)
+conserving = pytest.mark.parametrize("case", [case for case in CASES if case.conserves], ids=str)
+codecs = pytest.mark.parametrize("codec", CODECS, ids=str)
+
+
+def start(case: Case, slots: Sequence[Slot], world: int, groups: int = 2, **options) -> Job:
+    return job(
+        plan_of(slots, case.compressor, case.memory, case.communicator, groups=groups),
+        slots,
+        world,
+        **options,
+    )
+
+
+def kept(running: Job) -> list[Tensor]:
+    return total(running.state("residual"))
+
+
+def added(case: Case, running: Job, grads: list[list[Tensor]]) -> list[Tensor]:
+    """What the memories hold, over all ranks, once they were given `grads`."""
+    world = running.world
+    memory = case.memory
+    residual = running.state("residual")
+    if isinstance(memory, gw.DGCMemory):
+        velocity = running.state("velocity")
+        limit = math.inf if memory.clip is None else memory.clip / math.sqrt(world)
+        gained = [
+            [
+                v * memory.momentum + g * min(1.0, limit / max(float(g.norm()), 1e-30)) / world
+                for v, g in zip(vs, gs, strict=True)
+            ]
+            for vs, gs in zip(velocity, grads, strict=True)
+        ]
+    else:
+        gained = [[grad / world for grad in own] for own in grads]
+        decay = memory.decay if isinstance(memory, gw.Residual) else 0.0
+        residual = [[r * decay for r in own] for own in residual]
+    return [a + b for a, b in zip(total(residual), total(gained), strict=True)]
+
+
+def close(
+    actual: Sequence[Tensor], expected: Sequence[Tensor], relative: float, steps: int = 1, least: float = 1e-3
+) -> None:
+    """Equal but for a few errors of `relative` times the largest element (taken as `least` or more), a step."""
+    for a, e in zip(actual, expected, strict=True):
+        error = (a.double() - e.double()).abs().max().item()
+        limit = 4 * steps * relative * max(least, e.abs().max().item())
+        assert error <= limit, f"off by {error:.2e}, where {limit:.2e} may be"
+
+
+def same_bits(by_rank: Sequence[Sequence[Tensor]]) -> None:
+    for other in by_rank[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(by_rank[0], other, strict=True))
+
+
+def test_every_compressor_memory_and_communicator_has_a_row():
+    exported = {getattr(gw, name) for name in gw.__all__ if inspect.isclass(getattr(gw, name))}
+    rows = {type(part) for case in CASES for part in (case.compressor, case.memory, case.communicator)}
+    parts = {
+        part
+        for part in exported
+        if issubclass(part, Compressor | gw.memory.Memory | gw.communicators.Communicator)
+    }
+    assert parts == rows
+
+
+def test_of_a_memory_and_a_communicator_every_default_pairing_has_a_row():
+    rows = {(type(case.compressor), type(case.memory), type(case.communicator)) for case in CASES}
+    for compressor in {type(case.compressor): case.compressor for case in CASES}.values():
+        group = gw.plan.uniform(WIDE_SLOTS, compressor).groups[0]
+        assert (type(compressor), type(group.memory), type(group.communicator)) in rows
+
+
+@conserving
+@pytest.mark.parametrize(("world", "slots"), [(2, SMALL_SLOTS), (3, SMALL_SLOTS), (2, WIDE_SLOTS)], ids=str)
+def test_what_is_not_sent_is_kept(case: Case, world: int, slots: list[Slot]):
+    with start(case, slots, world) as running:
+        for step in range(4):
+            grads = draw(slots, world, step)
+            before = added(case, running, grads)
+            means = running.step(grads)
+            after = [r + m.double() for r, m in zip(kept(running), means[0], strict=True)]
+            close(after, before, case.rounding)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.conserves and case.memory == gw.Residual()], ids=str
+)
+def test_over_many_steps_nothing_is_lost(case: Case):
+    steps, world = 12, 3
+    with start(case, SMALL_SLOTS, world) as running:
+        given = [draw(SMALL_SLOTS, world, step) for step in range(steps)]
+        sent = [running.step(grads)[0] for grads in given]
+        true = [s / world for s in total([grad for grads in given for grad in grads])]
+        close([s + r for s, r in zip(total(sent), kept(running), strict=True)], true, case.rounding, steps)
+
+
+@codecs
+@pytest.mark.parametrize("n", [1, 7, 8, 1000, 70_001])
+def test_a_codec_takes_out_what_its_payload_stands_for(codec: Codec, n: int):
+    if isinstance(codec, gw.SignSGD):
+        pytest.skip("votes, and keeps no memory")
+    if not codec.biased and codec.sparse:
+        pytest.skip("rescales, and keeps no memory")
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n))
+    state = alone(n, codec)
+    before, payload = x.clone(), torch.zeros(codec.payload_bytes(n), dtype=torch.uint8)
+    codec.encode(x, payload, state)
+    assert torch.equal(x, before), "encode changed x"
+    decoded = torch.empty(n)
+    codec.decode(payload[None], decoded, state)
+    codec.commit(payload, x, state)
+    close([x + decoded], [before], 1e-6)
+
+
+@codecs
+def test_decode_adds_up_its_rows(codec: Codec):
+    n, world = 70_001, 3
+    state = alone(n, codec)
+    aligned = -(-codec.payload_bytes(n) // 4) * 4
+    rows = torch.zeros(world, aligned, dtype=torch.uint8)[:, : codec.payload_bytes(n)]
+    for row, x in zip(rows, torch.randn(world, n, generator=torch.Generator().manual_seed(1)), strict=True):
+        codec.encode(x, row, state)
+    single = torch.zeros(world, n)
+    for row, out in zip(rows, single, strict=True):
+        codec.decode(row[None], out, state)
+    out = torch.full((n,), torch.nan)
+    codec.decode(rows, out, state)
+    expected = single.sum(0).sign() if isinstance(codec, gw.SignSGD) else single.sum(0)
+    close([out], [expected], 1e-6)
+
+
+@all_cases
+@pytest.mark.parametrize("world", [2, 3])
+def test_replicas_are_identical(case: Case, world: int):
+    with start(case, SMALL_SLOTS, world, groups=3) as running:
+        for step in range(6):
+            means = running.step(draw(SMALL_SLOTS, world, step))
+            same_bits(means)
+            assert all(mean.isfinite().all() for mean in means[0])
+            assert all(mean.shape == slot.shape for mean, slot in zip(means[0], SMALL_SLOTS, strict=True))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.exact], ids=str)
+def test_the_exact_ones_give_the_mean(case: Case):
+    with start(case, SMALL_SLOTS, 3) as running:
+        grads = draw(SMALL_SLOTS, 3, 0)
+        close(running.step(grads)[0], [s / 3 for s in total(grads)], case.rounding)
+
+
+@all_cases
+@pytest.mark.parametrize("world", [2, 3])
+def test_declared_bytes_are_sent_bytes(case: Case, world: int):
+    with start(case, WIDE_SLOTS, world, groups=1) as running:
+        transport = running.transports[0]
+        handed = len(transport.started)
+        running.step(draw(WIDE_SLOTS, world, 0))
+        ops = transport.started[handed:]
+        numel = sum(slot.numel for slot in WIDE_SLOTS)
+        assert running.engines[0].stats().wire_bytes == sum(op.wire_bytes(world) for op in ops)
+        if isinstance(case.compressor, Rounds):
+            r = case.compressor.rank
+            factors = sum(min(r, *slot.matrix) * sum(slot.matrix) for slot in WIDE_SLOTS)
+            assert sum(op.tensor.nbytes for op in ops) == 4 * factors + FLAG_BYTES
+            return
+        payload = case.compressor.payload_bytes(numel)
+        slack = 4 * -(-numel // 65_536) + 16  # counts of the sparse, whole numbers of scales
+        assert 8 * payload <= case.bits * numel + 8 * slack * world
+        sizes = [op.send.nbytes if isinstance(op, Gather) else op.result.nbytes for op in ops]
+        if isinstance(case.communicator, gw.ScatterReduce):
+            parts = case.compressor.payload_bytes(-(-numel // world) + 4096)
+            assert sizes[0] == world * sizes[1] <= world * (parts + 3 + FLAG_BYTES)
+        else:
+            assert len(sizes) == 1
+            assert payload <= sizes[0] <= payload + 3 + FLAG_BYTES
+
+
+REGROUPED = [SMALL_SLOTS[3:] + SMALL_SLOTS[:3], SMALL_SLOTS[::-1]]
+
+
+@conserving
+def test_memories_survive_a_new_grouping(case: Case):
+    with start(case, SMALL_SLOTS, 2) as running:
+        running.step(draw(SMALL_SLOTS, 2, 0))
+        for groups, order in enumerate(REGROUPED, 1):
+            before = running.states()
+            plan = plan_of(order, case.compressor, case.memory, case.communicator, groups=groups)
+            running.install(plan)
+            for old, new in zip(before, running.states(), strict=True):
+                assert old.keys() == new.keys()
+                assert all(torch.equal(old[key], new[key]) for key in old)
+            expected = added(case, running, grads := draw(SMALL_SLOTS, 2, groups))
+            means = running.step(grads)
+            close([a + b for a, b in zip(kept(running), means[0], strict=True)], expected, case.rounding)
+
+
+@conserving
+def test_a_plan_without_memory_sends_what_the_old_one_kept(case: Case):
+    with start(case, SMALL_SLOTS, 3) as running:
+        running.step(draw(SMALL_SLOTS, 3, 0))
+        owed = kept(running)
+        running.install(plan_of(SMALL_SLOTS[::-1], gw.FP32(), gw.NoMemory(), gw.AllReduce(), groups=3))
+        close(kept(running), owed, 1e-6)
+        grads = draw(SMALL_SLOTS, 3, 1)
+        means = running.step(grads)
+        close(means[0], [s / 3 + o for s, o in zip(total(grads), owed, strict=True)], 2e-6)
+        assert all(not residual.any() for residual in kept(running))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.unbiased], ids=str)
+def test_the_unbiased_ones_are(case: Case):
+    """The mean of many runs of the same gradient lies within 6.5 standard errors of it, in every element."""
+    slots, world, runs = slots_of({"w": torch.empty(7, 31)}), 2, 400
+    grads = draw(slots, world, 5)
+    with start(case, slots, world) as running:
+        means = torch.stack([running.step(grads)[0][0] for _ in range(runs)]).double()
+    error = means.mean(0) - total(grads)[0] / world
+    deviation = means.std(0).clamp_min(1e-6) / math.sqrt(runs)
+    assert (error / deviation).abs().max() < 6.5
+    assert abs((error / deviation).sum() / math.sqrt(error.numel())) < 5.5, "a small bias in all elements"
+
+
+@all_cases
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_step_that_is_not_finite_leaves_no_trace(case: Case, bad: float):
+    world = 2
+    later: list[list[Tensor]] = []
+    for poisoned in (True, False):
+        with start(case, SMALL_SLOTS, world, groups=2) as running:
+            running.step(draw(SMALL_SLOTS, world, 0))
+            before = running.states()
+            if poisoned:
+                grads = draw(SMALL_SLOTS, world, 1)
+                for group in (0, 1):
+                    grads[1][group][0] = bad
+                means = running.step(grads)
+                assert not any(own[group].isfinite().all() for own in means for group in (0, 1))
+            else:
+                for engine in running.engines:
+                    engine.adopt(engine.export(), 2)  # the same seeds as after the skipped step
+            for old, new in zip(before, running.states(), strict=True):
+                keys = old.keys() - {"step"}
+                close([new[key] for key in keys], [old[key] for key in keys], 1e-6, least=1.0)
+            later.append(running.step(draw(SMALL_SLOTS, world, 2))[0])
+    if case.rounding < 1e-4 and not isinstance(case.compressor, gw.PowerSGD):
+        differing = sum(int((a - b).abs().gt(1e-3).sum()) for a, b in zip(*later, strict=True))
+        assert differing <= 3, "a later step differs, beyond a tie or a sign that rounding decides"
+
+
+@all_cases
+def test_unused_parameters_keep_their_memory(case: Case):
+    unused_on_one, unused_everywhere, world = 3, 6, 2
+    with start(case, SMALL_SLOTS, world, find_unused=True) as running:
+        running.step(draw(SMALL_SLOTS, world, 0))
+        before, states = kept(running), running.states()
+        grads: list[list[Tensor | None]] = [list(own) for own in draw(SMALL_SLOTS, world, 1)]
+        grads[1][unused_on_one] = None
+        grads[0][unused_everywhere] = grads[1][unused_everywhere] = None
+        means = running.step(grads)
+        same_bits(means)
+        name = SMALL_SLOTS[unused_everywhere].name
+        for old, new in zip(states, running.states(), strict=True):
+            for key in old:
+                if key.startswith(name) and "//shared/" not in key:
+                    assert torch.equal(old[key], new[key])
+        assert [running.engines[0].used(slot) for slot in range(len(SMALL_SLOTS))] == [
+            slot != unused_everywhere for slot in range(len(SMALL_SLOTS))
+        ]
+        if case.memory == gw.Residual():
+            after = kept(running)[unused_on_one] + means[0][unused_on_one]
+            grad = grads[0][unused_on_one]
+            assert grad is not None
+            close([after], [before[unused_on_one] + grad / world], case.rounding)
+        assert all(mean.isfinite().all() for mean in running.step(draw(SMALL_SLOTS, world, 2))[0])
+
+
+def outcome(case: Case, seed: int) -> list[Tensor]:
+    with start(case, WIDE_SLOTS, 2, seed=seed) as running:
+        running.step(draw(WIDE_SLOTS, 2, 0))
+        return running.step(draw(WIDE_SLOTS, 2, 1))[0]
+
+
+@all_cases
+def test_the_same_seed_gives_the_same_bits(case: Case):
+    same_bits([outcome(case, 3), outcome(case, 3)])
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.unbiased or isinstance(case.compressor, gw.RandomK)], ids=str
+)
+def test_another_seed_gives_other_noise(case: Case):
+    assert not torch.equal(outcome(case, 3)[0], outcome(case, 4)[0])
+
+
+@pytest.mark.parametrize("compressor", [gw.QSGD(), gw.TernGrad()], ids=str)
+def test_ranks_and_steps_have_noise_of_their_own(compressor: Codec):
+    n = 1000
+    x, decoded = torch.rand(n, generator=torch.Generator().manual_seed(0)), []
+    for rank, step in [(0, 0), (1, 0), (0, 1)]:
+        state = State(alone(n, compressor).layout, rank, 2, *[alone(n, compressor).kept] * 2)
+        state.step = step
+        payload, out = torch.zeros(compressor.payload_bytes(n), dtype=torch.uint8), torch.empty(n)
+        compressor.encode(x, payload, state)
+        compressor.decode(payload[None], out, state)
+        decoded.append(out)
+    assert not any(torch.equal(a, b) for i, a in enumerate(decoded) for b in decoded[:i])
+
+
+@all_cases
+def test_two_hosts_of_two_ranks(case: Case):
+    def clipped() -> bool:
+        return isinstance(case.memory, gw.DGCMemory) and case.memory.clip is not None
+
+    transports = hosts(2, 2)
+    with start(case, SMALL_SLOTS, 4, transports=transports) as running, start(case, SMALL_SLOTS, 2) as flat:
+        for step in range(3):
+            grads = draw(SMALL_SLOTS, 4, step)
+            if case.conserves and not clipped():
+                before = added(case, running, grads)
+                means = running.step(grads)
+                after = [r + m.double() for r, m in zip(kept(running), means[0], strict=True)]
+                close(after, before, case.rounding)
+            else:
+                means = running.step(grads)
+            same_bits(means)
+            flat.step(draw(SMALL_SLOTS, 2, step))
+        between = [[op for op in transport.between.started] for transport in transports]
+        assert not any(isinstance(op, Local) for ops in between for op in ops)
+        hosts_bytes = [
+            sum(engine.stats().wire_bytes for engine in running.engines[i : i + 2]) for i in (0, 2)
+        ]
+        assert hosts_bytes == [engine.stats().wire_bytes for engine in flat.engines]
+
+
+def zeros(slots: Sequence[Slot], world: int) -> list[list[Tensor]]:
+    return [[slot.view(torch.zeros(slot.numel)) for slot in slots] for _ in range(world)]
+
+
+def constant(slots: Sequence[Slot], world: int) -> list[list[Tensor]]:
+    return [[grad + 0.25 for grad in own] for own in zeros(slots, world)]
+
+
+def mostly_zero(slots: Sequence[Slot], world: int) -> list[list[Tensor]]:
+    return [[grad * (grad > 2.5) for grad in own] for own in draw(slots, world, 0)]
+
+
+def tiny(slots: Sequence[Slot], world: int) -> list[list[Tensor]]:
+    return draw(slots, world, 0, scale=1e-38)
+
+
+def huge(slots: Sequence[Slot], world: int) -> list[list[Tensor]]:
+    return draw(slots, world, 0, scale=1e15)
+
+
+@all_cases
+@pytest.mark.parametrize("gradients", [zeros, constant, mostly_zero, tiny, huge])
+def test_degenerate_gradients(case: Case, gradients):
+    if gradients is huge and (case.bits == 16 and case.compressor != gw.BF16()):
+        pytest.skip("beyond half precision's range")
+    with start(case, SMALL_SLOTS, 2) as running:
+        for _ in range(3):
+            grads = gradients(SMALL_SLOTS, 2)
+            before = added(case, running, grads)
+            means = running.step(grads)
+            same_bits(means)
+            assert all(mean.isfinite().all() for mean in means[0])
+            if case.conserves:
+                close(
+                    [r + m.double() for r, m in zip(kept(running), means[0], strict=True)],
+                    before,
+                    case.rounding,
+                )
+
+
+@all_cases
+def test_a_single_element(case: Case):
+    slots = slots_of({"only": torch.empty(1)})
+    with start(case, slots, 3) as running:
+        for step in range(3):
+            grads = draw(slots, 3, step)
+            before = added(case, running, grads)
+            means = running.step(grads)
+            same_bits(means)
+            if case.conserves:
+                close([kept(running)[0] + means[0][0]], before, case.rounding)
