@@ -7,6 +7,7 @@ rings are.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -84,4 +85,16 @@ class Local:
         return 0
 
 
-Collective = Sum | Gather | Exchange | Broadcast | Local
+@dataclass(frozen=True, eq=False, slots=True)
+class Idle:
+    """A turn in which another rank of this host talks to its peers: so a host's ranks keep one sequence."""
+
+    @property
+    def result(self) -> Tensor:
+        return torch.empty(0)
+
+    def wire_bytes(self, world: int) -> int:
+        return 0
+
+
+Collective = Sum | Gather | Exchange | Broadcast | Local | Idle

@@ -7,7 +7,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from gradwire.collective import Broadcast, Local, Sum
+from gradwire.collective import Broadcast, Idle, Local, Sum
 from gradwire.compressors import Cast, Reduction, State, Workspace
 from gradwire.layout import Layout, Slot
 from gradwire.plan import Group
@@ -73,7 +73,7 @@ class Reducer:
         return local is None or local.rank == self._leader
 
     def _kept(self, name: str) -> bool:
-        """Whether a tensor of gradient size outlives the step; without memory x does not, and may be the mean."""
+        """Whether a flat tensor outlives the step; without memory x does not, and may be the mean."""
         return name != "x" or self.group.memory.remembers
 
     def give(self, index: int, grad: Tensor | None) -> None:
@@ -122,6 +122,9 @@ class Reducer:
             )
             self._settle(result, {i: (grad, 1.0) for i, grad in enumerate(staged)})
             mean.copy_(result)
+        else:
+            for _ in range(self.group.communicator.rounds(self.group.compressor)):
+                yield Idle()
         yield Local(Broadcast(mean, self._leader))
         self.mean = self.layout.views(mean)
         return mean

@@ -24,6 +24,9 @@ class AllReduce(Communicator):
                 "pair it with AllGather() or ScatterReduce()"
             )
 
+    def rounds(self, compressor: Compressor) -> int:
+        return compressor.rounds if isinstance(compressor, Rounds) else 1
+
     def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
         if isinstance(compressor, Rounds):
             return (yield from compressor.reduce(x, state))

@@ -23,6 +23,10 @@ class Communicator(ABC):
                 f"{type(compressor).__name__} sums its own factors; pair it with AllReduce(), not {self.name}()"
             )
 
+    def rounds(self, compressor: Compressor) -> int:
+        """How many collectives `reduce` takes, one after another."""
+        return 1
+
     @abstractmethod
     def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
         """The collectives that this takes; returns the mean (n,), valid until this group's next reduction."""

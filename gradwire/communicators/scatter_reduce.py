@@ -19,6 +19,9 @@ class ScatterReduce(Communicator):
 
     name: ClassVar[str] = "ScatterReduce"
 
+    def rounds(self, compressor: Compressor) -> int:
+        return 2
+
     def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
         assert isinstance(compressor, Codec)
         bounds = chunks(len(x), state.world)

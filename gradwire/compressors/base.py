@@ -143,7 +143,9 @@ class Codec(Compressor):
 
 
 class Rounds(Compressor):
-    """A compressor with collectives of its own, so that a two-round algorithm reads like its paper."""
+    """A compressor with `rounds` collectives of its own: a two-round algorithm reads like its paper."""
+
+    rounds: ClassVar[int]
 
     @abstractmethod
     def reduce(self, x: Tensor, state: State) -> Reduction:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class PowerSGD(Rounds):
     """
 
     rank: int = 4
+    rounds: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         if self.rank < 1:

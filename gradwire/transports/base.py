@@ -16,6 +16,13 @@ class Pending(Protocol):
         ...
 
 
+class Done:
+    """What is complete from the start."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
 class Transport(ABC):
     """Runs collectives among `world` ranks, in the order in which every rank starts them.
 

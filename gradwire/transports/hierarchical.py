@@ -1,7 +1,7 @@
 """Ranks share hosts: dense inside a host, compressed between hosts."""
 
-from gradwire.collective import Collective, Local
-from gradwire.transports.base import Pending, Transport
+from gradwire.collective import Collective, Idle, Local
+from gradwire.transports.base import Done, Pending, Transport
 
 
 class Hierarchical(Transport):
@@ -20,6 +20,8 @@ class Hierarchical(Transport):
         if isinstance(op, Local):
             assert self.local is not None
             return self.local.start(op.inner)
+        if isinstance(op, Idle):
+            return Done()
         return self.between.start(op)
 
     def abort(self, reason: str) -> None:

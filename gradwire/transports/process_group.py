@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.collective import Broadcast, Collective, Exchange, Gather, Local, Sum
+from gradwire.collective import Broadcast, Collective, Exchange, Gather, Idle, Local, Sum
 from gradwire.transports.base import Pending, Transport
 from gradwire.transports.hierarchical import Hierarchical
 
@@ -65,7 +65,7 @@ class ProcessGroup(Transport):
                 return _started(dist.all_to_all_single(receive, send, group=group, async_op=True))
             case Broadcast(tensor, source):
                 return _started(dist.broadcast(tensor, self._global[source], group=group, async_op=True))
-            case Local():
+            case Local() | Idle():
                 raise AssertionError("only a hierarchical transport has an inside")
 
     def abort(self, reason: str) -> None:

@@ -1,12 +1,7 @@
 """Nobody else is there: what would be sent is written down and counted."""
 
-from gradwire.collective import Broadcast, Collective, Exchange, Gather, Local, Sum
-from gradwire.transports.base import Pending, Transport
-
-
-class _Done:
-    def wait(self) -> None:
-        """Nothing to wait for."""
+from gradwire.collective import Broadcast, Collective, Exchange, Gather, Idle, Local, Sum
+from gradwire.transports.base import Done, Pending, Transport
 
 
 class Recording(Transport):
@@ -30,6 +25,6 @@ class Recording(Transport):
                 receive.copy_(send.expand_as(receive))
             case Exchange(send, receive):
                 receive.copy_(send[self.rank].expand_as(receive))
-            case Broadcast() | Local():
+            case Broadcast() | Local() | Idle():
                 pass
-        return _Done()
+        return Done()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gradwire.collective import Broadcast, Collective, Exchange, Gather, Local, Sum
+from gradwire.collective import Broadcast, Collective, Exchange, Gather, Idle, Local, Sum
 from gradwire.transports.base import Pending, Transport
 
 PATIENCE_S = 60.0
@@ -103,6 +103,6 @@ def _carry_out(ops: Sequence[Collective]) -> str | None:
         case Broadcast():
             for op in ops:
                 op.result.copy_(ops[first.source].result)
-        case Local():
+        case Local() | Idle():
             raise AssertionError("only a hierarchical transport has an inside")
     return None
