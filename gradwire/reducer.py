@@ -25,9 +25,13 @@ class Site:
 
     @property
     def share(self) -> float:
-        """What one rank's gradient counts in the mean."""
-        local = self.transport.local
-        return 1 / (self.transport.world * (local.world if local else 1))
+        """What one rank's gradient, or one host's, counts in the mean."""
+        return 1 / self.transport.world
+
+    @property
+    def local_share(self) -> float:
+        """What one rank's gradient counts in its host's."""
+        return 1 / self.transport.local.world if self.transport.local else 1.0
 
 
 class Reducer:
@@ -86,12 +90,14 @@ class Reducer:
         else:
             self._grads[index] = grad
             if self.site.transport.local:
-                torch.mul(grad, self.site.share, out=self._staged()[1][index])
+                torch.mul(grad, self.site.local_share, out=self._staged()[1][index])
             else:
                 self._add(index, grad, self.site.share)
             if index in self._owed:
-                target = self._staged()[1] if self.site.transport.local else self._views["x"]
-                target[index].add_(self._owed[index])
+                if self.site.transport.local:
+                    self._staged()[1][index].add_(self._owed[index], alpha=1 / self.site.share)
+                else:
+                    self._views["x"][index].add_(self._owed[index])
 
     def reduce(self) -> Reduction:
         """The collectives of this step; afterwards `mean` holds the parameter-shaped results."""
@@ -116,11 +122,11 @@ class Reducer:
         mean = self.state.kept.tensor("handed", (self.layout.numel,))
         if self._compresses:
             for index, grad in enumerate(staged):
-                self._add(index, grad, 1.0)
+                self._add(index, grad, self.site.share)
             result = yield from self.group.communicator.reduce(
                 self.group.compressor, self.state.flat["x"], self.state
             )
-            self._settle(result, {i: (grad, 1.0) for i, grad in enumerate(staged)})
+            self._settle(result, {i: (grad, self.site.share) for i, grad in enumerate(staged)})
             mean.copy_(result)
         else:
             for _ in range(self.group.communicator.rounds(self.group.compressor)):
@@ -166,9 +172,9 @@ class Reducer:
             for name, kept in held.items():
                 view = self._views[name][index]
                 view.add_(kept) if used[index] else view.copy_(kept)
-        if not self.state.skipped:
-            for index in self._grads:
-                self._owed.pop(index, None)
+        for index in self._owed.keys() & self._grads.keys():
+            if self.mean[index].isfinite().all():
+                del self._owed[index]
         self._grads.clear()
         self._held.clear()
         self.state.flag.zero_()
