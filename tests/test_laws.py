@@ -11,7 +11,7 @@ from harness import SMALL, WIDE, Job, alone, draw, hosts, job, plan_of, slots_of
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective import Gather, Local
+from gradwire.collective import Broadcast, Gather, Idle, Local, Sum
 from gradwire.compressors import Codec, Compressor, Rounds, State
 from gradwire.layout import Slot
 
@@ -62,7 +62,7 @@ def added(case: Case, running: Job, grads: list[list[Tensor]]) -> list[Tensor]:
 def close(
     actual: Sequence[Tensor], expected: Sequence[Tensor], relative: float, steps: int = 1, least: float = 1e-3
 ) -> None:
-    """Equal but for a few errors of `relative` times the largest element (taken as `least` or more), a step."""
+    """Equal but for a few errors of `relative` times the largest element (or `least`), a step."""
     for a, e in zip(actual, expected, strict=True):
         error = (a.double() - e.double()).abs().max().item()
         limit = 4 * steps * relative * max(least, e.abs().max().item())
@@ -328,29 +328,55 @@ def test_ranks_and_steps_have_noise_of_their_own(compressor: Codec):
 
 
 @all_cases
-def test_two_hosts_of_two_ranks(case: Case):
-    def clipped() -> bool:
-        return isinstance(case.memory, gw.DGCMemory) and case.memory.clip is not None
+def test_hosts_send_what_single_ranks_would(case: Case):
+    """Where a host's ranks agree, two hosts of two are as two ranks: the same bits, and bytes."""
+    with start(case, SMALL_SLOTS, 4, transports=hosts(2, 2)) as running, start(case, SMALL_SLOTS, 2) as flat:
+        for step in range(3):
+            first, second = draw(SMALL_SLOTS, 2, step)
+            means = running.step([first, first, second, second])
+            same_bits(means)
+            same_bits([means[0], flat.step([first, second])[0]])
+        sent = [engine.stats().wire_bytes for engine in running.engines]
+        assert [sum(sent[:2]), sum(sent[2:])] == [engine.stats().wire_bytes for engine in flat.engines]
+        for transport in running.transports:
+            assert not any(isinstance(op, Local | Idle) for op in transport.between.started)
+            assert all(isinstance(op, Sum | Broadcast) for op in transport.local.started)
 
-    transports = hosts(2, 2)
-    with start(case, SMALL_SLOTS, 4, transports=transports) as running, start(case, SMALL_SLOTS, 2) as flat:
+
+@conserving
+def test_hosts_keep_what_they_do_not_send(case: Case):
+    if isinstance(case.memory, gw.DGCMemory) and case.memory.clip:
+        pytest.skip("clips what a host's ranks have together")
+    with start(case, SMALL_SLOTS, 4, transports=hosts(2, 2)) as running:
         for step in range(3):
             grads = draw(SMALL_SLOTS, 4, step)
-            if case.conserves and not clipped():
-                before = added(case, running, grads)
-                means = running.step(grads)
-                after = [r + m.double() for r, m in zip(kept(running), means[0], strict=True)]
-                close(after, before, case.rounding)
-            else:
-                means = running.step(grads)
+            before = added(case, running, grads)
+            means = running.step(grads)
             same_bits(means)
-            flat.step(draw(SMALL_SLOTS, 2, step))
-        between = [[op for op in transport.between.started] for transport in transports]
-        assert not any(isinstance(op, Local) for ops in between for op in ops)
-        hosts_bytes = [
-            sum(engine.stats().wire_bytes for engine in running.engines[i : i + 2]) for i in (0, 2)
-        ]
-        assert hosts_bytes == [engine.stats().wire_bytes for engine in flat.engines]
+            close(
+                [r + m.double() for r, m in zip(kept(running), means[0], strict=True)], before, case.rounding
+            )
+
+
+def test_hosts_keep_their_memory_when_another_rank_takes_a_group_over():
+    with start(
+        Case(gw.TopK(0.05), gw.Residual(), gw.AllGather(), 0), SMALL_SLOTS, 4, transports=hosts(2, 2)
+    ) as running:
+        running.step(draw(SMALL_SLOTS, 4, 0))
+        owed = kept(running)
+        names = [group.slots for group in running.engines[0].plan.groups]
+        groups = [gw.Group(part, gw.TopK(0.05), gw.Residual(), gw.AllGather()) for part in names[::-1]]
+        running.install(gw.Plan(tuple(groups)))
+        close(kept(running), owed, 1e-6)
+        poisoned = draw(SMALL_SLOTS, 4, 1)
+        for grad in poisoned[0]:
+            grad.fill_(torch.nan)
+        running.step(poisoned)
+        close(kept(running), owed, 1e-6, least=1.0)
+        grads = draw(SMALL_SLOTS, 4, 2)
+        means = running.step(grads)
+        expected = [o + s / 4 for o, s in zip(owed, total(grads), strict=True)]
+        close([r + m for r, m in zip(kept(running), means[0], strict=True)], expected, 2e-6)
 
 
 def zeros(slots: Sequence[Slot], world: int) -> list[list[Tensor]]:
