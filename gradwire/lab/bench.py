@@ -18,11 +18,15 @@ WARM_UP_STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSpec(Spec):
-    """Configurations to time on one task, `steps` steps at a time."""
+    """Configurations to time on one task, `steps` steps at a time. Raises ValueError for less than one."""
 
     configurations: list[str]
     steps: int
     repeats: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.repeats < 1:
+            raise ValueError(f"{self.repeats} x {self.steps} steps cannot be timed: give 1 or more of both")
 
 
 @dataclass(frozen=True)

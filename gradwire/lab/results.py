@@ -1,8 +1,9 @@
 """What ranks measured, as JSON lines: written by rank 0 while they run, read by whoever follows."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, astuple, dataclass, field
+from operator import add, sub
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, Self
@@ -38,10 +39,15 @@ class Totals:
         seconds = {name: getattr(stats, name) for name in ("encode_s", "wire_s", "decode_s", "wait_s")}
         return cls(stats.wire_bytes, stats.dense_bytes, interface_bytes, **seconds)
 
-    def __sub__(self, earlier: "Totals") -> "Totals":
-        numbers = asdict(self)
-        before = asdict(earlier)
-        return Totals(**{name: value and value - before[name] for name, value in numbers.items()})
+    def __add__(self, other: "Totals") -> "Totals":
+        return self._combined(add, other)
+
+    def __sub__(self, other: "Totals") -> "Totals":
+        return self._combined(sub, other)
+
+    def _combined(self, operation: Callable[[float, float], float], other: "Totals") -> "Totals":
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Totals(*(None if a is None else operation(a, b) for a, b in pairs))  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,90 @@
+"""Pictures of training runs, in colours that colour-blind readers can tell apart (Okabe and Ito 2008)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
+
+from gradwire.lab.results import Record, Run
+
+_COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+_MARKERS = "osD^vPX"
+_STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "axes.axisbelow": True,
+}
+
+
+def curves(runs: Sequence[Run], metric: str, title: str) -> Figure:
+    """The held-out metric against steps, seconds and megabytes sent per rank; a run starts at its first
+    evaluation."""
+    panels: list[tuple[str, Callable[[Record], float]]] = [
+        ("steps", lambda record: record.step),
+        ("seconds of training", lambda record: record.wall_s),
+        ("MB sent per rank", lambda record: record.totals.wire_bytes / 1e6),
+    ]
+    with rc_context(_STYLE):
+        picture = Figure(figsize=(12, 4.6), layout="constrained")
+        picture.suptitle(title)
+        axes = picture.subplots(1, 3, sharey=True)
+        for panel, (label, x) in zip(axes, panels, strict=True):
+            for index, run in enumerate(runs):
+                _draw(panel, run, metric, index, x)
+            panel.set_xlabel(label)
+            if label != "steps":
+                _logarithmic(panel)
+        axes[0].set_ylabel("held-out loss (nats)" if metric == "loss" else f"held-out {metric}")
+        names = [run.configuration for run in runs]
+        picture.legend(
+            axes[0].lines, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False
+        )
+    return picture
+
+
+def costs(runs: Sequence[Run]) -> Figure:
+    """What a step costs: milliseconds, with the quartiles, and megabytes sent per rank."""
+    with rc_context({**_STYLE, "axes.grid.axis": "x"}):
+        picture = Figure(figsize=(12, 1.4 + 0.42 * len(runs)), layout="constrained")
+        time, size = picture.subplots(1, 2, sharey=True)
+        colours = [_COLOURS[index % len(_COLOURS)] for index in range(len(runs))]
+        names = [run.configuration for run in runs]
+        spreads = [run.step_ms() for run in runs]
+        medians = [spread.median for spread in spreads]
+        whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
+        style = {"ecolor": "#888888", "capsize": 3}
+        bars = time.barh(names, medians, color=colours, height=0.6, xerr=whiskers, error_kw=style)
+        time.bar_label(bars, [f"{median:.0f}" for median in medians], padding=6)
+        time.set_xlabel("milliseconds per step (median, quartiles)")
+        megabytes = [run.last.totals.wire_bytes / run.last.step / 1e6 for run in runs]
+        bars = size.barh(names, megabytes, color=colours, height=0.6)
+        size.bar_label(bars, [f"{sent:.3g}" for sent in megabytes], padding=6)
+        size.set_xlabel("MB sent per rank and step")
+        for panel in (time, size):
+            panel.margins(x=0.12)
+        time.invert_yaxis()
+    return picture
+
+
+def _draw(panel: Axes, run: Run, metric: str, index: int, x: Callable[[Record], float]) -> None:
+    evaluated = run.evaluated
+    panel.plot(
+        [x(record) for record in evaluated],
+        [record.held_out[metric] for record in evaluated if record.held_out],
+        color=_COLOURS[index % len(_COLOURS)],
+        marker=_MARKERS[index % len(_MARKERS)],
+        markersize=4,
+        linewidth=1.6,
+    )
+
+
+def _logarithmic(panel: Axes) -> None:
+    panel.set_xscale("log")
+    panel.xaxis.set_major_formatter(ScalarFormatter())
+    panel.xaxis.get_major_formatter().set_scientific(False)  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,106 @@
+"""Tables of figures as plain text, for the terminal and the page alike."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor, isinf, log10
+
+import rich.table
+from rich.box import SIMPLE_HEAD
+
+from gradwire.lab.catalogue import Entry
+from gradwire.lab.configuration import NOCOMM
+from gradwire.lab.results import Run, Spread, Totals
+from gradwire.report.timing import Timing
+
+_SPLIT = ("encode", "wire", "decode", "wait")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under columns; the first column names the row, the others are numbers."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+    def to_rich(self) -> rich.table.Table:
+        """For the terminal."""
+        table = rich.table.Table(title=self.title, title_justify="left", box=SIMPLE_HEAD)
+        for index, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if index else "left", no_wrap=index == 0)
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+
+def figure(number: float) -> str:
+    """Three significant digits, never an exponent."""
+    if number == 0 or isinf(number):
+        return "-"
+    digits = max(0, 2 - floor(log10(abs(number))))
+    return f"{number:.{digits}f}"
+
+
+def _spread(spread: Spread) -> list[str]:
+    return [figure(spread.median), f"{figure(spread.low)} to {figure(spread.high)}"]
+
+
+def _split_ms(totals: Totals, steps: int) -> list[str]:
+    seconds = (totals.encode_s, totals.wire_s, totals.decode_s, totals.wait_s)
+    return [figure(1e3 * part / steps) for part in seconds]
+
+
+def _sent(totals: Totals, unit: float) -> list[str]:
+    counts = [totals.wire_bytes, totals.interface_bytes]
+    return [figure(count / unit) for count in counts if count is not None]
+
+
+def _sent_columns(totals: Totals, unit: str) -> list[str]:
+    """Of all ranks' interfaces there are counts on the emulated network alone."""
+    return [f"{unit} sent per rank", *(["at the interface"] if totals.interface_bytes is not None else [])]
+
+
+def training(runs: Sequence[Run], metric: str) -> Table:
+    """What each finished run reached, how long it took and what it sent; speed-up is over the first."""
+    first = runs[0].last
+    columns = ["configuration", f"held-out {metric}", "s to finish", "ms per step", "quartiles"]
+    columns += [*_sent_columns(first.totals, "MB"), "ratio", "speed-up"]
+    rows = []
+    for run in runs:
+        last = run.last
+        assert last.held_out
+        sent = [*_sent(last.totals, 1e6), figure(last.totals.ratio)]
+        cost = [figure(last.wall_s), *_spread(run.step_ms()), *sent, figure(first.wall_s / last.wall_s)]
+        rows.append([run.configuration, f"{last.held_out[metric]:.3f}", *cost])
+    return Table("Training", columns, rows)
+
+
+def splits(runs: Sequence[Run]) -> Table:
+    """Where Gradwire's time went."""
+    rows = [[run.configuration, *_split_ms(run.last.totals, run.last.step)] for run in runs]
+    return Table("Milliseconds per step", ["configuration", *_SPLIT], rows)
+
+
+def timings(timings: Sequence[Timing]) -> Table:
+    """What one step of each configuration costs."""
+    columns = ["configuration", "ms per step", "quartiles", f"times {NOCOMM}", *_SPLIT]
+    columns += [*_sent_columns(timings[0].totals, "kB"), "ratio"]
+    rows = []
+    for timing in timings:
+        time = [*_spread(timing.step_ms), f"{timing.times_nocomm:.2f}"]
+        time += _split_ms(timing.totals, timing.steps)
+        sent = [*_sent(timing.totals, 1e3 * timing.steps), figure(timing.totals.ratio)]
+        rows.append([timing.configuration, *time, *sent])
+    return Table("One step", columns, rows)
+
+
+def catalogue(kind: str, entries: Sequence[Entry]) -> rich.table.Table:
+    """What there is of one kind."""
+    table = rich.table.Table(title=kind, title_justify="left", box=SIMPLE_HEAD)
+    columns = {"name": "name", "summary": "what it is", "defaults": "options", "paper": "paper"}
+    filled = [field for field in columns if any(getattr(entry, field) for entry in entries)]
+    for field in filled:
+        table.add_column(columns[field], no_wrap=field == "name", overflow="fold")
+    for entry in entries:
+        table.add_row(*(getattr(entry, field) for field in filled))
+    return table

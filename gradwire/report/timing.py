@@ -1,0 +1,53 @@
+"""Step times of configurations, summed up over alternating repeats."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+from gradwire.lab.bench import Sample
+from gradwire.lab.configuration import NOCOMM
+from gradwire.lab.results import Spread, Totals
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One configuration: `step_ms` over the steps of all repeats; `totals` are of these `steps`."""
+
+    configuration: str
+    step_ms: Spread
+    times_nocomm: float
+    steps: int
+    totals: Totals
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, bytes and seconds per step."""
+        return {
+            "configuration": self.configuration,
+            "step_ms": asdict(self.step_ms),
+            "times_nocomm": self.times_nocomm,
+            "per_step": {name: value and value / self.steps for name, value in asdict(self.totals).items()},
+            "steps": self.steps,
+        }
+
+
+def summarize(samples: Sequence[Sample]) -> list[Timing]:
+    """One `Timing` per configuration, in the order of the first repeat; `nocomm` must be among them."""
+    of = {name: [s for s in samples if s.configuration == name] for name in _names(samples)}
+    spreads = {name: Spread.of([ms for s in mine for ms in s.step_ms]) for name, mine in of.items()}
+    alone = spreads[NOCOMM].median
+    return [
+        Timing(
+            name,
+            spread,
+            spread.median / alone,
+            sum(len(sample.step_ms) for sample in of[name]),
+            reduce(add, [sample.totals for sample in of[name]]),
+        )
+        for name, spread in spreads.items()
+    ]
+
+
+def _names(samples: Sequence[Sample]) -> list[str]:
+    return list(dict.fromkeys(sample.configuration for sample in samples))

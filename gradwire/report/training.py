@@ -1,0 +1,38 @@
+"""All that is written about training runs, in one folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradwire.lab.results import Run
+from gradwire.report import page, pictures, tables
+
+_TRAINING_NOTE = """Seconds are rank 0's time in steps; evaluating and recording stop the clock. Bytes are the
+mean over the ranks; for plain DDP they are those of its ring all-reduce. At the interface, packet headers and
+TCP's own traffic count as well. Ratio: how many times fewer bytes than plain DDP. Speed-up: in time to
+finish, over the first configuration."""
+_SPLIT_NOTE = """Encode and decode are computing. Wire is the sum over collectives from start to end; several
+are in flight at once, mostly while the backward pass still runs. Wait is from the last gradient until all
+means are there. Plain DDP is not taken apart."""
+
+
+def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, Any]) -> list[Path]:
+    """Writes curves.png, costs.png, report.html and run.json (the facts); returns the first three's paths."""
+    title = f"{facts['task']} on {facts['place']}"
+    drawn = {"curves": pictures.curves(runs, metric, title), "costs": pictures.costs(runs)}
+    paths = [folder / f"{name}.png" for name in drawn]
+    for path, picture in zip(paths, drawn.values(), strict=True):
+        picture.savefig(path, dpi=130)
+    noted = [(tables.training(runs, metric), _TRAINING_NOTE), (tables.splits(runs), _SPLIT_NOTE)]
+    report = folder / "report.html"
+    report.write_text(page.render(title, drawn, noted, _in_words(facts)))
+    (folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
+    return [*paths, report]
+
+
+def _in_words(facts: Mapping[str, Any]) -> dict[str, str]:
+    def words(value: Any) -> str:
+        return ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+
+    return {name.replace("_", " "): words(value) for name, value in facts.items() if value is not None}
