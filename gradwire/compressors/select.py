@@ -36,7 +36,7 @@ def lower_bound(x: Tensor, k: int, slack: float) -> float:
         return TINY
     sample = np.abs(x.numpy()[:: n // SAMPLE | 1])  # an odd stride meets every column of a power-of-two row
     rank = k / n * len(sample)
-    rank = int(rank + slack * rank**0.5 + slack)
+    rank = max(1, int(rank + slack * rank**0.5 + slack))
     if rank >= len(sample):
         return TINY
     return max(TINY, float(np.partition(sample, len(sample) - rank)[len(sample) - rank]))
