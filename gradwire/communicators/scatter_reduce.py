@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.collective import Exchange, Gather
 from gradwire.communicators.base import Communicator, flagged, flags
-from gradwire.compressors import Codec, Compressor, Reduction, State
+from gradwire.compressors import Codec, Compressor, Reduction, SignSGD, State
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,18 @@ class ScatterReduce(Communicator):
     """
 
     name: ClassVar[str] = "ScatterReduce"
+
+    def check(self, compressor: Compressor) -> None:
+        super().check(compressor)
+        if isinstance(compressor, SignSGD):
+            raise ValueError(
+                f"{type(compressor).__name__}'s vote may be a tie, which a second compression would make a plus; "
+                "pair it with AllGather()"
+            )
+        if not compressor.biased and compressor.sparse:
+            raise ValueError(
+                f"{compressor} would multiply what it sends a second time; pair it with AllReduce()"
+            )
 
     def rounds(self, compressor: Compressor) -> int:
         return 2
