@@ -52,19 +52,21 @@ class Plan:
     def from_json(cls, text: str) -> "Plan":
         """Raises ValueError for text that is no plan of this version."""
         data = json.loads(text)
-        if data.get("version") != 1:
-            raise ValueError(
-                f"plan version {data.get('version')!r} is not known; this Gradwire reads version 1"
-            )
-        return cls(tuple(
-            Group(
-                tuple(g["slots"]),
-                _from_dict(g["compressor"], compressors),
-                _from_dict(g["memory"], memory),
-                _from_dict(g["communicator"], communicators),
-            )
-            for g in data["groups"]
-        ))  # fmt: skip
+        version = data.get("version") if isinstance(data, dict) else None
+        if version != 1:
+            raise ValueError(f"plan version {version!r} is not known; this Gradwire reads version 1")
+        try:
+            return cls(tuple(
+                Group(
+                    tuple(g["slots"]),
+                    _from_dict(g["compressor"], compressors, Compressor),
+                    _from_dict(g["memory"], memory, Memory),
+                    _from_dict(g["communicator"], communicators, Communicator),
+                )
+                for g in data["groups"]
+            ))  # fmt: skip
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is no plan that Plan.to_json() wrote: {error}") from error
 
     def digest(self, slots: Sequence[Slot]) -> bytes:
         """32 bytes that differ where the plan or the parameters do."""
@@ -141,9 +143,9 @@ def _to_dict(part: Any) -> dict[str, Any]:
     return {"name": type(part).__name__} | dataclasses.asdict(part)
 
 
-def _from_dict(data: dict[str, Any], module: Any) -> Any:
+def _from_dict(data: dict[str, Any], module: Any, base: type) -> Any:
     arguments = dict(data)
-    name = arguments.pop("name")
-    if not hasattr(module, name):
-        raise ValueError(f"the plan names {name!r}, which {module.__name__} does not have")
-    return getattr(module, name)(**arguments)
+    part = getattr(module, name := arguments.pop("name"), None)
+    if not (isinstance(part, type) and issubclass(part, base)):
+        raise ValueError(f"the plan names {name!r}, which is no {base.__name__} of {module.__name__}")
+    return part(**arguments)
