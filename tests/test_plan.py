@@ -1,0 +1,155 @@
+"""Plans: JSON, what they refuse and advise, and that all ranks have the same."""
+
+import json
+
+import pytest
+import torch
+from cases import CASES, Case
+from harness import SMALL, job, plan_of, raising, slots_of, together
+
+import gradwire as gw
+from gradwire.engine import Engine
+from gradwire.plan import uniform
+
+SLOTS = slots_of(SMALL)
+TOP_K = gw.TopK(0.05)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_json_round_trip(case: Case):
+    plan = plan_of(SLOTS, case.compressor, case.memory, case.communicator)
+    again = gw.Plan.from_json(plan.to_json())
+    assert again == plan
+    assert again.to_json() == plan.to_json()
+    assert again.digest(SLOTS) == plan.digest(SLOTS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"version": 2, "groups": []}',
+        '{"version": 1}',
+        '{"version": 1, "groups": [{}]}',
+        '{"version": 1, "groups": [3]}',
+    ],
+)
+def test_what_is_no_plan_is_refused(text: str):
+    with pytest.raises(ValueError):  # noqa: PT011
+        gw.Plan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"compressor": {"name": "TopKK"}},
+        {"compressor": {"name": "Codec"}},
+        {"compressor": {"name": "Workspace"}},
+        {"compressor": {"name": "__name__"}},
+        {"compressor": {"name": "TopK", "ration": 0.1}},
+        {"compressor": {"name": "TopK", "ratio": 7}},
+        {"compressor": {"ratio": 0.1}},
+        {"memory": {"name": "torch"}},
+        {"memory": {"name": "sqrt", "x": 4}},
+        {"communicator": {"name": "TopK"}},
+    ],
+    ids=str,
+)
+def test_what_names_no_part_is_refused(change: dict):
+    data = json.loads(uniform(SLOTS, TOP_K).to_json())
+    data["groups"][0] |= change
+    with pytest.raises(ValueError):  # noqa: PT011
+        gw.Plan.from_json(json.dumps(data))
+
+
+REFUSED = [
+    (TOP_K, gw.Residual(), gw.AllReduce(), "AllGather"),
+    (gw.EFSignSGD(), gw.Residual(), gw.AllReduce(), "AllGather"),
+    (gw.QSGD(), gw.NoMemory(), gw.AllReduce(), "ScatterReduce"),
+    (gw.PowerSGD(), gw.Residual(), gw.AllGather(), "AllReduce"),
+    (gw.PowerSGD(), gw.Residual(), gw.ScatterReduce(), "AllReduce"),
+    (gw.SignSGD(), gw.Residual(), gw.AllGather(), "NoMemory"),
+    (gw.Signum(), gw.Residual(), gw.AllGather(), "NoMemory"),
+    (gw.SignSGD(), gw.NoMemory(), gw.ScatterReduce(), "AllGather"),
+    (gw.RandomK(rescale=True), gw.Residual(), gw.AllReduce(), "NoMemory"),
+    (gw.RandomK(rescale=True), gw.NoMemory(), gw.ScatterReduce(), "AllReduce"),
+    (gw.EFSignSGD(), gw.DGCMemory(), gw.AllGather(), "Residual"),
+    (gw.PowerSGD(), gw.DGCMemory(), gw.AllReduce(), "Residual"),
+]
+
+
+@pytest.mark.parametrize(("compressor", "memory", "communicator", "advice"), REFUSED, ids=str)
+def test_a_pairing_that_makes_no_sense_names_one_that_does(compressor, memory, communicator, advice: str):
+    with pytest.raises(ValueError, match=advice) as refusal:
+        gw.Group(("a",), compressor, memory, communicator)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gw.TopK(0), lambda: gw.TopK(1.5), lambda: gw.TopK(float("nan")), lambda: gw.DGC(-0.1),
+        lambda: gw.RandomK(2), lambda: gw.QSGD(levels=128), lambda: gw.QSGD(block=100), lambda: gw.TernGrad(block=0),
+        lambda: gw.EFSignSGD(block=12), lambda: gw.OneBit(block=-8), lambda: gw.Signum(momentum=1.0),
+        lambda: gw.PowerSGD(0), lambda: gw.Residual(0), lambda: gw.DGCMemory(momentum=1), lambda: gw.DGCMemory(clip=0),
+    ],
+)  # fmt: skip
+def test_hyperparameters_out_of_range_are_refused(make):
+    with pytest.raises(ValueError, match=r"=") as refusal:
+        make()
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_plan_for_another_model_is_refused():
+    plan = uniform(SLOTS, TOP_K)
+    with pytest.raises(ValueError, match="lacks"):
+        plan.check(slots_of(SMALL | {"more": torch.empty(2, 2)}))
+    with pytest.raises(ValueError, match="names parameter"):
+        plan.check(SLOTS[1:])
+    with pytest.raises(ValueError, match="two groups"):
+        gw.Plan(plan.groups + plan.groups[:1]).check(SLOTS)
+
+
+def test_the_default_plan_sends_small_tensors_dense_and_last():
+    *compressed, dense = uniform(SLOTS, TOP_K).groups
+    assert {name for group in compressed for name in group.slots} == {
+        s.name for s in SLOTS if len(s.shape) > 1
+    }
+    assert dense.compressor == gw.FP32()
+    assert set(dense.slots) == {slot.name for slot in SLOTS if len(slot.shape) < 2}
+
+
+OTHER = [
+    (uniform(SLOTS, gw.TopK(0.06)), SLOTS, 0),
+    (uniform(SLOTS[::-1], TOP_K), SLOTS, 0),
+    (uniform(SLOTS, TOP_K), slots_of(SMALL | {"scale": torch.empty(2)}), 0),
+    (uniform(SLOTS, TOP_K), SLOTS, 1),
+]
+
+
+@pytest.mark.parametrize(("plan", "slots", "seed"), OTHER, ids=["ratio", "order", "shape", "seed"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_that_differ_are_refused_on_all_ranks(plan: gw.Plan, slots: list, seed: int, world: int):
+    transports = gw.Threads.group(world)
+
+    def make(rank: int) -> Engine:
+        if rank == 1:
+            return Engine(plan, slots, transports[rank], torch.device("cpu"), seed=seed)
+        return Engine(uniform(SLOTS, TOP_K), SLOTS, transports[rank], torch.device("cpu"))
+
+    for error in together(world, make):
+        assert isinstance(error, ValueError)
+        assert "different plans" in str(error)
+
+
+def test_a_new_plan_that_differs_is_refused_on_all_ranks_and_the_old_one_stays():
+    with job(uniform(SLOTS, TOP_K), SLOTS, 2) as running:
+        plans = [uniform(SLOTS, gw.TopK(ratio)) for ratio in (0.1, 0.2)]
+        for error in together(2, lambda rank: running.engines[rank].install(plans[rank])):
+            assert isinstance(error, ValueError)
+        running.step([[torch.ones(slot.shape) for slot in SLOTS]] * 2)
+        assert running.engines[0].plan == uniform(SLOTS, TOP_K)
+        raising(together(2, lambda rank: running.engines[rank].install(plans[0])))
+        assert running.engines[1].plan == plans[0]
