@@ -144,7 +144,7 @@ class Engine:
 
     def means(self) -> list[Tensor]:
         """The last step's mean of every slot, in the parameters' shapes; valid until the next step."""
-        return [self._reducers[group].mean[index] for group, index in self._places]
+        return [self._delivered[slot] for slot in range(len(self.slots))]
 
     def used(self, slot: int) -> bool:
         """Whether any rank had a gradient for the slot in the last step."""
