@@ -158,6 +158,7 @@ class Engine:
         self.wait()
         plan.check(self.slots)
         self._agree(plan)
+        self._replan = None
         self._install(plan)
 
     def export(self) -> dict[str, dict[str, Tensor]]:
