@@ -115,6 +115,7 @@ class Engine:
                 f"parameter {self.slots[slot].name!r} has a sparse gradient; use Embedding(sparse=False)"
             )
         self._idle.clear()
+        self._raise_error()
         self._count = self._count % len(self.slots) + 1
         if self._count == 1:
             self._epoch += 1
@@ -137,8 +138,7 @@ class Engine:
     def wait(self) -> None:
         """Returns when the step that was begun is done; raises what went wrong in it."""
         self._idle.wait()
-        if self._error:
-            raise self._error
+        self._raise_error()
         if self._stream:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
@@ -209,15 +209,13 @@ class Engine:
         )
         with torch.no_grad(), scope:
             while (task := self._inbox.get()) is not None:
-                if self._error is None:
-                    try:
-                        task()
-                    except BaseException as error:
-                        self._fail(error)
+                try:
+                    task()
+                except BaseException as error:
+                    self._fail(error)
 
     def _post(self, task: Callable[..., None], *arguments: Any) -> None:
-        if self._error:
-            raise self._error
+        self._raise_error()
         ready = torch.cuda.current_stream(self.device).record_event() if self._stream else None
 
         def run() -> None:
@@ -228,6 +226,8 @@ class Engine:
         self._inbox.put(run)
 
     def _group_ready(self, group: int, arrived: list[tuple[int, Tensor | None]], epoch: int) -> None:
+        if self._error:
+            return
         if epoch != self._delivered_epoch:
             self._delivered_epoch = epoch
             self._delivered.clear()
@@ -256,8 +256,7 @@ class Engine:
         try:
             flight.pending.wait()
         except RuntimeError as error:
-            why = self.transport.failure() or f"a rank was lost ({error})"
-            raise ReductionError(f"reducing {_describe(flight.reducer)} ended: {why}") from error
+            raise ReductionError(f"reducing {_describe(flight.reducer)} ended: {self._why(error)}") from error
         self._clock.add("wire", flight.started, self._clock.mark())
         self._advance(flight.reducer, flight.reduction, flight.op.result)
 
@@ -289,8 +288,11 @@ class Engine:
 
     def _watch(self, bucket: _Bucket) -> None:
         self._buckets.append(bucket)
-        self._fill(bucket)
-        self._complete_buckets()
+        if self._error:
+            self._end_buckets(self._error)
+        else:
+            self._fill(bucket)
+            self._complete_buckets()
 
     def _fill(self, bucket: _Bucket) -> None:
         if bucket.epoch != self._delivered_epoch:
@@ -335,8 +337,8 @@ class Engine:
         assert self._replan
         order = torch.tensor(self._order, device=self.device)
         if self.transport.local:
-            self.transport.run(Local(Broadcast(order, 0)))
-        self.transport.run(Broadcast(order, 0))
+            self._run(Local(Broadcast(order, 0)))
+        self._run(Broadcast(order, 0))
         replan, self._replan = self._replan, None
         plan = replan([self.slots[slot] for slot in order.tolist()])
         plan.check(self.slots)
@@ -378,15 +380,33 @@ class Engine:
 
     def _sum(self, tensor: Tensor) -> None:
         if self.transport.local:
-            self.transport.run(Local(Sum(tensor)))
-        self.transport.run(Sum(tensor))
+            self._run(Local(Sum(tensor)))
+        self._run(Sum(tensor))
+
+    def _run(self, op: Collective) -> None:
+        try:
+            self.transport.run(op)
+        except RuntimeError as error:
+            raise ReductionError(f"agreeing with the other ranks ended: {self._why(error)}") from error
+
+    def _why(self, error: RuntimeError) -> str:
+        return self.transport.failure() or f"a rank was lost ({error})"
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
         self.transport.abort(str(error))
+        self._end_buckets(error)
+        self._idle.set()
+
+    def _end_buckets(self, error: BaseException) -> None:
         for bucket in self._buckets:
             bucket.future.set_exception(error)  # pyright: ignore[reportArgumentType]
-        self._idle.set()
+        self._buckets.clear()
+
+    def _raise_error(self) -> None:
+        if self._error:
+            self._idle.set()
+            raise self._error
 
 
 def _describe(reducer: Reducer) -> str:
