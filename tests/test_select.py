@@ -124,10 +124,7 @@ def test_any_numbers(x: list[float], share: float):
 def test_any_spread(seed: int, n: int, ratio: float, spread: float):
     generator = np.random.default_rng(seed)
     x = generator.standard_normal(n) * np.exp(spread * generator.standard_normal(n))
-    check(
-        torch.from_numpy(np.nan_to_num(x.astype(np.float32), posinf=1e38, neginf=-1e38)),
-        max(1, int(ratio * n)),
-    )
+    check(torch.from_numpy(x.clip(-1e38, 1e38).astype(np.float32)), max(1, int(ratio * n)))
 
 
 @pytest.mark.parametrize("n", [1, 65_535, 65_536, 65_537, 300_000])
