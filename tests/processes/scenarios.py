@@ -1,0 +1,492 @@
+"""What must hold between real processes over gloo: each scenario runs on all ranks of one launch.
+
+`python -m tests.processes.scenarios OUT` runs every scenario that is meant for this number of ranks, in order,
+and rank 0 writes {scenario: error or null} to OUT.
+"""
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import gradwire as gw
+
+SCENARIOS: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {}
+COMPRESSORS = [
+    gw.FP32(), gw.FP16(), gw.BF16(), gw.TopK(0.05), gw.RandomK(0.05), gw.DGC(0.05), gw.QSGD(block=64),
+    gw.TernGrad(block=64), gw.SignSGD(), gw.EFSignSGD(block=64), gw.OneBit(block=64), gw.Signum(), gw.PowerSGD(2),
+]  # fmt: skip
+
+
+def scenario(*worlds: int):
+    def register(function):
+        SCENARIOS[function.__name__] = (function, worlds)
+        return function
+
+    return register
+
+
+# What the scenarios train
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 5))
+
+
+def batch(step: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
+    rank = dist.get_rank() if rank is None else rank
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(8, 20, generator=generator), torch.randint(0, 5, (8,), generator=generator)
+
+
+def train(module: nn.Module, steps: int = 5, first: int = 0, optimizer=None, model=None) -> list[float]:
+    optimizer = optimizer or torch.optim.SGD((model or module).parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(first, first + steps):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(module(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([p.detach().float().flatten() for p in module.parameters()])
+
+
+def same_on_all_ranks(tensor: Tensor) -> bool:
+    copies = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(copies, tensor)
+    return all(torch.equal(copies[0], other) for other in copies)
+
+
+def dense_ddp(steps: int = 5) -> Tensor:
+    ddp = DistributedDataParallel(network())
+    train(ddp, steps)
+    return flat(ddp)
+
+
+def pytest_raises(kind: type[Exception], text: str, call: Callable[[], object]) -> None:
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), f"{text!r} is not in {error!s}"
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+# DDP
+
+
+@scenario(2, 3, 4)
+def replicas_stay_the_same_with_ddp() -> None:
+    for compressor in COMPRESSORS:
+        ddp = DistributedDataParallel(network(), bucket_cap_mb=0.01)
+        handle = gw.attach(ddp, compressor)
+        train(ddp, 6)
+        assert same_on_all_ranks(flat(ddp)), compressor
+        handle.detach()
+
+
+@scenario(2, 3, 4)
+def fp32_is_plain_ddp() -> None:
+    ddp = DistributedDataParallel(network())
+    gw.attach(ddp, gw.FP32())
+    train(ddp)
+    torch.testing.assert_close(flat(ddp), dense_ddp())
+
+
+@scenario(2)
+def scatter_reduce_and_memories_train() -> None:
+    pairings = [
+        (gw.TopK(0.1), gw.DGCMemory(), gw.AllGather()), (gw.RandomK(0.1), gw.DGCMemory(clip=1.0), gw.AllReduce()),
+        (gw.QSGD(), gw.Residual(), gw.ScatterReduce()), (gw.EFSignSGD(), gw.Residual(0.9), gw.ScatterReduce()),
+    ]  # fmt: skip
+    for compressor, memory, communicator in pairings:
+        ddp = DistributedDataParallel(network())
+        gw.attach(ddp, compressor, memory=memory, communicator=communicator)
+        losses = train(ddp, 10, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.02))
+        assert losses[-1] < 3, compressor
+        assert same_on_all_ranks(flat(ddp)), compressor
+
+
+@scenario(2, 3)
+def accumulation_sends_the_sum_once() -> None:
+    def accumulate(ddp: DistributedDataParallel) -> Tensor:
+        for step in range(4):
+            ddp.zero_grad()
+            for part in range(3):
+                inputs, targets = batch(10 * step + part)
+                with ddp.no_sync() if part < 2 else nullcontext():
+                    nn.functional.cross_entropy(ddp(inputs), targets).backward()
+            with torch.no_grad():
+                for p in ddp.parameters():
+                    p.sub_(p.grad, alpha=0.1)
+        return flat(ddp)
+
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, gw.FP32())
+    torch.testing.assert_close(accumulate(ddp), accumulate(DistributedDataParallel(network())))
+    assert handle.stats().steps == 4
+
+
+class Branches(nn.Module):
+    """Uses `left` or `right` as told, and `never` never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right, self.never = nn.Linear(20, 5), nn.Linear(20, 5), nn.Linear(20, 5)
+
+    def forward(self, x: Tensor, left: bool, right: bool) -> Tensor:
+        return sum(branch(x) for branch, on in ((self.left, left), (self.right, right)) if on)
+
+
+def branch_gradients(compressor, steps: int = 3) -> list[Tensor | None]:
+    ddp = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    if compressor:
+        gw.attach(ddp, compressor)
+    for step in range(steps):
+        inputs, targets = batch(step)
+        ddp.zero_grad()
+        nn.functional.cross_entropy(
+            ddp(inputs, dist.get_rank() == 0 or step == 0, dist.get_rank() == 1 or step < 2), targets
+        ).backward()
+    return [p.grad for p in ddp.parameters()]
+
+
+@scenario(2, 3)
+def unused_parameters_are_as_in_ddp() -> None:
+    for ours, theirs in zip(branch_gradients(gw.FP32()), branch_gradients(None), strict=True):
+        if theirs is None:
+            assert ours is None
+        else:
+            torch.testing.assert_close(ours, theirs)
+
+
+@scenario(2)
+def a_parameter_unused_everywhere_keeps_its_memory() -> None:
+    ddp = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    handle = gw.attach(ddp, gw.EFSignSGD(block=64), dense=lambda name, parameter: False)
+    for step in range(3):
+        if step == 2:
+            before = handle.state_dict()
+        inputs, targets = batch(step)
+        ddp.zero_grad()
+        nn.functional.cross_entropy(ddp(inputs, True, step < 2), targets).backward()
+    after = handle.state_dict()
+    assert torch.equal(before["right.weight//residual"], after["right.weight//residual"])
+    assert before["right.weight//residual"].any()
+    assert not torch.equal(before["left.weight//residual"], after["left.weight//residual"])
+
+
+class Odd(nn.Module):
+    """Shared, frozen, zero-size, channels-last, bfloat16 and scalar parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.shared = nn.Linear(8, 8)
+        self.again = self.shared
+        self.narrow = nn.Linear(8, 5).bfloat16()
+        self.empty = nn.Parameter(torch.empty(0, 7))
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(x).mean((2, 3))
+        h = self.again(torch.relu(self.shared(self.frozen(h)))) * self.scale + self.empty.sum()
+        return self.narrow(h.bfloat16()).float()
+
+
+def train_odd(compressor, **options) -> Tensor:
+    ddp = DistributedDataParallel(Odd(), **options)
+    if compressor:
+        gw.attach(ddp, compressor)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for step in range(5):
+        generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        inputs = torch.randn(4, 4, 6, 6, generator=generator).to(memory_format=torch.channels_last)
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        nn.functional.cross_entropy(ddp(inputs), torch.arange(4)).backward()
+        optimizer.step()
+    assert same_on_all_ranks(flat(ddp))
+    return flat(ddp)
+
+
+@scenario(2, 3)
+def odd_parameters_are_as_in_ddp() -> None:
+    torch.testing.assert_close(
+        train_odd(gw.FP32()), train_odd(None), atol=1e-2, rtol=1e-2
+    )  # bf16 is summed in fp32
+    for compressor in (gw.TopK(0.1), gw.PowerSGD(2), gw.EFSignSGD(block=8)):
+        train_odd(compressor, bucket_cap_mb=0.001)
+        train_odd(compressor, gradient_as_bucket_view=True)
+
+
+@scenario(2)
+def views_static_graph_and_checkpointing_work() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net[2:](checkpoint(self.net[:2], x, use_reentrant=False))
+
+    for options in ({"gradient_as_bucket_view": True}, {"static_graph": True}, {"bucket_cap_mb": 0.005}):
+        ddp = DistributedDataParallel(Checkpointed(), **options)
+        gw.attach(ddp, gw.FP32())
+        train(ddp)
+        torch.testing.assert_close(flat(ddp), dense_ddp())
+
+
+@scenario(2)
+def uneven_inputs_end_with_join() -> None:
+    ddp = DistributedDataParallel(network())
+    gw.attach(ddp, gw.TopK(0.1))
+    with ddp.join():
+        train(ddp, 3 + 2 * dist.get_rank())
+    assert same_on_all_ranks(flat(ddp))
+
+
+@scenario(2)
+def buffers_are_broadcast_meanwhile() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), nn.Linear(30, 5))
+    ddp = DistributedDataParallel(model)
+    gw.attach(ddp, gw.TopK(0.1))
+    train(ddp, 5)
+    assert same_on_all_ranks(flat(ddp))
+
+
+@scenario(2, 4)
+def two_rounds_over_many_groups_with_delayed_ranks() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(20, 20) for _ in range(12)], nn.Linear(20, 5))
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.001)
+    weights = [name for name, p in model.named_parameters() if p.ndim == 2][::-1]
+    biases = tuple(name for name, p in model.named_parameters() if p.ndim == 1)
+    groups = [gw.Group((name,), gw.PowerSGD(2), gw.Residual(), gw.AllReduce()) for name in weights]
+    plan = gw.Plan((*groups, gw.Group(biases, gw.FP32(), gw.NoMemory(), gw.AllReduce())))
+    gw.attach(ddp, plan)
+    delay = torch.Generator().manual_seed(dist.get_rank())
+    for p in model.parameters():
+        p.register_hook(lambda grad: time.sleep(0.004 * torch.rand((), generator=delay).item()))
+    train(ddp, 8)
+    assert same_on_all_ranks(flat(ddp))
+
+
+@scenario(2)
+def a_skipped_step_leaves_no_trace() -> None:
+    def run(skip: bool) -> Tensor:
+        ddp = DistributedDataParallel(network())
+        gw.attach(ddp, gw.TopK(0.1))
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler(
+            "cpu", init_scale=1024.0, growth_interval=10**6, backoff_factor=1.0 - 1e-9
+        )
+        for step in range(6):
+            bad = step == 3
+            if bad and not skip:
+                continue
+            inputs, targets = batch(step)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(ddp(inputs), targets)
+            if bad and dist.get_rank() == 1:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        assert same_on_all_ranks(flat(ddp))
+        return flat(ddp)
+
+    torch.testing.assert_close(run(skip=True), run(skip=False), atol=1e-5, rtol=1e-4)
+
+
+@scenario(2, 3)
+def training_goes_on_from_a_checkpoint() -> None:
+    for compressor in (gw.TopK(0.05), gw.PowerSGD(2), gw.QSGD(block=64), gw.Signum(), gw.RandomK(0.1)):
+        ddp = DistributedDataParallel(network())
+        handle = gw.attach(ddp, compressor)
+        train(ddp, 4, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
+        weights, state, plan = (
+            {k: v.clone() for k, v in ddp.module.state_dict().items()},
+            handle.state_dict(),
+            handle.plan,
+        )
+        train(ddp, 4, first=4, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
+        handle.detach()
+
+        resumed = DistributedDataParallel(network(seed=1))
+        resumed.module.load_state_dict(weights)
+        again = gw.attach(resumed, plan)
+        again.load_state_dict(state)
+        train(resumed, 4, first=4, optimizer=torch.optim.SGD(resumed.parameters(), lr=0.1))
+        assert torch.equal(flat(resumed), flat(ddp)), compressor
+
+
+@scenario(2)
+def detached_is_dense_and_may_attach_again() -> None:
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, gw.TopK(0.1))
+    pytest_raises(ValueError, "detach()", lambda: gw.attach(ddp, gw.QSGD()))
+    handle.detach()
+    train(ddp)
+    torch.testing.assert_close(flat(ddp), dense_ddp())
+    gw.attach(ddp, gw.QSGD())
+    train(ddp)
+    assert same_on_all_ranks(flat(ddp))
+
+
+@scenario(2, 3)
+def ranks_that_differ_are_an_error_on_all() -> None:
+    ddp = DistributedDataParallel(network())
+    ratio = 0.1 if dist.get_rank() else 0.2
+    pytest_raises(ValueError, "different plans", lambda: gw.attach(ddp, gw.TopK(ratio)))
+
+
+@scenario(4)
+def hosts_reduce_dense_inside_and_compressed_between() -> None:
+    ddp = DistributedDataParallel(network())
+    gw.attach(ddp, gw.FP32(), transport=gw.ProcessGroup.by_host(2))
+    train(ddp)
+    torch.testing.assert_close(flat(ddp), dense_ddp())
+    for compressor in (gw.TopK(0.1), gw.PowerSGD(2)):
+        ddp = DistributedDataParallel(network())
+        gw.attach(ddp, compressor, transport=gw.ProcessGroup.by_host(2))
+        train(ddp)
+        assert same_on_all_ranks(flat(ddp))
+
+
+# The optimizer front end
+
+
+@scenario(2, 3, 4)
+def replicas_stay_the_same_with_the_optimizer() -> None:
+    for compressor in COMPRESSORS:
+        model = network(seed=dist.get_rank())  # rank 0's values are everybody's
+        optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, compressor)
+        train(model, 6, optimizer=optimizer)
+        assert same_on_all_ranks(flat(model)), compressor
+
+
+@scenario(2, 3)
+def the_optimizer_is_plain_ddp_at_fp32() -> None:
+    model = network()
+    inner = torch.optim.SGD(
+        [{"params": model[:3].parameters()}, {"params": model[3:].parameters(), "lr": 0.05}],
+        lr=0.1,
+        momentum=0.9,
+    )
+    optimizer = gw.DistributedOptimizer(inner, model, gw.FP32())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    ddp = DistributedDataParallel(network())
+    theirs = torch.optim.SGD(
+        [{"params": ddp.module[:3].parameters()}, {"params": ddp.module[3:].parameters(), "lr": 0.05}],
+        lr=0.1, momentum=0.9,
+    )  # fmt: skip
+    their_scheduler = torch.optim.lr_scheduler.StepLR(theirs, 2, 0.5)
+    for step in range(6):
+        for module, chosen, schedule in ((model, optimizer, scheduler), (ddp, theirs, their_scheduler)):
+            inputs, targets = batch(step)
+            chosen.zero_grad(set_to_none=step % 2 == 0)
+            nn.functional.cross_entropy(module(inputs), targets).backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+            chosen.step()
+            schedule.step()
+    torch.testing.assert_close(flat(model), flat(ddp))
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    train(model, 1, optimizer=optimizer)
+    assert same_on_all_ranks(flat(model))
+
+
+@scenario(2)
+def the_optimizer_accumulates_and_finds_unused() -> None:
+    model = network()
+    optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, gw.FP32())
+    total = network()
+    for part in range(3):
+        with optimizer.no_sync() if part < 2 else nullcontext():
+            nn.functional.cross_entropy(model(batch(part)[0]), batch(part)[1]).backward()
+        for rank in range(2):
+            loss = nn.functional.cross_entropy(total(batch(part, rank)[0]), batch(part, rank)[1])
+            (loss / 2).backward()
+    for ours, theirs in zip(model.parameters(), total.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+    branches = Branches()
+    optimizer = gw.DistributedOptimizer(
+        torch.optim.SGD(branches.parameters(), lr=0.1), branches, gw.FP32(), find_unused_parameters=True
+    )
+    nn.functional.cross_entropy(branches(batch(0)[0], dist.get_rank() == 0, True), batch(0)[1]).backward()
+    assert branches.left.weight.grad is not None
+    assert branches.never.weight.grad is None
+    strict = Branches()
+    gw.DistributedOptimizer(torch.optim.SGD(strict.parameters(), lr=0.1), strict, gw.FP32())
+    loss = nn.functional.cross_entropy(strict(batch(0)[0], True, True), batch(0)[1])
+    pytest_raises(RuntimeError, "find_unused_parameters=True", loss.backward)
+
+
+# Last, for it breaks the process groups it meets
+
+
+class Fails(gw.TopK):
+    """Cannot encode on rank 1 from the third step on."""
+
+    def encode(self, x: Tensor, payload: Tensor, state) -> None:
+        if dist.get_rank() == 1 and state.step == 2:
+            raise ArithmeticError("no such number")
+        super().encode(x, payload, state)
+
+
+@scenario(2, 3)
+def a_failing_compressor_ends_all_ranks() -> None:
+    ddp = DistributedDataParallel(network())
+    gw.attach(ddp, Fails(0.1))
+    start = time.monotonic()
+    pytest_raises(RuntimeError, "failed on rank 1: ArithmeticError: no such number", lambda: train(ddp, 5))
+    assert time.monotonic() - start < 20  # the process group's own timeout is 30 minutes
+
+
+def main(out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    world = dist.get_world_size()
+    outcome: dict[str, str | None] = {}
+    for name, (function, worlds) in SCENARIOS.items():
+        if world in worlds:
+            try:
+                function()
+                error = None
+            except Exception:
+                error = traceback.format_exc()
+            errors: list[str | None] = [None] * world
+            dist.all_gather_object(errors, error)
+            outcome[name] = next((f"rank {r}: {text}" for r, text in enumerate(errors) if text), None)
+            if any(errors):
+                break  # the ranks may be out of step
+    if dist.get_rank() == 0:
+        Path(out).write_text(json.dumps(outcome))
+    dist.barrier()
+    time.sleep(0.2)  # gloo's threads let go of the last collective
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
