@@ -46,7 +46,7 @@ app = typer.Typer(
 )
 
 _CONFIGURATION_HELP = "dense, or compressor[:value,...][+memory][+communicator], such as topk:0.01+residual"
-_LR_HELP = "learning rate; text: AdamW, 0.001; images: SGD, 0.05 (too much for signsgd and signum: try 0.001)"
+_LR_HELP = "learning rate; text: AdamW, 0.001; images: SGD, 0.01 (too much for signsgd and signum: try 0.001)"
 
 Configurations = Annotated[list[str], typer.Argument(metavar="CONFIG...", help=_CONFIGURATION_HELP)]
 Hosts = Annotated[int | None, typer.Option(help="ranks to start, each with a link of its own; by default 2")]

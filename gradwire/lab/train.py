@@ -33,10 +33,10 @@ class TrainSpec(Spec):
 
 
 def optimizer_for(task: Task, lr: float | None) -> tuple[type[Optimizer], dict[str, Any]]:
-    """Alike for all configurations: AdamW at 1e-3 for text, SGD with momentum 0.9 at 0.05 for the rest."""
+    """Alike for all configurations: AdamW at 1e-3 for text, SGD with momentum 0.9 at 0.01 for the rest."""
     if isinstance(task, TextTask):
         return AdamW, {"lr": lr or 1e-3}
-    return SGD, {"lr": lr or 0.05, "momentum": 0.9}
+    return SGD, {"lr": lr or 0.01, "momentum": 0.9}
 
 
 def train(spec: TrainSpec, peers: Peers, log: Log) -> None:

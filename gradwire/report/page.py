@@ -16,7 +16,7 @@ _TEMPLATE = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{{ title }}</title>
 <style>
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 72rem;
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 75rem;
        margin: 2rem auto; padding: 0 1.5rem; }
 h1 { font-size: 1.6rem; margin-bottom: .3rem; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .5rem; }
@@ -24,7 +24,7 @@ img { width: 100%; height: auto; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
-th { border-bottom: 2px solid #444; font-weight: 600; vertical-align: bottom; }
+th { border-bottom: 2px solid #444; font-weight: 600; vertical-align: bottom; white-space: normal; }
 th:first-child, td:first-child { text-align: left; }
 .facts td { text-align: left; white-space: normal; }
 .facts td:first-child { color: #555; }

@@ -6,9 +6,10 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from gradwire.lab.results import Record, Run
+from gradwire.report.tables import figure
 
 _COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 _MARKERS = "osD^vPX"
@@ -60,11 +61,11 @@ def costs(runs: Sequence[Run]) -> Figure:
         whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
         style = {"ecolor": "#888888", "capsize": 3}
         bars = time.barh(names, medians, color=colours, height=0.6, xerr=whiskers, error_kw=style)
-        time.bar_label(bars, [f"{median:.0f}" for median in medians], padding=6)
+        time.bar_label(bars, [figure(median) for median in medians], padding=6)
         time.set_xlabel("milliseconds per step (median, quartiles)")
         megabytes = [run.last.totals.wire_bytes / run.last.step / 1e6 for run in runs]
         bars = size.barh(names, megabytes, color=colours, height=0.6)
-        size.bar_label(bars, [f"{sent:.3g}" for sent in megabytes], padding=6)
+        size.bar_label(bars, [figure(sent) for sent in megabytes], padding=6)
         size.set_xlabel("MB sent per rank and step")
         for panel in (time, size):
             panel.margins(x=0.12)
@@ -80,11 +81,12 @@ def _draw(panel: Axes, run: Run, metric: str, index: int, x: Callable[[Record], 
         color=_COLOURS[index % len(_COLOURS)],
         marker=_MARKERS[index % len(_MARKERS)],
         markersize=4,
-        linewidth=1.6,
+        linewidth=1.6 if index else 3,  # others may lie exactly on the first
     )
 
 
 def _logarithmic(panel: Axes) -> None:
     panel.set_xscale("log")
-    panel.xaxis.set_major_formatter(ScalarFormatter())
-    panel.xaxis.get_major_formatter().set_scientific(False)  # pyright: ignore[reportAttributeAccessIssue]
+    panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+    panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    panel.xaxis.set_minor_locator(NullLocator())

@@ -19,14 +19,15 @@ means are there. Plain DDP is not taken apart."""
 
 def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, Any]) -> list[Path]:
     """Writes curves.png, costs.png, report.html and run.json (the facts); returns the first three's paths."""
-    title = f"{facts['task']} on {facts['place']}"
+    title = f"{facts['task']}, {facts['place']}"
     drawn = {"curves": pictures.curves(runs, metric, title), "costs": pictures.costs(runs)}
     paths = [folder / f"{name}.png" for name in drawn]
     for path, picture in zip(paths, drawn.values(), strict=True):
         picture.savefig(path, dpi=130)
     noted = [(tables.training(runs, metric), _TRAINING_NOTE), (tables.splits(runs), _SPLIT_NOTE)]
     report = folder / "report.html"
-    report.write_text(page.render(title, drawn, noted, _in_words(facts)))
+    heading = f"{facts['task']}: {len(runs)} configurations compared"
+    report.write_text(page.render(heading, drawn, noted, _in_words(facts)))
     (folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
     return [*paths, report]
 

@@ -1,0 +1,184 @@
+"""The command line: configurations as text, mistakes in one line, and small runs from end to end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gradwire as gw
+from gradwire.cli import main
+from gradwire.lab.catalogue import catalogue
+from gradwire.lab.configuration import parse
+from gradwire.lab.network import Network, NetworkUnavailable
+
+GOOD = [
+    ("dense", None, None, None),
+    ("ddp", None, None, None),
+    ("nocomm", None, None, None),
+    ("bf16", gw.BF16(), None, None),
+    ("topk:0.01", gw.TopK(0.01), None, None),
+    ("TopK:ratio=0.02+Residual+AllGather", gw.TopK(0.02), gw.Residual(), gw.AllGather()),
+    ("powersgd:4+residual", gw.PowerSGD(4), gw.Residual(), None),
+    ("efsignsgd+scatterreduce+residual:0.9", gw.EFSignSGD(), gw.Residual(0.9), gw.ScatterReduce()),
+    ("qsgd:127,block=512", gw.QSGD(127, 512), None, None),
+    ("randomk:0.1,rescale=true", gw.RandomK(0.1, rescale=True), None, None),
+    ("dgc+dgcmemory:masking=false,clip=none", gw.DGC(), gw.DGCMemory(masking=False), None),
+    ("dgc+dgcmemory:clip=2", gw.DGC(), gw.DGCMemory(clip=2.0), None),
+]
+
+BAD = [
+    ("topkk", "there is no compressor 'topkk': did you mean topk?"),
+    ("xyz", "there is no compressor 'xyz': there are "),
+    ("topk+resid", "there is no memory or communicator 'resid': did you mean residual?"),
+    ("topk:rato=0.1", "there is no option of topk named 'rato': did you mean ratio?"),
+    ("topk:much", "ratio of topk takes a number, not 'much'"),
+    ("powersgd:2.5", "rank of powersgd takes a whole number, not '2.5'"),
+    ("randomk:rescale=maybe", "rescale of randomk takes true or false, not 'maybe'"),
+    ("topk:0.1,0.2", "topk takes only ratio"),
+    ("topk:0.1,ratio=0.2", "topk got ratio twice"),
+    ("fp32:3", "fp32 takes no options"),
+    ("topk:2", "ratio=2.0 is not the share of elements to send"),
+    ("topk+allreduce", "pair it with AllGather() or ScatterReduce()"),
+    ("signsgd+residual", "SignSGD votes"),
+    ("topk+residual+nomemory", "names two memories"),
+    ("topk+allgather+allgather", "names two communicators"),
+    ("dense+residual", "write dense alone"),
+]
+
+
+@pytest.mark.parametrize(("text", "compressor", "memory", "communicator"), GOOD)
+def test_configurations_are_read(text, compressor, memory, communicator) -> None:
+    configuration = parse(text)
+    assert configuration.compressor == compressor
+    assert configuration.memory == memory
+    assert configuration.communicator == communicator
+    assert configuration.silent == (text == "nocomm")
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_what_is_no_configuration_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        parse(text)
+    assert message in str(error.value)
+
+
+def test_every_compressor_memory_communicator_and_task_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out
+    for entries in catalogue().values():
+        for entry in entries:
+            assert entry.summary.endswith(".")
+            assert entry.name in listed
+    assert "https://arxiv.org/abs/1905.13727" in listed
+
+
+MISTAKES = [
+    (["train", "topkk"], "did you mean topk?"),
+    (["train", "topk+allreduce"], "cannot be added by an all-reduce"),
+    (["train", "dense", "dense"], "'dense' is given twice"),
+    (["train", "nocomm"], "it is for `gradwire bench`"),
+    (["train", "dense", "--task", "digit"], "there is no task 'digit': did you mean digits?"),
+    (["train", "dense", "--task", "cifar10"], "cifar10 needs folder=FOLDER"),
+    (["train", "dense", "--task", "cifar10", "--folder", "/nowhere"], "/nowhere"),
+    (["train", "dense", "--set", "widht=3"], "did you mean width?"),
+    (["train", "dense", "--set", "width"], "write name=value"),
+    (["train", "dense", "--set", "model=bert"], "there is no model of lm named 'bert'"),
+    (["train", "dense", "--task", "digits", "--set", "batch=4000"], "lower batch"),
+    (["train", "dense", "--steps", "0"], "0 steps"),
+    (["train", "dense", "--steps", "many"], "'--steps'"),
+    (["train", "dense", "--lr", "-1"], "lr=-1.0"),
+    (["train", "dense", "--link", "fast"], "'fast' is not a link"),
+    (["train", "dense", "--hosts", "0"], "0 hosts"),
+    (["train", "dense", "--device", "tpu"], "device is cpu or cuda"),
+    (["train", "dense", "--device", "cuda", "--hosts", "99"], "need 99 CUDA devices"),
+    (["train"], "CONFIG"),
+    (["train", "dense", "--frobnicate"], "--frobnicate"),
+    (["bench", "dense", "--model", "bert"], "'bert'"),
+    (["bench", "dense", "--repeats", "0"], "0 x 20 steps"),
+    (["bench", "dense", "--json", "/nowhere/a.json"], "there is no folder /nowhere"),
+    (["fly"], "fly"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_mistakes_get_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.startswith("gradwire: ")
+    assert err.count("\n") == 1
+
+
+def test_a_link_that_may_not_be_made_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(network: Network) -> Network:
+        raise NetworkUnavailable("no emulated network: Operation not permitted")
+
+    monkeypatch.setattr(Network, "__enter__", refuse)
+    assert main(["train", "dense", "--task", "digits", "--link", "1gbit"]) == 2
+    assert "gradwire: no emulated network: Operation not permitted\n" in capsys.readouterr().err
+
+
+def test_a_started_rank_takes_no_link(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", "dense", "--link", "1gbit"]) == 2
+    assert "start it by itself" in capsys.readouterr().err
+
+
+def test_training_two_configurations_writes_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--task", "digits", "--set", "width=4", "--steps", "12", "--out", str(tmp_path)]
+    assert main(["train", "dense", "topk:0.1+residual", *options]) == 0
+    (run,) = tmp_path.iterdir()
+    assert {path.name for path in run.iterdir()} == {
+        "curves.png", "costs.png", "report.html", "run.json", "dense", "topk-0.1-residual",
+    }  # fmt: skip
+    for name in ("dense", "topk-0.1-residual"):
+        records = [json.loads(line) for line in (run / name / "metrics.jsonl").read_text().splitlines()]
+        assert [record["step"] for record in records] == list(range(1, 13))
+        assert len(records[-1]["replicas"]) == 64
+        assert set(records[-1]["held_out"]) == {"loss", "accuracy"}
+        assert any(path.name.startswith("events.out.tfevents") for path in (run / name).iterdir())
+    assert 3 * records[-1]["wire_bytes"] < records[-1]["dense_bytes"]
+    assert records[-1]["interface_bytes"] is None
+    assert json.loads((run / "run.json").read_text())["options"]["width"] == "4"
+    out = capsys.readouterr().out
+    assert "topk:0.1+residual" in out
+    assert str(run / "report.html") in out
+
+
+def test_bench_writes_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bench.json"
+    options = ["--model", "resnet18", "--steps", "2", "--repeats", "1", "--json", str(file)]
+    assert main(["bench", "bf16", *options]) == 0
+    results = json.loads(file.read_text())
+    assert [timing["configuration"] for timing in results["timings"]] == ["nocomm", "bf16"]
+    nocomm, bf16 = results["timings"]
+    assert nocomm["times_nocomm"] == 1
+    assert nocomm["per_step"]["wire_bytes"] == 0
+    assert 2 * bf16["per_step"]["wire_bytes"] == pytest.approx(bf16["per_step"]["dense_bytes"], rel=0.01)
+    assert all(len(sample["step_ms"]) == 2 for sample in results["samples"])
+    assert "times nocomm" in capsys.readouterr().out
+
+
+def test_ranks_that_torchrun_started_are_joined(tmp_path: Path) -> None:
+    options = ["--task", "digits", "--set", "width=4", "--steps", "3", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "gradwire.cli", "train", "topk:0.1", *options]
+    finished = subprocess.run(
+        command, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True, check=True
+    )
+    assert finished.stdout.count("held-out accuracy") == 1
+    (run,) = tmp_path.iterdir()
+    assert len((run / "topk-0.1" / "metrics.jsonl").read_text().splitlines()) == 3

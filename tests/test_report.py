@@ -1,0 +1,105 @@
+"""Reports on made-up figures: what the tables say, and that page and pictures need nothing else."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gradwire.lab.bench import Sample
+from gradwire.lab.results import Record, Run, Spread, Totals, append, read_lines
+from gradwire.report import tables, training
+from gradwire.report.tables import figure
+from gradwire.report.timing import summarize
+
+FACTS = {"task": "lm", "place": "2 ranks <over> loopback", "options": {"width": "8"}, "link": None}
+
+
+def totals(wire_bytes: float, interface_bytes: float | None = None) -> Totals:
+    return Totals(wire_bytes, 4e6, interface_bytes, 0.1, 0.2, 0.3, 0.4)
+
+
+def made_up(configuration: str, seconds: float, wire_bytes: float) -> Run:
+    records = [
+        Record(
+            step,
+            seconds * step / 4,
+            5 / step,
+            totals(wire_bytes * step / 4),
+            [10.0 * step],
+            {"loss": 6 / step, "accuracy": step / 5},
+        )
+        for step in range(1, 5)
+    ]
+    return Run(configuration, records)
+
+
+RUNS = [made_up("dense", 8, 4e6), made_up("topk:0.01+residual", 2, 1e6)]
+
+
+def test_a_record_survives_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for record in RUNS[0].records:
+        append(path, record.to_line())
+    with path.open("a") as file:
+        file.write('{"half a')
+    lines = list(read_lines(path))
+    assert [Record.from_line(line) for line, _ in lines] == RUNS[0].records
+    assert list(read_lines(path, offset=lines[-1][1])) == []
+
+
+def test_totals_add_and_subtract() -> None:
+    assert totals(3) + totals(4) - totals(4) == totals(3)
+    assert (totals(3, 10.0) - totals(1, 4.0)).interface_bytes == 6
+    assert totals(1e6).ratio == 4
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(1234.5, "1234"), (12.34, "12.3"), (0.01234, "0.0123"), (0, "-"), (float("inf"), "-")],
+)
+def test_figures_have_three_digits(number: float, text: str) -> None:
+    assert figure(number) == text
+
+
+def test_spread_is_median_and_quartiles() -> None:
+    assert Spread.of([5, 1, 2, 3, 4]) == Spread(3, 2, 4)
+    assert Spread.of([7]) == Spread(7, 7, 7)
+
+
+def test_the_training_table_compares_with_the_first_run() -> None:
+    table = tables.training(RUNS, "loss")
+    row = dict(zip(table.columns, table.rows[1], strict=True))
+    assert row["configuration"] == "topk:0.01+residual"
+    assert row["held-out loss"] == "1.500"
+    assert row["s to finish"] == "2.00"
+    assert row["MB sent per rank"] == "1.00"
+    assert row["ratio"] == "4.00"
+    assert row["speed-up"] == "4.00"
+    assert "at the interface" not in row
+
+
+def test_the_report_is_complete_by_itself(tmp_path: Path) -> None:
+    paths = training.write(tmp_path, RUNS, "accuracy", FACTS)
+    assert [path.name for path in paths] == ["curves.png", "costs.png", "report.html"]
+    for path in paths[:2]:
+        assert path.read_bytes().startswith(b"\x89PNG")
+    page = paths[2].read_text()
+    assert page.count("data:image/svg+xml;base64,") == 2
+    assert not re.search('(src|href)="(?!data:)', page)
+    assert "&lt;over&gt;" in page
+    assert "topk:0.01+residual" in page
+    assert "width=8" in page
+
+
+def test_timings_are_pooled_over_repeats() -> None:
+    samples = [
+        Sample(name, repeat, [ms + repeat, ms + repeat], totals(wire))
+        for repeat in range(2)
+        for name, ms, wire in (("nocomm", 10, 0), ("bf16", 20, 2e6))
+    ]
+    nocomm, bf16 = summarize(samples)
+    assert (nocomm.step_ms.median, bf16.step_ms.median) == (10.5, 20.5)
+    assert bf16.times_nocomm == pytest.approx(20.5 / 10.5)
+    assert bf16.to_json()["per_step"]["wire_bytes"] == 1e6
+    assert bf16.to_json()["per_step"]["interface_bytes"] is None
+    assert [row[0] for row in tables.timings([nocomm, bf16]).rows] == ["nocomm", "bf16"]
