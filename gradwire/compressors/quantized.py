@@ -13,6 +13,10 @@ from gradwire.compressors.blockwise import Blockwise, check_block
 from gradwire.compressors.noise import Noise
 
 
+BELOW_ONE = 1 - 2.0**-21
+"""Keeps the largest element at its level: two roundings up and the most noise would make 128 of 127."""
+
+
 class Stochastic(Blockwise):
     """Rounds x·levels / max|block| up or down at random, so that the expectation is x."""
 
@@ -23,10 +27,8 @@ class Stochastic(Blockwise):
         noise = Noise(state.own_seed(), x.device)
         for part, scales, codes in self.tiles(x, payload):
             rounded = state.scratch.tensor("rounded", tuple(part.shape))
-            torch.amax(
-                torch.abs(part, out=rounded), 1, keepdim=True, out=scales
-            )  # vector_norm is 10 times slower
-            inverse = self.levels / scales
+            torch.amax(torch.abs(part, out=rounded), 1, keepdim=True, out=scales)  # vector_norm is 10 times slower
+            inverse = self.levels * BELOW_ONE / scales
             inverse.masked_fill_(scales == 0, 0)
             torch.mul(part, inverse, out=rounded)
             noise.add_to(rounded)
