@@ -41,6 +41,10 @@ class FP32(Cast):
     wire_dtype: ClassVar[torch.dtype] = torch.float32
 
 
+LARGEST = 60_000.0
+"""What a sum in half precision may reach: 65,504 with room for the roundings of its addends."""
+
+
 @dataclass(frozen=True)
 class FP16(Cast):
     """IEEE half precision: 16 bits per element, range 6e-8 to 65504.
@@ -54,13 +58,13 @@ class FP16(Cast):
     def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
         payload.view(torch.float16).copy_(x)
         if state.remember:  # an infinity would leave minus infinity in the residual
-            payload.view(torch.float16).clamp_(-65504, 65504)
+            payload.view(torch.float16).clamp_(-LARGEST / state.world, LARGEST / state.world)
 
     def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
         for start, end in spans(len(x)):
             part = x[start:end]
             sent = state.scratch.tensor("cast", (end - start,), torch.float16)
-            state.take(part, sent.copy_(part).clamp_(-65504, 65504))
+            state.take(part, sent.copy_(part).clamp_(-LARGEST / state.world, LARGEST / state.world))
 
 
 @dataclass(frozen=True)
