@@ -118,13 +118,14 @@ class DGCMemory(Memory):
 
     def add(self, state: Mapping[str, Tensor], grad: Tensor, share: float) -> None:
         velocity = state["velocity"].mul_(self.momentum)
-        velocity.add_(self._clipped(grad, share), alpha=share)
+        velocity.addcmul_(grad, self._factor(grad, share))
         state["x"].add_(velocity)
 
     def undo(self, state: Mapping[str, Tensor], grad: Tensor, share: float, skip: Tensor) -> None:
         x, velocity = state["x"], state["velocity"]
         x.addcmul_(velocity, skip, value=-1)
-        velocity.sub_(self._clipped(grad, share) * (skip * share)).mul_(1 + skip * (1 / self.momentum - 1))
+        velocity.addcmul_(grad, self._factor(grad, share) * skip, value=-1)
+        velocity.mul_(1 + skip * (1 / self.momentum - 1))
 
     def sent(self, state: Mapping[str, Tensor], skip: Tensor) -> None:
         if not self.masking:
@@ -133,8 +134,11 @@ class DGCMemory(Memory):
         for start, end in spans(len(x)):
             velocity[start:end].mul_(x[start:end].ne(0).logical_or_(skip.ne(0)))
 
-    def _clipped(self, grad: Tensor, share: float) -> Tensor:
+    def _factor(self, grad: Tensor, share: float) -> Tensor:
+        """What grad is multiplied by, (): share, and less where the gradient's norm is too large."""
+        factor = torch.full((), share, device=grad.device)
         if self.clip is None:
-            return grad
+            return factor
         limit = self.clip * sqrt(share)  # share is 1 / ranks
-        return grad * (limit / torch.linalg.vector_norm(grad).clamp_min(limit))
+        norm = torch.linalg.vector_norm(grad, dtype=torch.float32)
+        return factor.mul_(limit).div_(norm.clamp_min_(limit))
