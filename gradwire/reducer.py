@@ -207,8 +207,10 @@ class Reducer:
             if key == "residual":
                 if self.group.memory.remembers and self._compresses:
                     self._views["x"][index].copy_(tensor)
-                elif tensor.any():
-                    self._owed[index] = tensor.clone()
+                else:
+                    self._owed.pop(index, None)
+                    if tensor.any():
+                        self._owed[index] = tensor.clone()
             elif key.startswith("shared/"):
                 mine = self.state.slots[index].get(key.removeprefix("shared/"))
                 if mine is not None and mine.shape[1:] == tensor.shape[1:]:
