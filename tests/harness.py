@@ -56,8 +56,7 @@ def draw(slots: Sequence[Slot], world: int, seed: int, scale: float = 1.0) -> li
     """Gradients by rank and slot, each in its parameter's memory order."""
     generator = torch.Generator().manual_seed(seed)
     return [
-        [slot.view(torch.randn(slot.numel, generator=generator).mul_(scale)) for slot in slots]
-        for _ in range(world)
+        [slot.view(torch.randn(slot.numel, generator=generator).mul_(scale)) for slot in slots] for _ in range(world)
     ]
 
 
@@ -110,7 +109,9 @@ class Job:
         for engine, own in zip(self.engines, grads, strict=True):
             for slot, grad in enumerate(own):
                 engine.give(slot, grad)
-        raising(together(self.world, lambda rank: self.engines[rank].wait()))
+        for engine in self.engines:
+            assert engine._idle.wait(WAIT_S), "a rank hangs"  # a thread per rank and step would cost more
+            engine.wait()
         return [[mean.clone() for mean in engine.means()] for engine in self.engines]
 
     def install(self, plan: gw.Plan) -> None:
@@ -145,11 +146,7 @@ def hosts(count: int, local: int) -> list[gw.Hierarchical]:
     """Transports of `count` hosts with `local` ranks each, by global rank."""
     inside = [gw.Threads.group(local) for _ in range(count)]
     between = [gw.Threads.group(count) for _ in range(local)]
-    return [
-        gw.Hierarchical(inside[host][rank], between[rank][host])
-        for host in range(count)
-        for rank in range(local)
-    ]
+    return [gw.Hierarchical(inside[host][rank], between[rank][host]) for host in range(count) for rank in range(local)]
 
 
 def total(by_rank: Sequence[Sequence[Tensor]]) -> list[Tensor]:
