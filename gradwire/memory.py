@@ -140,5 +140,5 @@ class DGCMemory(Memory):
         if self.clip is None:
             return factor
         limit = self.clip * sqrt(share)  # share is 1 / ranks
-        norm = torch.linalg.vector_norm(grad, dtype=torch.float32)
+        norm = torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32))
         return factor.mul_(limit).div_(norm.clamp_min_(limit))
