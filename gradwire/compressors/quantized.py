@@ -12,7 +12,6 @@ from gradwire.compressors.bits import pack_ternary, unpack_ternary
 from gradwire.compressors.blockwise import Blockwise, check_block
 from gradwire.compressors.noise import Noise
 
-
 BELOW_ONE = 1 - 2.0**-21
 """Keeps the largest element at its level: two roundings up and the most noise would make 128 of 127."""
 
