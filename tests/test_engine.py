@@ -163,9 +163,7 @@ def test_half_precision_parameters_and_doubles():
     slots = slots_of({name: torch.empty(9, 7, dtype=dtype) for name, dtype in kinds.items()})
     for case in CASES:
         with job(plan_of(slots, case.compressor, case.memory, case.communicator), slots, 2) as running:
-            grads = [
-                [g.to(slot.dtype) for g, slot in zip(own, slots, strict=True)] for own in draw(slots, 2, 0)
-            ]
+            grads = [[g.to(slot.dtype) for g, slot in zip(own, slots, strict=True)] for own in draw(slots, 2, 0)]
             means = running.step(grads)
             assert all(torch.equal(a, b) for a, b in zip(*means, strict=True))
             if case.exact:
@@ -246,9 +244,7 @@ def test_after_an_error_every_call_says_so_and_none_hangs():
             running.engines[rank].wait()
 
         assert all(isinstance(error, ReductionError) for error in together(2, again))
-        assert all(
-            isinstance(error, ReductionError) for error in together(2, lambda r: running.engines[r].export())
-        )
+        assert all(isinstance(error, ReductionError) for error in together(2, lambda r: running.engines[r].export()))
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -39,9 +39,7 @@ def blocks_of(x: Tensor, block: int) -> list[Tensor]:
 def test_ef_sign_is_the_sign_times_the_mean_magnitude(n: int, block: int):
     x = normal(n)
     expected = [torch.where(b >= 0, 1, -1) * b.abs().mean() for b in blocks_of(x, block)]
-    torch.testing.assert_close(
-        round_trip(gw.EFSignSGD(block), x).double(), torch.cat(expected), rtol=1e-6, atol=0
-    )
+    torch.testing.assert_close(round_trip(gw.EFSignSGD(block), x).double(), torch.cat(expected), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -54,15 +52,11 @@ def test_one_bit_sends_the_means_of_both_signs(n: int, block: int, shift: float)
         positive = b >= 0
         means = [b[mask].mean() if mask.any() else torch.zeros(()).double() for mask in (~positive, positive)]
         expected.append(torch.where(positive, means[1], means[0]))
-    torch.testing.assert_close(
-        round_trip(gw.OneBit(block), x).double(), torch.cat(expected), rtol=2e-5, atol=1e-6
-    )
+    torch.testing.assert_close(round_trip(gw.OneBit(block), x).double(), torch.cat(expected), rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize(
-    "codec", [gw.QSGD(), gw.QSGD(levels=1, block=8), gw.QSGD(levels=100), gw.TernGrad()], ids=str
-)
+@pytest.mark.parametrize("codec", [gw.QSGD(), gw.QSGD(levels=1, block=8), gw.QSGD(levels=100), gw.TernGrad()], ids=str)
 def test_quantisers_send_one_of_the_two_nearest_levels(n: int, codec: gw.QSGD | gw.TernGrad):
     x = normal(n)
     sent = round_trip(codec, x).double()
@@ -88,9 +82,7 @@ def test_qsgd_never_wraps_the_largest_element_round():
         torch.testing.assert_close(out, x, rtol=1.01 / 127, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("codec", "dtype"), [(gw.FP16(), torch.float16), (gw.BF16(), torch.bfloat16)], ids=str
-)
+@pytest.mark.parametrize(("codec", "dtype"), [(gw.FP16(), torch.float16), (gw.BF16(), torch.bfloat16)], ids=str)
 def test_casts_are_casts(codec: Codec, dtype: torch.dtype):
     x = normal(1001)
     state = alone(len(x), codec, remember=False)
@@ -130,9 +122,7 @@ def test_signum_votes_with_the_running_mean():
     with job(plan_of(slots, gw.Signum(momentum), gw.NoMemory(), gw.AllGather()), slots, world) as running:
         for step in range(5):
             grads = draw(slots, world, step)
-            means = [
-                momentum * m + (1 - momentum) * own[0].double() for m, own in zip(means, grads, strict=True)
-            ]
+            means = [momentum * m + (1 - momentum) * own[0].double() for m, own in zip(means, grads, strict=True)]
             votes = torch.stack([torch.where(m >= 0, 1, -1) for m in means])
             assert torch.equal(running.step(grads)[0][0], votes.sum(0).sign().float())
 
@@ -167,9 +157,7 @@ def test_dgc_memory_is_the_papers():
             u, v = u * ~sent, v * ~sent
             torch.testing.assert_close(running.step(grads)[0][0].double(), mean, rtol=1e-5, atol=1e-6)
         for rank in range(world):
-            torch.testing.assert_close(
-                running.state("velocity")[rank][0].double(), u[rank], rtol=1e-5, atol=1e-6
-            )
+            torch.testing.assert_close(running.state("velocity")[rank][0].double(), u[rank], rtol=1e-5, atol=1e-6)
 
 
 # PowerSGD

@@ -114,9 +114,7 @@ def test_a_plan_for_another_model_is_refused():
 
 def test_the_default_plan_sends_small_tensors_dense_and_last():
     *compressed, dense = uniform(SLOTS, TOP_K).groups
-    assert {name for group in compressed for name in group.slots} == {
-        s.name for s in SLOTS if len(s.shape) > 1
-    }
+    assert {name for group in compressed for name in group.slots} == {s.name for s in SLOTS if len(s.shape) > 1}
     assert dense.compressor == gw.FP32()
     assert set(dense.slots) == {slot.name for slot in SLOTS if len(slot.shape) < 2}
 
