@@ -130,7 +130,7 @@ def bench_(  # noqa: PLR0913, PLR0917
     if not ranks.leads:
         return
     timings = summarize(samples)
-    heading = f"{model}, {place}: {repeats} x {steps} steps each, times in ms"
+    heading = f"{model}, {place}: {repeats} x {steps} steps; ms per step, where wires that overlap add up"
     _console().print(heading, highlight=False)
     _console().print(tables.timings(timings).to_rich())
     if json_file:
@@ -145,9 +145,9 @@ def demo() -> None:
     with _mistakes():
         place = _demo_place()
         comparison = Comparison(
-            configurations=parse_all(["dense", "bf16", "topk:0.01", "powersgd:4"]),
+            configurations=parse_all(["dense", "bf16", "topk:0.02", "powersgd:8"]),
             task="lm",
-            options=["width=192", "batch=4"],
+            options=["width=160", "batch=4"],
             ranks=place.ranks,
             steps=120,
         )
@@ -223,9 +223,7 @@ def _compare(comparison: Comparison, place: Place, out: Path) -> None:
     print(*paths, sep="\n")
 
 
-def _train(
-    configuration: Configuration, spec: TrainSpec, ranks: Runner, folder: Path, progress: Progress
-) -> Run:
+def _train(configuration: Configuration, spec: TrainSpec, ranks: Runner, folder: Path, progress: Progress) -> Run:
     run, home = Run(configuration.text), folder / configuration.slug
     if not ranks.leads:
         ranks.run(train, spec, home, lambda line: None)

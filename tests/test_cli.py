@@ -12,6 +12,7 @@ import gradwire as gw
 from gradwire.cli import main
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
+from gradwire.lab.launch import RankFailed, launch
 from gradwire.lab.network import Network, NetworkUnavailable
 
 GOOD = [
@@ -126,18 +127,14 @@ def test_a_link_that_may_not_be_made_is_a_mistake(
     assert "gradwire: no emulated network: Operation not permitted\n" in capsys.readouterr().err
 
 
-def test_a_started_rank_takes_no_link(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_started_rank_takes_no_link(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["train", "dense", "--link", "1gbit"]) == 2
     assert "start it by itself" in capsys.readouterr().err
 
 
-def test_training_two_configurations_writes_everything(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_two_configurations_writes_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--task", "digits", "--set", "width=4", "--steps", "12", "--out", str(tmp_path)]
     assert main(["train", "dense", "topk:0.1+residual", *options]) == 0
     (run,) = tmp_path.iterdir()
@@ -170,6 +167,24 @@ def test_bench_writes_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert 2 * bf16["per_step"]["wire_bytes"] == pytest.approx(bf16["per_step"]["dense_bytes"], rel=0.01)
     assert all(len(sample["step_ms"]) == 2 for sample in results["samples"])
     assert "times nocomm" in capsys.readouterr().out
+
+
+# Both ranks begin with the same model; then rank 1 changes one number.
+DIVERGE = """
+import torch
+from gradwire.lab.configuration import parse
+from gradwire.lab.job import Replica, meet
+with meet("cpu") as peers, Replica(torch.nn.Linear(2, 2), parse("dense"), peers, 0) as replica:
+    replica.hash()
+    with torch.no_grad():
+        replica.module.bias[peers.rank] += peers.rank
+    replica.hash()
+"""
+
+
+def test_replicas_that_differ_are_an_error() -> None:
+    with pytest.raises(RankFailed, match="the replicas differ: rank 1 has other parameters than rank 0"):
+        launch(["-c", DIVERGE], 2, timeout_s=60)
 
 
 def test_ranks_that_torchrun_started_are_joined(tmp_path: Path) -> None:

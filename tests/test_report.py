@@ -72,7 +72,7 @@ def test_the_training_table_compares_with_the_first_run() -> None:
     assert row["configuration"] == "topk:0.01+residual"
     assert row["held-out loss"] == "1.500"
     assert row["s to finish"] == "2.00"
-    assert row["MB sent per rank"] == "1.00"
+    assert row["MB per rank"] == "1.00"
     assert row["ratio"] == "4.00"
     assert row["speed-up"] == "4.00"
     assert "at the interface" not in row

@@ -59,8 +59,8 @@ class Place:
     def __str__(self) -> str:
         ranks = f"{self.ranks} ranks" if self.ranks > 1 else "1 rank"
         if self.link:
-            return f"{ranks}, each on an emulated host behind {self.link}/s"
-        return f"{ranks} that were started for us" if joined() else f"{ranks} over loopback"
+            return f"{ranks}, each on an emulated host with a {self.link} link"
+        return f"{ranks} that were started beforehand" if joined() else f"{ranks} over loopback"
 
 
 class Runner(ABC):

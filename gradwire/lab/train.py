@@ -18,8 +18,8 @@ from gradwire.lab.job import Log, Peers, Replica, Spec, run_rank
 from gradwire.lab.results import Record, Totals
 from gradwire.lab.workloads import Task, TextTask
 
-EVALUATIONS = 20
-RECORDS = 100
+EVALUATIONS = 10
+RECORDS = 50
 WARM_UP_STEPS = 20
 
 
@@ -40,7 +40,7 @@ def optimizer_for(task: Task, lr: float | None) -> tuple[type[Optimizer], dict[s
 
 
 def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
-    """Trains for `spec.steps` steps; `log` gets a `Record` about 100 times, and about 20 with an evaluation.
+    """Trains for `spec.steps` steps; `log` gets a `Record` about 50 times, about 10 of them evaluated.
 
     Raises RuntimeError where the replicas differ at the end."""
     task = make_task(spec.task, spec.options)

@@ -43,9 +43,7 @@ def curves(runs: Sequence[Run], metric: str, title: str) -> Figure:
                 _logarithmic(panel)
         axes[0].set_ylabel("held-out loss (nats)" if metric == "loss" else f"held-out {metric}")
         names = [run.configuration for run in runs]
-        picture.legend(
-            axes[0].lines, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False
-        )
+        picture.legend(axes[0].lines, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False)
     return picture
 
 

@@ -57,7 +57,7 @@ def _sent(totals: Totals, unit: float) -> list[str]:
 
 def _sent_columns(totals: Totals, unit: str) -> list[str]:
     """Of all ranks' interfaces there are counts on the emulated network alone."""
-    return [f"{unit} sent per rank", *(["at the interface"] if totals.interface_bytes is not None else [])]
+    return [f"{unit} per rank", *(["at the interface"] if totals.interface_bytes is not None else [])]
 
 
 def training(runs: Sequence[Run], metric: str) -> Table:
