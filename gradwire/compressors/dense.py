@@ -23,9 +23,11 @@ class Cast(Codec):
         payload.view(self.wire_dtype).copy_(x)
 
     def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
-        out.copy_(rows[0].view(self.wire_dtype))
-        for row in rows[1:]:
-            out.add_(row.view(self.wire_dtype))
+        values = rows.view(self.wire_dtype)  # (r, n)
+        for start, end in spans(len(out)):  # adding mixed types makes a copy: a tile's is cheap
+            out[start:end].copy_(values[0, start:end])
+            for other in values[1:]:
+                out[start:end].add_(other[start:end])
 
     def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
         for start, end in spans(len(x)):

@@ -1,0 +1,92 @@
+"""Exact top-k: `gradwire.compressors.select.top_k` beside torch.topk, and what a whole encode and decode costs.
+
+    python benchmarks/selection.py
+
+One thread; the figure is the least CPU time over repeats, in ms, which other load on the machine disturbs least.
+Writes benchmarks/results/selection.json and prints Markdown tables.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import gradwire as gw
+from gradwire.compressors import Codec, State, Workspace
+from gradwire.compressors.select import top_k
+from gradwire.layout import Layout
+
+RESULTS = Path(__file__).parent / "results"
+CPU = torch.device("cpu")
+CODECS = [
+    gw.FP16(), gw.BF16(), gw.TopK(0.01), gw.DGC(0.01), gw.RandomK(0.01), gw.QSGD(), gw.TernGrad(), gw.SignSGD(),
+    gw.EFSignSGD(), gw.OneBit(),
+]  # fmt: skip
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    RESULTS.mkdir(exist_ok=True)
+    rows = [selection(n, ratio) for n in (4_000_000, 25_000_000) for ratio in (0.01, 0.001)]
+    print("| elements | ratio | torch.topk ms | gradwire ms | faster | same answer |\n|---|---|---|---|---|---|")
+    for row in rows:
+        print(
+            f"| {row['n'] / 1e6:.0f} M | {row['ratio']:.1%} | {row['torch_ms']:.1f} | {row['ours_ms']:.1f} "
+            f"| {row['torch_ms'] / row['ours_ms']:.1f}x | {'yes' if row['same'] else 'NO'} |"
+        )
+    codecs = [codec_row(codec, n) for codec in CODECS for n in (1_000_000, 25_000_000)]
+    print("\n| compressor | elements | encode | decode, 2 ranks | commit | copy |\n|---|---|---|---|---|---|")
+    for row in codecs:
+        cells = " | ".join(f"{row[name]:.2f}" for name in ("encode_ms", "decode_ms", "commit_ms", "copy_ms"))
+        print(f"| {row['compressor']} | {row['n'] / 1e6:.0f} M | {cells} |")
+    path = RESULTS / "selection.json"
+    path.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "selection": rows, "codecs": codecs}, indent=1))
+    print(f"\nwritten to {path}")
+
+
+def selection(n: int, ratio: float) -> dict:
+    x = torch.randn(n, generator=torch.Generator().manual_seed(0))
+    k = int(n * ratio)
+    scratch = Workspace(CPU)
+    theirs = torch.topk(x.abs(), k, sorted=False).indices.sort().values
+    return {
+        "n": n,
+        "ratio": ratio,
+        "torch_ms": least_ms(lambda: torch.topk(x.abs(), k, sorted=False), 5),
+        "ours_ms": least_ms(lambda: top_k(x, k, scratch), 20),
+        "same": torch.equal(top_k(x, k, scratch), theirs),
+    }
+
+
+def codec_row(codec: Codec, n: int) -> dict:
+    state = State(Layout(()), 0, 2, Workspace(CPU), Workspace(CPU))
+    x = torch.randn(n, generator=torch.Generator().manual_seed(0))
+    rows = torch.zeros(2, -(-codec.payload_bytes(n) // 4) * 4, dtype=torch.uint8)[:, : codec.payload_bytes(n)]
+    out, kept = torch.empty(n), x.clone()
+    encode = least_ms(lambda: codec.encode(x, rows[0], state))
+    codec.encode(x, rows[1], state)
+    voting = isinstance(codec, gw.SignSGD)
+    return {
+        "compressor": str(codec),
+        "n": n,
+        "encode_ms": encode,
+        "decode_ms": least_ms(lambda: codec.decode(rows, out, state)),
+        "commit_ms": float("nan") if voting else least_ms(lambda: codec.commit(rows[0], kept, state)),
+        "copy_ms": least_ms(lambda: out.copy_(x)),
+    }
+
+
+def least_ms(call: Callable[[], object], repeats: int = 12) -> float:
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        call()
+        times.append(time.process_time() - start)
+    return 1e3 * min(times)
+
+
+if __name__ == "__main__":
+    main()

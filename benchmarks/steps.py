@@ -1,0 +1,240 @@
+"""Step times on the emulated network: Gradwire beside its peers, alternating in one run.
+
+    python benchmarks/steps.py                       # 100mbit and 1gbit, 2 ranks, all models
+    python benchmarks/steps.py --links 1gbit --models gpt --ranks 4 --prototype ../shared/reference/engine_prototype.py
+
+Every configuration gets a fresh model and DDP, a few steps to warm up, then `--steps` timed ones; this is
+repeated `--repeats` times in turn. A step is zero_grad, forward, backward, SGD step; the figure is the median
+over all steps of rank 0, in ms. Writes benchmarks/results/steps.json and prints a Markdown table.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+NAMES = [
+    "nocomm", "ddp", "fp16 hook", "torch PowerSGD r4", "epfml PowerSGD r4", "gw fp32", "gw fp16", "gw topk 1%",
+    "gw powersgd r4", "gw qsgd", "gw efsign", "prototype topk 1%", "prototype low rank 4",
+]  # fmt: skip
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.rank_job:
+        rank_job(arguments)
+        return
+    from gradwire.lab.launch import launch
+    from gradwire.lab.link import Link
+    from gradwire.lab.network import Network
+
+    RESULTS.mkdir(exist_ok=True)
+    rows = []
+    for link in arguments.links.split(","):
+        network = None if link == "loopback" else Network(arguments.ranks, Link.parse(link))
+        for model in arguments.models.split(","):
+            out = RESULTS / ".cell.json"
+            argv = [__file__, *sys.argv[1:], "--rank-job", model, "--out", str(out)]
+            if network is None:
+                launch(argv, arguments.ranks)
+            else:
+                with network:
+                    launch(argv, arguments.ranks, network=network)
+            cell = json.loads(out.read_text())
+            out.unlink()
+            rows.append({"link": link, "ranks": arguments.ranks, "model": model, "ms": cell})
+            print(row_text(rows[-1]), flush=True)
+    path = RESULTS / arguments.save
+    path.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1))
+    print(f"\n{markdown(rows)}\n\nwritten to {path}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--links", default="100mbit,1gbit")
+    parser.add_argument("--models", default="vgg16,lstm,gpt")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", default="", help="configurations, by name, comma-separated")
+    parser.add_argument("--prototype", default="", help="path of engine_prototype.py, to measure it as well")
+    parser.add_argument("--epfml", default="", help="folder of a checkout of epfml/powersgd, to measure it as well")
+    parser.add_argument("--save", default="steps.json")
+    parser.add_argument("--rank-job", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def rank_job(arguments: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from gradwire.lab.workloads import Synthetic
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    task = Synthetic(model=arguments.rank_job)
+    wanted = arguments.only.split(",") if arguments.only else NAMES
+    known = setups(arguments)
+    names = [name for name in wanted if name in known]
+    times: dict[str, list[float]] = {name: [] for name in names}
+    split: dict[str, dict[str, float]] = {}
+    for _ in range(arguments.repeats):
+        for name in names:
+            seconds, stats = measure(task, name, arguments, rank)
+            times[name] += seconds
+            split[name] = stats
+            dist.barrier()
+    if rank == 0:
+        Path(arguments.out).write_text(json.dumps({
+            name: {"median": 1e3 * statistics.median(t), "iqr": 1e3 * iqr(t)} | split[name] for name, t in times.items()
+        }))  # fmt: skip
+    dist.barrier()
+    time.sleep(0.2)  # gloo's threads let go of the last collective; else the interpreter's end may abort
+    os._exit(0)
+
+
+def measure(task, name: str, arguments: argparse.Namespace, rank: int) -> tuple[list[float], dict[str, float]]:
+    import torch
+    import torch.distributed as dist
+
+    model = task.build_model(seed=0)
+    batches = task.batches(rank, dist.get_world_size(), seed=0)
+    forward, reduce, stats, end = setups(arguments)[name](model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    seconds = []
+    before = None
+    for step in range(4 + arguments.steps):
+        inputs, targets = next(batches)
+        if step == 4:
+            before = stats()
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        task.loss(forward(inputs), targets).backward()
+        reduce()
+        optimizer.step()
+        if step >= 4:
+            seconds.append(time.perf_counter() - start)
+    after = stats()
+    end()
+    if after is None:
+        return seconds, {}
+    spans = {
+        f"{part}_ms": 1e3 * (getattr(after, f"{part}_s") - getattr(before, f"{part}_s")) / arguments.steps
+        for part in ("encode", "wire", "decode", "wait")
+    }
+    return seconds, spans | {"wire_bytes": (after.wire_bytes - before.wire_bytes) / arguments.steps}
+
+
+def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
+    """By name: from a model to (forward, what to do after backward, stats, how to end)."""
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    import gradwire as gw
+
+    def nothing():
+        return None
+
+    def hooked(state, hook, **options):
+        def make(model):
+            ddp = DDP(model, **options)
+            ddp.register_comm_hook(state() if state else None, hook)
+            return ddp, nothing, nothing, nothing
+        return make
+
+    def noop(state, bucket):
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    def attached(compressor):
+        def make(model):
+            ddp = DDP(model)
+            handle = gw.attach(ddp, compressor)
+            return ddp, nothing, handle.stats, handle.detach
+        return make
+
+    def epfml(model):
+        from powersgd import Config, PowerSGD
+
+        parameters = list(model.parameters())
+        config = Config(rank=4, min_compression_rate=2, num_iters_per_step=2, start_compressing_after_num_steps=0)
+        aggregator = PowerSGD(parameters, config=config)
+
+        def reduce():
+            gradients = aggregator.aggregate()
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+        return model, reduce, nothing, nothing
+
+    def prototype(make_compressor):
+        spec = importlib.util.spec_from_file_location("engine_prototype", arguments.prototype)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+        def make(model):
+            engine = module.Engine(make_compressor(module), 1 << 20)
+            ddp = DDP(model, bucket_cap_mb=4)
+            ddp.register_comm_hook(None, lambda state, bucket: engine.hook(state, bucket))
+            return ddp, nothing, nothing, nothing
+        return make
+
+    table: dict[str, Callable] = {
+        "nocomm": hooked(None, noop),
+        "ddp": lambda model: (DDP(model), nothing, nothing, nothing),
+        "fp16 hook": hooked(None, default_hooks.fp16_compress_hook),
+        "torch PowerSGD r4": hooked(
+            lambda: powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2),
+            powerSGD_hook.powerSGD_hook,
+            bucket_cap_mb=1000,
+        ),
+        "gw fp32": attached(gw.FP32()),
+        "gw fp16": attached(gw.FP16()),
+        "gw topk 1%": attached(gw.TopK(0.01)),
+        "gw powersgd r4": attached(gw.PowerSGD(4)),
+        "gw qsgd": attached(gw.QSGD()),
+        "gw efsign": attached(gw.EFSignSGD()),
+    }
+    if arguments.epfml:
+        sys.path.insert(0, arguments.epfml)
+        table["epfml PowerSGD r4"] = epfml
+    if arguments.prototype:
+        table["prototype topk 1%"] = prototype(lambda module: module.TopK(0.01))
+        table["prototype low rank 4"] = prototype(lambda module: module.LowRank(4))
+    return table
+
+
+def iqr(values: list[float]) -> float:
+    quarters = statistics.quantiles(values, n=4)
+    return quarters[2] - quarters[0]
+
+
+def row_text(row: dict) -> str:
+    cells = "  ".join(f"{name} {cell['median']:.0f}±{cell['iqr']:.0f}" for name, cell in row["ms"].items())
+    return f"{row['link']} x{row['ranks']} {row['model']}: {cells}"
+
+
+def markdown(rows: list[dict]) -> str:
+    names = [name for name in NAMES if name in rows[0]["ms"]]
+    lines = ["| link | ranks | model | " + " | ".join(names) + " |", "|---" * (3 + len(names)) + "|"]
+    for row in rows:
+        base = row["ms"]["nocomm"]["median"] if "nocomm" in row["ms"] else None
+        cells = [
+            f"{row['ms'][name]['median']:.0f}" + (f" ({row['ms'][name]['median'] / base:.2f}x)" if base else "")
+            for name in names
+        ]
+        lines.append(f"| {row['link']} | {row['ranks']} | {row['model']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
