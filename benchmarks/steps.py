@@ -149,6 +149,7 @@ def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
             ddp = DDP(model, **options)
             ddp.register_comm_hook(state() if state else None, hook)
             return ddp, nothing, nothing, nothing
+
         return make
 
     def noop(state, bucket):
@@ -161,6 +162,7 @@ def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
             ddp = DDP(model)
             handle = gw.attach(ddp, compressor)
             return ddp, nothing, handle.stats, handle.detach
+
         return make
 
     def epfml(model):
@@ -174,6 +176,7 @@ def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
             gradients = aggregator.aggregate()
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
+
         return model, reduce, nothing, nothing
 
     def prototype(make_compressor):
@@ -186,6 +189,7 @@ def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
             ddp = DDP(model, bucket_cap_mb=4)
             ddp.register_comm_hook(None, lambda state, bucket: engine.hook(state, bucket))
             return ddp, nothing, nothing, nothing
+
         return make
 
     table: dict[str, Callable] = {

@@ -64,11 +64,7 @@ def rank_job(out: Path) -> None:
     dist.init_process_group("gloo")
     gpt = Synthetic(model="gpt").build_model(0)
     large = torch.nn.ParameterList(torch.empty(1024, 1024) for _ in range(24))
-    rows = [
-        measure(model, compressor, communicator)
-        for model in (gpt, large)
-        for compressor, communicator in PAIRINGS
-    ]
+    rows = [measure(model, compressor, communicator) for model in (gpt, large) for compressor, communicator in PAIRINGS]
     if dist.get_rank() == 0:
         out.write_text(json.dumps(rows))
     dist.barrier()

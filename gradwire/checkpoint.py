@@ -24,9 +24,7 @@ def pack(exported: dict[str, dict[str, Tensor]], steps: int) -> StateDict:
 def unpack(state: StateDict) -> tuple[dict[str, dict[str, Tensor]], int]:
     """The inverse of `pack`. Raises ValueError for what is no such state."""
     if "step" not in state:
-        raise ValueError(
-            "this is no Gradwire state (it has no 'step'); pass what handle.state_dict() returned"
-        )
+        raise ValueError("this is no Gradwire state (it has no 'step'); pass what handle.state_dict() returned")
     exported: dict[str, dict[str, Tensor]] = {}
     for key, tensor in state.items():
         if key != "step":

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -41,11 +42,7 @@ class Handle:
     def state_dict(self) -> checkpoint.StateDict:
         """This rank's memories and other compressor state: tensors only. Save one per rank; to resume with
         another number of ranks see `checkpoint.reshard`."""
-        return (
-            checkpoint.pack(self._engine.export(), self._engine.steps)
-            if self._engine
-            else {"step": torch.tensor(0)}
-        )
+        return checkpoint.pack(self._engine.export(), self._engine.steps) if self._engine else {"step": torch.tensor(0)}
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
         """Takes over what `state_dict` returned on this rank, whatever the plan was then.
@@ -89,13 +86,9 @@ def attach(
     no sense, for ranks that differ, and where `ddp` has a hook already or mixed precision of its own.
     """
     if not isinstance(ddp, DistributedDataParallel):
-        raise ValueError(
-            f"attach() takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model first"
-        )
+        raise ValueError(f"attach() takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model first")
     if ddp.mixed_precision is not None:
-        raise ValueError(
-            "DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead"
-        )
+        raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
     bridge = _Bridge.of(ddp)
     parameters = {name: p for name, p in ddp.module.named_parameters() if p.requires_grad and p.numel()}
     device = next(iter(parameters.values())).device
@@ -144,7 +137,7 @@ class _Bridge:
         self._given: set[int] = set()
         self._synchronising = False
         self._removable: list[Any] = []
-        self._group = ddp.process_group
+        self._group: Any = ddp.process_group
 
     @classmethod
     def of(cls, ddp: DistributedDataParallel) -> "_Bridge":
@@ -154,9 +147,7 @@ class _Bridge:
         for hook, _ in ddp._comm_hooks:
             bridge = getattr(hook, "__self__", None)
             if not isinstance(bridge, cls):
-                raise ValueError(
-                    "this DDP has a communication hook already; attach to a new DDP of the same module"
-                )
+                raise ValueError("this DDP has a communication hook already; attach to a new DDP of the same module")
             if bridge.engine:
                 raise ValueError("this DDP is attached already; call detach() of its handle first")
             return bridge
@@ -188,7 +179,7 @@ class _Bridge:
             self._given.add(slot)
             self.engine.give(slot, parameter.grad)
 
-    def _bucket_ready(self, state: None, bucket: dist.GradBucket) -> Future[Tensor]:
+    def _bucket_ready(self, state: None, bucket: GradBucket) -> Future[Tensor]:
         if self.engine is None:
             return self._dense(bucket)
         sinks: dict[int, Tensor] = {}
@@ -203,7 +194,7 @@ class _Bridge:
             self._given.clear()
         return self.engine.watch(sinks, bucket.buffer())
 
-    def _dense(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def _dense(self, bucket: GradBucket) -> Future[Tensor]:
         """Plain all-reduce: with one rank, and after detach."""
         tensor = bucket.buffer().div_(self._group.size())
         work = dist.all_reduce(tensor, group=self._group, async_op=True)

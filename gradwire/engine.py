@@ -6,13 +6,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.futures import Future
 
+from gradwire.buckets import Bucket, Buckets
 from gradwire.clock import Clock
 from gradwire.collective import Broadcast, Collective, Local, Sum
 from gradwire.compressors import Reduction, Workspace
@@ -41,23 +42,13 @@ class _Flight:
     started: Any
 
 
-@dataclass
-class _Bucket:
-    """Where to put the means of some slots, and whom to tell."""
-
-    sinks: dict[int, Tensor]
-    future: Future[Tensor]
-    buffer: Tensor
-    epoch: int
-    missing: set[int] = field(default_factory=set)
-
-
 class Engine:
     """Reduces the gradients of `slots` as `plan` says, on a thread (and a CUDA stream) of its own.
 
     Groups start in the plan's order as soon as their gradients are there. While one is on the wire the next is
     encoded; a group moves on when a later one was started or the step has no more. So the sequence of
-    collectives depends on the plan alone, never on timing, and ranks cannot pair the wrong messages.
+    collectives depends on the plan alone, never on timing, and ranks cannot pair the wrong messages. A step ends
+    for all groups together: when all means are there and either every memory or none gives up what was sent.
 
     `replan(slots)` makes the plan for slots that became ready in that order; rank 0's order, once seen, is
     used by all. `find_unused` agrees after each step which slots had a gradient on no rank at all.
@@ -90,20 +81,16 @@ class Engine:
         self._ready: dict[int, list[int]] = {}
         self._next = 0
         self._order: list[int] = []
-        self._count = self._epoch = self._delivered_epoch = 0
-        self._delivered: dict[int, Tensor] = {}
-        self._buckets: list[_Bucket] = []
+        self._count = self._epoch = self._told = self._settled = 0
+        self._progress = threading.Condition()
+        self._buckets = Buckets()
         self._used: list[bool] = []
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._idle = threading.Event()
-        self._idle.set()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._install(plan)
         self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
         self._thread.start()
-        atexit.register(
-            self.close
-        )  # a thread that is still in torch when Python goes down aborts the process
+        atexit.register(self.close)  # a thread that is still in torch when Python goes down aborts the process
 
     # What the front ends call, from the thread that runs backward
 
@@ -111,10 +98,7 @@ class Engine:
         """Hands over a slot's gradient, which must stay as it is until the slot's mean is there; None where the
         parameter took no part. Each slot is given exactly once per step."""
         if grad is not None and grad.is_sparse:
-            raise ValueError(
-                f"parameter {self.slots[slot].name!r} has a sparse gradient; use Embedding(sparse=False)"
-            )
-        self._idle.clear()
+            raise ValueError(f"parameter {self.slots[slot].name!r} has a sparse gradient; use Embedding(sparse=False)")
         self._raise_error()
         self._count = self._count % len(self.slots) + 1
         if self._count == 1:
@@ -131,20 +115,21 @@ class Engine:
     def watch(self, sinks: dict[int, Tensor], buffer: Tensor) -> Future[Tensor]:
         """A future of `buffer`, complete when the means of all the slots of `sinks` are copied into them."""
         devices = [self.device] if self._stream else None
-        bucket = _Bucket(sinks, Future(devices=devices), buffer, self._epoch, set(sinks))  # pyright: ignore[reportArgumentType]
-        self._post(self._watch, bucket)
-        return bucket.future
+        future: Future[Tensor] = Future(devices=devices)  # pyright: ignore[reportArgumentType]
+        self._post(self._watch, Bucket(sinks, future, buffer, self._epoch))
+        return future
 
     def wait(self) -> None:
-        """Returns when the step that was begun is done; raises what went wrong in it."""
-        self._idle.wait()
+        """Returns when the means of the step that was begun are there; raises what went wrong in it."""
+        with self._progress:
+            self._progress.wait_for(lambda: self._error or self._told == self._epoch)
         self._raise_error()
         if self._stream:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     def means(self) -> list[Tensor]:
         """The last step's mean of every slot, in the parameters' shapes; valid until the next step."""
-        return [self._delivered[slot] for slot in range(len(self.slots))]
+        return [self._buckets.means[slot] for slot in range(len(self.slots))]
 
     def used(self, slot: int) -> bool:
         """Whether any rank had a gradient for the slot in the last step."""
@@ -155,7 +140,7 @@ class Engine:
     def install(self, plan: Plan) -> None:
         """Puts `plan` in force from the next step on; every parameter keeps its state. All ranks must do this
         after the same step. Raises ValueError where plan and model, or the ranks' plans, do not fit."""
-        self.wait()
+        self._settle()
         plan.check(self.slots)
         self._agree(plan)
         self._replan = None
@@ -163,7 +148,7 @@ class Engine:
 
     def export(self) -> dict[str, dict[str, Tensor]]:
         """The state of every parameter, as views; see `Reducer.export`."""
-        self.wait()
+        self._settle()
         exported: dict[str, dict[str, Tensor]] = {}
         for reducer in self._reducers:
             exported |= reducer.export()
@@ -171,7 +156,7 @@ class Engine:
 
     def adopt(self, exported: dict[str, dict[str, Tensor]], steps: int) -> None:
         """Takes over an exported state; parameters it lacks keep theirs."""
-        self.wait()
+        self._settle()
         self._steps = steps
         for (group, _), slot in zip(self._places, self.slots, strict=True):
             self._reducers[group].state.step = steps
@@ -201,12 +186,18 @@ class Engine:
         self._thread.join(CLOSE_S)
         self.transport.close()
 
+    def _settle(self) -> None:
+        """Returns when the books of the step that was begun are closed as well."""
+        with self._progress:
+            self._progress.wait_for(lambda: self._error or self._settled == self._epoch)
+        self._raise_error()
+        if self._stream:
+            self._stream.synchronize()
+
     # What runs on the engine's own thread
 
     def _work(self) -> None:
-        scope: AbstractContextManager[Any] = (
-            torch.cuda.stream(self._stream) if self._stream else nullcontext()
-        )
+        scope: AbstractContextManager[Any] = torch.cuda.stream(self._stream) if self._stream else nullcontext()
         with torch.no_grad(), scope:
             while (task := self._inbox.get()) is not None:
                 try:
@@ -228,9 +219,6 @@ class Engine:
     def _group_ready(self, group: int, arrived: list[tuple[int, Tensor | None]], epoch: int) -> None:
         if self._error:
             return
-        if epoch != self._delivered_epoch:
-            self._delivered_epoch = epoch
-            self._delivered.clear()
         start = self._clock.mark()
         reducer = self._reducers[group]
         for index, grad in arrived:
@@ -248,8 +236,8 @@ class Engine:
         if self._next == len(self._reducers):
             while self._flights:
                 self._resume()
-            self._end_step()
-            self._clock.add("wait", ready, self._clock.mark())
+            self._end_step(epoch)
+            self._clock.add("wait", ready, self._told_at)
 
     def _resume(self) -> None:
         flight = self._flights.popleft()
@@ -265,62 +253,64 @@ class Engine:
         try:
             op = next(reduction) if result is None else reduction.send(result)
         except StopIteration:
-            self._deliver(reducer)
             self._clock.add("decode", start, self._clock.mark())
             return
         except Exception as error:
             raise ReductionError(
-                f"reducing {_describe(reducer)} failed on rank {self.transport.rank}: "
-                f"{type(error).__name__}: {error}"
+                f"reducing {_describe(reducer)} failed on rank {self.transport.rank}: {type(error).__name__}: {error}"
             ) from error
         issued = self._clock.mark()
         self._clock.add("encode", start, issued)
         self._wire_bytes += op.wire_bytes(self.transport.world)
         self._flights.append(_Flight(reducer, reduction, op, self.transport.start(op), issued))
 
-    def _deliver(self, reducer: Reducer) -> None:
-        for slot, mean in zip(self._slots_of[id(reducer)], reducer.mean, strict=True):
-            self._delivered[slot] = mean
-        for bucket in self._buckets:
-            self._fill(bucket)
-        if self._flights or self._next < len(self._reducers):
-            self._complete_buckets()
-
-    def _watch(self, bucket: _Bucket) -> None:
-        self._buckets.append(bucket)
+    def _watch(self, bucket: Bucket) -> None:
+        self._buckets.watch(bucket)
         if self._error:
-            self._end_buckets(self._error)
-        else:
-            self._fill(bucket)
-            self._complete_buckets()
+            self._buckets.fail(self._error)
 
-    def _fill(self, bucket: _Bucket) -> None:
-        if bucket.epoch != self._delivered_epoch:
-            return
-        for slot in bucket.missing & self._delivered.keys():
-            bucket.sinks[slot].copy_(self._delivered[slot])
-            bucket.missing.discard(slot)
-
-    def _complete_buckets(self) -> None:
-        done = [bucket for bucket in self._buckets if not bucket.missing]
-        self._buckets = [bucket for bucket in self._buckets if bucket.missing]
-        for bucket in done:
-            bucket.future.set_result(bucket.buffer)
-
-    def _end_step(self) -> None:
-        """Books first and tells last: whoever waits may begin the next step at once."""
-        used = self._agree_used()
-        for group, reducer in enumerate(self._reducers):
-            reducer.close([used[slot] for slot in self._slots_of[id(reducer)]])
-            self._ready.pop(group)
-        self._used = used
+    def _end_step(self, epoch: int) -> None:
+        """Takes back a step that is to be skipped, hands out the means, and lets the memories give up what was sent:
+        last, for nobody waits for it."""
+        self._used = self._agree_used()
+        verdict = torch.stack([reducer.verdict for reducer in self._reducers]).sum(0)
+        for reducer in self._reducers:
+            reducer.undo(verdict)
+        means = {
+            slot: mean
+            for reducer in self._reducers
+            for slot, mean in zip(self._slots_of[id(reducer)], reducer.mean, strict=True)
+        }
         self._next = 0
+        self._ready.clear()
         self._steps += 1
         self._done_steps += 1
-        if self._replan:
+        if self._replan:  # the next gradients must meet the new plan
+            self._close_step()
             self._follow_order()
-        self._complete_buckets()
-        self._idle.set()
+            self._tell(means, epoch)
+        else:
+            self._tell(means, epoch)
+            self._close_step()
+        with self._progress:
+            self._settled = epoch
+            self._progress.notify_all()
+
+    def _tell(self, means: dict[int, Tensor], epoch: int) -> None:
+        """From here on the next step may begin."""
+        start = self._clock.mark()
+        self._buckets.deliver(means, epoch)
+        self._told_at = self._clock.mark()
+        self._clock.add("decode", start, self._told_at)
+        with self._progress:
+            self._told = epoch
+            self._progress.notify_all()
+
+    def _close_step(self) -> None:
+        start = self._clock.mark()
+        for reducer in self._reducers:
+            reducer.close([self._used[slot] for slot in self._slots_of[id(reducer)]])
+        self._clock.add("decode", start, self._clock.mark())
 
     def _agree_used(self) -> list[bool]:
         used = torch.zeros(len(self.slots), device=self.device)
@@ -347,9 +337,11 @@ class Engine:
     def _install(self, plan: Plan) -> None:
         before = [reducer.export() for reducer in self._reducers]
         self.plan = plan
+        remembers = any(group.memory.remembers or group.compressor.flat_state for group in plan.groups)
+        site = replace(self._site, remembers=remembers)
         slot_of = {slot.name: index for index, slot in enumerate(self.slots)}
         self._reducers = [
-            Reducer(group, [self.slots[slot_of[name]] for name in group.slots], self._site, index)
+            Reducer(group, [self.slots[slot_of[name]] for name in group.slots], site, index)
             for index, group in enumerate(plan.groups)
         ]
         self._slots_of = {
@@ -395,17 +387,12 @@ class Engine:
     def _fail(self, error: BaseException) -> None:
         self._error = error
         self.transport.abort(str(error))
-        self._end_buckets(error)
-        self._idle.set()
-
-    def _end_buckets(self, error: BaseException) -> None:
-        for bucket in self._buckets:
-            bucket.future.set_exception(error)  # pyright: ignore[reportArgumentType]
-        self._buckets.clear()
+        self._buckets.fail(error)
+        with self._progress:
+            self._progress.notify_all()
 
     def _raise_error(self) -> None:
         if self._error:
-            self._idle.set()
             raise self._error
 
 

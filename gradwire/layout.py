@@ -26,9 +26,7 @@ class Slot:
     def of(cls, name: str, parameter: Tensor) -> "Slot":
         """Raises ValueError for a parameter whose gradient no compressor can take."""
         if not parameter.is_floating_point():
-            raise ValueError(
-                f"parameter {name!r} is {parameter.dtype}; Gradwire reduces real floating-point gradients"
-            )
+            raise ValueError(f"parameter {name!r} is {parameter.dtype}; Gradwire reduces real floating-point gradients")
         like = torch.empty_like(parameter, device="meta")  # dense strides even where the parameter's are not
         return cls(name, tuple(parameter.shape), like.stride(), parameter.dtype)
 

@@ -45,7 +45,8 @@ class Memory(ABC):
         """Takes the last `add` back where skip () is 1, and does nothing where it is 0."""
 
     def sent(self, state: Mapping[str, Tensor], skip: Tensor) -> None:  # noqa: B027
-        """Called with the whole group's tensors (n,) once what was sent is out of x."""
+        """Called with the whole group's tensors (n,) once what was sent is out of x; skip (1,) is True, on CUDA
+        alone, where nothing was."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class DGCMemory(Memory):
             return
         x, velocity = state["x"], state["velocity"]
         for start, end in spans(len(x)):
-            velocity[start:end].mul_(x[start:end].ne(0).logical_or_(skip.ne(0)))
+            velocity[start:end].mul_(x[start:end].ne(0).logical_or_(skip))
 
     def _factor(self, grad: Tensor, share: float) -> Tensor:
         """What grad is multiplied by, (): share, and less where the gradient's norm is too large."""

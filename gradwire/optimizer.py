@@ -111,16 +111,15 @@ class DistributedOptimizer(Optimizer):
         self._given.clear()
         if missing and not self._find_unused:
             name = engine.slots[min(missing)].name
-            raise RuntimeError(
-                f"parameter {name!r} got no gradient; pass find_unused_parameters=True, or freeze it"
-            )
+            raise RuntimeError(f"parameter {name!r} got no gradient; pass find_unused_parameters=True, or freeze it")
         for slot in missing:
             engine.give(slot, None)
         engine.wait()
         for index, (slot, mean) in enumerate(zip(engine.slots, engine.means(), strict=True)):
             parameter = self._parameters[slot.name]
             if engine.used(index):
-                parameter.grad = mean if mean.dtype == parameter.dtype else mean.to(parameter.dtype)
+                parameter.grad = torch.empty_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad.copy_(mean)
 
     def _unhook(self) -> None:
         for hook in self._removable:

@@ -80,13 +80,9 @@ class Plan:
         if twice := {name for name in planned if planned.count(name) > 1}:
             raise ValueError(f"the plan has parameter {min(twice)!r} in two groups; each belongs in one")
         if unknown := set(planned) - known:
-            raise ValueError(
-                f"the plan names parameter {min(unknown)!r}, which the model lacks; make a plan for it"
-            )
+            raise ValueError(f"the plan names parameter {min(unknown)!r}, which the model lacks; make a plan for it")
         if missing := known - set(planned):
-            raise ValueError(
-                f"the plan lacks the model's parameter {min(missing)!r}; make a plan for this model"
-            )
+            raise ValueError(f"the plan lacks the model's parameter {min(missing)!r}; make a plan for this model")
 
 
 def uniform(

@@ -16,12 +16,13 @@ from gradwire.transports import Transport
 
 @dataclass(frozen=True)
 class Site:
-    """What the groups of one engine share."""
+    """What the groups of one engine share; `remembers` says that some of them keep state from step to step."""
 
     transport: Transport
     device: torch.device
     seed: int
     scratch: Workspace
+    remembers: bool = False
 
     @property
     def share(self) -> float:
@@ -106,34 +107,38 @@ class Reducer:
         return self._inside()
 
     def _between(self) -> Reduction:
-        mean = yield from self.group.communicator.reduce(
-            self.group.compressor, self.state.flat["x"], self.state
-        )
-        self._settle(mean, {i: (grad, self.site.share) for i, grad in self._grads.items()})
+        mean = yield from self.group.communicator.reduce(self.group.compressor, self.state.flat["x"], self.state)
+        if self._raw and self.site.remembers:
+            self.state.settle(mean.sum(dtype=torch.float32).mul_(0))
+        elif not self._raw and (self.site.device.type != "cpu" or self.state.skipped):
+            mean.add_(self.state.verdict)
         self.mean = self.layout.views(mean)
         return mean
 
     def _inside(self) -> Reduction:
-        """Dense inside the host, compressed by this group's leader, handed to all."""
+        """Dense inside the host, compressed by this group's leader, handed to all with the verdict behind it."""
         flat, staged = self._staged()
         for index in self._held:
             staged[index].zero_()
         yield Local(Sum(flat))
-        mean = self.state.kept.tensor("handed", (self.layout.numel,))
+        handed = self.state.kept.tensor("handed", (self.layout.numel + 1,))
         if self._compresses:
             for index, grad in enumerate(staged):
                 self._add(index, grad, self.site.share)
-            result = yield from self.group.communicator.reduce(
-                self.group.compressor, self.state.flat["x"], self.state
-            )
-            self._settle(result, {i: (grad, self.site.share) for i, grad in enumerate(staged)})
-            mean.copy_(result)
+            handed[:-1].copy_((yield from self._between()))
+            handed[-1:].copy_(self.state.verdict)
         else:
             for _ in range(self.group.communicator.rounds(self.group.compressor)):
                 yield Idle()
-        yield Local(Broadcast(mean, self._leader))
-        self.mean = self.layout.views(mean)
-        return mean
+        yield Local(Broadcast(handed, self._leader))
+        self.state.settle(handed[-1:])
+        self.mean = self.layout.views(handed[:-1])
+        return handed
+
+    @property
+    def verdict(self) -> Tensor:
+        """NaN (1,) where this group's gradients were not finite on some rank, else 0."""
+        return self.state.verdict
 
     def _add(self, index: int, grad: Tensor, share: float) -> None:
         if not self._raw:
@@ -145,33 +150,37 @@ class Reducer:
             else:
                 self.state.flag.add_(total * 0)
                 grad = grad.nan_to_num(0, 0, 0)
-        self.group.memory.add({name: views[index] for name, views in self._views.items()}, grad, share)
+        self.group.memory.add(self._tensors(index), grad, share)
 
-    def _settle(self, mean: Tensor, added: dict[int, tuple[Tensor, float]]) -> None:
-        """Undoes a step that all ranks skip, and lets the memory know what was sent."""
-        if self._raw:
+    def _tensors(self, index: int) -> dict[str, Tensor]:
+        return {name: views[index] for name, views in self._views.items()}
+
+    def undo(self, verdict: Tensor) -> None:
+        """Takes the whole job's verdict (1,) on the step; where it is NaN, all memories become what they were."""
+        self.state.settle(verdict)
+        if self._raw or (self.site.device.type == "cpu" and not self.state.skipped):
             return
-        skip = self.state.verdict.isnan().float()[0]
-        if self.site.device.type != "cpu" or self.state.skipped:
-            self.group.compressor.undo(self.state.flat["x"], self.state, skip)
-            for index, (grad, share) in added.items():
-                if self.site.device.type != "cpu":
-                    grad = grad.nan_to_num(0, 0, 0)
-                elif not isfinite(grad.sum(dtype=torch.float32).item()):
-                    continue
-                self.group.memory.undo(
-                    {name: views[index] for name, views in self._views.items()}, grad, share, skip
-                )
-            mean.add_(self.state.verdict)
-        self.group.memory.sent(self.state.flat, skip)
+        skip = verdict.isnan().float()[0]
+        self.group.compressor.undo(self.state.flat["x"], self.state, skip)
+        added = dict(enumerate(self._staged()[1])) if self.site.transport.local else self._grads
+        for index, grad in added.items() if self._compresses else ():
+            if self.site.device.type != "cpu":
+                grad = grad.nan_to_num(0, 0, 0)
+            elif not isfinite(grad.sum(dtype=torch.float32).item()):
+                continue
+            self.group.memory.undo(self._tensors(index), grad, self.site.share, skip)
 
     def close(self, used: list[bool]) -> None:
-        """Ends the step. `used` says of each slot whether any rank had a gradient for it; where none had, DDP
-        and optimizers ignore the mean, so the memory becomes again what it was."""
+        """Ends the step: what was sent leaves the memory. `used` says of each slot whether any rank had a
+        gradient for it; where none had, DDP and optimizers ignore the mean, so the memory becomes again what it
+        was."""
+        if self._compresses and not self.state.skipped:
+            self.group.communicator.commit(self.group.compressor, self.state.flat["x"], self.state)
+            self.group.memory.sent(self.state.flat, self.state.verdict.isnan())
         for index, held in self._held.items():
             for name, kept in held.items():
                 view = self._views[name][index]
-                view.add_(kept) if used[index] else view.copy_(kept)
+                view.add_(kept) if used[index] and not self.state.skipped else view.copy_(kept)
         for index in self._owed.keys() & self._grads.keys():
             if self.mean[index].isfinite().all():
                 del self._owed[index]

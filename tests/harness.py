@@ -110,7 +110,9 @@ class Job:
             for slot, grad in enumerate(own):
                 engine.give(slot, grad)
         for engine in self.engines:
-            assert engine._idle.wait(WAIT_S), "a rank hangs"  # a thread per rank and step would cost more
+            with engine._progress:  # a thread per rank and step would cost more
+                settled = engine._progress.wait_for(lambda e=engine: e._error or e._settled == e._epoch, WAIT_S)
+            assert settled, "a rank hangs"
             engine.wait()
         return [[mean.clone() for mean in engine.means()] for engine in self.engines]
 

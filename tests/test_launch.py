@@ -75,9 +75,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_ranks_meet_over_loopback_and_are_told_who_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_meet_over_loopback_and_are_told_who_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     launch(["-c", REPORT, str(tmp_path)], 2, env={"GREETING": "hello"}, timeout_s=60)
     for rank in range(2):

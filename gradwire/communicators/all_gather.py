@@ -27,6 +27,10 @@ class AllGather(Communicator):
         state.settle(flags(receive).sum(0))
         out = state.kept.tensor("mean", (n,))
         compressor.decode(payloads, out, state)
-        if state.remember:
-            compressor.commit(payload[0], x, state)
         return out
+
+    def commit(self, compressor: Compressor, x: Tensor, state: State) -> None:
+        assert isinstance(compressor, Codec)
+        if state.remember:
+            _, payload = flagged(state, "send", 1, compressor, len(x))
+            compressor.commit(payload[0], x, state)

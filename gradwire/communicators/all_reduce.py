@@ -34,15 +34,17 @@ class AllReduce(Communicator):
         if isinstance(compressor, Cast) and x.dtype == compressor.wire_dtype and not state.remember:
             return (yield Sum(x))
         size = compressor.payload_bytes(len(x))
-        payload = state.kept.tensor(
-            "payload", (size // compressor.wire_dtype.itemsize + 1,), compressor.wire_dtype
-        )
+        payload = state.kept.tensor("payload", (size // compressor.wire_dtype.itemsize + 1,), compressor.wire_dtype)
         compressor.encode(compressor.prepare(x, state), payload[:-1].view(torch.uint8), state)
         payload[-1:].copy_(state.flag)
         total = yield Sum(payload)
         state.settle(total[-1:])
         out = state.kept.tensor("mean", (len(x),))
         compressor.decode(total[None, :-1].view(torch.uint8), out, state)
-        if state.remember:
-            compressor.commit(total, x, state)
         return out
+
+    def commit(self, compressor: Compressor, x: Tensor, state: State) -> None:
+        if isinstance(compressor, Rounds):
+            compressor.commit(x, state)
+        elif isinstance(compressor, Codec) and state.remember:
+            compressor.commit(x.new_empty(0), x, state)  # the sum has taken the payload's place

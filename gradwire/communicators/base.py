@@ -31,6 +31,10 @@ class Communicator(ABC):
     def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
         """The collectives that this takes; returns the mean (n,), valid until this group's next reduction."""
 
+    @abstractmethod
+    def commit(self, compressor: Compressor, x: Tensor, state: State) -> None:
+        """Ends the step: takes out of x, where `state.remember`, what this rank sent in the last `reduce`."""
+
 
 def flagged(state: State, name: str, rows: int, codec: Codec, n: int) -> tuple[Tensor, Tensor]:
     """A (rows, bytes) uint8 buffer, kept as `name`, for payloads of n elements that end in a float32 flag;

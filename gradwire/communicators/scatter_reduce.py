@@ -27,9 +27,7 @@ class ScatterReduce(Communicator):
                 "pair it with AllGather()"
             )
         if not compressor.biased and compressor.sparse:
-            raise ValueError(
-                f"{compressor} would multiply what it sends a second time; pair it with AllReduce()"
-            )
+            raise ValueError(f"{compressor} would multiply what it sends a second time; pair it with AllReduce()")
 
     def rounds(self, compressor: Compressor) -> int:
         return 2
@@ -64,18 +62,21 @@ class ScatterReduce(Communicator):
         for row, (start, end) in zip(receive, spans, strict=True):
             if start < end:
                 compressor.decode(row[None, : compressor.payload_bytes(end - start)], out[start:end], state)
-        if state.remember:
-            self._commit(compressor, x, send, spans, state)
-            # x gives up what it sent and takes back what its chunk's second compression dropped
-            state.take(x[a:b], total.neg_().add_(out[a:b]))
         return out
 
-    def _commit(
-        self, compressor: Codec, x: Tensor, send: Tensor, spans: list[tuple[int, int]], state: State
-    ) -> None:
-        for row, (a, b) in zip(send, spans, strict=True):
+    def commit(self, compressor: Compressor, x: Tensor, state: State) -> None:
+        assert isinstance(compressor, Codec)
+        if not state.remember:
+            return
+        bounds = chunks(len(x), state.world)
+        send, _ = flagged(state, "send", state.world, compressor, bounds[1])
+        for row, a, b in zip(send, bounds, bounds[1:], strict=False):
             if a < b:
                 compressor.commit(row[: compressor.payload_bytes(b - a)], x[a:b], state)
+        # what the second compression dropped of this rank's chunk comes back
+        a, b = bounds[state.rank], bounds[state.rank + 1]
+        total, mean = state.kept.tensor("chunk", (b - a,)), state.kept.tensor("mean", (len(x),))
+        state.take(x[a:b], total.neg_().add_(mean[a:b]))
 
 
 def chunks(n: int, world: int, align: int = 4096) -> list[int]:

@@ -42,7 +42,7 @@ class State:
 
     `remember` says that a memory wants what was sent taken out of x. `flag` (1,) is NaN where this rank's
     gradient was not finite, else 0; algorithms send it along with their first collective and pass the sum to
-    `settle`, so that all ranks skip the step together and keep their residuals as they were.
+    `settle`. When any group's verdict is NaN, all ranks skip the step for all groups: nothing is committed.
     """
 
     layout: Layout
@@ -79,16 +79,12 @@ class State:
 
     @property
     def skipped(self) -> bool:
-        """Whether all ranks skip this step. On CUDA always False: there `take` masks instead of asking."""
+        """Whether all ranks skip this step. On CUDA always False: there, masks spare the host the question."""
         return self.verdict.device.type == "cpu" and bool(self.verdict.isnan())
 
     def take(self, x: Tensor, sent: Tensor) -> None:
-        """x -= sent, unless the step is skipped; without a host sync on CUDA."""
-        if x.device.type == "cpu":
-            if not self.skipped:
-                x.sub_(sent)
-        else:
-            x.sub_(sent * self.verdict.eq(0))
+        """x -= sent; on CUDA, where nobody asks whether the step is skipped, by nothing if it is."""
+        x.sub_(sent if x.device.type == "cpu" else sent * self.verdict.eq(0))
 
 
 class Compressor(ABC):
@@ -138,8 +134,8 @@ class Codec(Compressor):
 
     @abstractmethod
     def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
-        """Takes out of x (n,), through `state.take`, what `payload` stands for. Of summable codecs the
-        payload is lost by then, and they find it again from x."""
+        """Takes out of x (n,), through `state.take`, what `payload` stands for, at the end of the step. Of
+        summable codecs the payload is lost by then, and they find it again from x."""
 
 
 class Rounds(Compressor):
@@ -149,4 +145,9 @@ class Rounds(Compressor):
 
     @abstractmethod
     def reduce(self, x: Tensor, state: State) -> Reduction:
-        """Reduces x (n,) over the ranks and, where `state.remember`, takes out of x what this rank sent."""
+        """Reduces x (n,) over the ranks; x stays as it is."""
+
+    @abstractmethod
+    def commit(self, x: Tensor, state: State) -> None:
+        """Ends the step: takes out of x, where `state.remember`, what this rank sent, and keeps what the next
+        step starts from; where the verdict is NaN, neither."""

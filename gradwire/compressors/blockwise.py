@@ -13,9 +13,7 @@ from gradwire.layout import tiles
 
 def check_block(block: int) -> None:
     if block < 8 or block % 8:
-        raise ValueError(
-            f"block={block} elements cannot be packed into bytes; use a multiple of 8, e.g. block=1024"
-        )
+        raise ValueError(f"block={block} elements cannot be packed into bytes; use a multiple of 8, e.g. block=1024")
 
 
 class Blockwise(Codec):
@@ -48,8 +46,6 @@ class Blockwise(Codec):
                     part.add_(other)
 
     def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
-        if state.skipped:
-            return
         for part, scales, codes in self.tiles(x, payload):
             sent = state.scratch.tensor("dequantized", tuple(part.shape))
             self.dequantize(scales, codes, sent)

@@ -51,15 +51,26 @@ class PowerSGD(Rounds):
         summed, q = _factors(state, "q", ranks, [columns for _, columns in shapes])
         yield Sum(summed.copy_(own))
 
-        if state.remember:
-            _commit(matrices, p, mine, own, state)
         mean = state.kept.tensor("mean", (len(x),))
         for out, left, right in zip(_cut(mean, shapes), p, q, strict=True):
             torch.mm(left.T, right, out=out)
-        if not state.skipped:
-            for kept, right in zip(previous, q, strict=True):
-                kept.copy_(torch.where(state.verdict.eq(0), right, kept))
         return mean
+
+    def commit(self, x: Tensor, state: State) -> None:
+        shapes = [slot.matrix for slot in state.layout.slots]
+        previous = [slot["q"] for slot in state.slots]
+        ranks, columns = [len(q) for q in previous], [columns for _, columns in shapes]
+        _, p = _factors(state, "p", ranks, [rows for rows, _ in shapes])
+        own, mine = _factors(state, "own", ranks, columns)
+        _, q = _factors(state, "q", ranks, columns)
+        going = state.verdict.eq(0)
+        if state.remember:
+            if x.device.type != "cpu":
+                own.mul_(going)
+            for matrix, left, right in zip(_cut(x, shapes), p, mine, strict=True):
+                matrix.addmm_(left.T, right, alpha=-1)
+        for kept, right in zip(previous, q, strict=True):
+            torch.where(going, right, kept, out=kept)
 
 
 def orthogonalize(factors: list[Tensor]) -> None:
@@ -75,15 +86,6 @@ def orthogonalize(factors: list[Tensor]) -> None:
         q = torch.linalg.qr(torch.stack(batch).mT).Q
         for factor, columns in zip(batch, q, strict=True):
             factor.copy_(columns.T)
-
-
-def _commit(matrices: list[Tensor], p: list[Tensor], mine: list[Tensor], own: Tensor, state: State) -> None:
-    if state.skipped:
-        return
-    if own.device.type != "cpu":
-        own.mul_(state.verdict.eq(0))
-    for matrix, left, right in zip(matrices, p, mine, strict=True):
-        matrix.addmm_(left.T, right, alpha=-1)
 
 
 def _factors(

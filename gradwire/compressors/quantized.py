@@ -17,17 +17,21 @@ BELOW_ONE = 1 - 2.0**-21
 
 
 class Stochastic(Blockwise):
-    """Rounds x·levels / max|block| up or down at random, so that the expectation is x."""
+    """Rounds x·top / max|block| up or down at random, so that the expectation is x."""
 
     biased = False
-    levels: int
+
+    @property
+    @abstractmethod
+    def top(self) -> int:
+        """The level of the block's largest magnitude."""
 
     def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
         noise = Noise(state.own_seed(), x.device)
         for part, scales, codes in self.tiles(x, payload):
             rounded = state.scratch.tensor("rounded", tuple(part.shape))
             torch.amax(torch.abs(part, out=rounded), 1, keepdim=True, out=scales)  # vector_norm is 10 times slower
-            inverse = self.levels * BELOW_ONE / scales
+            inverse = self.top * BELOW_ONE / scales
             inverse.masked_fill_(scales == 0, 0)
             torch.mul(part, inverse, out=rounded)
             noise.add_to(rounded)
@@ -35,7 +39,7 @@ class Stochastic(Blockwise):
 
     @abstractmethod
     def pack(self, q: Tensor, codes: Tensor, state: State) -> None:
-        """From whole numbers q (rows, width) float32 in [-levels, levels] to codes (bytes,)."""
+        """From whole numbers q (rows, width) float32 in [-top, top] to codes (bytes,)."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,10 @@ class QSGD(Stochastic):
         if not 1 <= self.levels <= 127:
             raise ValueError(f"levels={self.levels} do not fit 8 bits with a sign; use 1 to 127")
 
+    @property
+    def top(self) -> int:
+        return self.levels
+
     def pack(self, q: Tensor, codes: Tensor, state: State) -> None:
         codes.view(torch.int8).copy_(q.view(-1))
 
@@ -67,7 +75,7 @@ class TernGrad(Stochastic):
 
     block: int = 1024
     bits: ClassVar[int] = 2
-    levels: ClassVar[int] = 1
+    top: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __post_init__(self) -> None:
         check_block(self.block)

@@ -15,9 +15,7 @@ BLOCK_BITS = 16
 
 def check_ratio(ratio: float) -> None:
     if not 0 < ratio <= 1:
-        raise ValueError(
-            f"ratio={ratio} is not the share of elements to send; it lies in (0, 1], e.g. ratio=0.01"
-        )
+        raise ValueError(f"ratio={ratio} is not the share of elements to send; it lies in (0, 1], e.g. ratio=0.01")
 
 
 class Sparse(Codec):
@@ -68,8 +66,6 @@ class Sparse(Codec):
         indices, values = self.entries(payload, len(x))
         if x.device.type != "cpu":
             values = values * state.verdict.eq(0)
-        elif state.skipped:
-            return
         x.index_add_(0, indices, values, alpha=-1)
 
     def entries(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:

@@ -64,9 +64,7 @@ def parse(text: str) -> Configuration:
         return Configuration(head)
     compressor: Compressor = _make("compressor", head, exported(Compressor), (*DENSE, NOCOMM))
     memory, communicator = _partners(text, others)
-    Group(
-        (), compressor, memory or default_memory(compressor), communicator or default_communicator(compressor)
-    )
+    Group((), compressor, memory or default_memory(compressor), communicator or default_communicator(compressor))
     return Configuration(text.lower(), compressor, memory, communicator)
 
 

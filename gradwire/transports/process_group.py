@@ -42,9 +42,7 @@ class ProcessGroup(Transport):
         parent = world_or(like)
         ranks = dist.get_process_group_ranks(parent)
         if len(ranks) % ranks_per_host:
-            raise ValueError(
-                f"{len(ranks)} ranks do not fill hosts of {ranks_per_host}; use a divisor of {len(ranks)}"
-            )
+            raise ValueError(f"{len(ranks)} ranks do not fill hosts of {ranks_per_host}; use a divisor of {len(ranks)}")
         timeout = timeout_of(parent, device or torch.device("cpu"))
         hosts = [ranks[i : i + ranks_per_host] for i in range(0, len(ranks), ranks_per_host)]
         me = dist.get_rank()
@@ -58,9 +56,7 @@ class ProcessGroup(Transport):
             case Sum(tensor):
                 return _started(dist.all_reduce(tensor, group=group, async_op=True))
             case Gather(send, receive):
-                return _started(
-                    _all_gather(receive.view(-1), send, group=group, async_op=True)
-                )
+                return _started(_all_gather(receive.view(-1), send, group=group, async_op=True))
             case Exchange(send, receive):
                 return _started(dist.all_to_all_single(receive, send, group=group, async_op=True))
             case Broadcast(tensor, source):
@@ -114,5 +110,5 @@ def _started(work: Any) -> Pending:
     return work
 
 
-def _store() -> dist.Store:
+def _store() -> Any:
     return dist.distributed_c10d._get_default_store()

@@ -22,9 +22,7 @@ class _Meeting:
 
     def wait(self) -> None:
         if not self.done.wait(PATIENCE_S):
-            raise RuntimeError(
-                f"only ranks {sorted(self.ops)} came to the collective within {PATIENCE_S:.0f} s"
-            )
+            raise RuntimeError(f"only ranks {sorted(self.ops)} came to the collective within {PATIENCE_S:.0f} s")
         if self.error:
             raise RuntimeError(self.error)
 

@@ -38,9 +38,7 @@ class TextTask(Task):
         if self.model not in ("gpt", "lstm"):
             raise ValueError(f"model must be gpt or lstm, got {self.model}")
         if self.model == "gpt" and self.width % self.heads:
-            raise ValueError(
-                f"width must be a multiple of heads, got width {self.width} and heads {self.heads}"
-            )
+            raise ValueError(f"width must be a multiple of heads, got width {self.width} and heads {self.heads}")
         shortest = min(len(self.corpus.train) - self.context, len(self.corpus.held_out))
         if shortest <= self.context:
             raise ValueError(

@@ -15,9 +15,7 @@ class GPT(nn.Module):
     https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf
     """
 
-    def __init__(
-        self, vocabulary: int, context: int, width: int = 256, depth: int = 4, heads: int = 4
-    ) -> None:
+    def __init__(self, vocabulary: int, context: int, width: int = 256, depth: int = 4, heads: int = 4) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.randn(context, width) * 0.02)
@@ -112,9 +110,7 @@ class ResidualBlock(nn.Module):
         )
         self.shortcut = nn.Identity()
         if stride != 1 or channels != width:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, images: Tensor) -> Tensor:
         """(batch, channels, height, width) to the same with `width` channels, reduced by the stride."""
