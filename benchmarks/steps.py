@@ -5,7 +5,8 @@
 
 Every configuration gets a fresh model and DDP, a few steps to warm up, then `--steps` timed ones; this is
 repeated `--repeats` times in turn. A step is zero_grad, forward, backward, SGD step; the figure is the median
-over all steps of rank 0, in ms. Writes benchmarks/results/steps.json and prints a Markdown table.
+over all steps of rank 0, in ms; `cpu_ms` is the CPU time of rank 0's threads per step, which load from others on the
+machine disturbs less. Writes benchmarks/results/steps.json and prints a Markdown table.
 """
 
 import argparse
@@ -85,16 +86,16 @@ def rank_job(arguments: argparse.Namespace) -> None:
     known = setups(arguments)
     names = [name for name in wanted if name in known]
     times: dict[str, list[float]] = {name: [] for name in names}
-    split: dict[str, dict[str, float]] = {}
+    split: dict[str, list[dict[str, float]]] = {}
     for _ in range(arguments.repeats):
         for name in names:
             seconds, stats = measure(task, name, arguments, rank)
             times[name] += seconds
-            split[name] = stats
+            split.setdefault(name, []).append(stats)
             dist.barrier()
     if rank == 0:
         Path(arguments.out).write_text(json.dumps({
-            name: {"median": 1e3 * statistics.median(t), "iqr": 1e3 * iqr(t)} | split[name] for name, t in times.items()
+            name: {"median": 1e3 * statistics.median(t), "iqr": 1e3 * iqr(t)} | medians(split[name]) for name, t in times.items()
         }))  # fmt: skip
     dist.barrier()
     time.sleep(0.2)  # gloo's threads let go of the last collective; else the interpreter's end may abort
@@ -110,11 +111,11 @@ def measure(task, name: str, arguments: argparse.Namespace, rank: int) -> tuple[
     forward, reduce, stats, end = setups(arguments)[name](model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     seconds = []
-    before = None
+    before, cpu = None, 0.0
     for step in range(4 + arguments.steps):
         inputs, targets = next(batches)
         if step == 4:
-            before = stats()
+            before, cpu = stats(), time.process_time()
         start = time.perf_counter()
         optimizer.zero_grad()
         task.loss(forward(inputs), targets).backward()
@@ -122,15 +123,15 @@ def measure(task, name: str, arguments: argparse.Namespace, rank: int) -> tuple[
         optimizer.step()
         if step >= 4:
             seconds.append(time.perf_counter() - start)
-    after = stats()
+    after, cpu = stats(), 1e3 * (time.process_time() - cpu) / arguments.steps
     end()
     if after is None:
-        return seconds, {}
+        return seconds, {"cpu_ms": cpu}
     spans = {
         f"{part}_ms": 1e3 * (getattr(after, f"{part}_s") - getattr(before, f"{part}_s")) / arguments.steps
         for part in ("encode", "wire", "decode", "wait")
     }
-    return seconds, spans | {"wire_bytes": (after.wire_bytes - before.wire_bytes) / arguments.steps}
+    return seconds, spans | {"cpu_ms": cpu, "wire_bytes": (after.wire_bytes - before.wire_bytes) / arguments.steps}
 
 
 def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
@@ -215,6 +216,10 @@ def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
         table["prototype topk 1%"] = prototype(lambda module: module.TopK(0.01))
         table["prototype low rank 4"] = prototype(lambda module: module.LowRank(4))
     return table
+
+
+def medians(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
 
 
 def iqr(values: list[float]) -> float:

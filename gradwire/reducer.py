@@ -66,6 +66,7 @@ class Reducer:
             for slot in slots
         ]
         self._views = {name: self.layout.views(flat) for name, flat in self.state.flat.items()}
+        self._tensors = [{name: views[i] for name, views in self._views.items()} for i in range(len(slots))]
         self._grads: dict[int, Tensor] = {}
         self._held: dict[int, dict[str, Tensor]] = {}
         self._owed: dict[int, Tensor] = {}
@@ -150,10 +151,8 @@ class Reducer:
             else:
                 self.state.flag.add_(total * 0)
                 grad = grad.nan_to_num(0, 0, 0)
-        self.group.memory.add(self._tensors(index), grad, share)
+        self.group.memory.add(self._tensors[index], grad, share)
 
-    def _tensors(self, index: int) -> dict[str, Tensor]:
-        return {name: views[index] for name, views in self._views.items()}
 
     def undo(self, verdict: Tensor) -> None:
         """Takes the whole job's verdict (1,) on the step; where it is NaN, all memories become what they were."""
@@ -168,7 +167,7 @@ class Reducer:
                 grad = grad.nan_to_num(0, 0, 0)
             elif not isfinite(grad.sum(dtype=torch.float32).item()):
                 continue
-            self.group.memory.undo(self._tensors(index), grad, self.site.share, skip)
+            self.group.memory.undo(self._tensors[index], grad, self.site.share, skip)
 
     def close(self, used: list[bool]) -> None:
         """Ends the step: what was sent leaves the memory. `used` says of each slot whether any rank had a

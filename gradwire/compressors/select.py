@@ -7,7 +7,7 @@ from torch import Tensor
 from gradwire.compressors.base import Workspace
 from gradwire.layout import TILE, spans
 
-SAMPLE = 1 << 16
+SAMPLE = 1 << 14
 TINY = float(np.finfo(np.float32).tiny)
 
 
