@@ -3,6 +3,7 @@
 import atexit
 import queue
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -110,6 +111,7 @@ class Engine:
         arrived.append((index, grad))
         if len(arrived) == len(self.plan.groups[group].slots):
             self._arrived[group] = []
+            self._last_given = self._clock.mark()
             self._post(self._group_ready, group, arrived, self._epoch)
 
     def watch(self, sinks: dict[int, Tensor], buffer: Tensor) -> Future[Tensor]:
@@ -236,8 +238,9 @@ class Engine:
         if self._next == len(self._reducers):
             while self._flights:
                 self._resume()
+            given = self._last_given
             self._end_step(epoch)
-            self._clock.add("wait", ready, self._told_at)
+            self._clock.add("wait", given, self._told_at)
 
     def _resume(self) -> None:
         flight = self._flights.popleft()
@@ -386,6 +389,8 @@ class Engine:
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
+        self._flights.clear()
+        _forget_frames(error)  # they hold messages under way, and those the connections that abort is to close
         self.transport.abort(str(error))
         self._buckets.fail(error)
         with self._progress:
@@ -394,6 +399,12 @@ class Engine:
     def _raise_error(self) -> None:
         if self._error:
             raise self._error
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    while error:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__
 
 
 def _describe(reducer: Reducer) -> str:

@@ -14,6 +14,7 @@ from gradwire.layout import Slot
 from gradwire.memory import Memory, NoMemory, Residual
 
 GROUP_BYTES = 4 << 20
+FIRST_BYTES = 1 << 20
 MOST_GROUPS = 8
 
 
@@ -93,7 +94,7 @@ def uniform(
     communicator: Communicator | None = None,
     dense: Callable[[Slot], bool] = lambda slot: len(slot.shape) < 2,
 ) -> Plan:
-    """One way for all: slots in the given order, cut into at most 8 groups of 4 MB of gradient or more.
+    """One way for all: slots in the given order, cut into groups of 1 MB of gradient, 2 MB, then 4 MB or more.
 
     Slots for which `dense` holds travel uncompressed in a group of their own, sent last: their bytes do not
     matter, their accuracy does.
@@ -124,14 +125,15 @@ def default_communicator(compressor: Compressor) -> Communicator:
 
 
 def _cut(slots: Sequence[Slot]) -> list[tuple[str, ...]]:
+    """Small groups first, so that the wire is busy early, then groups that are worth a collective."""
     groups: list[tuple[str, ...]] = []
     names: list[str] = []
     size = 0
-    enough = max(GROUP_BYTES, 4 * sum(slot.numel for slot in slots) // MOST_GROUPS)
+    full = max(GROUP_BYTES, 4 * sum(slot.numel for slot in slots) // MOST_GROUPS)
     for slot in slots:
         names.append(slot.name)
         size += 4 * slot.numel
-        if size >= enough:
+        if size >= min(full, FIRST_BYTES << len(groups)):
             groups.append(tuple(names))
             names, size = [], 0
     return [*groups, tuple(names)] if names else groups

@@ -153,7 +153,6 @@ class Reducer:
                 grad = grad.nan_to_num(0, 0, 0)
         self.group.memory.add(self._tensors[index], grad, share)
 
-
     def undo(self, verdict: Tensor) -> None:
         """Takes the whole job's verdict (1,) on the step; where it is NaN, all memories become what they were."""
         self.state.settle(verdict)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from gradwire.collective import Broadcast, Collective, Exchange, Gather, Idle, Local, Sum
 from gradwire.transports.base import Pending, Transport
@@ -14,6 +15,21 @@ _FAILURE_KEY = "gradwire/failure"
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
 
+MOST_DIRECT = 8
+MOST_TAGS = 1 << 15
+
+
+class _All:
+    """Several messages that make one collective."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
 class ProcessGroup(Transport):
     """The ranks of a torch.distributed group. `own` makes one that nobody else uses."""
 
@@ -21,6 +37,8 @@ class ProcessGroup(Transport):
         self._group: dist.ProcessGroup | None = group
         self._global = dist.get_process_group_ranks(group)
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self._direct = dist.get_backend(group) == "gloo" and self.world <= MOST_DIRECT
+        self._tag = 0
 
     @classmethod
     def own(cls, like: dist.ProcessGroup | None = None, device: torch.device | None = None) -> "ProcessGroup":
@@ -55,6 +73,10 @@ class ProcessGroup(Transport):
         match op:
             case Sum(tensor):
                 return _started(dist.all_reduce(tensor, group=group, async_op=True))
+            case Gather(send, receive) if self._direct:
+                return self._swap([send] * self.world, receive)
+            case Exchange(send, receive) if self._direct:
+                return self._swap(list(send), receive)
             case Gather(send, receive):
                 return _started(_all_gather(receive.view(-1), send, group=group, async_op=True))
             case Exchange(send, receive):
@@ -63,6 +85,20 @@ class ProcessGroup(Transport):
                 return _started(dist.broadcast(tensor, self._global[source], group=group, async_op=True))
             case Local() | Idle():
                 raise AssertionError("only a hierarchical transport has an inside")
+
+    def _swap(self, outgoing: list[Tensor], receive: Tensor) -> Pending:
+        """Sends outgoing[r] to rank r and receives row r of `receive` from it, receives posted first.
+
+        gloo's all-gather and all-to-all often use one direction of a link at a time, and take up to twice as long.
+        """
+        self._tag = (self._tag + 1) % MOST_TAGS
+        peers = [(self.rank + step) % self.world for step in range(1, self.world)]
+        works = [
+            dist.irecv(receive[peer], group=self._group, group_src=peer, tag=self._tag) for peer in reversed(peers)
+        ]
+        works += [dist.isend(outgoing[peer], group=self._group, group_dst=peer, tag=self._tag) for peer in peers]
+        receive[self.rank].copy_(outgoing[self.rank])
+        return _All(works)
 
     def abort(self, reason: str) -> None:
         """Leaves the reason where the others look for it, and closes this rank's connections."""
