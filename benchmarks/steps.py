@@ -95,7 +95,8 @@ def rank_job(arguments: argparse.Namespace) -> None:
             dist.barrier()
     if rank == 0:
         Path(arguments.out).write_text(json.dumps({
-            name: {"median": 1e3 * statistics.median(t), "iqr": 1e3 * iqr(t)} | medians(split[name]) for name, t in times.items()
+            name: {"median": 1e3 * statistics.median(seconds), "iqr": 1e3 * iqr(seconds)} | medians(split[name])
+            for name, seconds in times.items()
         }))  # fmt: skip
     dist.barrier()
     time.sleep(0.2)  # gloo's threads let go of the last collective; else the interpreter's end may abort
@@ -174,7 +175,7 @@ def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
         aggregator = PowerSGD(parameters, config=config)
 
         def reduce():
-            gradients = aggregator.aggregate()
+            gradients = aggregator.aggregate([parameter.grad for parameter in parameters])
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
 
@@ -188,7 +189,7 @@ def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
         def make(model):
             engine = module.Engine(make_compressor(module), 1 << 20)
             ddp = DDP(model, bucket_cap_mb=4)
-            ddp.register_comm_hook(None, lambda state, bucket: engine.hook(state, bucket))
+            ddp.register_comm_hook(None, engine.hook)
             return ddp, nothing, nothing, nothing
 
         return make

@@ -70,7 +70,7 @@ def list_() -> None:
 
 
 @app.command("train")
-def train_(  # noqa: PLR0913, PLR0917
+def train_(
     configurations: Configurations,
     task: Annotated[str, typer.Option(help="what to train on; see `list`")] = "lm",
     hosts: Hosts = None,
@@ -99,7 +99,7 @@ def train_(  # noqa: PLR0913, PLR0917
 
 
 @app.command("bench")
-def bench_(  # noqa: PLR0913, PLR0917
+def bench_(
     configurations: Configurations,
     model: Annotated[str, typer.Option(help="vgg16, resnet18, lstm or gpt")] = "vgg16",
     hosts: Hosts = None,

@@ -94,7 +94,8 @@ def uniform(
     communicator: Communicator | None = None,
     dense: Callable[[Slot], bool] = lambda slot: len(slot.shape) < 2,
 ) -> Plan:
-    """One way for all: slots in the given order, cut into groups of 1 MB of gradient, 2 MB, then 4 MB or more.
+    """One way for all: slots in the given order, cut into groups of 4 MB of gradient or more, the first of them
+    smaller where the wire sets the pace.
 
     Slots for which `dense` holds travel uncompressed in a group of their own, sent last: their bytes do not
     matter, their accuracy does.
@@ -104,7 +105,7 @@ def uniform(
     lossless = isinstance(compressor, Cast)
     small = [] if lossless else [slot for slot in slots if dense(slot)]
     large = [slot for slot in slots if slot not in small]
-    groups = [Group(names, compressor, memory, communicator) for names in _cut(large)]
+    groups = [Group(names, compressor, memory, communicator) for names in _cut(large, bulky(compressor))]
     if small:
         groups.append(Group(tuple(slot.name for slot in small), FP32(), NoMemory(), AllReduce()))
     return Plan(tuple(groups))
@@ -124,8 +125,13 @@ def default_communicator(compressor: Compressor) -> Communicator:
     return AllGather() if isinstance(compressor, Codec) and not compressor.summable else AllReduce()
 
 
-def _cut(slots: Sequence[Slot]) -> list[tuple[str, ...]]:
-    """Small groups first, so that the wire is busy early, then groups that are worth a collective."""
+def bulky(compressor: Compressor) -> bool:
+    """Whether it sends an eighth of the gradient or more, so that the wire sets the pace."""
+    return isinstance(compressor, Codec) and compressor.payload_bytes(GROUP_BYTES) >= GROUP_BYTES // 2
+
+
+def _cut(slots: Sequence[Slot], early: bool) -> list[tuple[str, ...]]:
+    """Groups that are worth a collective; where `early`, smaller ones first, to have the wire busy early."""
     groups: list[tuple[str, ...]] = []
     names: list[str] = []
     size = 0
@@ -133,7 +139,7 @@ def _cut(slots: Sequence[Slot]) -> list[tuple[str, ...]]:
     for slot in slots:
         names.append(slot.name)
         size += 4 * slot.numel
-        if size >= min(full, FIRST_BYTES << len(groups)):
+        if size >= (min(full, FIRST_BYTES << len(groups)) if early else full):
             groups.append(tuple(names))
             names, size = [], 0
     return [*groups, tuple(names)] if names else groups

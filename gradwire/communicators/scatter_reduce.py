@@ -1,6 +1,7 @@
 """Scatter-reduce: each rank sums one part of the gradient, compresses the sum and shares it."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from torch import Tensor
@@ -36,7 +37,7 @@ class ScatterReduce(Communicator):
         assert isinstance(compressor, Codec)
         bounds = chunks(len(x), state.world)
         largest = bounds[1]
-        spans = list(zip(bounds, bounds[1:], strict=False))
+        spans = list(pairwise(bounds))
         source = compressor.prepare(x, state)
 
         send, _ = flagged(state, "send", state.world, compressor, largest)
@@ -70,7 +71,7 @@ class ScatterReduce(Communicator):
             return
         bounds = chunks(len(x), state.world)
         send, _ = flagged(state, "send", state.world, compressor, bounds[1])
-        for row, a, b in zip(send, bounds, bounds[1:], strict=False):
+        for row, a, b in zip(send, bounds[:-1], bounds[1:], strict=True):
             if a < b:
                 compressor.commit(row[: compressor.payload_bytes(b - a)], x[a:b], state)
         # what the second compression dropped of this rank's chunk comes back

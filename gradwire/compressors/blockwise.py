@@ -12,6 +12,7 @@ from gradwire.layout import tiles
 
 
 def check_block(block: int) -> None:
+    """Raises ValueError for a block that does not fill whole bytes."""
     if block < 8 or block % 8:
         raise ValueError(f"block={block} elements cannot be packed into bytes; use a multiple of 8, e.g. block=1024")
 

@@ -14,6 +14,7 @@ BLOCK_BITS = 16
 
 
 def check_ratio(ratio: float) -> None:
+    """Raises ValueError for what is no share of elements."""
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio={ratio} is not the share of elements to send; it lies in (0, 1], e.g. ratio=0.01")
 

@@ -132,6 +132,7 @@ def world_or(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """How long the group's collectives on `device` wait for a rank."""
     return group._get_backend(device).options._timeout
 
 
