@@ -119,7 +119,7 @@ class Engine:
         devices = [self.device] if self._stream else None
         future: Future[Tensor] = Future(devices=devices)  # pyright: ignore[reportArgumentType]
         self._post(self._watch, Bucket(sinks, future, buffer, self._epoch))
-        return future
+        return future.then(_value)  # where `future` fails, only this way does DDP raise the error itself
 
     def wait(self) -> None:
         """Returns when the means of the step that was begun are there; raises what went wrong in it."""
@@ -247,7 +247,7 @@ class Engine:
         try:
             flight.pending.wait()
         except RuntimeError as error:
-            raise ReductionError(f"reducing {_describe(flight.reducer)} ended: {self._why(error)}") from error
+            raise self._lost(flight.reducer, error) from error
         self._clock.add("wire", flight.started, self._clock.mark())
         self._advance(flight.reducer, flight.reduction, flight.op.result)
 
@@ -265,7 +265,14 @@ class Engine:
         issued = self._clock.mark()
         self._clock.add("encode", start, issued)
         self._wire_bytes += op.wire_bytes(self.transport.world)
-        self._flights.append(_Flight(reducer, reduction, op, self.transport.start(op), issued))
+        try:
+            pending = self.transport.start(op)
+        except RuntimeError as error:
+            raise self._lost(reducer, error) from error
+        self._flights.append(_Flight(reducer, reduction, op, pending, issued))
+
+    def _lost(self, reducer: Reducer, error: RuntimeError) -> ReductionError:
+        return ReductionError(f"reducing {_describe(reducer)} ended: {self._why(error)}")
 
     def _watch(self, bucket: Bucket) -> None:
         self._buckets.watch(bucket)
@@ -399,6 +406,10 @@ class Engine:
     def _raise_error(self) -> None:
         if self._error:
             raise self._error
+
+
+def _value(future: Future[Tensor]) -> Tensor:
+    return future.value()
 
 
 def _forget_frames(error: BaseException | None) -> None:

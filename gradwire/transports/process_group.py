@@ -11,7 +11,6 @@ from gradwire.collective import Broadcast, Collective, Exchange, Gather, Idle, L
 from gradwire.transports.base import Pending, Transport
 from gradwire.transports.hierarchical import Hierarchical
 
-_FAILURE_KEY = "gradwire/failure"
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
 
@@ -39,6 +38,7 @@ class ProcessGroup(Transport):
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self._direct = dist.get_backend(group) == "gloo" and self.world <= MOST_DIRECT
         self._tag = 0
+        self._failure_key = f"gradwire/failure/{group.group_name}"
 
     @classmethod
     def own(cls, like: dist.ProcessGroup | None = None, device: torch.device | None = None) -> "ProcessGroup":
@@ -102,7 +102,7 @@ class ProcessGroup(Transport):
 
     def abort(self, reason: str) -> None:
         """Leaves the reason where the others look for it, and closes this rank's connections."""
-        _store().set(_FAILURE_KEY, reason)
+        _store().compare_set(self._failure_key, "", reason)  # unlike set, waits until it is there; the first one stays
         self.close()
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class ProcessGroup(Transport):
     def failure(self) -> str | None:
         try:
             store = _store()
-            return store.get(_FAILURE_KEY).decode() if store.check([_FAILURE_KEY]) else None
+            return store.get(self._failure_key).decode() if store.check([self._failure_key]) else None
         except RuntimeError:  # the store's host is gone as well
             return None
 
