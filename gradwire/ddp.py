@@ -95,7 +95,7 @@ def attach(
     slots = [Slot.of(name, p) for name, p in parameters.items()][::-1]
     plan, replan = planned(slots, compressor, memory, communicator, dense, parameters)
     own = transport or ProcessGroup.own(ddp.process_group, device)
-    if own.world * (own.local.world if own.local else 1) == 1:
+    if own.ranks == 1:
         return Handle(None, bridge.unhook)
     unused = ddp.find_unused_parameters
     engine = Engine(plan, slots, own, device, seed=seed, find_unused=unused, replan=replan)

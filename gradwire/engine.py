@@ -171,8 +171,7 @@ class Engine:
 
     def stats(self) -> Stats:
         spans = self._clock.totals()
-        local = self.transport.local.world if self.transport.local else 1
-        world = self.transport.world * local
+        world = self.transport.ranks
         gradient_bytes = sum(slot.numel * slot.dtype.itemsize for slot in self.slots)
         return Stats(
             steps=self._done_steps,

@@ -57,7 +57,7 @@ class DistributedOptimizer(Optimizer):
         self._synchronising = True
         self._removable: list[Any] = []
         self._engine: Engine | None = None
-        if own.world * (own.local.world if own.local else 1) > 1:
+        if own.ranks > 1:
             self._engine = Engine(
                 plan, slots, own, device, seed=seed, find_unused=find_unused_parameters, replan=replan
             )

@@ -34,6 +34,11 @@ class Transport(ABC):
     world: int
     local: "Transport | None" = None
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are in all."""
+        return self.world * (self.local.world if self.local else 1)
+
     @abstractmethod
     def start(self, op: Collective) -> Pending:
         """Starts `op` without waiting for it."""
