@@ -2,15 +2,13 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from math import ceil
 
 import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Codec, State
+from gradwire.compressors.entries import Entries
 from gradwire.compressors.select import above, largest, lower_bound, top_k
-
-BLOCK_BITS = 16
 
 
 def check_ratio(ratio: float) -> None:
@@ -22,9 +20,7 @@ def check_ratio(ratio: float) -> None:
 class Sparse(Codec):
     """k values in float32 with their indices in 16 bits, counted per block of 65,536 elements: 6 bytes each.
 
-    Payload: values (k,) float32, counts (blocks,) int32, low halves of the ascending indices (k,) 16 bits.
-    Where fewer than k elements are worth sending, zeros fill up the last block's count: adding them changes
-    nothing.
+    The payload is that of `Entries`; where fewer than k elements are worth sending, zeros fill it up.
     """
 
     sparse = True
@@ -34,28 +30,20 @@ class Sparse(Codec):
         """k: how many of n elements are sent."""
         return max(1, int(n * self.ratio))
 
+    def layout(self, n: int) -> Entries:
+        """Where in the payload of n elements what lies."""
+        return Entries(n, self.count(n))
+
     def payload_bytes(self, n: int) -> int:
-        k = self.count(n)
-        return 4 * k + 4 * _blocks(n) + 2 * (k + k % 2)
+        return self.layout(n).nbytes
 
     @abstractmethod
     def select(self, x: Tensor, k: int, state: State) -> Tensor:
         """Ascending indices (≤ k,) int64 of the elements of x (n,) to send."""
 
     def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
-        k = self.count(len(x))
-        values, counts, low = self._parts(payload, len(x))
-        indices = self.select(x, k, state)
-        m = len(indices)
-        torch.index_select(x, 0, indices, out=values[:m])
-        values[m:].zero_()
-        low[:m].copy_(indices.bitwise_and(0xFFFF))
-        low[m:].zero_()
-        edges = torch.arange(1, len(counts), device=x.device) << BLOCK_BITS
-        ends = torch.searchsorted(indices, edges)
-        counts[:-1] = ends
-        counts[-1] = k
-        counts[1:] -= ends.int()
+        indices = self.select(x, self.count(len(x)), state)
+        self.layout(len(x)).pack(payload, indices, x[indices])
 
     def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
         out.zero_()
@@ -71,21 +59,7 @@ class Sparse(Codec):
 
     def entries(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """The payload's indices (k,) int64 and values (k,)."""
-        values, counts, low = self._parts(payload, n)
-        bases = torch.arange(len(counts), device=payload.device) << BLOCK_BITS
-        indices = torch.repeat_interleave(bases, counts, output_size=len(values))
-        return indices.add_(low.long().bitwise_and_(0xFFFF)), values
-
-    def _parts(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-        k, blocks = self.count(n), _blocks(n)
-        values = payload[: 4 * k].view(torch.float32)
-        counts = payload[4 * k : 4 * (k + blocks)].view(torch.int32)
-        low = payload[4 * (k + blocks) : 4 * (k + blocks) + 2 * k].view(torch.int16)
-        return values, counts, low
-
-
-def _blocks(n: int) -> int:
-    return max(1, ceil(n / (1 << BLOCK_BITS)))
+        return self.layout(n).unpack(payload)
 
 
 @dataclass(frozen=True)
