@@ -71,6 +71,24 @@ class Broadcast:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Hop:
+    """One message from rank to rank: `send` goes to `target`, `receive` (as large) comes from `source`; None where
+    this rank does not. All ranks take the hop together, also those that have no part in it."""
+
+    send: Tensor
+    receive: Tensor
+    target: int | None = None
+    source: int | None = None
+
+    @property
+    def result(self) -> Tensor:
+        return self.receive
+
+    def wire_bytes(self, world: int) -> int:
+        return 0 if self.target is None else self.send.nbytes
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Local:
     """A collective among the ranks of one host only; see `transports.Hierarchical`."""
 
@@ -97,4 +115,4 @@ class Idle:
         return 0
 
 
-Collective = Sum | Gather | Exchange | Broadcast | Local | Idle
+Collective = Sum | Gather | Exchange | Broadcast | Hop | Local | Idle

@@ -63,6 +63,7 @@ class Reducer:
                 name: tensor.to(site.device)
                 for name, tensor in compressor.init_slot(*slot.matrix, _generator_of(slot)).items()
             }
+            | group.communicator.init_slot(site.transport.world)
             for slot in slots
         ]
         self._views = {name: self.layout.views(flat) for name, flat in self.state.flat.items()}
@@ -129,7 +130,7 @@ class Reducer:
             handed[:-1].copy_((yield from self._between()))
             handed[-1:].copy_(self.state.verdict)
         else:
-            for _ in range(self.group.communicator.rounds(self.group.compressor)):
+            for _ in range(self.group.communicator.rounds(self.group.compressor, self.site.transport.world)):
                 yield Idle()
         yield Local(Broadcast(handed, self._leader))
         self.state.settle(handed[-1:])

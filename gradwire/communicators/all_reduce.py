@@ -24,7 +24,7 @@ class AllReduce(Communicator):
                 "pair it with AllGather() or ScatterReduce()"
             )
 
-    def rounds(self, compressor: Compressor) -> int:
+    def rounds(self, compressor: Compressor, world: int) -> int:
         return compressor.rounds if isinstance(compressor, Rounds) else 1
 
     def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
@@ -33,7 +33,7 @@ class AllReduce(Communicator):
         assert isinstance(compressor, Codec)
         if isinstance(compressor, Cast) and x.dtype == compressor.wire_dtype and not state.remember:
             return (yield Sum(x))
-        size = compressor.payload_bytes(len(x))
+        size = compressor.group_bytes(state.layout, state.step)
         payload = state.kept.tensor("payload", (size // compressor.wire_dtype.itemsize + 1,), compressor.wire_dtype)
         compressor.encode(compressor.prepare(x, state), payload[:-1].view(torch.uint8), state)
         payload[-1:].copy_(state.flag)

@@ -23,9 +23,14 @@ class Communicator(ABC):
                 f"{type(compressor).__name__} sums its own factors; pair it with AllReduce(), not {self.name}()"
             )
 
-    def rounds(self, compressor: Compressor) -> int:
-        """How many collectives `reduce` takes, one after another."""
+    def rounds(self, compressor: Compressor, world: int) -> int:
+        """How many collectives `reduce` takes among `world` ranks, one after another."""
         return 1
+
+    def init_slot(self, world: int) -> dict[str, Tensor]:
+        """Small tensors on the host, equal on all ranks, that the algorithm keeps with each slot, as a compressor's
+        `init_slot` does on the device; its own are those of the group's first slot."""
+        return {}
 
     @abstractmethod
     def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
@@ -38,8 +43,9 @@ class Communicator(ABC):
 
 def flagged(state: State, name: str, rows: int, codec: Codec, n: int) -> tuple[Tensor, Tensor]:
     """A (rows, bytes) uint8 buffer, kept as `name`, for payloads of n elements that end in a float32 flag;
-    and the payloads' part of it. Payloads start on multiples of 4 bytes."""
-    size = codec.payload_bytes(n)
+    and the payloads' part of it. Payloads start on multiples of 4 bytes. n is the whole group's size where the
+    codec is not divisible."""
+    size = codec.payload_bytes(n) if codec.divisible else codec.group_bytes(state.layout, state.step)
     aligned = -(-size // 4) * 4
     buffer = state.kept.tensor(name, (rows, aligned + FLAG_BYTES), torch.uint8)
     return buffer, buffer[:, :size]

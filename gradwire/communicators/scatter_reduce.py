@@ -27,10 +27,12 @@ class ScatterReduce(Communicator):
                 f"{type(compressor).__name__}'s vote may be a tie, which a second compression would make a plus; "
                 "pair it with AllGather()"
             )
+        if isinstance(compressor, Codec) and not compressor.divisible:
+            raise ValueError(f"{type(compressor).__name__} cannot encode parts of a group; pair it with AllGather()")
         if not compressor.biased and compressor.sparse:
             raise ValueError(f"{compressor} would multiply what it sends a second time; pair it with AllReduce()")
 
-    def rounds(self, compressor: Compressor) -> int:
+    def rounds(self, compressor: Compressor, world: int) -> int:
         return 2
 
     def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.collective import Broadcast, Collective, Exchange, Gather, Idle, Local, Sum
+from gradwire.collective import Broadcast, Collective, Exchange, Gather, Hop, Idle, Local, Sum
 from gradwire.transports.base import Pending, Transport
 from gradwire.transports.hierarchical import Hierarchical
 
@@ -83,6 +83,8 @@ class ProcessGroup(Transport):
                 return _started(dist.all_to_all_single(receive, send, group=group, async_op=True))
             case Broadcast(tensor, source):
                 return _started(dist.broadcast(tensor, self._global[source], group=group, async_op=True))
+            case Hop():
+                return self._hop(op)
             case Local() | Idle():
                 raise AssertionError("only a hierarchical transport has an inside")
 
@@ -98,6 +100,15 @@ class ProcessGroup(Transport):
         ]
         works += [dist.isend(outgoing[peer], group=self._group, group_dst=peer, tag=self._tag) for peer in peers]
         receive[self.rank].copy_(outgoing[self.rank])
+        return _All(works)
+
+    def _hop(self, op: Hop) -> Pending:
+        self._tag = (self._tag + 1) % MOST_TAGS
+        works = []
+        if op.source is not None:
+            works.append(dist.irecv(op.receive, group=self._group, group_src=op.source, tag=self._tag))
+        if op.target is not None:
+            works.append(dist.isend(op.send, group=self._group, group_dst=op.target, tag=self._tag))
         return _All(works)
 
     def abort(self, reason: str) -> None:

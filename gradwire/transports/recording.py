@@ -1,6 +1,6 @@
 """Nobody else is there: what would be sent is written down and counted."""
 
-from gradwire.collective import Broadcast, Collective, Exchange, Gather, Idle, Local, Sum
+from gradwire.collective import Broadcast, Collective, Exchange, Gather, Hop, Idle, Local, Sum
 from gradwire.transports.base import Done, Pending, Transport
 
 
@@ -25,6 +25,9 @@ class Recording(Transport):
                 receive.copy_(send.expand_as(receive))
             case Exchange(send, receive):
                 receive.copy_(send[self.rank].expand_as(receive))
+            case Hop(send, receive, _, source):
+                if source is not None:
+                    receive.copy_(send)
             case Broadcast() | Local() | Idle():
                 pass
         return Done()

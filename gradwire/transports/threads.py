@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gradwire.collective import Broadcast, Collective, Exchange, Gather, Idle, Local, Sum
+from gradwire.collective import Broadcast, Collective, Exchange, Gather, Hop, Idle, Local, Sum
 from gradwire.transports.base import Pending, Transport
 
 PATIENCE_S = 60.0
@@ -101,6 +101,16 @@ def _carry_out(ops: Sequence[Collective]) -> str | None:
         case Broadcast():
             for op in ops:
                 op.result.copy_(ops[first.source].result)
+        case Hop():
+            _carry_hops(ops)
         case Local() | Idle():
             raise AssertionError("only a hierarchical transport has an inside")
     return None
+
+
+def _carry_hops(ops: Sequence[Collective]) -> None:
+    hops = [op for op in ops if isinstance(op, Hop)]
+    for rank, hop in enumerate(hops):
+        if hop.source is not None:
+            assert hops[hop.source].target == rank, f"rank {rank} waits for rank {hop.source}, which sends elsewhere"
+            hop.receive.copy_(hops[hop.source].send)
