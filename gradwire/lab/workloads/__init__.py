@@ -3,6 +3,7 @@
 from gradwire.lab.workloads.base import Batch, Task
 from gradwire.lab.workloads.images import Cifar10, Cifar100, Digits, FashionMnist, ImageTask, Mnist
 from gradwire.lab.workloads.language import LanguageModel, PennTreebank, TextFiles, TextTask
+from gradwire.lab.workloads.published import Published
 from gradwire.lab.workloads.synthetic import Synthetic
 
 TASKS: tuple[type[Task], ...] = (
@@ -15,6 +16,7 @@ TASKS: tuple[type[Task], ...] = (
     Cifar10,
     Cifar100,
     Synthetic,
+    Published,
 )
 """Every task that can be made."""
 
@@ -29,6 +31,7 @@ __all__ = [
     "LanguageModel",
     "Mnist",
     "PennTreebank",
+    "Published",
     "Synthetic",
     "Task",
     "TextFiles",

@@ -1,0 +1,84 @@
+"""The models that the published systems ran, in their published sizes, on random data of the real shape."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Generator, nn
+
+from gradwire.lab.construct import unknown
+from gradwire.lab.models import MODELS, Model
+from gradwire.lab.models.hub import require_transformers
+from gradwire.lab.workloads.base import Batch, Task
+
+_HELD_OUT_SEED = 1 << 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published(Task):
+    """A model in its published size, on random data of the real shape, for measuring step times.
+
+    `layers`, `batch` and `size` (pixels along an image's side, or tokens) replace the published ones. Raises
+    ValueError for an unknown model, for layers or a size that it cannot have, and where transformers is needed
+    and missing.
+    """
+
+    name: ClassVar[str] = "published"
+    metric: ClassVar[Literal["loss", "accuracy"]] = "loss"
+
+    model: str = "resnet50"
+    layers: int | None = None
+    batch: int | None = None
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model not in MODELS:
+            raise unknown("model", self.model, MODELS)
+        if self.published.by_transformers:
+            require_transformers(self.model)
+        sizes, size = self.published.sizes, self.shape[1]
+        if size not in sizes:
+            step = f" in steps of {sizes.step}" if sizes.step > 1 else ""
+            raise ValueError(f"size={size} does not fit {self.model}: it takes {sizes[0]} to {sizes[-1]}{step}")
+        self.stages  # noqa: B018
+
+    @property
+    def published(self) -> Model:
+        """The model's row in the table."""
+        return MODELS[self.model]
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """What is left of the published stages."""
+        return self.published.cut(self.layers) if self.layers else self.published.stages
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """A rank's samples in a step, and their size."""
+        return self.batch or self.published.batch, self.size or self.published.size
+
+    def _module(self) -> nn.Module:
+        return self.published.build(self.stages, self.shape[1])
+
+    def batches(self, rank: int, world: int, seed: int) -> Iterator[Batch]:
+        """Fresh random batches, different on every rank."""
+        generator = Generator().manual_seed(seed * world + rank)
+        while True:
+            yield self._draw(generator)
+
+    def held_out(self) -> Batch:
+        """One fixed random batch."""
+        return self._draw(Generator().manual_seed(_HELD_OUT_SEED))
+
+    def _draw(self, generator: Generator) -> Batch:
+        outputs, (batch, size) = self.published.outputs, self.shape
+        if self.published.data == "images":
+            images = torch.randn(batch, 3, size, size, generator=generator)
+            return images, torch.randint(outputs, (batch,), generator=generator)
+        tokens = torch.randint(outputs, (batch, size + 1), generator=generator)
+        if self.published.data == "text":
+            return tokens[:, :-1], tokens[:, 1:]
+        belong = torch.randint(2, (batch, 1), generator=generator)
+        return tokens[:, :-1], torch.cat([tokens[:, :-1], belong], 1)
