@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire import checkpoint
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
+from gradwire.controllers import Controller
 from gradwire.engine import Engine
 from gradwire.layout import Slot
 from gradwire.memory import Memory
@@ -74,13 +75,14 @@ def attach(
     communicator: Communicator | None = None,
     dense: Dense | None = None,
     transport: Transport | None = None,
+    controller: Controller | None = None,
     seed: int = 0,
 ) -> Handle:
     """Compresses the gradients that `ddp` reduces; train as before.
 
     Memory and communicator default to what suits the compressor. Parameters for which `dense(name, parameter)`
     holds travel uncompressed; by default those of fewer than two dimensions. `seed` starts all randomness.
-    Instead of a compressor, a `Plan` says all this group by group.
+    Instead of a compressor, a `Plan` says all this group by group. A `controller` changes the plan while training.
 
     Call it on all ranks, before training. Raises ValueError, naming the call that works, for pairings that make
     no sense, for ranks that differ, and where `ddp` has a hook already or mixed precision of its own.
@@ -98,7 +100,7 @@ def attach(
     if own.ranks == 1:
         return Handle(None, bridge.unhook)
     unused = ddp.find_unused_parameters
-    engine = Engine(plan, slots, own, device, seed=seed, find_unused=unused, replan=replan)
+    engine = Engine(plan, slots, own, device, seed=seed, find_unused=unused, replan=replan, controller=controller)
     bridge.hook_in(engine, parameters)
     return Handle(engine, bridge.unhook)
 

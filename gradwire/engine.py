@@ -18,6 +18,7 @@ from gradwire.buckets import Bucket, Buckets
 from gradwire.clock import Clock
 from gradwire.collective import Broadcast, Collective, Local, Sum
 from gradwire.compressors import Reduction, Workspace
+from gradwire.controllers import Controller, Step
 from gradwire.layout import Slot
 from gradwire.plan import Plan
 from gradwire.reducer import Reducer, Site
@@ -26,6 +27,7 @@ from gradwire.transports import Pending, Transport
 
 IN_FLIGHT = 2
 CLOSE_S = 5.0
+CONTROLLER = ""  # where a controller's state stands among those of parameters, which all have names
 
 
 class ReductionError(RuntimeError):
@@ -52,7 +54,8 @@ class Engine:
     for all groups together: when all means are there and either every memory or none gives up what was sent.
 
     `replan(slots)` makes the plan for slots that became ready in that order; rank 0's order, once seen, is
-    used by all. `find_unused` agrees after each step which slots had a gradient on no rank at all.
+    used by all. `find_unused` agrees after each step which slots had a gradient on no rank at all. `controller`
+    may change the plan after any later step.
 
     Raises ValueError, on all ranks, where ranks have different plans or parameters.
     """
@@ -67,11 +70,14 @@ class Engine:
         seed: int = 0,
         find_unused: bool = False,
         replan: Callable[[list[Slot]], Plan] | None = None,
+        controller: Controller | None = None,
     ) -> None:
         plan.check(slots)
+        if controller:
+            controller.check(plan)
         self.slots, self.transport, self.device = list(slots), transport, device
         self._site = Site(transport, device, seed, Workspace(device))
-        self._find_unused, self._replan = find_unused, replan
+        self._find_unused, self._replan, self._controller = find_unused, replan, controller
         self._agree(plan)
         self._clock = Clock(device)
         self._steps = self._done_steps = 0
@@ -154,12 +160,20 @@ class Engine:
         exported: dict[str, dict[str, Tensor]] = {}
         for reducer in self._reducers:
             exported |= reducer.export()
+        if self._controller:
+            plan = torch.frombuffer(bytearray(self.plan.to_json().encode()), dtype=torch.uint8)
+            state = self._controller.state_dict() | {"plan": plan}
+            exported[CONTROLLER] = {f"shared/{name}": tensor for name, tensor in state.items()}
         return exported
 
     def adopt(self, exported: dict[str, dict[str, Tensor]], steps: int) -> None:
         """Takes over an exported state; parameters it lacks keep theirs."""
         self._settle()
         self._steps = steps
+        if self._controller and CONTROLLER in exported:
+            state = {name.removeprefix("shared/"): tensor for name, tensor in exported[CONTROLLER].items()}
+            self.install(Plan.from_json(bytes(state.pop("plan").tolist()).decode()))
+            self._controller.load_state_dict(state)
         for (group, _), slot in zip(self._places, self.slots, strict=True):
             self._reducers[group].state.step = steps
             if slot.name in exported:
@@ -232,14 +246,23 @@ class Engine:
         while self._next in self._ready:
             self._advance(self._reducers[self._next], self._reducers[self._next].reduce(), None)
             self._next += 1
-            if len(self._flights) >= IN_FLIGHT and self._next < len(self._reducers):
-                self._resume()
+            if self._next < len(self._reducers):
+                self._make_room()
         if self._next == len(self._reducers):
+            sums = self._observe()
             while self._flights:
                 self._resume()
             given = self._last_given
-            self._end_step(epoch)
+            self._end_step(epoch, sums)
             self._clock.add("wait", given, self._told_at)
+
+    def _make_room(self) -> None:
+        """A group that started pushes the oldest one on: with two rounds each, the second round of one group
+        follows the first of the next, and none is left over for the end of the step."""
+        if len(self._flights) >= IN_FLIGHT:
+            self._resume()
+        while len(self._flights) > IN_FLIGHT:
+            self._resume()
 
     def _resume(self) -> None:
         flight = self._flights.popleft()
@@ -278,7 +301,7 @@ class Engine:
         if self._error:
             self._buckets.fail(self._error)
 
-    def _end_step(self, epoch: int) -> None:
+    def _end_step(self, epoch: int, sums: Callable[[], Tensor]) -> None:
         """Takes back a step that is to be skipped, hands out the means, and lets the memories give up what was sent:
         last, for nobody waits for it."""
         self._used = self._agree_used()
@@ -290,13 +313,14 @@ class Engine:
             for reducer in self._reducers
             for slot, mean in zip(self._slots_of[id(reducer)], reducer.mean, strict=True)
         }
+        plan = self._decide(means, sums())
         self._next = 0
         self._ready.clear()
         self._steps += 1
         self._done_steps += 1
-        if self._replan:  # the next gradients must meet the new plan
+        if self._replan or plan:  # the next gradients must meet the new plan
             self._close_step()
-            self._follow_order()
+            self._install(plan or self._follow_order())
             self._tell(means, epoch)
         else:
             self._tell(means, epoch)
@@ -321,6 +345,38 @@ class Engine:
             reducer.close([self._used[slot] for slot in self._slots_of[id(reducer)]])
         self._clock.add("decode", start, self._clock.mark())
 
+    def _observe(self) -> Callable[[], Tensor]:
+        """Starts to add up what the controller observes; the sums (numbers,) once they are there."""
+        numbers = torch.zeros(self._controller.numbers if self._controller else 0, device=self.device)
+        if not self._controller or self._replan or not len(numbers):
+            return lambda: numbers
+        self._controller.observe(self._step({}), numbers)
+        if self.transport.local:
+            self._sum(numbers)
+            return numbers.cpu
+        self._wire_bytes += Sum(numbers).wire_bytes(self.transport.world)
+        pending = self.transport.start(Sum(numbers))
+
+        def sums() -> Tensor:
+            pending.wait()
+            return numbers.cpu()
+
+        return sums
+
+    def _decide(self, means: dict[int, Tensor], sums: Tensor) -> Plan | None:
+        if not self._controller or self._replan:
+            return None
+        plan = self._controller.decide(self._step(means), sums)
+        if plan:
+            plan.check(self.slots)
+            self._agree(plan)
+        return plan
+
+    def _step(self, means: dict[int, Tensor]) -> Step:
+        states = [reducer.state for reducer in self._reducers if reducer.compresses]
+        named = {self.slots[slot].name: mean for slot, mean in means.items()}
+        return Step(self._steps, self.plan, self.transport.ranks, states, lambda: named, self.stats)
+
     def _agree_used(self) -> list[bool]:
         used = torch.zeros(len(self.slots), device=self.device)
         for group, indices in self._ready.items():
@@ -331,8 +387,8 @@ class Engine:
         self._sum(used)
         return used.gt(0).tolist()
 
-    def _follow_order(self) -> None:
-        """Rebuilds the plan in the order in which rank 0's gradients became ready in the first step."""
+    def _follow_order(self) -> Plan:
+        """The plan in the order in which rank 0's gradients became ready in the first step."""
         assert self._replan
         order = torch.tensor(self._order, device=self.device)
         if self.transport.local:
@@ -341,7 +397,7 @@ class Engine:
         replan, self._replan = self._replan, None
         plan = replan([self.slots[slot] for slot in order.tolist()])
         plan.check(self.slots)
-        self._install(plan)
+        return plan
 
     def _install(self, plan: Plan) -> None:
         before = [reducer.export() for reducer in self._reducers]

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
+from gradwire.controllers import Controller
 from gradwire.ddp import Dense, Handle, planned
 from gradwire.engine import Engine
 from gradwire.layout import Slot
@@ -43,6 +44,7 @@ class DistributedOptimizer(Optimizer):
         transport: Transport | None = None,
         process_group: dist.ProcessGroup | None = None,
         find_unused_parameters: bool = False,
+        controller: Controller | None = None,
         seed: int = 0,
     ) -> None:
         self.inner = optimizer
@@ -59,8 +61,9 @@ class DistributedOptimizer(Optimizer):
         self._engine: Engine | None = None
         if own.ranks > 1:
             self._engine = Engine(
-                plan, slots, own, device, seed=seed, find_unused=find_unused_parameters, replan=replan
-            )
+                plan, slots, own, device,
+                seed=seed, find_unused=find_unused_parameters, replan=replan, controller=controller,
+            )  # fmt: skip
             for index, slot in enumerate(slots):
                 hook = partial(self._gradient_ready, index)
                 self._removable.append(self._parameters[slot.name].register_post_accumulate_grad_hook(hook))

@@ -74,7 +74,7 @@ class Reducer:
         self.mean: list[Tensor] = []
 
     @property
-    def _compresses(self) -> bool:
+    def compresses(self) -> bool:
         """Whether this rank's memory is in use: with hierarchical transports, one rank of each host."""
         local = self.site.transport.local
         return local is None or local.rank == self._leader
@@ -124,7 +124,7 @@ class Reducer:
             staged[index].zero_()
         yield Local(Sum(flat))
         handed = self.state.kept.tensor("handed", (self.layout.numel + 1,))
-        if self._compresses:
+        if self.compresses:
             for index, grad in enumerate(staged):
                 self._add(index, grad, self.site.share)
             handed[:-1].copy_((yield from self._between()))
@@ -162,7 +162,7 @@ class Reducer:
         skip = verdict.isnan().float()[0]
         self.group.compressor.undo(self.state.flat["x"], self.state, skip)
         added = dict(enumerate(self._staged()[1])) if self.site.transport.local else self._grads
-        for index, grad in added.items() if self._compresses else ():
+        for index, grad in added.items() if self.compresses else ():
             if self.site.device.type != "cpu":
                 grad = grad.nan_to_num(0, 0, 0)
             elif not isfinite(grad.sum(dtype=torch.float32).item()):
@@ -173,7 +173,7 @@ class Reducer:
         """Ends the step: what was sent leaves the memory. `used` says of each slot whether any rank had a
         gradient for it; where none had, DDP and optimizers ignore the mean, so the memory becomes again what it
         was."""
-        if self._compresses and not self.state.skipped:
+        if self.compresses and not self.state.skipped:
             self.group.communicator.commit(self.group.compressor, self.state.flat["x"], self.state)
             self.group.memory.sent(self.state.flat, self.state.verdict.isnan())
         for index, held in self._held.items():
@@ -213,7 +213,7 @@ class Reducer:
         for key, tensor in tensors.items():
             tensor = tensor.to(self.site.device)
             if key == "residual":
-                if self.group.memory.remembers and self._compresses:
+                if self.group.memory.remembers and self.compresses:
                     self._views["x"][index].copy_(tensor)
                 else:
                     self._owed.pop(index, None)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.compressors import Compressor, State, Workspace
+from gradwire.controllers import Controller
 from gradwire.engine import Engine
 from gradwire.layout import Layout, Slot
 
@@ -96,13 +97,17 @@ class Job:
         world: int,
         *,
         transports: Sequence[Any] = (),
+        controllers: Sequence[Controller] = (),
         **options: Any,
     ) -> None:
         self.slots, self.world = slots, world
         self.transports = list(transports) or gw.Threads.group(world)
-        self.engines: list[Engine] = raising(
-            together(world, lambda rank: Engine(plan, slots, self.transports[rank], CPU, **options))
-        )
+        self.controllers = list(controllers) or [None] * world
+        self.engines: list[Engine] = raising(together(world, lambda rank: self._engine(plan, rank, options)))
+
+    def _engine(self, plan: gw.Plan, rank: int, options: dict[str, Any]) -> Engine:
+        controller = self.controllers[rank]
+        return Engine(plan, self.slots, self.transports[rank], CPU, controller=controller, **options)
 
     def step(self, grads: Grads) -> list[list[Tensor]]:
         """Copies of the means, by rank and slot."""

@@ -1,0 +1,60 @@
+"""What a controller is: numbers that all ranks add up, and the plan that follows from their sum."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from gradwire.compressors import State
+from gradwire.plan import Plan
+from gradwire.stats import Stats
+
+MESSAGE_NUMBERS = 16
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a controller sees of the step that is about to end.
+
+    `states` are those of the plan's groups, as far as this rank compresses them (with hierarchical transports,
+    the leaders do): where a group has a memory, `flat["x"]` is still gradient and residual before anything was
+    taken out. `means()` are the reduced gradients by parameter, equal on all ranks, and `stats()` this rank's
+    totals: for `decide` alone, when they are there.
+    """
+
+    number: int
+    plan: Plan
+    ranks: int
+    states: Sequence[State]
+    means: Callable[[], dict[str, Tensor]]
+    stats: Callable[[], Stats]
+
+
+class Controller(ABC):
+    """Changes the plan between steps, in force at the same step on all ranks because it follows from sums that all
+    have. `numbers` float32 values per rank and step, at most 16 (64 bytes), travel for it; with 0 nothing does.
+
+    Runs on the engine's thread, while training waits for the step's means.
+    """
+
+    numbers: ClassVar[int] = 0
+
+    def check(self, plan: Plan) -> None:  # noqa: B027
+        """Raises ValueError, naming the call that works, where the plan's compressors do not give what this needs."""
+
+    def observe(self, step: Step, numbers: Tensor) -> None:  # noqa: B027
+        """Writes this rank's `numbers` (numbers,); called when all groups are encoded and on their way."""
+
+    @abstractmethod
+    def decide(self, step: Step, sums: Tensor) -> Plan | None:
+        """The plan from the next step on, or None to go on as it is. `sums` (numbers,) on the CPU are over all ranks;
+        nothing that differs between ranks may enter."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that the next decision depends on, equal on all ranks."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: B027
+        """Takes over what `state_dict` returned."""

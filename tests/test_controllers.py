@@ -1,0 +1,112 @@
+"""Controllers and the engine: ranks that see different things decide alike, and nothing is lost on the way."""
+
+from dataclasses import replace
+
+import torch
+from harness import SMALL, Job, draw, job, plan_of, raising, slots_of, together, total
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.controllers import MESSAGE_NUMBERS, Controller, Step
+
+SLOTS = slots_of(SMALL)
+SPARSE, DENSER = gw.TopK(0.05), gw.TopK(0.4)
+
+
+def plan_with(compressor) -> gw.Plan:
+    return plan_of(SLOTS, compressor, gw.Residual(), gw.AllGather())
+
+
+class Thermostat(Controller):
+    """More entries while the ranks' gradients are large together; counts its changes."""
+
+    numbers = 2
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.seen: list[list[float]] = []
+
+    def observe(self, step: Step, numbers: Tensor) -> None:
+        numbers[0] = sum(state.flat["x"].square().sum() for state in step.states)
+        numbers[1] = 1
+
+    def decide(self, step: Step, sums: Tensor) -> gw.Plan | None:
+        self.seen.append(sums.tolist())
+        assert all(mean.isfinite().all() for mean in step.means().values())
+        wanted = DENSER if self.changes % 2 == 0 and sums[0] > 50 * step.ranks**-1 else SPARSE
+        if step.plan.groups[0].compressor == wanted:
+            return None
+        self.changes += 1
+        return gw.Plan(tuple(replace(group, compressor=wanted) for group in step.plan.groups))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"changes": torch.tensor(self.changes)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.changes = int(state["changes"])
+
+
+def controlled(world: int) -> Job:
+    return Job(plan_with(SPARSE), SLOTS, world, controllers=[Thermostat() for _ in range(world)])
+
+
+def test_ranks_that_see_different_gradients_decide_alike():
+    running = controlled(3)
+    for number in range(12):
+        scale = [1.0, 30.0, 0.01]
+        grads = [[g * scale[(rank + number) % 3] for g in own] for rank, own in enumerate(draw(SLOTS, 3, number))]
+        means = running.step(grads)
+        assert all(torch.equal(a, b) for other in means for a, b in zip(means[0], other, strict=True))
+    seen = [controller.seen for controller in running.controllers]  # pyright: ignore
+    assert seen[0] == seen[1] == seen[2]
+    assert all(sums[1] == 3 for sums in seen[0])
+    assert running.controllers[0].changes > 2  # pyright: ignore
+    assert [engine.plan for engine in running.engines] == [running.engines[0].plan] * 3
+    running.close()
+
+
+def test_what_was_not_sent_survives_a_controllers_changes():
+    running = controlled(2)
+    given, sent = total(running.state("residual")), [torch.zeros(slot.shape).double() for slot in SLOTS]
+    for number in range(8):
+        grads = draw(SLOTS, 2, number, scale=1.0 + 5 * (number % 2))
+        given = [g + t / 2 for g, t in zip(given, total(grads), strict=True)]
+        sent = [s + mean.double() for s, mean in zip(sent, running.step(grads)[0], strict=True)]
+    left = total(running.state("residual"))
+    for g, s, r in zip(given, sent, left, strict=True):
+        torch.testing.assert_close(s + r, g, rtol=1e-5, atol=1e-4)
+    running.close()
+
+
+def test_a_job_that_was_cut_goes_on_bit_for_bit():
+    def run(running: Job, numbers: range) -> list[list[Tensor]]:
+        return [running.step(draw(SLOTS, 2, number, scale=1.0 + number % 3))[0] for number in numbers]
+
+    whole = controlled(2)
+    expected = run(whole, range(9))[4:]
+    first = controlled(2)
+    run(first, range(4))
+    states = first.states()
+    second = controlled(2)
+
+    def resume(rank: int) -> None:
+        exported, steps = gw.checkpoint.unpack(states[rank])
+        second.engines[rank].adopt(exported, steps)
+
+    raising(together(2, resume))
+    assert second.engines[0].plan == first.engines[0].plan
+    for mine, theirs in zip(run(second, range(4, 9)), expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    for running in (whole, first, second):
+        running.close()
+
+
+def test_a_decision_costs_at_most_one_message_of_64_bytes():
+    assert 4 * Thermostat.numbers <= 4 * MESSAGE_NUMBERS == 64
+    with job(plan_with(SPARSE), SLOTS, 2) as plain:
+        plain.step(draw(SLOTS, 2, 0))
+        before = plain.engines[0].stats().wire_bytes
+    running = controlled(2)
+    running.step(draw(SLOTS, 2, 0))
+    assert running.engines[0].stats().wire_bytes - before == 4 * Thermostat.numbers
+    running.close()
