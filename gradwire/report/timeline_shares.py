@@ -1,0 +1,94 @@
+"""Who has the step's time: compute, and what of communication and codecs compute does not hide."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gradwire.schedule.timeline import Span, Timeline
+
+COMPUTE = ("forward", "backward", "optimizer")
+
+_Stretches = list[tuple[float, float]]
+"""Apart and in order."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """One rank's step of `step_s` seconds = `compute_s` + `wire_exposed_s` + `codec_exposed_s` + `idle_s`.
+
+    `busy_s` of a lane counts overlapping spans once. Where nothing computes, an instant belongs to the wire if
+    anything is on it, else to encoding or decoding, else it is idle.
+    """
+
+    step_s: float
+    busy_s: dict[str, float]
+    compute_s: float
+    codec_s: float
+    wire_exposed_s: float
+    codec_exposed_s: float
+    idle_s: float
+
+    @property
+    def wire_s(self) -> float:
+        return self.busy_s.get("wire", 0.0)
+
+    @property
+    def wire_hidden_s(self) -> float:
+        return self.wire_s - self.wire_exposed_s
+
+    @property
+    def codec_hidden_s(self) -> float:
+        """Encoding and decoding behind compute or behind the wire."""
+        return self.codec_s - self.codec_exposed_s
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> "Shares":
+        """The shares of the rank that ends last, for it is the one that the others wait for."""
+        spans = of_slowest_rank(timeline)
+        computing, wire = _union(spans, COMPUTE), _union(spans, ("wire",))
+        codec = _union(spans, ("encode", "decode"))
+        alone = _minus([(0.0, timeline.step_s)], computing)
+        off_wire = _minus(alone, wire)
+        idle = _minus(off_wire, codec)
+        return cls(
+            step_s=timeline.step_s,
+            busy_s={lane: _length(_union(spans, (lane,))) for lane in dict.fromkeys(span.lane for span in spans)},
+            compute_s=timeline.step_s - _length(alone),
+            codec_s=_length(codec),
+            wire_exposed_s=_length(alone) - _length(off_wire),
+            codec_exposed_s=_length(off_wire) - _length(idle),
+            idle_s=_length(idle),
+        )
+
+
+def of_slowest_rank(timeline: Timeline) -> list[Span]:
+    """The spans of the rank that ends last; of the first such rank."""
+    ends: dict[int, float] = {}
+    for span in timeline.spans:
+        ends[span.rank] = max(span.end_s, ends.get(span.rank, 0.0))
+    slowest = min(ends, key=lambda rank: (-ends[rank], rank))
+    return [span for span in timeline.spans if span.rank == slowest]
+
+
+def _union(spans: Iterable[Span], lanes: tuple[str, ...]) -> _Stretches:
+    joined: _Stretches = []
+    for start_s, end_s in sorted((span.start_s, span.end_s) for span in spans if span.lane in lanes):
+        if joined and start_s <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end_s))
+        else:
+            joined.append((start_s, end_s))
+    return joined
+
+
+def _minus(whole: _Stretches, taken: _Stretches) -> _Stretches:
+    left: _Stretches = []
+    for start_s, end_s in whole:
+        for from_s, to_s in taken:
+            if from_s < end_s and to_s > start_s:
+                left.append((start_s, from_s))
+                start_s = to_s
+        left.append((start_s, end_s))
+    return [(start_s, end_s) for start_s, end_s in left if end_s > start_s]
+
+
+def _length(stretches: _Stretches) -> float:
+    return sum(end_s - start_s for start_s, end_s in stretches)
