@@ -1,7 +1,8 @@
 """What is compared: plain DDP, no communication, or a compressor with a memory and a communicator.
 
 Written as `dense` (or `ddp`), `nocomm`, or `compressor[:value,...][+memory][+communicator]`, such as
-`topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`.
+`topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`. With `@25mb` or `@4` after it, `dense` and compressors
+work on groups of up to 25 MB of gradient, or on 4 groups.
 """
 
 import re
@@ -16,8 +17,10 @@ from gradwire.compressors import Compressor
 from gradwire.ddp import Handle, attach
 from gradwire.lab.catalogue import exported
 from gradwire.lab.construct import construct, unknown
+from gradwire.lab.grouping import Grouping
+from gradwire.layout import Slot
 from gradwire.memory import Memory
-from gradwire.plan import Group, default_communicator, default_memory
+from gradwire.plan import Group, default_communicator, default_memory, uniform
 from gradwire.transports import Transport
 
 DENSE = ("dense", "ddp")
@@ -32,11 +35,17 @@ class Configuration:
     compressor: Compressor | None = None
     memory: Memory | None = None
     communicator: Communicator | None = None
+    grouping: Grouping | None = None
 
     @property
     def silent(self) -> bool:
         """Whether the ranks do not talk: for measuring what a step costs by itself."""
         return self.text == NOCOMM
+
+    @property
+    def bucket_mb(self) -> float | None:
+        """The size of DDP's buckets; None for its own."""
+        return self.grouping.megabytes if self.grouping and self.compressor is None else None
 
     @property
     def slug(self) -> str:
@@ -49,23 +58,32 @@ class Configuration:
             ddp.register_comm_hook(None, noop_hook)
         if self.compressor is None:
             return None
-        parts = {"memory": self.memory, "communicator": self.communicator}
-        return attach(ddp, self.compressor, **parts, transport=transport, seed=seed)  # pyright: ignore[reportArgumentType]
+        parts: dict[str, Any] = {"memory": self.memory, "communicator": self.communicator}
+        if self.grouping is None:
+            return attach(ddp, self.compressor, **parts, transport=transport, seed=seed)
+        named = [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad and p.numel()]
+        slots = [Slot.of(name, p) for name, p in reversed(named)]
+        plan = self.grouping.regroup(uniform(slots, self.compressor, **parts), slots, self.compressor)
+        return attach(ddp, plan, transport=transport, seed=seed)
 
 
 def parse(text: str) -> Configuration:
     """Reads one configuration.
 
     Raises ValueError for an unknown name, a value that does not fit, and a pairing that makes no sense."""
-    head, *others = text.lower().split("+")
+    parts, at, groups = text.lower().partition("@")
+    grouping = Grouping.parse(groups) if at else None
+    head, *others = parts.split("+")
     if head in (*DENSE, NOCOMM):
         if others:
             raise ValueError(f"{head} has no memory and no communicator: write {head} alone, not {text!r}")
-        return Configuration(head)
+        if grouping and (head == NOCOMM or grouping.megabytes is None):
+            raise ValueError(f"{text!r} cannot be: only dense and compressors have groups, those of dense in MB")
+        return Configuration(text.lower(), grouping=grouping)
     compressor: Compressor = _make("compressor", head, exported(Compressor), (*DENSE, NOCOMM))
     memory, communicator = _partners(text, others)
     Group((), compressor, memory or default_memory(compressor), communicator or default_communicator(compressor))
-    return Configuration(text.lower(), compressor, memory, communicator)
+    return Configuration(text.lower(), compressor, memory, communicator, grouping)
 
 
 def parse_all(texts: list[str]) -> list[Configuration]:

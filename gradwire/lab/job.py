@@ -98,7 +98,7 @@ class Replica:
 
     def __init__(self, model: nn.Module, configuration: Configuration, peers: Peers, seed: int) -> None:
         self.module, self.peers, self.silent = model, peers, configuration.silent
-        self.ddp = DistributedDataParallel(model.to(peers.device))
+        self.ddp = DistributedDataParallel(model.to(peers.device), bucket_cap_mb=configuration.bucket_mb)  # pyright: ignore[reportArgumentType]
         self.handle: Handle | None = configuration.attach(self.ddp, peers.transport, seed)
         gradient_bytes = sum(p.numel() * p.itemsize for p in model.parameters() if p.requires_grad)
         self._dense_bytes = 2 * (peers.world - 1) * gradient_bytes // peers.world
