@@ -1,0 +1,122 @@
+"""Costs: how long something takes, or how many bytes it makes, against its size. Monotone, and vectorised."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+class Cost(Protocol):
+    """Sizes in, seconds (or bytes) out, elementwise; never falls as the size grows."""
+
+    def __call__(self, size: Array, /) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Affine:
+    """`fixed` + `per_unit` · size: the alpha-beta model of a link."""
+
+    fixed: float = 0.0
+    per_unit: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.fixed >= 0 and self.per_unit >= 0):
+            raise ValueError(f"{self} may be negative or fall; a cost never is or does")
+
+    def __call__(self, size: Array, /) -> Array:
+        return self.fixed + self.per_unit * np.asarray(size, float)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measured points: flat before the first, linear between them, and beyond the last as between the last two."""
+
+    sizes: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.sizes or len(self.sizes) != len(self.values):
+            raise ValueError(
+                f"a cost table needs as many values as sizes, not {len(self.values)} for {len(self.sizes)}"
+            )
+        if np.any(np.diff(self.sizes) <= 0) or np.any(np.diff(self.values) < 0) or not self.values[0] >= 0:
+            raise ValueError("a cost table needs ascending sizes and values that never fall; see Table.of()")
+
+    @classmethod
+    def of(cls, sizes: Array, values: Array) -> "Table":
+        """The nearest table that never falls: of measured points in any order, the running maximum."""
+        order = np.argsort(sizes)
+        rising = np.maximum.accumulate(np.maximum(np.asarray(values, float)[order], 0))
+        return cls(tuple(np.asarray(sizes, float)[order].tolist()), tuple(rising.tolist()))
+
+    def __call__(self, size: Array, /) -> Array:
+        inside = np.interp(size, self.sizes, self.values)
+        return inside + self._last_slope * np.maximum(np.asarray(size, float) - self.sizes[-1], 0)
+
+    @property
+    def _last_slope(self) -> float:
+        if len(self.sizes) < 2:
+            return 0.0
+        return (self.values[-1] - self.values[-2]) / (self.sizes[-1] - self.sizes[-2])
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum of costs, each of the size times its factor: for collectives one after another."""
+
+    parts: tuple[tuple[Cost, float], ...]
+
+    def __call__(self, size: Array, /) -> Array:
+        return sum((cost(size * factor) for cost, factor in self.parts), np.zeros(np.shape(size)))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """`outer` of what `inner` gives: seconds of the bytes of some elements."""
+
+    outer: Cost
+    inner: Cost
+
+    def __call__(self, size: Array, /) -> Array:
+        return self.outer(self.inner(size))
+
+
+NOTHING = Affine()
+
+
+class Fit(NamedTuple):
+    """A line through measured points, and the median of |measured / line - 1| as its spread."""
+
+    cost: Affine
+    spread: float
+
+
+def theil_sen(sizes: Array, values: Array) -> Fit:
+    """The line whose slope is the median over all pairs of points, so that up to 29 % of them may be outliers
+    (Theil 1950, Sen 1968). Raises ValueError for fewer than two different sizes."""
+    x, y = np.asarray(sizes, float), np.asarray(values, float)
+    first, second = np.triu_indices(len(x), 1)
+    differ = x[first] != x[second]
+    if not differ.any():
+        raise ValueError("a line needs measurements of at least two different sizes")
+    slopes = (y[second] - y[first])[differ] / (x[second] - x[first])[differ]
+    slope = max(0.0, float(np.median(slopes)))
+    line = Affine(max(0.0, float(np.median(y - slope * x))), slope)
+    return Fit(line, float(np.median(np.abs(y / np.maximum(line(x), 1e-12) - 1))))
+
+
+def to_data(cost: Affine | Table) -> dict[str, Any]:
+    """For JSON."""
+    if isinstance(cost, Affine):
+        return {"fixed": cost.fixed, "per_unit": cost.per_unit}
+    return {"sizes": list(cost.sizes), "values": list(cost.values)}
+
+
+def from_data(data: dict[str, Any]) -> Affine | Table:
+    """What `to_data` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+    if "fixed" in data:
+        return Affine(float(data["fixed"]), float(data["per_unit"]))
+    return Table(tuple(map(float, data["sizes"])), tuple(map(float, data["values"])))

@@ -1,0 +1,109 @@
+"""The scheduling problem: slots in the order of backward, ways to send a group, and what a group is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.schedule.costs import Array, Cost
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to send a group: seconds to encode and decode against its elements, and on the wire against the sum
+    of its slots' `units` (N,), by default their elements. Only a `lossless` one may carry small slots."""
+
+    encode: Cost
+    wire: Cost
+    decode: Cost
+    lossless: bool = False
+    units: Array | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A group: the indices of its slots and of the option that sends it."""
+
+    slots: tuple[int, ...]
+    option: int
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """N slots with `ready_s` (N,) after backward began, never falling, `elements` (N,) and whether they are `small`
+    (N,): small slots travel uncompressed. `around_s` is the step's time before backward and after the last mean.
+
+    Raises ValueError where slots are small and no option is lossless.
+    """
+
+    ready_s: Array
+    elements: Array
+    small: NDArray[np.bool_]
+    options: tuple[Option, ...]
+    around_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert np.all(np.diff(self.ready_s) >= 0)
+        if self.small.any() and not any(option.lossless for option in self.options):
+            raise ValueError("small slots travel dense, and no candidate is; add gw.FP32() to the candidates")
+
+    def __len__(self) -> int:
+        return len(self.ready_s)
+
+    @cached_property
+    def views(self) -> tuple["View", ...]:
+        """The slots as each option sees them."""
+        return tuple(View.of(self, option) for option in self.options)
+
+    @cached_property
+    def tail(self) -> int:
+        """The option with which small slots travel that no group took along: the fastest on the wire."""
+        pending = np.array([self.elements[self.small].sum()])
+        seconds = [o.wire(pending)[0] if o.lossless else np.inf for o in self.options]
+        return int(np.argmin(seconds))
+
+
+@dataclass(frozen=True)
+class View:
+    """Prefix sums (N+1,) over the slots that an option takes: all of them if it is lossless, else the large ones.
+    `ready_s[k]` is when the last of those before k is ready."""
+
+    count: Array
+    elements: Array
+    units: Array
+    ready_s: Array
+
+    @classmethod
+    def of(cls, problem: Problem, option: Option) -> "View":
+        """What `option` takes of `problem`."""
+        taken = np.ones(len(problem), bool) if option.lossless else ~problem.small
+        units = problem.elements if option.units is None else option.units
+        sums = [
+            np.concatenate([[0.0], np.cumsum(taken * values)])
+            for values in (np.ones(len(taken)), problem.elements, units)
+        ]
+        ready = np.maximum.accumulate(np.concatenate([[0.0], np.where(taken, problem.ready_s, 0)]))
+        return cls(*sums, ready)
+
+
+def assemble(problem: Problem, cuts: Sequence[tuple[int, int]]) -> tuple[Choice, ...]:
+    """The groups that end before slot `end` and use `option`, for each (end, option).
+
+    A lossy option takes the large slots since the last cut and leaves the small ones aside; a lossless one takes all,
+    and those that were left aside. What is aside at the end is a last group.
+    """
+    groups: list[Choice] = []
+    aside: list[int] = []
+    start = 0
+    for end, option in cuts:
+        lossless = problem.options[option].lossless
+        own = [i for i in range(start, end) if lossless or not problem.small[i]]
+        if lossless:
+            own, aside = sorted(aside + own), []
+        else:
+            aside += [i for i in range(start, end) if problem.small[i]]
+        groups += [Choice(tuple(own), option)] if own else []
+        start = end
+    return (*groups, Choice(tuple(aside), problem.tail)) if aside else tuple(groups)

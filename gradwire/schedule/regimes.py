@@ -1,0 +1,257 @@
+"""Where encoding, the wire and decoding run, and what therefore waits for what.
+
+A regime says it twice, and tests hold one against the other. `run` plays groups through and records spans. `step` is
+the same as a recurrence over states, vectorised for the search: a state is a tuple of numbers, and all that follows
+never gets faster when one of them grows. Time zero is the start of backward. The wire carries one group at a time, in
+order.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from gradwire.schedule.costs import Array
+
+State = tuple[Array, ...]
+
+
+class Work(NamedTuple):
+    """One group's seconds: ready that long into backward alone, and what it takes."""
+
+    ready_s: float
+    encode_s: float
+    wire_s: float
+    decode_s: float
+
+
+class Interval(NamedTuple):
+    """A group's time on a lane."""
+
+    lane: str
+    start_s: float
+    end_s: float
+    group: int
+
+
+class Load(NamedTuple):
+    """Many possible groups' seconds."""
+
+    encode: Array
+    wire: Array
+    decode: Array
+
+
+@dataclass
+class Backward:
+    """Backward, which loses a share `slow` of its speed while somebody else computes, in `busy`."""
+
+    slow: float
+    busy: list[tuple[float, float]] = field(default_factory=list)
+
+    def at(self, work_s: float) -> float:
+        """When it has done so many seconds of work."""
+        now, left = 0.0, work_s
+        for start, end in self.busy:
+            if left <= start - now:
+                return now + left
+            left -= start - now
+            if left < (done := (end - start) * (1 - self.slow)):
+                return start + left / (1 - self.slow)
+            now, left = end, left - done
+        return now + left
+
+
+class Regime(ABC):
+    """See the module."""
+
+    dims: int
+    slow: float = 0.0
+
+    @abstractmethod
+    def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
+        """When each group is encoded, sent and decoded."""
+
+    @abstractmethod
+    def step(self, state: State, ready: Array | float, load: Load) -> State:
+        """The state after one more group, which is ready at `ready` in backward alone."""
+
+    @abstractmethod
+    def finish(self, state: State, backward_s: float) -> Array:
+        """When all means are there."""
+
+    @abstractmethod
+    def busy(self, state: State, backward_s: float) -> tuple[Array, Array]:
+        """Until when at least the wire, and whatever computes, are taken; what is to come adds to both."""
+
+    def computing(self, load: Load) -> Array:
+        """What a group adds to whatever computes."""
+        return load.encode + load.decode
+
+
+@dataclass(frozen=True)
+class ComputeStream(Regime):
+    """A: encoding interrupts backward, decoding follows it: all on the stream that runs backward, as in Cupcake's
+    model (Wang et al., MLSys 2023), which leaves decoding out. State: seconds of encoding so far, the wire, the last
+    decode, seconds of encoding and decoding."""
+
+    dims = 4
+    slow = 1.0
+
+    def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
+        spans: list[Interval] = []
+        free = wire = 0.0
+        sent: list[float] = []
+        for group, work in enumerate(works):
+            start = max(backward.at(work.ready_s), free)
+            free = start + work.encode_s
+            backward.busy.append((start, free))
+            begun = max(wire, free)
+            wire = begun + work.wire_s
+            sent.append(wire)
+            spans += [Interval("encode", start, free, group), Interval("wire", begun, wire, group)]
+        free = max(free, backward.at(max(work.ready_s for work in works)))
+        for group, (work, arrived) in enumerate(zip(works, sent, strict=True)):
+            start = max(free, arrived)
+            free = start + work.decode_s
+            spans.append(Interval("decode", start, free, group))
+        return spans
+
+    def step(self, state: State, ready: Array | float, load: Load) -> State:
+        encoded, wire, decoded, computed = state
+        encoded = encoded + load.encode
+        wire = np.maximum(wire, ready + encoded) + load.wire
+        return encoded, wire, np.maximum(decoded, wire) + load.decode, computed + load.encode + load.decode
+
+    def finish(self, state: State, backward_s: float) -> Array:
+        return np.maximum(state[2], backward_s + state[3])
+
+    def busy(self, state: State, backward_s: float) -> tuple[Array, Array]:
+        return state[1], backward_s + state[3]
+
+
+@dataclass(frozen=True)
+class OwnStream(Regime):
+    """B: encoding and decoding each on a stream of its own, at no cost to backward. State: the encoder, the wire, the
+    decoder."""
+
+    dims = 3
+
+    def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
+        spans: list[Interval] = []
+        encoder = wire = decoder = 0.0
+        for group, work in enumerate(works):
+            starts = [max(encoder, backward.at(work.ready_s))]
+            encoder = starts[0] + work.encode_s
+            starts.append(max(wire, encoder))
+            wire = starts[1] + work.wire_s
+            starts.append(max(decoder, wire))
+            decoder = starts[2] + work.decode_s
+            ends = (encoder, wire, decoder)
+            spans += [Interval(*lane, group) for lane in zip(("encode", "wire", "decode"), starts, ends, strict=True)]
+        return spans
+
+    def step(self, state: State, ready: Array | float, load: Load) -> State:
+        encoder = np.maximum(state[0], ready) + load.encode
+        wire = np.maximum(state[1], encoder) + load.wire
+        return encoder, wire, np.maximum(state[2], wire) + load.decode
+
+    def finish(self, state: State, backward_s: float) -> Array:
+        return state[2]
+
+    def busy(self, state: State, backward_s: float) -> tuple[Array, Array]:
+        return state[1], state[0]
+
+    def computing(self, load: Load) -> Array:
+        return load.encode
+
+
+@dataclass(frozen=True)
+class SideStream(Regime):
+    """C: encode, wire and decode one after another on one side stream, as in Cupcake's code and in any communication
+    hook that compresses on the stream of the collectives. State: that stream."""
+
+    dims = 1
+
+    def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
+        spans: list[Interval] = []
+        now = 0.0
+        for group, work in enumerate(works):
+            now = max(now, backward.at(work.ready_s))
+            for lane, seconds in (("encode", work.encode_s), ("wire", work.wire_s), ("decode", work.decode_s)):
+                spans.append(Interval(lane, now, now + seconds, group))
+                now += seconds
+        return spans
+
+    def step(self, state: State, ready: Array | float, load: Load) -> State:
+        return (np.maximum(state[0], ready) + (load.encode + load.wire + load.decode),)
+
+    def finish(self, state: State, backward_s: float) -> Array:
+        return state[0]
+
+    def busy(self, state: State, backward_s: float) -> tuple[Array, Array]:
+        return state[0], state[0]
+
+    def computing(self, load: Load) -> Array:
+        return load.encode + load.wire + load.decode
+
+
+@dataclass(frozen=True)
+class Worker(Regime):
+    """The engine: a worker (a thread, or a CUDA stream) encodes a group, starts its collective, then waits for the
+    collective before it and decodes that: two in flight. While it computes, backward loses the share `contention` of
+    its speed. The collectives of a compressor with several rounds count as one, begun when the last can begin.
+    State: the worker, the wire, the decoding that is due, by how much backward is late."""
+
+    contention: float = 0.0
+    dims = 4
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.contention <= 1:
+            raise ValueError(f"contention={self.contention} is the share of backward's speed that is lost: 0 to 1")
+
+    @property
+    def slow(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.contention
+
+    def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
+        spans: list[Interval] = []
+        now = wire = 0.0
+
+        def compute(lane: str, start: float, seconds: float, group: int) -> float:
+            backward.busy.append((start, start + seconds))
+            spans.append(Interval(lane, start, start + seconds, group))
+            return start + seconds
+
+        flying: list[tuple[int, float]] = []
+        for group, work in enumerate(works):
+            now = compute("encode", max(now, backward.at(work.ready_s)), work.encode_s, group)
+            begun = max(wire, now)
+            wire = begun + work.wire_s
+            spans.append(Interval("wire", begun, wire, group))
+            flying.append((group, wire))
+            if len(flying) == IN_FLIGHT:
+                older, arrived = flying.pop(0)
+                now = compute("decode", max(now, arrived), works[older].decode_s, older)
+        for group, arrived in flying:
+            now = compute("decode", max(now, arrived), works[group].decode_s, group)
+        return spans
+
+    def step(self, state: State, ready: Array | float, load: Load) -> State:
+        worker, wire, due, late = state
+        encoded = np.maximum(worker, ready + late) + load.encode
+        sent = np.maximum(wire, encoded) + load.wire
+        worker = np.maximum(encoded, wire) + due
+        return worker, sent, load.decode + 0 * worker, late + self.contention * (load.encode + due)
+
+    def finish(self, state: State, backward_s: float) -> Array:
+        return np.maximum(state[0], state[1]) + state[2]
+
+    def busy(self, state: State, backward_s: float) -> tuple[Array, Array]:
+        return state[1], state[0] + state[2]
+
+
+IN_FLIGHT = 2
+"""As the engine's."""
