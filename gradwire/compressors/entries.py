@@ -87,6 +87,6 @@ class Entries:
         """Indices (k,) int64, and a view of their values (k,)."""
         return self.places.unpack(payload[4 * self.k :])[0], self.values(payload)
 
-    def values(self, payload: Tensor) -> Tensor:
-        """A view of the values (k,)."""
-        return payload[: 4 * self.k].view(torch.float32)
+    def values(self, payloads: Tensor) -> Tensor:
+        """A view of the values (..., k) of payloads (..., ≥ nbytes)."""
+        return payloads[..., : 4 * self.k].view(torch.float32)

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from gradwire.collective import Broadcast, Collective, Exchange, Gather, Hop, Idle, Local, Sum
 from gradwire.transports.base import Pending, Transport
@@ -73,10 +72,8 @@ class ProcessGroup(Transport):
         match op:
             case Sum(tensor):
                 return _started(dist.all_reduce(tensor, group=group, async_op=True))
-            case Gather(send, receive) if self._direct:
-                return self._swap([send] * self.world, receive)
-            case Exchange(send, receive) if self._direct:
-                return self._swap(list(send), receive)
+            case Gather() | Exchange() if self._direct:
+                return self._swap(op)
             case Gather(send, receive):
                 return _started(_all_gather(receive.view(-1), send, group=group, async_op=True))
             case Exchange(send, receive):
@@ -88,18 +85,19 @@ class ProcessGroup(Transport):
             case Local() | Idle():
                 raise AssertionError("only a hierarchical transport has an inside")
 
-    def _swap(self, outgoing: list[Tensor], receive: Tensor) -> Pending:
-        """Sends outgoing[r] to rank r and receives row r of `receive` from it, receives posted first.
+    def _swap(self, op: Gather | Exchange) -> Pending:
+        """Sends each rank its part and receives the row that comes from it, receives posted first.
 
         gloo's all-gather and all-to-all often use one direction of a link at a time, and take up to twice as long.
         """
         self._tag = (self._tag + 1) % MOST_TAGS
+        outgoing = list(op.send) if isinstance(op, Exchange) else [op.send] * self.world
         peers = [(self.rank + step) % self.world for step in range(1, self.world)]
         works = [
-            dist.irecv(receive[peer], group=self._group, group_src=peer, tag=self._tag) for peer in reversed(peers)
+            dist.irecv(op.receive[peer], group=self._group, group_src=peer, tag=self._tag) for peer in reversed(peers)
         ]
         works += [dist.isend(outgoing[peer], group=self._group, group_dst=peer, tag=self._tag) for peer in peers]
-        receive[self.rank].copy_(outgoing[self.rank])
+        op.receive[self.rank].copy_(outgoing[self.rank])
         return _All(works)
 
     def _hop(self, op: Hop) -> Pending:

@@ -1,0 +1,52 @@
+"""What collectives cost by the alpha-beta model: messages one after another, and bytes, seen from one rank.
+
+The formulas are the standard ones of ring and tree algorithms (Thakur, Rabenseifner and Gropp, IJHPCA 2005,
+https://doi.org/10.1177/1094342005051521), which gloo and NCCL use; N ranks, m bytes.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Wire:
+    """`messages` that one rank sends or passes on, one after another, and their `wire_bytes` in all."""
+
+    messages: int
+    wire_bytes: int
+
+    def __add__(self, other: "Wire") -> "Wire":
+        return Wire(self.messages + other.messages, self.wire_bytes + other.wire_bytes)
+
+    def seconds(self, latency_s: float, bytes_per_second: float) -> float:
+        """alpha·messages + beta·bytes: `latency_s` is what a message costs beside its bytes."""
+        return self.messages * latency_s + self.wire_bytes / bytes_per_second
+
+
+def all_reduce(nbytes: int, world: int) -> Wire:
+    """A ring over vectors of m bytes: 2(N-1) messages of m/N."""
+    return Wire(2 * (world - 1), 2 * (world - 1) * nbytes // world)
+
+
+def all_gather(nbytes: int, world: int) -> Wire:
+    """Every rank's m bytes to all others: N-1 messages of m."""
+    return Wire(world - 1, (world - 1) * nbytes)
+
+
+def all_to_all(nbytes: int, world: int) -> Wire:
+    """m bytes, a different part for each rank: N-1 messages of m/N."""
+    return Wire(world - 1, (world - 1) * nbytes // world)
+
+
+def broadcast(nbytes: int, world: int) -> Wire:
+    """m bytes down a binomial tree: the root sends them log2 N times, rounded up."""
+    return Wire(depth(world), depth(world) * nbytes)
+
+
+def hops(nbytes: int, world: int) -> Wire:
+    """m bytes up a binomial tree: the root takes them log2 N times, rounded up."""
+    return Wire(depth(world), depth(world) * nbytes)
+
+
+def depth(world: int) -> int:
+    """The rounds of a binomial tree over N ranks: log2 N, rounded up."""
+    return (world - 1).bit_length()
