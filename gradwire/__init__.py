@@ -12,10 +12,17 @@ from gradwire.compressors import (
     FP16,
     FP32,
     QSGD,
+    AllDimensionTopK,
     EFSignSGD,
+    GaussianK,
+    HardThreshold,
+    Interleaved,
     OneBit,
     PowerSGD,
     RandomK,
+    RedSync,
+    ReusedThreshold,
+    SIDCo,
     SignSGD,
     Signum,
     TernGrad,
@@ -30,8 +37,9 @@ from gradwire.stats import Stats
 from gradwire.transports import Hierarchical, ProcessGroup, Recording, Threads
 
 __all__ = [
-    "BF16", "DGC", "FP16", "FP32", "QSGD", "AllGather", "AllReduce", "DGCMemory", "DistributedOptimizer",
-    "EFSignSGD", "Group", "Handle", "Hierarchical", "NoMemory", "OneBit", "Plan", "PowerSGD", "ProcessGroup",
-    "RandomK", "Recording", "ReductionError", "Residual", "ScatterReduce", "SignSGD", "Signum", "Stats",
-    "TernGrad", "Threads", "TopK", "attach", "reshard",
+    "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "AllGather", "AllReduce", "DGCMemory",
+    "DistributedOptimizer", "EFSignSGD", "GaussianK", "Group", "Handle", "HardThreshold", "Hierarchical", "Interleaved",
+    "NoMemory", "OneBit", "Plan", "PowerSGD", "ProcessGroup", "RandomK", "Recording", "RedSync", "ReductionError",
+    "Residual", "ReusedThreshold", "SIDCo", "ScatterReduce", "SignSGD", "Signum", "Stats", "TernGrad", "Threads",
+    "TopK", "attach", "reshard",
 ]  # fmt: skip

@@ -53,6 +53,11 @@ class Layout:
 
     slots: tuple[Slot, ...]
 
+    @classmethod
+    def vector(cls, n: int) -> "Layout":
+        """One slot of one dimension."""
+        return cls((Slot("vector", (n,), (1,), torch.float32),))
+
     @cached_property
     def offsets(self) -> tuple[int, ...]:
         return tuple(accumulate((slot.numel for slot in self.slots), initial=0))

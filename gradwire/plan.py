@@ -10,7 +10,7 @@ from typing import Any
 from gradwire import communicators, compressors, memory
 from gradwire.communicators import AllGather, AllReduce, Communicator
 from gradwire.compressors import FP32, Cast, Codec, Compressor
-from gradwire.layout import Slot
+from gradwire.layout import Layout, Slot
 from gradwire.memory import Memory, NoMemory, Residual
 
 GROUP_BYTES = 4 << 20
@@ -105,7 +105,7 @@ def uniform(
     lossless = isinstance(compressor, Cast)
     small = [] if lossless else [slot for slot in slots if dense(slot)]
     large = [slot for slot in slots if slot not in small]
-    groups = [Group(names, compressor, memory, communicator) for names in _cut(large, bulky(compressor))]
+    groups = [Group(names, compressor, memory, communicator) for names in _cut(large, bulky(compressor, large))]
     if small:
         groups.append(Group(tuple(slot.name for slot in small), FP32(), NoMemory(), AllReduce()))
     return Plan(tuple(groups))
@@ -125,9 +125,10 @@ def default_communicator(compressor: Compressor) -> Communicator:
     return AllGather() if isinstance(compressor, Codec) and not compressor.summable else AllReduce()
 
 
-def bulky(compressor: Compressor) -> bool:
-    """Whether it sends an eighth of the gradient or more, so that the wire sets the pace."""
-    return isinstance(compressor, Codec) and compressor.payload_bytes(GROUP_BYTES) >= GROUP_BYTES // 2
+def bulky(compressor: Compressor, slots: Sequence[Slot]) -> bool:
+    """Whether it sends an eighth of these gradients or more, so that the wire sets the pace."""
+    layout = Layout(tuple(slots))
+    return isinstance(compressor, Codec) and compressor.group_bytes(layout, 0) >= layout.numel // 2
 
 
 def _cut(slots: Sequence[Slot], early: bool) -> list[tuple[str, ...]]:
@@ -146,7 +147,9 @@ def _cut(slots: Sequence[Slot], early: bool) -> list[tuple[str, ...]]:
 
 
 def _to_dict(part: Any) -> dict[str, Any]:
-    return {"name": type(part).__name__} | dataclasses.asdict(part)
+    values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    inner = {name: _to_dict(value) for name, value in values.items() if dataclasses.is_dataclass(value)}
+    return {"name": type(part).__name__} | values | inner
 
 
 def _from_dict(data: dict[str, Any], module: Any, base: type) -> Any:
@@ -154,4 +157,5 @@ def _from_dict(data: dict[str, Any], module: Any, base: type) -> Any:
     part = getattr(module, name := arguments.pop("name"), None)
     if not (isinstance(part, type) and issubclass(part, base)):
         raise ValueError(f"the plan names {name!r}, which is no {base.__name__} of {module.__name__}")
-    return part(**arguments)
+    inner = {key: _from_dict(value, module, base) for key, value in arguments.items() if isinstance(value, dict)}
+    return part(**arguments | inner)

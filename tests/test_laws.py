@@ -13,7 +13,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.collective import Broadcast, Gather, Idle, Local, Sum
 from gradwire.compressors import Codec, Compressor, Rounds, State
-from gradwire.layout import Slot
+from gradwire.layout import Layout, Slot
 
 SMALL_SLOTS, WIDE_SLOTS = slots_of(SMALL), slots_of(WIDE)
 CODECS = list({case.compressor: None for case in CASES if isinstance(case.compressor, Codec)})
@@ -180,7 +180,7 @@ def test_declared_bytes_are_sent_bytes(case: Case, world: int):
             factors = sum(min(r, *slot.matrix) * sum(slot.matrix) for slot in WIDE_SLOTS)
             assert sum(op.tensor.nbytes for op in ops) == 4 * factors + FLAG_BYTES
             return
-        payload = case.compressor.payload_bytes(numel)
+        payload = case.compressor.group_bytes(Layout(tuple(WIDE_SLOTS)), step=0)
         slack = 4 * -(-numel // 65_536) + 16  # counts of the sparse, whole numbers of scales
         assert 8 * payload <= case.bits * numel + 8 * slack * world
         sizes = [op.send.nbytes if isinstance(op, Gather) else op.result.nbytes for op in ops]

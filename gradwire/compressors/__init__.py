@@ -1,13 +1,21 @@
 """Compressors: one file per family."""
 
+from gradwire.compressors.all_dimension import AllDimensionTopK
 from gradwire.compressors.base import Codec, Compressor, Reduction, Rounds, State, Workspace
 from gradwire.compressors.dense import BF16, FP16, FP32, Cast
+from gradwire.compressors.gaussian_k import GaussianK
+from gradwire.compressors.interleaved import Interleaved
 from gradwire.compressors.low_rank import PowerSGD
 from gradwire.compressors.quantized import QSGD, TernGrad
+from gradwire.compressors.red_sync import RedSync
+from gradwire.compressors.reused import ReusedThreshold
+from gradwire.compressors.sidco import SIDCo
 from gradwire.compressors.sign import EFSignSGD, OneBit, SignSGD, Signum
-from gradwire.compressors.sparse import DGC, RandomK, Sparse, TopK
+from gradwire.compressors.sparse import RandomK, Sparse, TopK
+from gradwire.compressors.threshold import DGC, Estimated, HardThreshold
 
 __all__ = [
-    "BF16", "DGC", "FP16", "FP32", "QSGD", "Cast", "Codec", "Compressor", "EFSignSGD", "OneBit", "PowerSGD",
-    "RandomK", "Reduction", "Rounds", "SignSGD", "Signum", "Sparse", "State", "TernGrad", "TopK", "Workspace",
+    "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "Cast", "Codec", "Compressor", "EFSignSGD", "Estimated",
+    "GaussianK", "HardThreshold", "Interleaved", "OneBit", "PowerSGD", "RandomK", "RedSync", "Reduction",
+    "ReusedThreshold", "Rounds", "SIDCo", "SignSGD", "Signum", "Sparse", "State", "TernGrad", "TopK", "Workspace",
 ]  # fmt: skip

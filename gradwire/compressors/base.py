@@ -109,16 +109,23 @@ class Compressor(ABC):
 class Codec(Compressor):
     """A compressor that turns n numbers into a fixed count of bytes without talking to anybody.
 
-    The payload's size depends on n alone, so that what is declared is what is sent. `summable` payloads are
-    vectors of `wire_dtype` that may be all-reduced.
+    The payload's size does not depend on the numbers, so that what is declared is what is sent. `summable`
+    payloads are vectors of `wire_dtype` that may be all-reduced. A codec that is not `divisible` encodes whole
+    groups only: it looks at their slots, or does not do the same at every step.
     """
 
     summable: ClassVar[bool] = False
+    divisible: ClassVar[bool] = True
     wire_dtype: ClassVar[torch.dtype] = torch.float32
 
     @abstractmethod
     def payload_bytes(self, n: int) -> int:
-        """Bytes that `encode` writes for n elements; a multiple of 4 where the payload holds float32."""
+        """Bytes that `encode` writes for n elements of a single vector, at most, where steps differ; a multiple
+        of 4 where the payload holds float32."""
+
+    def group_bytes(self, layout: Layout, step: int) -> int:
+        """Bytes that `encode` writes for a whole group at this step, the same on all ranks."""
+        return self.payload_bytes(layout.numel)
 
     def prepare(self, x: Tensor, state: State) -> Tensor:
         """What is encoded instead of x (n,); x itself unless the algorithm filters it first."""

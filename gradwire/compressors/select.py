@@ -44,13 +44,24 @@ def lower_bound(x: Tensor, k: int, slack: float) -> float:
 
 def above(x: Tensor, bound: float, scratch: Workspace) -> tuple[np.ndarray, np.ndarray]:
     """Indices, ascending, and magnitudes of the elements of x (n,) with |x| >= bound, in one pass."""
+    found = few_above(x, bound, len(x), scratch)
+    assert found is not None
+    return found
+
+
+def few_above(x: Tensor, bound: float, most: float, scratch: Workspace) -> tuple[np.ndarray, np.ndarray] | None:
+    """As `above`; None as soon as there are more than `most`."""
     values, limit = x.numpy(), np.float32(bound)
     magnitude = scratch.tensor("magnitude", (TILE,)).numpy()
     mask = scratch.tensor("mask", (TILE,), torch.bool).numpy()
-    found, sizes = [], []
+    found, sizes, total = [], [], 0
     for start, end in spans(len(x)):
         m = np.abs(values[start:end], out=magnitude[: end - start])
-        hits = np.flatnonzero(np.greater_equal(m, limit, out=mask[: end - start]))
+        passing = np.greater_equal(m, limit, out=mask[: end - start])
+        total += np.count_nonzero(passing)
+        if total > most:
+            return None
+        hits = np.flatnonzero(passing)
         sizes.append(m[hits])
         hits += start
         found.append(hits)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Codec, State
 from gradwire.compressors.entries import Entries
-from gradwire.compressors.select import above, largest, lower_bound, top_k
+from gradwire.compressors.select import top_k
 
 
 def check_ratio(ratio: float) -> None:
@@ -73,30 +73,6 @@ class TopK(Sparse):
         check_ratio(self.ratio)
 
     def select(self, x: Tensor, k: int, state: State) -> Tensor:
-        return top_k(x, k, state.scratch)
-
-
-@dataclass(frozen=True)
-class DGC(Sparse):
-    """Deep Gradient Compression's selection: a threshold from a sample, then the largest of what passes it
-    (Lin et al., ICLR 2018, https://arxiv.org/abs/1712.01887).
-
-    The threshold aims at k. Of more survivors the k largest are sent; fewer are sent as they are while they
-    are at least 0.7 k, and a worse estimate is replaced by the exact selection. Pair it with `DGCMemory` for
-    the paper's momentum correction and factor masking.
-    """
-
-    ratio: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_ratio(self.ratio)
-
-    def select(self, x: Tensor, k: int, state: State) -> Tensor:
-        if x.device.type != "cpu":
-            return top_k(x, k, state.scratch)
-        survivors, magnitude = above(x, lower_bound(x, k, slack=0.0), state.scratch)
-        if len(survivors) >= 0.7 * k:
-            return largest(survivors, magnitude, k)
         return top_k(x, k, state.scratch)
 
 

@@ -1,0 +1,35 @@
+"""GaussianK: a threshold from the gradient's mean and standard deviation."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist
+
+from torch import Tensor
+
+from gradwire.compressors.base import State
+from gradwire.compressors.magnitudes import tail
+from gradwire.compressors.sparse import check_ratio
+from gradwire.compressors.threshold import Estimated
+
+TRIES = 5
+
+
+@dataclass(frozen=True)
+class GaussianK(Estimated):
+    """The threshold that a share `ratio` of a normal distribution with the gradient's mean and variance exceeds,
+    halved up to four times while too few elements pass (Shi et al., 2019, https://arxiv.org/abs/1911.08772)."""
+
+    ratio: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    def thresholds(self, x: Tensor, k: int, state: State) -> Iterator[float]:
+        mean = float(x.mean())
+        nonzero = tail(x, 0.0, state.scratch)
+        square = (nonzero.variance + nonzero.mean**2) * nonzero.count / len(x)  # of all elements
+        deviation = sqrt(max(0.0, square - mean * mean))
+        threshold = abs(mean) + NormalDist().inv_cdf(1 - k / len(x) / 2) * deviation
+        for halvings in range(TRIES):
+            yield threshold / 2**halvings

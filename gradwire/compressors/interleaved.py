@@ -1,0 +1,87 @@
+"""Two compressors in turn over one memory."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.all_dimension import AllDimensionTopK
+from gradwire.compressors.base import Codec, State
+from gradwire.compressors.sign import SignSGD
+from gradwire.compressors.sparse import TopK
+from gradwire.layout import Layout
+
+
+@dataclass(frozen=True)
+class Interleaved(Codec):
+    """`first` at every step but the last of each `period`, which is `second`'s (ADTopk, HPDC 2024,
+    https://doi.org/10.1145/3625549.3658678, interleaves all-dimension and global top-k).
+
+    Both work on the same residual: what one of them leaves, the other may send. All ranks count the same
+    steps, so they agree whose turn it is, and each step's payload has the size of that codec's.
+    """
+
+    first: Codec = field(default=AllDimensionTopK())
+    second: Codec = field(default=TopK())
+    period: int = 2
+    divisible = False
+
+    def __post_init__(self) -> None:
+        if self.period < 2:
+            raise ValueError(f"period={self.period} leaves no turn for the first compressor; use period=2 or more")
+        for codec in (self.first, self.second):
+            if isinstance(codec, SignSGD) or (codec.sparse and not codec.biased):
+                raise ValueError(f"{codec} works without memory, and the two share one; interleave e.g. TopK()")
+
+    @property
+    def biased(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.first.biased or self.second.biased
+
+    @property
+    def sparse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.first.sparse and self.second.sparse
+
+    @property
+    def summable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        same = self.first.wire_dtype == self.second.wire_dtype
+        return self.first.summable and self.second.summable and same
+
+    @property
+    def wire_dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.first.wire_dtype
+
+    @property
+    def flat_state(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return tuple({*self.first.flat_state, *self.second.flat_state})
+
+    def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
+        mine = (codec.init_slot(rows, columns, generator) for codec in (self.first, self.second))
+        return {name: tensor for tensors in mine for name, tensor in tensors.items()}
+
+    def turn(self, step: int) -> Codec:
+        """Whose step it is."""
+        return self.second if step % self.period == self.period - 1 else self.first
+
+    def payload_bytes(self, n: int) -> int:
+        return max(self.first.payload_bytes(n), self.second.payload_bytes(n))
+
+    def group_bytes(self, layout: Layout, step: int) -> int:
+        return self.turn(step).group_bytes(layout, step)
+
+    def prepare(self, x: Tensor, state: State) -> Tensor:
+        return self.turn(state.step).prepare(x, state)
+
+    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
+        size = self.group_bytes(state.layout, state.step)
+        self.turn(state.step).encode(x, payload[:size], state)
+
+    def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
+        size = self.group_bytes(state.layout, state.step)
+        self.turn(state.step).decode(rows[:, :size], out, state)
+
+    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
+        size = self.group_bytes(state.layout, state.step)
+        self.turn(state.step).commit(payload[:size], x, state)
+
+    def undo(self, x: Tensor, state: State, skip: Tensor) -> None:
+        self.turn(state.step).undo(x, state, skip)

@@ -1,0 +1,39 @@
+"""RedSync: a threshold between the mean and the largest magnitude, by bisection."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire.compressors.base import State
+from gradwire.compressors.magnitudes import count, mean_and_peak
+from gradwire.compressors.sparse import check_ratio
+from gradwire.compressors.threshold import Estimated
+
+PRECISION = 0.2
+
+
+@dataclass(frozen=True)
+class RedSync(Estimated):
+    """The threshold mean|x| + t·(max|x| - mean|x|), t bisected in [0, 1] until between k and 2 k elements pass, or
+    t is known to 0.2 (Fang et al., JPDC 2019, https://arxiv.org/abs/1808.04357)."""
+
+    ratio: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    def thresholds(self, x: Tensor, k: int, state: State) -> Iterator[float]:
+        mean, peak = mean_and_peak(x, state.scratch)
+        low, high = 0.0, 1.0
+        while high - low > PRECISION:
+            middle = (low + high) / 2
+            passing = count(x, mean + middle * (peak - mean), state.scratch)
+            if passing < k:
+                high = middle
+            else:
+                low = middle
+                if passing <= 2 * k:
+                    break
+        if low:  # else even the lowest threshold tried was too high, and all above the mean are too many
+            yield mean + low * (peak - mean)

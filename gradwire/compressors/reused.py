@@ -1,0 +1,71 @@
+"""ReusedThreshold: an exact threshold now and then, and its reuse in between."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import State
+from gradwire.compressors.select import top_k
+from gradwire.compressors.sparse import Sparse, check_ratio
+from gradwire.compressors.threshold import passing
+
+SHORTEST = 5
+
+
+@dataclass(frozen=True)
+class ReusedThreshold(Sparse):
+    """Exact top-k every τ steps, whose threshold selects in the steps between (ADTopk, HPDC 2024,
+    https://doi.org/10.1145/3625549.3658678).
+
+    The first `warmup` steps are exact. τ starts at `period` and adapts: with a change of the threshold of less
+    than a tenth it grows by 1, of a twentieth by 2; with more it shrinks by 1, with more than a fifth by 2, but
+    not below 5 (or `period`). Where fewer than 0.7 k or more than 2 k elements pass, the selection is exact at
+    once, as it always is on CUDA; of more than k that pass the k largest are sent.
+    """
+
+    ratio: float = 0.01
+    period: int = 5
+    warmup: int = 15
+    divisible = False
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+        if self.period < 1 or self.warmup < 0:
+            raise ValueError(f"period={self.period}, warmup={self.warmup} count steps; use period=5, warmup=15")
+
+    def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"reused": torch.tensor([0.0, self.period, 0.0])}  # threshold, τ, steps since it was exact
+
+    def select(self, x: Tensor, k: int, state: State) -> Tensor:
+        if x.device.type != "cpu":
+            return top_k(x, k, state.scratch)
+        before = state.slots[0]["reused"].clone()
+        state.kept.tensor("reused", (3,)).copy_(before)
+        threshold, tau, age = before.tolist()
+        reuse = state.step >= self.warmup and age < tau and threshold
+        if reuse and (chosen := passing(x, threshold, k, state.scratch)) is not None:
+            self._keep(state, threshold, tau, age + 1)
+            return chosen
+        indices = top_k(x, k, state.scratch)
+        smallest = float(x[indices].abs().min()) if len(indices) else 0.0
+        self._keep(state, smallest, self._adapted(tau, threshold, smallest), 1)
+        return indices
+
+    def undo(self, x: Tensor, state: State, skip: Tensor) -> None:
+        before = state.kept.tensor("reused", (3,))
+        if x.device.type == "cpu" and before[1]:  # this rank selected; on a CPU this is called only to skip
+            self._keep(state, *before.tolist())
+
+    def _adapted(self, tau: float, old: float, new: float) -> float:
+        if not old:
+            return tau
+        change = abs(new - old) / old * 10
+        if change < 1:
+            return tau + (2 if change < 0.5 else 1)
+        return max(tau - (2 if change > 2 else 1), min(SHORTEST, self.period))
+
+    @staticmethod
+    def _keep(state: State, threshold: float, tau: float, age: float) -> None:
+        for slot in state.slots:
+            slot["reused"].copy_(torch.tensor([threshold, tau, age]))
