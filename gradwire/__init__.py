@@ -7,6 +7,7 @@ gw.attach(ddp, gw.TopK(ratio=0.01), memory=gw.Residual(), communicator=gw.AllGat
 from gradwire.checkpoint import reshard
 from gradwire.communicators import AllGather, AllReduce, ScatterReduce
 from gradwire.compressors import (
+    ACPSGD,
     BF16,
     DGC,
     FP16,
@@ -37,7 +38,7 @@ from gradwire.stats import Stats
 from gradwire.transports import Hierarchical, ProcessGroup, Recording, Threads
 
 __all__ = [
-    "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "AllGather", "AllReduce", "DGCMemory",
+    "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "AllGather", "AllReduce", "DGCMemory",
     "DistributedOptimizer", "EFSignSGD", "GaussianK", "Group", "Handle", "HardThreshold", "Hierarchical", "Interleaved",
     "NoMemory", "OneBit", "Plan", "PowerSGD", "ProcessGroup", "RandomK", "Recording", "RedSync", "ReductionError",
     "Residual", "ReusedThreshold", "SIDCo", "ScatterReduce", "SignSGD", "Signum", "Stats", "TernGrad", "Threads",

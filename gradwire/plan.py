@@ -92,14 +92,15 @@ def uniform(
     compressor: Compressor,
     memory: Memory | None = None,
     communicator: Communicator | None = None,
-    dense: Callable[[Slot], bool] = lambda slot: len(slot.shape) < 2,
+    dense: Callable[[Slot], bool] | None = None,
 ) -> Plan:
     """One way for all: slots in the given order, cut into groups of 4 MB of gradient or more, the first of them
     smaller where the wire sets the pace.
 
     Slots for which `dense` holds travel uncompressed in a group of their own, sent last: their bytes do not
-    matter, their accuracy does.
+    matter, their accuracy does. By default these are the vectors, unless the compressor carries them itself.
     """
+    dense = dense or (lambda slot: len(slot.shape) < 2 and not compressor.carries_dense)
     memory = memory or default_memory(compressor)
     communicator = communicator or default_communicator(compressor)
     lossless = isinstance(compressor, Cast)

@@ -90,4 +90,8 @@ CASES = [
     Case(gw.OneBit(block=64), RESIDUAL, SCATTER, 1 + 64 / 64),
     Case(gw.PowerSGD(2), RESIDUAL, REDUCE, 32, rounding=1e-5),
     Case(gw.PowerSGD(1), NONE, REDUCE, 32),
+    Case(gw.PowerSGD(20, min_compression_rate=1, start_step=1), RESIDUAL, REDUCE, 32, rounding=1e-5),
+    Case(gw.ACPSGD(2), RESIDUAL, REDUCE, 32, rounding=1e-5),
+    Case(gw.ACPSGD(3, start_step=2), gw.Residual(decay=0.9), REDUCE, 32, rounding=1e-5),
+    Case(gw.ACPSGD(1), NONE, REDUCE, 32),
 ]

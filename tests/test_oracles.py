@@ -1,19 +1,14 @@
 """Compressors against plain formulas in float64, a published implementation, or a count."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from harness import Job, alone, draw, job, plan_of, slots_of
-from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
+from harness import alone, draw, job, plan_of, slots_of
+from torch import Tensor
 
 import gradwire as gw
 from gradwire.compressors import Codec
-from gradwire.compressors.low_rank import orthogonalize
 
 SIZES = [1, 7, 64, 1000, 5001]
 
@@ -158,125 +153,6 @@ def test_dgc_memory_is_the_papers():
             torch.testing.assert_close(running.step(grads)[0][0].double(), mean, rtol=1e-5, atol=1e-6)
         for rank in range(world):
             torch.testing.assert_close(running.state("velocity")[rank][0].double(), u[rank], rtol=1e-5, atol=1e-6)
-
-
-# PowerSGD
-
-
-def paper(memory: list[Tensor], q: Tensor) -> tuple[Tensor, Tensor]:
-    """Algorithm 1 of Vogels et al. for one matrix, in float64: the mean and the next Q (columns, r)."""
-    p = torch.linalg.qr(sum(m @ q for m in memory)).Q  # pyright: ignore[reportArgumentType]
-    q = sum(m.T @ p for m in memory)  # pyright: ignore[reportAssignmentType]
-    return p @ q.T, q
-
-
-def warm_start(running: Job, slot: int) -> Tensor:
-    exported = running.engines[0].export()[running.slots[slot].name]
-    return exported["shared/q"].double().T.clone()
-
-
-@pytest.mark.parametrize("rank", [1, 2, 4])
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_power_sgd_is_the_papers(rank: int, world: int):
-    parameters = {
-        "linear": torch.empty(11, 23),
-        "conv": torch.empty(6, 5, 3, 3),
-        "last": torch.empty(6, 5, 3, 3).to(memory_format=torch.channels_last),
-    }
-    slots = slots_of(parameters)
-
-    def matrix(grad: Tensor, slot: int) -> Tensor:
-        last = slots[slot].name == "last"
-        return (grad.permute(0, 2, 3, 1) if last else grad).reshape(len(grad), -1).double()
-
-    with job(plan_of(slots, gw.PowerSGD(rank), gw.Residual(), gw.AllReduce()), slots, world) as running:
-        q = [warm_start(running, slot) for slot in range(len(slots))]
-        kept = [torch.zeros(slot.matrix).double() for slot in slots]
-        for step in range(4):
-            grads = draw(slots, world, step)
-            means = running.step(grads)[0]
-            for slot in range(len(slots)):
-                gained = torch.stack([matrix(own[slot], slot) for own in grads]).mean(0)
-                mean, q[slot] = paper([kept[slot] + gained], q[slot])
-                kept[slot] += gained - mean
-                torch.testing.assert_close(matrix(means[slot], slot), mean, rtol=1e-4, atol=1e-4)
-
-
-def test_power_sgd_is_torchs(tmp_path: Path):
-    """torch's own hook on one rank: the same approximations, from the same Q."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model = nn.Linear(19, 12, bias=False)
-        slots = slots_of({"weight": model.weight})
-        ddp = DistributedDataParallel(model)
-        hook = powerSGD_hook.PowerSGDState(
-            None,
-            matrix_approximation_rank=2,
-            start_powerSGD_iter=2,
-            min_compression_rate=0.1,
-            orthogonalization_epsilon=0,
-        )
-        ddp.register_comm_hook(hook, powerSGD_hook.powerSGD_hook)
-        inputs = [normal(5, 19, seed=seed) for seed in range(6)]
-        with job(plan_of(slots, gw.PowerSGD(2), gw.Residual(), gw.AllReduce()), slots, 1) as running:
-            residual = torch.zeros(12, 19)
-            for step, x in enumerate(inputs):
-                model.weight.grad = None
-                q = hook.q_memory_dict[0].clone() if hook.q_memory_dict else None
-                ddp(x).square().sum().backward()
-                grad = 2 * (x @ model.weight.detach().T).T @ x
-                assert model.weight.grad is not None
-                if step < 2:
-                    torch.testing.assert_close(model.weight.grad, grad, rtol=1e-4, atol=1e-4)
-                elif q is not None:
-                    if step == 3:  # both start from what torch's first compressed step left
-                        state = running.engines[0].export()["weight"]
-                        state["shared/q"].copy_(q.view(19, 2).T)
-                        state["residual"].copy_(residual)
-                    mean = running.step([[grad]])[0][0]
-                    torch.testing.assert_close(mean, model.weight.grad, rtol=1e-3, atol=1e-3)
-                if hook.error_dict:
-                    residual = hook.error_dict[0].view(12, 19).clone()
-    finally:
-        dist.destroy_process_group()
-
-
-def test_power_sgd_of_full_rank_is_exact_and_converges_to_the_best_of_its_rank():
-    slots = slots_of({"w": torch.empty(8, 12)})
-    grads = draw(slots, 2, 0)
-    mean = (grads[0][0] + grads[1][0]) / 2
-    with job(plan_of(slots, gw.PowerSGD(8), gw.NoMemory(), gw.AllReduce()), slots, 2) as running:
-        torch.testing.assert_close(running.step(grads)[0][0], mean, rtol=1e-4, atol=1e-5)
-    u, s, v = torch.linalg.svd(mean)
-    best = (u[:, :2] * s[:2]) @ v[:2]
-    with job(plan_of(slots, gw.PowerSGD(2), gw.NoMemory(), gw.AllReduce()), slots, 2) as running:
-        for _ in range(150):
-            approximation = running.step(grads)[0][0]
-        torch.testing.assert_close(approximation, best, rtol=1e-2, atol=1e-2)
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (4, 4), (3, 50)], ids=str)
-@pytest.mark.parametrize("fill", ["normal", "zero", "equal rows", "tiny"])
-def test_orthogonalize(shape: tuple[int, int], fill: str):
-    factor = {
-        "normal": normal(*shape),
-        "zero": torch.zeros(shape),
-        "equal rows": normal(1, shape[1]).repeat(shape[0], 1),
-        "tiny": 1e-30 * normal(*shape),
-    }[fill]
-    before = factor.clone()
-    orthogonalize([factor])
-    torch.testing.assert_close(factor @ factor.T, torch.eye(shape[0]), rtol=0, atol=1e-5)
-    torch.testing.assert_close(before @ factor.T @ factor, before, rtol=1e-4, atol=1e-6)
-
-
-def test_power_sgd_finds_its_way_back_from_zero_gradients():
-    slots = slots_of({"w": torch.empty(8, 12)})
-    with job(plan_of(slots, gw.PowerSGD(2), gw.Residual(), gw.AllReduce()), slots, 2) as running:
-        for _ in range(3):
-            assert not running.step([[torch.zeros(8, 12)]] * 2)[0][0].any()
-        sent = sum(running.step(draw(slots, 2, 0))[0][0].norm() for _ in range(3))
-        assert float(sent) > 0.5
 
 
 def test_one_rank_is_no_communication():

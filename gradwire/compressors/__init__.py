@@ -1,11 +1,12 @@
 """Compressors: one file per family."""
 
 from gradwire.compressors.all_dimension import AllDimensionTopK
+from gradwire.compressors.alternating import ACPSGD
 from gradwire.compressors.base import Codec, Compressor, Reduction, Rounds, State, Workspace
 from gradwire.compressors.dense import BF16, FP16, FP32, Cast
 from gradwire.compressors.gaussian_k import GaussianK
 from gradwire.compressors.interleaved import Interleaved
-from gradwire.compressors.low_rank import PowerSGD
+from gradwire.compressors.low_rank import LowRank, PowerSGD
 from gradwire.compressors.quantized import QSGD, TernGrad
 from gradwire.compressors.red_sync import RedSync
 from gradwire.compressors.reused import ReusedThreshold
@@ -15,7 +16,8 @@ from gradwire.compressors.sparse import RandomK, Sparse, TopK
 from gradwire.compressors.threshold import DGC, Estimated, HardThreshold
 
 __all__ = [
-    "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "Cast", "Codec", "Compressor", "EFSignSGD", "Estimated",
-    "GaussianK", "HardThreshold", "Interleaved", "OneBit", "PowerSGD", "RandomK", "RedSync", "Reduction",
-    "ReusedThreshold", "Rounds", "SIDCo", "SignSGD", "Signum", "Sparse", "State", "TernGrad", "TopK", "Workspace",
+    "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "Cast", "Codec", "Compressor", "EFSignSGD",
+    "Estimated", "GaussianK", "HardThreshold", "Interleaved", "LowRank", "OneBit", "PowerSGD", "RandomK", "RedSync",
+    "Reduction", "ReusedThreshold", "Rounds", "SIDCo", "SignSGD", "Signum", "Sparse", "State", "TernGrad", "TopK",
+    "Workspace",
 ]  # fmt: skip

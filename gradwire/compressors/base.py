@@ -1,10 +1,10 @@
 """What a compressor is: hyperparameters, and how they turn a gradient into bytes and back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire.collective import Collective
 from gradwire.layout import Layout
 
+T = TypeVar("T")
 Reduction = Generator[Collective, Tensor, Tensor]
 """Yields collectives, is sent their results, returns the mean (n,), bit for bit the same on every rank."""
 
@@ -22,6 +23,7 @@ class Workspace:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._tensors: dict[str, Tensor] = {}
+        self._made: dict[Hashable, Any] = {}
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         """The tensor kept as `name`, seen in this shape; it holds what was last written to it."""
@@ -30,6 +32,18 @@ class Workspace:
         if kept is None or kept.numel() < numel or kept.dtype != dtype:
             kept = self._tensors[name] = torch.zeros(numel, dtype=dtype, device=self.device)
         return kept[:numel].view(shape)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returned when it was first called for `key`: the views of a whole group, say."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copies many small tensors in one call."""
+    if targets:
+        torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateImportUsage]
 
 
 @dataclass
@@ -91,11 +105,14 @@ class Compressor(ABC):
     """A frozen dataclass of hyperparameters. To change one: `dataclasses.replace(compressor, ratio=0.1)`.
 
     `biased` compressors drop what they do not send and want a memory. `sparse` ones send some coordinates
-    exactly and none of the others. `flat_state` names tensors of gradient size that the algorithm keeps.
+    exactly and none of the others. Those that `carries_dense` send biases and norm scales as they are beside the
+    rest, so that these need no group of their own. `flat_state` names tensors of gradient size that the algorithm
+    keeps.
     """
 
     biased: ClassVar[bool] = True
     sparse: ClassVar[bool] = False
+    carries_dense: ClassVar[bool] = False
     flat_state: ClassVar[tuple[str, ...]] = ()
 
     def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:

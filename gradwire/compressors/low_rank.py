@@ -1,6 +1,7 @@
 """Low-rank compressors: a matrix travels as the product of two thin ones."""
 
-from collections import defaultdict
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,96 +9,190 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import Sum
-from gradwire.compressors.base import Reduction, Rounds, State
+from gradwire.compressors.base import Reduction, Rounds, State, copy_all
+from gradwire.compressors.orthogonal import orthogonalize
+from gradwire.layout import Layout
 
 
 @dataclass(frozen=True)
-class PowerSGD(Rounds):
-    """One step of subspace iteration per training step, warm-started (Vogels et al., NeurIPS 2019,
-    https://arxiv.org/abs/1905.13727). Wants `memory.Residual`.
+class LowRank(Rounds):
+    """Each weight is the matrix M (rows, columns) of its outputs by all else, of which M ≈ Pᵀ Q is sent: P (r, rows)
+    and Q (r, columns), the thin matrix on the left of every product, which is faster on a CPU.
 
-    Each weight is the matrix M of its outputs by all else. Of M ≈ P Qᵀ, P = M Q is summed over the ranks and
-    orthogonalised, then Q = Mᵀ P is summed. The error kept is that of this rank's own M (local error feedback),
-    which gives the same averaged update as the paper's.
+    Matrices that have no more than `min_compression_rate` times the elements of both factors, and all vectors,
+    travel as they are, in the same message. Before step `start_step` everything does.
     """
 
     rank: int = 4
-    rounds: ClassVar[int] = 2
+    min_compression_rate: float = 2.0
+    start_step: int = 0
+    carries_dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise ValueError(f"rank={self.rank} sends nothing; use rank=1 or more, e.g. rank=4")
+        if not self.min_compression_rate >= 1:
+            raise ValueError(
+                f"min_compression_rate={self.min_compression_rate} would send more than the gradient; use 1 or more"
+            )
+        if self.start_step < 0:
+            raise ValueError(f"start_step={self.start_step} is before the first; use 0 to compress from the start")
 
-    def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return {"q": torch.randn(min(self.rank, rows, columns), columns, generator=generator)}  # Qᵀ
+    def factor_rank(self, rows: int, columns: int) -> int:
+        """The r of a (rows, columns) slot's factors; 0 where it travels dense."""
+        r = min(self.rank, rows, columns)
+        return r if r * (rows + columns) * self.min_compression_rate < rows * columns else 0
+
+    def group_bytes(self, layout: Layout, step: int) -> int:
+        """Bytes of all the messages of a whole group at this step."""
+        if step < self.start_step:
+            return 4 * (layout.numel + 1)
+        ranks = [self.factor_rank(*slot.matrix) for slot in layout.slots]
+        lengths = [self._sent_length(*slot.matrix, step) for slot in layout.slots]
+        factors = sum(r * length for r, length in zip(ranks, lengths, strict=True))
+        dense = sum(slot.numel for slot, r in zip(layout.slots, ranks, strict=True) if not r)
+        return 4 * (factors + dense + self.rounds)
+
+    @abstractmethod
+    def _sent_length(self, rows: int, columns: int, step: int) -> int:
+        """How long the factors sent in this step are together."""
 
     def reduce(self, x: Tensor, state: State) -> Reduction:
-        shapes = [slot.matrix for slot in state.layout.slots]
-        matrices = _cut(x, shapes)
-        previous = [slot["q"] for slot in state.slots]  # Qᵀ (r, columns)
-        ranks = [len(q) for q in previous]
-
-        factors, p = _factors(state, "p", ranks, [rows for rows, _ in shapes], extra=1)
-        for matrix, q, out in zip(matrices, previous, p, strict=True):
-            torch.mm(q, matrix.T, out=out)  # thin matrix on the left: up to 13 times faster on a CPU
-        factors[-1:].copy_(state.flag)
-        yield Sum(factors)
-        state.settle(factors[-1:])
-        orthogonalize(p)
-
-        own, mine = _factors(state, "own", ranks, [columns for _, columns in shapes])
-        for matrix, left, out in zip(matrices, p, mine, strict=True):
-            torch.mm(left, matrix, out=out)
-        summed, q = _factors(state, "q", ranks, [columns for _, columns in shapes])
-        yield Sum(summed.copy_(own))
-
-        mean = state.kept.tensor("mean", (len(x),))
-        for out, left, right in zip(_cut(mean, shapes), p, q, strict=True):
-            torch.mm(left.T, right, out=out)
-        return mean
+        if state.step < self.start_step:
+            return (yield from self._reduce_dense(x, state))
+        return (yield from self._reduce_factors(self._views(x, state), state))
 
     def commit(self, x: Tensor, state: State) -> None:
-        shapes = [slot.matrix for slot in state.layout.slots]
-        previous = [slot["q"] for slot in state.slots]
-        ranks, columns = [len(q) for q in previous], [columns for _, columns in shapes]
-        _, p = _factors(state, "p", ranks, [rows for rows, _ in shapes])
-        own, mine = _factors(state, "own", ranks, columns)
-        _, q = _factors(state, "q", ranks, columns)
+        if state.step >= self.start_step:
+            self._commit_factors(self._views(x, state), state)
+        elif state.remember:
+            x.mul_(state.verdict.ne(0))
+
+    @abstractmethod
+    def _reduce_factors(self, views: "Views", state: State) -> Reduction: ...
+
+    @abstractmethod
+    def _commit_factors(self, views: "Views", state: State) -> None: ...
+
+    def _reduce_dense(self, x: Tensor, state: State) -> Reduction:
+        """In as many messages as later, for the sequence of collectives must not depend on the step."""
+        mean = _mean(x, state)
+        mean[:-1].copy_(x)
+        mean[-1:].copy_(state.flag)
+        for part in mean.chunk(self.rounds):
+            yield Sum(part)
+        state.settle(mean[-1:])
+        return mean[:-1]
+
+    def _views(self, x: Tensor, state: State) -> "Views":
+        return state.kept.once(self, lambda: Views(self, x, state))
+
+
+def _mean(x: Tensor, state: State) -> Tensor:
+    """(n + 1,): the mean, and room for a flag."""
+    return state.kept.tensor("mean", (len(x) + 1,))
+
+
+class Message:
+    """A flat buffer of a factor (r, length) per matrix, then the dense slots, then a flag (1,)."""
+
+    def __init__(self, flat: Tensor, shapes: Sequence[tuple[int, int]], dense: Sequence[int] = ()) -> None:
+        sizes = [r * length for r, length in shapes]
+        *pieces, self.flag = flat.split([*sizes, *dense, 1])
+        self.flat, self.product = flat, flat[: sum(sizes)]
+        self.factors = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=False)]
+        self.dense = pieces[len(shapes) :]
+
+    @classmethod
+    def of(cls, state: State, name: str, shapes: Sequence[tuple[int, int]], dense: Sequence[int] = ()) -> "Message":
+        numel = sum(r * length for r, length in shapes) + sum(dense) + 1
+        return cls(state.kept.tensor(name, (numel,)), shapes, dense)
+
+
+class Views:
+    """One group's tensors, made once: `matrices` (rows, columns) and `dense` slots of x (n,) and of the mean, the
+    matrices' tensors that last (`kept`), the messages for P and Q, and this rank's own product, `own_p` or `own_q`,
+    which outlives the sum."""
+
+    def __init__(self, compressor: LowRank, x: Tensor, state: State) -> None:
+        slots = state.layout.slots
+        ranks = [compressor.factor_rank(*slot.matrix) for slot in slots]
+        low = [i for i, r in enumerate(ranks) if r]
+        dense = [i for i, r in enumerate(ranks) if not r]
+        self.mean = _mean(x, state)[:-1]
+        parts, mean_parts = state.layout.parts(x), state.layout.parts(self.mean)
+        self.matrices = [parts[i].view(slots[i].matrix) for i in low]
+        self.means = [mean_parts[i].view(slots[i].matrix) for i in low]
+        self.dense, self.dense_means = [parts[i] for i in dense], [mean_parts[i] for i in dense]
+        self.kept = [state.slots[i] for i in low]
+        rows = [(ranks[i], slots[i].matrix[0]) for i in low]
+        columns = [(ranks[i], slots[i].matrix[1]) for i in low]
+        sizes = [slots[i].numel for i in dense]
+        self.p = Message.of(state, "p", rows, sizes)
+        self.q = Message.of(state, "q", columns, sizes if compressor.rounds == 1 else ())
+        self.own_p, self.own_q = Message.of(state, "own p", rows), Message.of(state, "own q", columns)
+
+    def pack_dense(self, message: Message, flag: Tensor) -> None:
+        """Writes what travels beside the factors."""
+        copy_all(message.dense, self.dense)
+        message.flag.copy_(flag)
+
+    def decode(self, message: Message) -> Tensor:
+        """The mean (n,): Pᵀ Q, and what was dense in `message`."""
+        for mean, p, q in zip(self.means, self.p.factors, self.q.factors, strict=True):
+            torch.mm(p.T, q, out=mean)
+        copy_all(self.dense_means, message.dense)
+        return self.mean
+
+    def take(self, p: Message, q: Message, state: State) -> None:
+        """Takes Pᵀ Q and what was dense out of x. On CUDA `own`, one of the two, is 0 where the step is skipped."""
+        for matrix, left, right in zip(self.matrices, p.factors, q.factors, strict=True):
+            matrix.addmm_(left.T, right, alpha=-1)
+        skipped = state.verdict.ne(0)
+        for vector in self.dense:
+            vector.mul_(skipped)
+
+    def keep(self, name: str, message: Message, state: State) -> None:
+        """The next step starts from these sums; where there was no gradient at all, from the last ones."""
         going = state.verdict.eq(0)
-        if state.remember:
-            if x.device.type != "cpu":
-                own.mul_(going)
-            for matrix, left, right in zip(_cut(x, shapes), p, mine, strict=True):
-                matrix.addmm_(left.T, right, alpha=-1)
-        for kept, right in zip(previous, q, strict=True):
-            torch.where(going, right, kept, out=kept)
+        for kept, factor in zip(self.kept, message.factors, strict=True):
+            torch.where(going & factor.any(), factor, kept[name], out=kept[name])
 
 
-def orthogonalize(factors: list[Tensor]) -> None:
-    """Makes the rows of each (r, n) tensor orthonormal, in place; equal shapes share one batched QR.
+@dataclass(frozen=True)
+class PowerSGD(LowRank):
+    """One step of subspace iteration per training step, warm-started (Vogels et al., NeurIPS 2019,
+    https://arxiv.org/abs/1905.13727). Wants `memory.Residual`.
 
-    Zero and rank-deficient factors are completed by Householder's reflections, so that nothing divides by
-    zero and a later gradient finds a basis.
+    P = Q Mᵀ is summed over the ranks and made orthonormal, then Q = P M is summed. The error kept is that of this
+    rank's own M (local error feedback), which gives the same averaged update as the paper's.
     """
-    batches: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
-    for factor in factors:
-        batches[tuple(factor.shape)].append(factor)
-    for batch in batches.values():
-        q = torch.linalg.qr(torch.stack(batch).mT).Q
-        for factor, columns in zip(batch, q, strict=True):
-            factor.copy_(columns.T)
 
+    rounds: ClassVar[int] = 2
 
-def _factors(
-    state: State, name: str, ranks: list[int], lengths: list[int], extra: int = 0
-) -> tuple[Tensor, list[Tensor]]:
-    """One flat buffer for all slots' (r, length) factors, with `extra` elements at its end, and the factors."""
-    shapes = list(zip(ranks, lengths, strict=True))
-    flat = state.kept.tensor(name, (sum(r * length for r, length in shapes) + extra,))
-    return flat, _cut(flat, shapes)
+    def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
+        r = self.factor_rank(rows, columns)
+        return {"q": torch.randn(r, columns, generator=generator)} if r else {}
 
+    def _sent_length(self, rows: int, columns: int, step: int) -> int:
+        return rows + columns
 
-def _cut(flat: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
-    sizes = [rows * columns for rows, columns in shapes]
-    used = flat[: sum(sizes)]
-    return [part.view(shape) for part, shape in zip(used.split(sizes), shapes, strict=True)]
+    def _reduce_factors(self, views: Views, state: State) -> Reduction:
+        for kept, matrix, p in zip(views.kept, views.matrices, views.p.factors, strict=True):
+            torch.mm(kept["q"], matrix.T, out=p)
+        views.pack_dense(views.p, state.flag)
+        yield Sum(views.p.flat)
+        state.settle(views.p.flag)
+        orthogonalize(views.p.factors)
+        for p, matrix, q in zip(views.p.factors, views.matrices, views.own_q.factors, strict=True):
+            torch.mm(p, matrix, out=q)
+        views.q.product.copy_(views.own_q.product)
+        yield Sum(views.q.flat)
+        return views.decode(views.p)
+
+    def _commit_factors(self, views: Views, state: State) -> None:
+        if state.remember:
+            if state.verdict.device.type != "cpu":
+                views.own_q.product.mul_(state.verdict.eq(0))
+            views.take(views.p, views.own_q, state)
+        views.keep("q", views.q, state)
