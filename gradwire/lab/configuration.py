@@ -1,8 +1,8 @@
 """What is compared: plain DDP, no communication, or a compressor with a memory and a communicator.
 
 Written as `dense` (or `ddp`), `nocomm`, or `compressor[:value,...][+memory][+communicator]`, such as
-`topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`. With `@25mb` or `@4` after it, `dense` and compressors
-work on groups of up to 25 MB of gradient, or on 4 groups.
+`topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`. `@25mb`, `@4` or `@hybrid` after a
+compressor say how it groups gradients: up to 25 MB each, 4 groups, or small matrices dense; `dense@25mb` sets DDP's.
 """
 
 import re
@@ -18,6 +18,7 @@ from gradwire.ddp import Handle, attach
 from gradwire.lab.catalogue import exported
 from gradwire.lab.construct import construct, unknown
 from gradwire.lab.grouping import Grouping
+from gradwire.lab.hybrid import Hybrid
 from gradwire.layout import Slot
 from gradwire.memory import Memory
 from gradwire.plan import Group, default_communicator, default_memory, uniform
@@ -35,7 +36,7 @@ class Configuration:
     compressor: Compressor | None = None
     memory: Memory | None = None
     communicator: Communicator | None = None
-    grouping: Grouping | None = None
+    grouping: Grouping | Hybrid | None = None
 
     @property
     def silent(self) -> bool:
@@ -45,7 +46,7 @@ class Configuration:
     @property
     def bucket_mb(self) -> float | None:
         """The size of DDP's buckets; None for its own."""
-        return self.grouping.megabytes if self.grouping and self.compressor is None else None
+        return self.grouping.megabytes if isinstance(self.grouping, Grouping) and not self.compressor else None
 
     @property
     def slug(self) -> str:
@@ -72,17 +73,19 @@ def parse(text: str) -> Configuration:
 
     Raises ValueError for an unknown name, a value that does not fit, and a pairing that makes no sense."""
     parts, at, groups = text.lower().partition("@")
-    grouping = Grouping.parse(groups) if at else None
+    grouping = _grouping(groups) if at else None
     head, *others = parts.split("+")
     if head in (*DENSE, NOCOMM):
         if others:
             raise ValueError(f"{head} has no memory and no communicator: write {head} alone, not {text!r}")
-        if grouping and (head == NOCOMM or grouping.megabytes is None):
+        if grouping and (head == NOCOMM or not isinstance(grouping, Grouping) or grouping.megabytes is None):
             raise ValueError(f"{text!r} cannot be: only dense and compressors have groups, those of dense in MB")
         return Configuration(text.lower(), grouping=grouping)
     compressor: Compressor = _make("compressor", head, exported(Compressor), (*DENSE, NOCOMM))
     memory, communicator = _partners(text, others)
     Group((), compressor, memory or default_memory(compressor), communicator or default_communicator(compressor))
+    if grouping:
+        grouping.check(compressor)
     return Configuration(text.lower(), compressor, memory, communicator, grouping)
 
 
@@ -93,6 +96,10 @@ def parse_all(texts: list[str]) -> list[Configuration]:
     if twice := next((text for text in seen if seen.count(text) > 1), None):
         raise ValueError(f"configuration {twice!r} is given twice")
     return configurations
+
+
+def _grouping(text: str) -> Grouping | Hybrid:
+    return Hybrid() if text == "hybrid" else Grouping.parse(text)
 
 
 def _partners(text: str, others: list[str]) -> tuple[Memory | None, Communicator | None]:

@@ -30,7 +30,10 @@ class Grouping:
             return cls(megabytes=float(match[1]))
         if text.isdecimal() and int(text):
             return cls(groups=int(text))
-        raise ValueError(f"@{text} groups nothing: write @25mb for groups of up to 25 MB of gradient, @4 for 4 groups")
+        raise ValueError(f"@{text} is no grouping: write @25mb for up to 25 MB a group, @4 for 4 groups, or @hybrid")
+
+    def check(self, compressor: Compressor) -> None:
+        """Any compressor can be grouped."""
 
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
         """`plan` with the slots that `compressor` compresses cut anew; the others travel as planned."""

@@ -59,6 +59,11 @@ class Published(Task):
         """A rank's samples in a step, and their size."""
         return self.batch or self.published.batch, self.size or self.published.size
 
+    def parameters(self) -> int:
+        """How many there are; counted without making them."""
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in self._module().parameters())
+
     def _module(self) -> nn.Module:
         return self.published.build(self.stages, self.shape[1])
 
