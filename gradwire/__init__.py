@@ -5,7 +5,16 @@ gw.attach(ddp, gw.TopK(ratio=0.01), memory=gw.Residual(), communicator=gw.AllGat
 """
 
 from gradwire.checkpoint import reshard
-from gradwire.communicators import AllGather, AllReduce, ScatterReduce
+from gradwire.communicators import (
+    AllGather,
+    AllReduce,
+    Exclusive,
+    GlobalTopK,
+    LeaderIndices,
+    OkTopk,
+    ScatterReduce,
+    SplitGather,
+)
 from gradwire.compressors import (
     ACPSGD,
     BF16,
@@ -39,8 +48,8 @@ from gradwire.transports import Hierarchical, ProcessGroup, Recording, Threads
 
 __all__ = [
     "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "AllGather", "AllReduce", "DGCMemory",
-    "DistributedOptimizer", "EFSignSGD", "GaussianK", "Group", "Handle", "HardThreshold", "Hierarchical", "Interleaved",
-    "NoMemory", "OneBit", "Plan", "PowerSGD", "ProcessGroup", "RandomK", "Recording", "RedSync", "ReductionError",
-    "Residual", "ReusedThreshold", "SIDCo", "ScatterReduce", "SignSGD", "Signum", "Stats", "TernGrad", "Threads",
-    "TopK", "attach", "reshard",
+    "DistributedOptimizer", "EFSignSGD", "Exclusive", "GaussianK", "GlobalTopK", "Group", "Handle", "HardThreshold",
+    "Hierarchical", "Interleaved", "LeaderIndices", "NoMemory", "OkTopk", "OneBit", "Plan", "PowerSGD", "ProcessGroup",
+    "RandomK", "Recording", "RedSync", "ReductionError", "Residual", "ReusedThreshold", "SIDCo", "ScatterReduce",
+    "SignSGD", "Signum", "SplitGather", "Stats", "TernGrad", "Threads", "TopK", "attach", "reshard",
 ]  # fmt: skip

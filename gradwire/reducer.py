@@ -63,7 +63,7 @@ class Reducer:
                 name: tensor.to(site.device)
                 for name, tensor in compressor.init_slot(*slot.matrix, _generator_of(slot)).items()
             }
-            | group.communicator.init_slot(site.transport.world)
+            | group.communicator.init_slot()
             for slot in slots
         ]
         self._views = {name: self.layout.views(flat) for name, flat in self.state.flat.items()}

@@ -6,8 +6,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradwire.collective import Gather
-from gradwire.communicators.base import Communicator, flagged, flags
+from gradwire.communicators.base import Communicator, flagged, flags, frame
+from gradwire.communicators.wire import Wire, all_gather
 from gradwire.compressors import Codec, Compressor, Reduction, State
+from gradwire.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,10 @@ class AllGather(Communicator):
     """Sends each rank's payload to all: N-1 payloads received per rank. For payloads that cannot be added."""
 
     name: ClassVar[str] = "AllGather"
+
+    def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
+        assert isinstance(compressor, Codec)
+        return all_gather(frame(compressor.group_bytes(layout, step)), world)
 
     def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
         assert isinstance(compressor, Codec)

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from gradwire.collective import Sum
 from gradwire.communicators.base import Communicator
-from gradwire.compressors import Cast, Codec, Compressor, Reduction, Rounds, State
+from gradwire.communicators.wire import Wire, all_reduce
+from gradwire.compressors import Cast, Codec, Compressor, LowRank, Reduction, Rounds, State
+from gradwire.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,13 @@ class AllReduce(Communicator):
 
     def rounds(self, compressor: Compressor, world: int) -> int:
         return compressor.rounds if isinstance(compressor, Rounds) else 1
+
+    def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
+        assert isinstance(compressor, Codec | LowRank)
+        size = compressor.group_bytes(layout, step)
+        if isinstance(compressor, LowRank):
+            return Wire(2 * (world - 1) * compressor.rounds, all_reduce(size, world).wire_bytes)
+        return all_reduce(size + compressor.wire_dtype.itemsize, world)
 
     def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
         if isinstance(compressor, Rounds):

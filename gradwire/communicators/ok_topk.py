@@ -15,6 +15,9 @@ from gradwire.compressors.entries import Entries
 from gradwire.compressors.select import TINY, above, largest, top_k
 from gradwire.layout import Layout
 
+POINTS = 64
+"""Of each rank's selection, quantiles that are sent along: enough to find the bounds for any number of ranks."""
+
 
 @dataclass(frozen=True)
 class OkTopk(SparseCommunicator):
@@ -46,10 +49,10 @@ class OkTopk(SparseCommunicator):
 
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
         size = self._entries(compressor, layout.numel, world).nbytes
-        return all_to_all(world * frame(size), world) + all_gather(frame(size + 4 * (world - 1)), world)
+        return all_to_all(world * frame(size), world) + all_gather(frame(size + 4 * POINTS), world)
 
-    def init_slot(self, world: int) -> dict[str, Tensor]:
-        return {"regions": torch.zeros(world + 1, dtype=torch.int64), "threshold": torch.zeros(1)}
+    def init_slot(self) -> dict[str, Tensor]:
+        return {"quantiles": torch.zeros(POINTS + 1, dtype=torch.int64), "threshold": torch.zeros(1)}
 
     def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
         assert isinstance(compressor, Sparse)
@@ -71,7 +74,7 @@ class OkTopk(SparseCommunicator):
         again, everyones = self._gathered(entries, state)
         found = self._passing(total[a:b], entries.k, state) + a
         entries.pack(again[0], found, total[found])
-        again[0, entries.nbytes : -4].view(torch.int32).copy_(_quantiles(indices, n, world))
+        again[0, entries.nbytes : -4].view(torch.int32).copy_(_quantiles(indices, n))
         flags(again).copy_(flags(receive).sum(0))
         yield Gather(again[0], everyones)
 
@@ -100,7 +103,7 @@ class OkTopk(SparseCommunicator):
             self._keep_threshold(passed / compressor.count(n), state)
         if state.step % self.rebalance == 0:
             quantiles = everyones[:, entries.nbytes : -4].view(torch.int32).sum(0, dtype=torch.int64) // state.world
-            state.slots[0]["regions"].copy_(torch.tensor([0, *quantiles.tolist(), n]))
+            state.slots[0]["quantiles"].copy_(torch.tensor([*quantiles.tolist(), n]))
 
     def _entries(self, codec: Compressor, n: int, world: int) -> Entries:
         assert isinstance(codec, Sparse)
@@ -108,7 +111,7 @@ class OkTopk(SparseCommunicator):
 
     def _gathered(self, entries: Entries, state: State) -> tuple[Tensor, Tensor]:
         """What this rank shares of its region (1, bytes), and what all share (N, bytes): entries, then quantiles."""
-        size = entries.nbytes + 4 * (state.world - 1)
+        size = entries.nbytes + 4 * POINTS
         return framed(state, "again", 1, size)[0], framed(state, "everyones", state.world, size)[0]
 
     def _threshold(self, state: State) -> float | None:
@@ -136,19 +139,21 @@ class OkTopk(SparseCommunicator):
 
 
 def _bounds(n: int, state: State) -> list[int]:
-    """The regions' bounds (N + 1,): those of the last rebalancing, or even ones where the group is new."""
-    bounds = state.slots[0]["regions"].tolist()
-    return bounds if bounds[-1] == n else even(n, state.world)
+    """The regions' bounds (N + 1,): between the quantiles of the last rebalancing, or even where there was none."""
+    quantiles, world = state.slots[0]["quantiles"].tolist(), state.world
+    if quantiles[-1] != n:
+        return even(n, world)
+    places = [divmod(rank * POINTS, world) for rank in range(world)]
+    return [quantiles[i] + (quantiles[i + 1] - quantiles[i]) * part // world for i, part in places] + [n]
 
 
-def _quantiles(indices: Tensor, n: int, world: int) -> Tensor:
-    """The N-1 coordinates that cut ascending indices into N equal parts; even ones where there are none."""
+def _quantiles(indices: Tensor, n: int) -> Tensor:
+    """The coordinates (POINTS,) that cut ascending indices into equal parts, from 0; even ones where there are none."""
     m = len(indices)
-    if m == 0:
-        return torch.tensor(even(n, world)[1:-1], device=indices.device)
-    return indices[
-        torch.tensor([m * rank // world for rank in range(1, world)], device=indices.device, dtype=torch.int64)
-    ]
+    grid = torch.tensor(even(m or n, POINTS)[:-1], device=indices.device)
+    cuts = indices[grid] if m else grid
+    cuts[0] = 0
+    return cuts
 
 
 def _keep_largest(values: Tensor, k: int, level: Tensor) -> None:

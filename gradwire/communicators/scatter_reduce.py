@@ -7,8 +7,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradwire.collective import Exchange, Gather
-from gradwire.communicators.base import Communicator, flagged, flags
+from gradwire.communicators.base import Communicator, flagged, flags, frame
+from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Codec, Compressor, Reduction, SignSGD, State
+from gradwire.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class ScatterReduce(Communicator):
 
     def rounds(self, compressor: Compressor, world: int) -> int:
         return 2
+
+    def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
+        assert isinstance(compressor, Codec)
+        size = frame(compressor.payload_bytes(chunks(layout.numel, world)[1]))
+        return all_to_all(world * size, world) + all_gather(size, world)
 
     def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
         assert isinstance(compressor, Codec)
