@@ -27,6 +27,7 @@ from gradwire.compressors import (
     GaussianK,
     HardThreshold,
     Interleaved,
+    MultiLevel,
     OneBit,
     PowerSGD,
     RandomK,
@@ -49,7 +50,7 @@ from gradwire.transports import Hierarchical, ProcessGroup, Recording, Threads
 __all__ = [
     "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "AllGather", "AllReduce", "DGCMemory",
     "DistributedOptimizer", "EFSignSGD", "Exclusive", "GaussianK", "GlobalTopK", "Group", "Handle", "HardThreshold",
-    "Hierarchical", "Interleaved", "LeaderIndices", "NoMemory", "OkTopk", "OneBit", "Plan", "PowerSGD", "ProcessGroup",
-    "RandomK", "Recording", "RedSync", "ReductionError", "Residual", "ReusedThreshold", "SIDCo", "ScatterReduce",
+    "Hierarchical", "Interleaved", "LeaderIndices", "MultiLevel", "NoMemory", "OkTopk", "OneBit", "Plan", "PowerSGD",
+    "ProcessGroup", "RandomK", "Recording", "RedSync", "ReductionError", "Residual", "ReusedThreshold", "SIDCo", "ScatterReduce",
     "SignSGD", "Signum", "SplitGather", "Stats", "TernGrad", "Threads", "TopK", "attach", "reshard",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors import Codec, Compressor, SignSGD
+from gradwire.compressors import Compressor, SignSGD
 from gradwire.layout import spans
 
 
@@ -111,7 +111,7 @@ class DGCMemory(Memory):
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
-        if not (isinstance(compressor, Codec) and compressor.sparse):
+        if not compressor.sparse:
             raise ValueError(
                 f"DGCMemory masks the coordinates that were sent, and {type(compressor).__name__} sends all; "
                 "pair it with DGC(), TopK() or RandomK(), or use Residual()"

@@ -169,6 +169,8 @@ def test_the_exact_ones_give_the_mean(case: Case):
 @all_cases
 @pytest.mark.parametrize("world", [2, 3])
 def test_declared_bytes_are_sent_bytes(case: Case, world: int):
+    if isinstance(case.compressor, gw.MultiLevel):
+        pytest.skip("sends one of three sizes; see test_multi_level.py")
     with start(case, WIDE_SLOTS, world, groups=1) as running:
         transport = running.transports[0]
         handed = len(transport.started)

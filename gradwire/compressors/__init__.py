@@ -7,6 +7,7 @@ from gradwire.compressors.dense import BF16, FP16, FP32, Cast
 from gradwire.compressors.gaussian_k import GaussianK
 from gradwire.compressors.interleaved import Interleaved
 from gradwire.compressors.low_rank import LowRank, PowerSGD
+from gradwire.compressors.multi_level import MultiLevel
 from gradwire.compressors.quantized import QSGD, TernGrad
 from gradwire.compressors.red_sync import RedSync
 from gradwire.compressors.reused import ReusedThreshold
@@ -17,7 +18,7 @@ from gradwire.compressors.threshold import DGC, Estimated, HardThreshold
 
 __all__ = [
     "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "Cast", "Codec", "Compressor", "EFSignSGD",
-    "Estimated", "GaussianK", "HardThreshold", "Interleaved", "LowRank", "OneBit", "PowerSGD", "RandomK", "RedSync",
-    "Reduction", "ReusedThreshold", "Rounds", "SIDCo", "SignSGD", "Signum", "Sparse", "State", "TernGrad", "TopK",
+    "Estimated", "GaussianK", "HardThreshold", "Interleaved", "LowRank", "MultiLevel", "OneBit", "PowerSGD", "RandomK",
+    "RedSync", "Reduction", "ReusedThreshold", "Rounds", "SIDCo", "SignSGD", "Signum", "Sparse", "State", "TernGrad", "TopK",
     "Workspace",
 ]  # fmt: skip
