@@ -28,6 +28,9 @@ GOOD = [
     ("randomk:0.1,rescale=true", gw.RandomK(0.1, rescale=True), None, None),
     ("dgc+dgcmemory:masking=false,clip=none", gw.DGC(), gw.DGCMemory(masking=False), None),
     ("dgc+dgcmemory:clip=2", gw.DGC(), gw.DGCMemory(clip=2.0), None),
+    ("alldimensiontopk:0.1,axis=0", gw.AllDimensionTopK(0.1, axis=0), None, None),
+    ("sidco:distribution=gamma", gw.SIDCo(distribution="gamma"), None, None),
+    ("interleaved:alldimensiontopk/0.1,second=dgc", gw.Interleaved(gw.AllDimensionTopK(0.1), gw.DGC()), None, None),
 ]
 
 BAD = [

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any
 
-import gradwire
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
-from gradwire.lab.construct import construct, options_of, unknown
+from gradwire.lab.construct import construct, exported, options_of, unknown
 from gradwire.lab.workloads import TASKS, Task
 from gradwire.memory import Memory
 
@@ -24,12 +23,6 @@ class Entry:
     summary: str
     paper: str
     defaults: str
-
-
-def exported(base: type) -> dict[str, type[Any]]:
-    """Gradwire's public subclasses of `base`, by lower-case name."""
-    members = [getattr(gradwire, name) for name in gradwire.__all__]
-    return {cls.__name__.lower(): cls for cls in members if isinstance(cls, type) and issubclass(cls, base)}
 
 
 def tasks() -> dict[str, type[Task]]:

@@ -1,4 +1,7 @@
-"""From text to objects: `ratio=0.01` and the class TopK become TopK(ratio=0.01)."""
+"""From text to objects: `ratio=0.01` and the class TopK become TopK(ratio=0.01).
+
+A compressor inside a compressor is written with slashes: `interleaved:alldimensiontopk/0.01,topk/0.01`.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields
@@ -6,6 +9,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import gradwire
+from gradwire.compressors import Codec
 
 T = TypeVar("T")
 
@@ -38,6 +44,12 @@ def construct(cls: type[T], arguments: Sequence[str], called: str) -> T:
     return cls(**values)
 
 
+def exported(base: type) -> dict[str, type[Any]]:
+    """Gradwire's public subclasses of `base`, by lower-case name."""
+    members = [getattr(gradwire, name) for name in gradwire.__all__]
+    return {cls.__name__.lower(): cls for cls in members if isinstance(cls, type) and issubclass(cls, base)}
+
+
 def options_of(cls: type) -> dict[str, Any]:
     """A dataclass's fields with their defaults; MISSING where there is none."""
     return {field.name: field.default for field in fields(cls)}
@@ -68,12 +80,17 @@ def _too_many(called: str, names: list[str]) -> ValueError:
 
 def _read(text: str, annotation: Any, what: str) -> Any:
     if get_origin(annotation) is Literal:
-        choices = get_args(annotation)
+        choices = {str(choice): choice for choice in get_args(annotation)}
         if text not in choices:
             raise unknown(f"{what} named", text, choices)
-        return text
+        return choices[text]
     if NoneType in get_args(annotation):
         return None if text == "none" else _read(text, get_args(annotation)[0], what)
+    if issubclass(annotation, Codec):
+        name, *arguments = text.split("/")
+        if name not in exported(Codec):
+            raise unknown(f"{what} named", name, exported(Codec))
+        return construct(exported(Codec)[name], arguments, name)
     try:
         return {"true": True, "false": False}[text.lower()] if annotation is bool else annotation(text)
     except (ValueError, KeyError):
