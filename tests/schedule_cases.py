@@ -51,8 +51,8 @@ def random_problem(seed: int, most: int = 14) -> Problem:
 
 
 def all_plans(problem: Problem) -> Iterator[tuple[Choice, ...]]:
-    """Every way to cut the slots and to choose an option for each piece."""
-    n, options = len(problem), range(len(problem.options))
+    """Every way to cut the pieces and to choose an option for each piece."""
+    n, options = problem.pieces, range(len(problem.options))
     for inner in product((False, True), repeat=n - 1):
         ends = [*(end for end, cut in enumerate(inner, 1) if cut), n]
         for chosen in product(options, repeat=len(ends)):
@@ -67,4 +67,4 @@ def brute_force(problem: Problem, regime: Regime) -> float:
 def pieces(problem: Problem, groups: tuple[Choice, ...]) -> bool:
     """Whether every slot is in exactly one group."""
     names = sorted(slot for group in groups for slot in group.slots)
-    return names == list(range(len(problem))) and all(a < b for g in groups for a, b in pairwise(g.slots))
+    return names == list(range(len(problem.small))) and all(a < b for g in groups for a, b in pairwise(g.slots))

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradwire.schedule.costs import Array
+from gradwire.schedule.costs import Array, Index
 from gradwire.schedule.problem import Problem
 from gradwire.schedule.regimes import Load, Regime, State
 
 WEIGHTS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 
 
-def load_of(problem: Problem, option: int, first: Array | int, last: Array | int, aside: Array | float = 0.0) -> Load:
-    """What groups of the slots first..last-1 and `aside` elements of small slots cost."""
+def load_of(problem: Problem, option: int, first: Index | int, last: Index | int, aside: Array | float = 0.0) -> Load:
+    """What groups of the pieces first..last-1 and `aside` elements of small slots cost."""
     how, view = problem.options[option], problem.views[option]
     elements = view.elements[last] - view.elements[first] + aside
     units = elements if how.units is None else view.units[last] - view.units[first]
@@ -21,7 +21,7 @@ def load_of(problem: Problem, option: int, first: Array | int, last: Array | int
 
 @dataclass(frozen=True)
 class Bounds:
-    """For each k of N+1: `rest[w, k]` is the least sum, over any groups of the slots from k on, of wire seconds times
+    """For each piece k: `rest[w, k]` is the least sum, over any groups of the pieces from k on, of wire seconds times
     WEIGHTS[w] and computing seconds times what is left of 1; the wire's end and the computing's both lie at or before
     the step's, so any mean of the two does. `after[k]` is the earliest end of the wire, were it free until then."""
 
@@ -30,8 +30,8 @@ class Bounds:
 
     @classmethod
     def of(cls, problem: Problem, regime: Regime) -> "Bounds":
-        """By dynamic programming from the last slot backwards."""
-        n = len(problem)
+        """By dynamic programming from the last piece backwards."""
+        n = problem.pieces
         rest = np.full((len(WEIGHTS), n + 1), np.inf)
         after = np.full(n + 1, np.inf)
         rest[:, n] = after[n] = 0
@@ -48,8 +48,8 @@ class Bounds:
                 after[k] = min(after[k], np.maximum(sent + rest[-1, ends], after[ends]).min())
         return cls(rest, after)
 
-    def finish(self, regime: Regime, state: State, k: Array | int, backward_s: float) -> Array:
-        """A lower bound on when all means are there, for states at slot k."""
+    def finish(self, regime: Regime, state: State, k: Index | int, backward_s: float) -> Array:
+        """A lower bound on when all means are there, for states at piece k."""
         wire, computing = regime.busy(state, backward_s)
         bound = self.after[k]
         for weight, rest in zip(WEIGHTS, self.rest, strict=True):

@@ -33,7 +33,8 @@ class Choice:
 @dataclass(frozen=True, eq=False)
 class Problem:
     """N slots with `ready_s` (N,) after backward began, never falling, `elements` (N,) and whether they are `small`
-    (N,): small slots travel uncompressed. `around_s` is the step's time before backward and after the last mean.
+    (N,): small slots travel uncompressed. Slots are cut into groups between pieces: a piece is a large slot with the
+    small ones that follow it. `around_s` is the step's time before backward and after the last mean.
 
     Raises ValueError where slots are small and no option is lossless.
     """
@@ -49,8 +50,16 @@ class Problem:
         if self.small.any() and not any(option.lossless for option in self.options):
             raise ValueError("small slots travel dense, and no candidate is; add gw.FP32() to the candidates")
 
-    def __len__(self) -> int:
-        return len(self.ready_s)
+    @cached_property
+    def bounds(self) -> NDArray[np.intp]:
+        """The slots at which pieces begin, and N."""
+        large = np.flatnonzero(~self.small)
+        return np.concatenate([[0], large[1:], [len(self.small)]])
+
+    @property
+    def pieces(self) -> int:
+        """How many there are."""
+        return len(self.bounds) - 1
 
     @cached_property
     def views(self) -> tuple["View", ...]:
@@ -67,8 +76,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class View:
-    """Prefix sums (N+1,) over the slots that an option takes: all of them if it is lossless, else the large ones.
-    `ready_s[k]` is when the last of those before k is ready."""
+    """Prefix sums (pieces + 1,) over the slots that an option takes: all of them if it is lossless, else the large
+    ones. `ready_s[k]` is when the last of those in the first k pieces is ready."""
 
     count: Array
     elements: Array
@@ -78,18 +87,18 @@ class View:
     @classmethod
     def of(cls, problem: Problem, option: Option) -> "View":
         """What `option` takes of `problem`."""
-        taken = np.ones(len(problem), bool) if option.lossless else ~problem.small
+        taken = np.ones(len(problem.small), bool) if option.lossless else ~problem.small
         units = problem.elements if option.units is None else option.units
         sums = [
             np.concatenate([[0.0], np.cumsum(taken * values)])
             for values in (np.ones(len(taken)), problem.elements, units)
         ]
         ready = np.maximum.accumulate(np.concatenate([[0.0], np.where(taken, problem.ready_s, 0)]))
-        return cls(*sums, ready)
+        return cls(*(values[problem.bounds] for values in (*sums, ready)))
 
 
 def assemble(problem: Problem, cuts: Sequence[tuple[int, int]]) -> tuple[Choice, ...]:
-    """The groups that end before slot `end` and use `option`, for each (end, option).
+    """The groups that end before piece `end` and use `option`, for each (end, option).
 
     A lossy option takes the large slots since the last cut and leaves the small ones aside; a lossless one takes all,
     and those that were left aside. What is aside at the end is a last group.
@@ -97,7 +106,8 @@ def assemble(problem: Problem, cuts: Sequence[tuple[int, int]]) -> tuple[Choice,
     groups: list[Choice] = []
     aside: list[int] = []
     start = 0
-    for end, option in cuts:
+    for piece, option in cuts:
+        end = int(problem.bounds[piece])
         lossless = problem.options[option].lossless
         own = [i for i in range(start, end) if lossless or not problem.small[i]]
         if lossless:

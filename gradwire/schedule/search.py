@@ -14,15 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwire.schedule.bounds import Bounds, load_of
-from gradwire.schedule.costs import Array
+from gradwire.schedule.costs import Array, Index
 from gradwire.schedule.problem import Choice, Problem, assemble
 from gradwire.schedule.regimes import Backward, Regime, Work
 
 Cuts = list[tuple[int, int]]
-Index = NDArray[np.intp]
 COARSE = 64
 """The first pass merges labels that differ by this part of the step, or less."""
 ROUNDING = 1e-12
@@ -61,7 +59,7 @@ def search(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[F
 
     `bound` is what was proven. With eps = 0 it is 1, and the time may grow exponentially for odd costs.
     """
-    every_cut = [assemble(problem, [(len(problem), option)]) for option in range(len(problem.options))]
+    every_cut = [assemble(problem, [(problem.pieces, option)]) for option in range(len(problem.options))]
     best = min([*known, *(evaluate(problem, cut, regime) for cut in every_cut)], key=lambda found: found.step_s)
     bounds = Bounds.of(problem, regime)
     part, lower_s = COARSE, 0.0
@@ -87,7 +85,7 @@ class _Labels:
         self.problem, self.regime, self.bounds = problem, regime, bounds
         self.goal_s, self.merge_s = goal_s, merge_s
         self.backward_s = float(problem.ready_s[-1])
-        self.aside = np.concatenate([[0.0], np.cumsum(problem.elements * problem.small)])
+        self.aside = np.concatenate([[0.0], np.cumsum(problem.elements * problem.small)])[problem.bounds]
         slack = merge_s / goal_s * self.aside[-1]
         self.slack = np.array([*[merge_s] * regime.dims, slack])[:, None]
         self.scale = np.array([*[1.0] * regime.dims, goal_s / max(self.aside[-1], 1)])[:, None]
@@ -97,12 +95,12 @@ class _Labels:
         self.option = np.zeros(1024, np.intp)
         self.used = 1
         self.first = [0, 1]
-        self.least = np.full((regime.dims + 1, len(problem) + 1), np.inf)
+        self.least = np.full((regime.dims + 1, problem.pieces + 1), np.inf)
         self.least[:, 0] = 0
 
     def best(self) -> tuple[Cuts, float]:
         """The groups of the best label, and its time: the cuts are empty where no label was good enough."""
-        for k in range(1, len(self.problem) + 1):
+        for k in range(1, self.problem.pieces + 1):
             self._reach(k)
         last = slice(self.first[-2], self.first[-1])
         ends = self._ends(self.states[:, last])

@@ -1,6 +1,13 @@
 """What happens when in a step: spans on lanes."""
 
 from dataclasses import dataclass
+from itertools import pairwise
+
+from gradwire.plan import Plan
+from gradwire.schedule.problem import Choice, Problem
+from gradwire.schedule.profile import Profile, describe
+from gradwire.schedule.regimes import Backward, Interval, Regime, Worker
+from gradwire.schedule.search import works_of
 
 
 @dataclass(frozen=True)
@@ -31,3 +38,49 @@ class Timeline:
     def step_s(self) -> float:
         """When the last span ends."""
         return max((span.end_s for span in self.spans), default=0.0)
+
+
+def timeline(profile: Profile, plan: Plan, regime: Regime | None = None) -> Timeline:
+    """What a step with `plan` looks like, in the engine's regime unless another is given.
+
+    Raises ValueError, naming it, for a slot or a candidate of the plan that was not profiled.
+    """
+    groups = profile.choices(plan)
+    works = works_of(problem := profile.problem(), groups)
+    regime = regime or Worker()
+    backward = Backward(regime.slow)
+    intervals = [*regime.run(works, backward)]
+    done = backward.at(float(problem.ready_s[-1]))
+    told = max([done, *(interval.end_s for interval in intervals)])
+    start, end = profile.forward_s, profile.forward_s + told
+    spans = [
+        Span("forward", 0.0, start, "forward", -1, 0),
+        *_backward(profile, problem, backward),
+        *(_span(profile, groups, interval) for interval in intervals),
+        Span("wait", start + done, end, "wait for the means", -1, 0),
+        Span("optimizer", end, end + profile.optimizer_s, "optimizer", -1, 0),
+    ]
+    return Timeline(tuple(spans))
+
+
+def _backward(profile: Profile, problem: Problem, backward: Backward) -> list[Span]:
+    """One span for each slot: from when the slot before it is ready to when it is."""
+    ready = [profile.forward_s + backward.at(work_s) for work_s in (0.0, *problem.ready_s.tolist())]
+    return [
+        Span("backward", start, end, slot.name, -1, 0, slots=(slot.name,))
+        for (start, end), slot in zip(pairwise(ready), profile.slots, strict=True)
+    ]
+
+
+def _span(profile: Profile, groups: tuple[Choice, ...], interval: Interval) -> Span:
+    group = groups[interval.group]
+    return Span(
+        interval.lane,
+        profile.forward_s + interval.start_s,
+        profile.forward_s + interval.end_s,
+        describe(profile.candidates[group.option].way),
+        interval.group,
+        0,
+        profile.wire_bytes(group) if interval.lane == "wire" else 0,
+        tuple(profile.slots[i].name for i in group.slots),
+    )

@@ -1,0 +1,216 @@
+"""The profile: what was measured of a job, or written by hand, and from which plans are made."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from gradwire.communicators import AllGather, ScatterReduce
+from gradwire.compressors import Cast, Codec, PowerSGD
+from gradwire.layout import Slot
+from gradwire.plan import Group, Plan
+from gradwire.schedule.costs import Affine, Chain, Cost, Table, Total, from_data, to_data
+from gradwire.schedule.problem import Choice, Option, Problem
+
+VERSION = 1
+COLLECTIVES = ("sum", "gather", "exchange")
+LOCAL = ("sum", "broadcast")
+
+
+@dataclass(frozen=True)
+class SlotTime:
+    """A parameter, and when its gradient is ready after backward began."""
+
+    name: str
+    shape: tuple[int, ...]
+    ready_s: float
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to send a group: `way` is a Group without slots; seconds to encode and decode against elements."""
+
+    way: Group
+    encode: Affine | Table
+    decode: Affine | Table
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A job: its slots in the order in which they become ready, the candidates, and its network.
+
+    `collectives` are seconds against the bytes that one rank puts in: "sum", "gather" and "exchange", among the ranks
+    (or one rank of each host, where hosts have several GPUs; then `local` are "sum" and "broadcast" inside a host).
+    """
+
+    slots: tuple[SlotTime, ...]
+    forward_s: float
+    optimizer_s: float
+    candidates: tuple[Candidate, ...]
+    collectives: Mapping[str, Affine | Table]
+    ranks: int
+    gpus_per_host: int = 1
+    local: Mapping[str, Affine | Table] = field(default_factory=dict)
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.ranks % self.gpus_per_host:
+            raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
+        needed = {"collectives": COLLECTIVES, "local": LOCAL if self.gpus_per_host > 1 else ()}
+        for part, names in needed.items():
+            if missing := set(names) - set(getattr(self, part)):
+                raise ValueError(f"the profile's {part} lack {min(missing)!r}; measure it, or use ring()")
+
+    def check(self, slots: Sequence[Slot]) -> None:
+        """Raises ValueError, naming the parameter, where this is another model's profile."""
+        mine = {slot.name: slot.shape for slot in self.slots}
+        for slot in slots:
+            if slot.name not in mine:
+                raise ValueError(f"the profile lacks the model's parameter {slot.name!r}; profile this model")
+            if mine[slot.name] != tuple(slot.shape):
+                raise ValueError(
+                    f"parameter {slot.name!r} is {tuple(slot.shape)}, in the profile {mine[slot.name]}; "
+                    "profile this model"
+                )
+        if unknown := mine.keys() - {slot.name for slot in slots}:
+            raise ValueError(f"the profile has parameter {min(unknown)!r}, which the model lacks; profile this model")
+
+    def problem(self) -> Problem:
+        """What the search solves; its slots are this profile's, in this order."""
+        return Problem(
+            ready_s=np.maximum.accumulate(np.array([slot.ready_s for slot in self.slots])),
+            elements=np.array([float(slot.numel) for slot in self.slots]),
+            small=np.array([len(slot.shape) < 2 for slot in self.slots]),
+            options=tuple(self._option(candidate) for candidate in self.candidates),
+            around_s=self.forward_s + self.optimizer_s,
+        )
+
+    def plan(self, groups: Sequence[Choice]) -> Plan:
+        """The plan of these groups."""
+        return Plan(tuple(
+            dataclasses.replace(self.candidates[group.option].way, slots=tuple(self.slots[i].name for i in group.slots))
+            for group in groups
+        ))  # fmt: skip
+
+    def choices(self, plan: Plan) -> tuple[Choice, ...]:
+        """The plan's groups. Raises ValueError, naming it, for a slot or a candidate that was not profiled."""
+        slot_of = {slot.name: index for index, slot in enumerate(self.slots)}
+        ways = [candidate.way for candidate in self.candidates]
+        groups: list[Choice] = []
+        for group in plan.groups:
+            way = dataclasses.replace(group, slots=())
+            if way not in ways:
+                raise ValueError(f"the profile has no candidate {describe(way)}; profile it, or make another plan")
+            if unknown := [name for name in group.slots if name not in slot_of]:
+                raise ValueError(f"the plan names parameter {unknown[0]!r}, which the profile lacks")
+            groups.append(Choice(tuple(slot_of[name] for name in group.slots), ways.index(way)))
+        return tuple(groups)
+
+    def wire_bytes(self, group: Choice) -> int:
+        """What one rank puts into the group's collectives."""
+        way, slots = self.candidates[group.option].way, [self.slots[i] for i in group.slots]
+        if isinstance(way.compressor, Codec):
+            return way.compressor.payload_bytes(sum(slot.numel for slot in slots))
+        return int(sum(_factor_bytes(way, slot) for slot in slots))
+
+    def _option(self, candidate: Candidate) -> Option:
+        way = candidate.way
+        wire, units = self._wire(way), None
+        if isinstance(way.compressor, Codec):
+            wire = Chain(wire, self._payload(way.compressor))
+        else:
+            units = np.array([_factor_bytes(way, slot) for slot in self.slots])
+        if self.gpus_per_host > 1:
+            assert units is None, "low rank between hosts only is not modelled"
+            wire = Total(((wire, 1), *((self.local[name], 4) for name in LOCAL)))
+        return Option(candidate.encode, wire, candidate.decode, isinstance(way.compressor, Cast), units)
+
+    def _wire(self, way: Group) -> Cost:
+        """Seconds of the group's collectives against its payload's bytes."""
+        hosts = self.ranks // self.gpus_per_host
+        if isinstance(way.communicator, AllGather):
+            return self.collectives["gather"]
+        if isinstance(way.communicator, ScatterReduce):
+            return Total(((self.collectives["exchange"], 1), (self.collectives["gather"], 1 / hosts)))
+        rounds = way.communicator.rounds(way.compressor, hosts)
+        return Total(((self.collectives["sum"], 1), *((self.collectives["sum"], 0) for _ in range(rounds - 1))))
+
+    def _payload(self, codec: Codec) -> Table:
+        sizes = np.unique(np.geomspace(1, max(2, sum(slot.numel for slot in self.slots)), 64).astype(int))
+        return Table.of(sizes.astype(float), np.array([float(codec.payload_bytes(int(n))) for n in sizes]))
+
+    def to_json(self) -> str:
+        """The profile as JSON text; `from_json` reads it back."""
+        ways = json.loads(Plan(tuple(candidate.way for candidate in self.candidates)).to_json())["groups"]
+        data = {
+            "version": VERSION,
+            "slots": [dataclasses.asdict(slot) for slot in self.slots],
+            "candidates": [
+                way | {"encode": to_data(candidate.encode), "decode": to_data(candidate.decode)}
+                for way, candidate in zip(ways, self.candidates, strict=True)
+            ],
+            "collectives": {name: to_data(cost) for name, cost in self.collectives.items()},
+            "local": {name: to_data(cost) for name, cost in self.local.items()},
+        }
+        plain = ("forward_s", "optimizer_s", "ranks", "gpus_per_host", "device")
+        return json.dumps(data | {name: getattr(self, name) for name in plain}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Profile":
+        """Raises ValueError, naming what does not fit, for text that is no profile of this version."""
+        data = json.loads(text)
+        version = data.get("version") if isinstance(data, dict) else None
+        if version != VERSION:
+            raise ValueError(f"profile version {version!r} is not known; this Gradwire reads version {VERSION}")
+        try:
+            ways = Plan.from_json(json.dumps({"version": 1, "groups": data["candidates"]})).groups
+            return cls(
+                slots=tuple(SlotTime(s["name"], tuple(s["shape"]), float(s["ready_s"])) for s in data["slots"]),
+                forward_s=float(data["forward_s"]),
+                optimizer_s=float(data["optimizer_s"]),
+                candidates=tuple(
+                    Candidate(way, from_data(part["encode"]), from_data(part["decode"]))
+                    for way, part in zip(ways, data["candidates"], strict=True)
+                ),
+                collectives=_costs(data["collectives"]),
+                ranks=int(data["ranks"]),
+                gpus_per_host=int(data["gpus_per_host"]),
+                local=_costs(data["local"]),
+                device=str(data["device"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is no profile that Profile.to_json() wrote: {error}") from error
+
+
+def ring(ranks: int, latency_s: float, bytes_per_s: float) -> dict[str, Affine | Table]:
+    """Seconds of every collective by the cost of its ring: `latency_s` for each message, one after another."""
+    steps, part = ranks - 1, (ranks - 1) / ranks
+    return {
+        "sum": Affine(2 * steps * latency_s, 2 * part / bytes_per_s),
+        "gather": Affine(steps * latency_s, steps / bytes_per_s),
+        "exchange": Affine(steps * latency_s, part / bytes_per_s),
+        "broadcast": Affine(steps * latency_s, part / bytes_per_s),
+    }
+
+
+def describe(way: Group) -> str:
+    """A candidate in words."""
+    return f"{way.compressor} with {way.memory} by {way.communicator}"
+
+
+def _costs(data: dict[str, Any]) -> dict[str, Affine | Table]:
+    return {name: from_data(cost) for name, cost in data.items()}
+
+
+def _factor_bytes(way: Group, slot: SlotTime) -> float:
+    assert isinstance(way.compressor, PowerSGD), f"what {way.compressor} sends is not known"
+    rows, columns = (slot.shape[0], slot.numel // slot.shape[0]) if len(slot.shape) > 1 else (1, slot.numel)
+    return 4.0 * min(way.compressor.rank, rows, columns) * (rows + columns)
