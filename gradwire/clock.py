@@ -5,7 +5,8 @@ from collections import Counter, deque
 
 import torch
 
-_Mark = float | torch.cuda.Event
+Mark = float | torch.cuda.Event
+"""A moment: seconds of `time.perf_counter`, or an event on a CUDA stream."""
 
 
 class Clock:
@@ -16,7 +17,7 @@ class Clock:
         self._totals: Counter[str] = Counter()
         self._open: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
 
-    def mark(self) -> _Mark:
+    def mark(self) -> Mark:
         """Now."""
         if not self._cuda:
             return time.perf_counter()
@@ -24,7 +25,7 @@ class Clock:
         event.record()
         return event
 
-    def add(self, name: str, start: _Mark, end: _Mark) -> None:
+    def add(self, name: str, start: Mark, end: Mark) -> None:
         """Adds the span from `start` to `end` to `name`."""
         if isinstance(start, float) and isinstance(end, float):
             self._totals[name] += end - start  # pyright: ignore[reportArgumentType]

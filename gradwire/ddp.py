@@ -20,6 +20,7 @@ from gradwire.layout import Slot
 from gradwire.memory import Memory
 from gradwire.plan import Plan, uniform
 from gradwire.stats import Stats
+from gradwire.trace import Trace
 from gradwire.transports import ProcessGroup, Transport
 
 Dense = Callable[[str, nn.Parameter], bool]
@@ -39,6 +40,13 @@ class Handle:
     def stats(self) -> Stats:
         """Bytes, ratios and seconds so far, of this rank."""
         return self._engine.stats() if self._engine else Stats(0, 0, 0, 0, 0, 0, 0)
+
+    def trace(self, steps: int = 1) -> Trace:
+        """Records the next `steps` whole steps; `timelines()` of what this returns are there once the forward pass
+        after them has begun. Raises ValueError with one rank, where nothing is reduced."""
+        if not self._engine:
+            raise ValueError("there is one rank, and nothing to trace; use torch.profiler")
+        return self._engine.trace(steps)
 
     def state_dict(self) -> checkpoint.StateDict:
         """This rank's memories and other compressor state: tensors only. Save one per rank; to resume with
@@ -160,7 +168,8 @@ class _Bridge:
     def hook_in(self, engine: Engine, parameters: dict[str, nn.Parameter]) -> None:
         self.engine = engine
         self._slot = {parameters[slot.name]: index for index, slot in enumerate(engine.slots)}
-        self._removable.append(self.ddp.register_forward_pre_hook(self._forward))
+        self._removable.append(self.ddp.register_forward_pre_hook(self._forward_begins))
+        self._removable.append(self.ddp.register_forward_hook(self._forward_ends))
         if not self.ddp.static_graph:  # there a parameter's hook may fire more than once
             for parameter, slot in self._slot.items():
                 hook = partial(self._gradient_ready, slot)
@@ -171,9 +180,16 @@ class _Bridge:
         for hook in self._removable:
             hook.remove()
 
-    def _forward(self, module: nn.Module, arguments: Any) -> None:
+    def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         if torch.is_grad_enabled():  # DDP, too, decides in forward whether the next backward synchronises
             self._synchronising = self.ddp.require_backward_grad_sync
+            assert self.engine is not None
+            self.engine.forward_begins()
+
+    def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        if torch.is_grad_enabled():
+            assert self.engine is not None
+            self.engine.forward_ends()
 
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
         if self._synchronising:

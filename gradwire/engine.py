@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.buckets import Bucket, Buckets
-from gradwire.clock import Clock
+from gradwire.clock import Clock, Mark
 from gradwire.collective import Broadcast, Collective, Local, Sum
 from gradwire.compressors import Reduction, Workspace
 from gradwire.controllers import Controller, Step
@@ -23,6 +23,7 @@ from gradwire.layout import Slot
 from gradwire.plan import Plan
 from gradwire.reducer import Reducer, Site
 from gradwire.stats import Stats
+from gradwire.trace import Taken, Trace
 from gradwire.transports import Pending, Transport
 
 IN_FLIGHT = 2
@@ -78,8 +79,10 @@ class Engine:
         self.slots, self.transport, self.device = list(slots), transport, device
         self._site = Site(transport, device, seed, Workspace(device))
         self._find_unused, self._replan, self._controller = find_unused, replan, controller
+        plan = self._begin(plan)
         self._agree(plan)
         self._clock = Clock(device)
+        self._trace: Trace | None = None
         self._steps = self._done_steps = 0
         self._wire_bytes = 0
         self._error: BaseException | None = None
@@ -113,6 +116,8 @@ class Engine:
         if self._replan:
             self._order.append(slot)
         group, index = self._places[slot]
+        if self._trace and not self._trace.gave(self.slots[slot].name, group, self._clock.mark()):
+            self._trace = None
         arrived = self._arrived[group]
         arrived.append((index, grad))
         if len(arrived) == len(self.plan.groups[group].slots):
@@ -126,6 +131,21 @@ class Engine:
         future: Future[Tensor] = Future(devices=devices)  # pyright: ignore[reportArgumentType]
         self._post(self._watch, Bucket(sinks, future, buffer, self._epoch))
         return future.then(_value)  # where `future` fails, only this way does DDP raise the error itself
+
+    def forward_begins(self) -> None:
+        """A forward pass begins whose gradients count."""
+        if self._trace:
+            self._trace.forward_begins(self._clock.mark(), self.plan)
+
+    def forward_ends(self) -> None:
+        """The forward pass that began ends."""
+        if self._trace:
+            self._trace.forward_ends(self._clock.mark())
+
+    def trace(self, steps: int) -> Trace:
+        """Records the next `steps` whole steps."""
+        self._trace = Trace(self.transport.rank, steps)
+        return self._trace
 
     def wait(self) -> None:
         """Returns when the means of the step that was begun are there; raises what went wrong in it."""
@@ -148,11 +168,8 @@ class Engine:
     def install(self, plan: Plan) -> None:
         """Puts `plan` in force from the next step on; every parameter keeps its state. All ranks must do this
         after the same step. Raises ValueError where plan and model, or the ranks' plans, do not fit."""
-        self._settle()
         plan.check(self.slots)
-        self._agree(plan)
-        self._replan = None
-        self._install(plan)
+        self._put(self._begin(plan))
 
     def export(self) -> dict[str, dict[str, Tensor]]:
         """The state of every parameter, as views; see `Reducer.export`."""
@@ -161,8 +178,8 @@ class Engine:
         for reducer in self._reducers:
             exported |= reducer.export()
         if self._controller:
-            plan = torch.frombuffer(bytearray(self.plan.to_json().encode()), dtype=torch.uint8)
-            state = self._controller.state_dict() | {"plan": plan}
+            plans = {"plan": _bytes_of(self.plan), "origin": _bytes_of(self._origin)}
+            state = self._controller.state_dict() | plans
             exported[CONTROLLER] = {f"shared/{name}": tensor for name, tensor in state.items()}
         return exported
 
@@ -172,7 +189,9 @@ class Engine:
         self._steps = steps
         if self._controller and CONTROLLER in exported:
             state = {name.removeprefix("shared/"): tensor for name, tensor in exported[CONTROLLER].items()}
-            self.install(Plan.from_json(bytes(state.pop("plan").tolist()).decode()))
+            plan = _plan_of(state.pop("plan"))
+            self._begin(_plan_of(state.pop("origin")))
+            self._put(plan)
             self._controller.load_state_dict(state)
         for (group, _), slot in zip(self._places, self.slots, strict=True):
             self._reducers[group].state.step = steps
@@ -200,6 +219,17 @@ class Engine:
         self._inbox.put(None)
         self._thread.join(CLOSE_S)
         self.transport.close()
+
+    def _put(self, plan: Plan) -> None:
+        self._settle()
+        self._agree(plan)
+        self._replan = None
+        self._install(plan)
+
+    def _begin(self, plan: Plan) -> Plan:
+        """What the controller makes of the plan that it is to change."""
+        self._origin = plan
+        return self._controller.begin(plan) if self._controller else plan
 
     def _settle(self) -> None:
         """Returns when the books of the step that was begun are closed as well."""
@@ -241,8 +271,7 @@ class Engine:
                 grad.record_stream(self._stream)
             reducer.give(index, grad)
         self._ready[group] = [index for index, grad in arrived if grad is not None]
-        ready = self._clock.mark()
-        self._clock.add("encode", start, ready)
+        self._add("encode", start, group)
         while self._next in self._ready:
             self._advance(self._reducers[self._next], self._reducers[self._next].reduce(), None)
             self._next += 1
@@ -254,7 +283,7 @@ class Engine:
                 self._resume()
             given = self._last_given
             self._end_step(epoch, sums)
-            self._clock.add("wait", given, self._told_at)
+            self._add("wait", given, end=self._told_at)
 
     def _make_room(self) -> None:
         """A group that started pushes the oldest one on: with two rounds each, the second round of one group
@@ -270,7 +299,8 @@ class Engine:
             flight.pending.wait()
         except RuntimeError as error:
             raise self._lost(flight.reducer, error) from error
-        self._clock.add("wire", flight.started, self._clock.mark())
+        wire_bytes = flight.op.wire_bytes(self.transport.world)
+        self._add("wire", flight.started, flight.reducer.index, wire_bytes=wire_bytes)
         self._advance(flight.reducer, flight.reduction, flight.op.result)
 
     def _advance(self, reducer: Reducer, reduction: Reduction, result: Tensor | None) -> None:
@@ -278,14 +308,13 @@ class Engine:
         try:
             op = next(reduction) if result is None else reduction.send(result)
         except StopIteration:
-            self._clock.add("decode", start, self._clock.mark())
+            self._add("decode", start, reducer.index)
             return
         except Exception as error:
             raise ReductionError(
                 f"reducing {_describe(reducer)} failed on rank {self.transport.rank}: {type(error).__name__}: {error}"
             ) from error
-        issued = self._clock.mark()
-        self._clock.add("encode", start, issued)
+        issued = self._add("encode", start, reducer.index)
         self._wire_bytes += op.wire_bytes(self.transport.world)
         try:
             pending = self.transport.start(op)
@@ -333,8 +362,7 @@ class Engine:
         """From here on the next step may begin."""
         start = self._clock.mark()
         self._buckets.deliver(means, epoch)
-        self._told_at = self._clock.mark()
-        self._clock.add("decode", start, self._told_at)
+        self._told_at = self._add("decode", start)
         with self._progress:
             self._told = epoch
             self._progress.notify_all()
@@ -343,7 +371,7 @@ class Engine:
         start = self._clock.mark()
         for reducer in self._reducers:
             reducer.close([self._used[slot] for slot in self._slots_of[id(reducer)]])
-        self._clock.add("decode", start, self._clock.mark())
+        self._add("decode", start)
 
     def _observe(self) -> Callable[[], Tensor]:
         """Starts to add up what the controller observes; the sums (numbers,) once they are there."""
@@ -377,6 +405,14 @@ class Engine:
         named = {self.slots[slot].name: mean for slot, mean in means.items()}
         return Step(self._steps, self.plan, self.transport.ranks, states, lambda: named, self.stats)
 
+    def _add(self, lane: str, start: Mark, group: int = -1, *, end: Mark | None = None, wire_bytes: int = 0) -> Mark:
+        """Writes down a span that ends now, unless `end` says when; returns its end."""
+        end = self._clock.mark() if end is None else end
+        self._clock.add(lane, start, end)
+        if self._trace:
+            self._trace.add(Taken(lane, start, end, group, wire_bytes=wire_bytes))
+        return end
+
     def _agree_used(self) -> list[bool]:
         used = torch.zeros(len(self.slots), device=self.device)
         for group, indices in self._ready.items():
@@ -397,7 +433,7 @@ class Engine:
         replan, self._replan = self._replan, None
         plan = replan([self.slots[slot] for slot in order.tolist()])
         plan.check(self.slots)
-        return plan
+        return self._begin(plan)
 
     def _install(self, plan: Plan) -> None:
         before = [reducer.export() for reducer in self._reducers]
@@ -465,6 +501,14 @@ class Engine:
 
 def _value(future: Future[Tensor]) -> Tensor:
     return future.value()
+
+
+def _bytes_of(plan: Plan) -> Tensor:
+    return torch.frombuffer(bytearray(plan.to_json().encode()), dtype=torch.uint8)
+
+
+def _plan_of(text: Tensor) -> Plan:
+    return Plan.from_json(bytes(text.tolist()).decode())
 
 
 def _forget_frames(error: BaseException | None) -> None:

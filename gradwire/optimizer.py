@@ -64,6 +64,8 @@ class DistributedOptimizer(Optimizer):
                 plan, slots, own, device,
                 seed=seed, find_unused=find_unused_parameters, replan=replan, controller=controller,
             )  # fmt: skip
+            self._removable.append(model.register_forward_pre_hook(self._forward_begins))
+            self._removable.append(model.register_forward_hook(self._forward_ends))
             for index, slot in enumerate(slots):
                 hook = partial(self._gradient_ready, index)
                 self._removable.append(self._parameters[slot.name].register_post_accumulate_grad_hook(hook))
@@ -92,6 +94,14 @@ class DistributedOptimizer(Optimizer):
             yield
         finally:
             self._synchronising = before
+
+    def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
+        if self._engine and torch.is_grad_enabled():
+            self._engine.forward_begins()
+
+    def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        if self._engine and torch.is_grad_enabled():
+            self._engine.forward_ends()
 
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
         if not self._synchronising:

@@ -44,7 +44,7 @@ class Reducer:
     """
 
     def __init__(self, group: Group, slots: list[Slot], site: Site, index: int) -> None:
-        self.group, self.site = group, site
+        self.group, self.site, self.index = group, site, index
         self.layout = Layout(tuple(slots))
         compressor, memory = group.compressor, group.memory
         self._raw = isinstance(compressor, Cast) and not memory.remembers
