@@ -1,5 +1,5 @@
 """Controllers: what changes a plan while training, from what the training itself shows."""
 
-from gradwire.controllers.base import MESSAGE_NUMBERS, Controller, Step
+from gradwire.controllers.base import MESSAGE_NUMBERS, Controller, Decision, Step
 
-__all__ = ["MESSAGE_NUMBERS", "Controller", "Step"]
+__all__ = ["MESSAGE_NUMBERS", "Controller", "Decision", "Step"]

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
@@ -32,6 +33,18 @@ class Step:
     stats: Callable[[], Stats]
 
 
+@dataclass(frozen=True)
+class Decision:
+    """What a controller decided after `step` steps, for people to read. `factor` is how many times fewer elements
+    were sent since the decision before, `gain` what of the gradients that let through, `throughput` gain per second."""
+
+    step: int
+    decision: str
+    factor: float | None = None
+    gain: float | None = None
+    throughput: float | None = None
+
+
 class Controller(ABC):
     """Changes the plan between steps, in force at the same step on all ranks because it follows from sums that all
     have. `numbers` float32 values per rank and step, at most 16 (64 bytes), travel for it; with 0 nothing does.
@@ -43,6 +56,16 @@ class Controller(ABC):
 
     def check(self, plan: Plan) -> None:  # noqa: B027
         """Raises ValueError, naming the call that works, where the plan's compressors do not give what this needs."""
+
+    def begin(self, plan: Plan) -> Plan:
+        """The plan to start with, instead of the user's `plan`; asked once more when the order of gradients is known,
+        and where a user replans or resumes."""
+        return plan
+
+    @cached_property
+    def decisions(self) -> list[Decision]:
+        """All decisions so far, or since they were last removed; not part of the state."""
+        return []
 
     def observe(self, step: Step, numbers: Tensor) -> None:  # noqa: B027
         """Writes this rank's `numbers` (numbers,); called when all groups are encoded and on their way."""
