@@ -80,7 +80,6 @@ class Engine:
         self._site = Site(transport, device, seed, Workspace(device))
         self._find_unused, self._replan, self._controller = find_unused, replan, controller
         plan = self._begin(plan)
-        plan = self._begin(plan)
         self._agree(plan)
         self._clock = Clock(device)
         self._trace: Trace | None = None
@@ -220,17 +219,6 @@ class Engine:
         self._inbox.put(None)
         self._thread.join(CLOSE_S)
         self.transport.close()
-
-    def _put(self, plan: Plan) -> None:
-        self._settle()
-        self._agree(plan)
-        self._replan = None
-        self._install(plan)
-
-    def _begin(self, plan: Plan) -> Plan:
-        """What the controller makes of the plan that it is to change."""
-        self._origin = plan
-        return self._controller.begin(plan) if self._controller else plan
 
     def _put(self, plan: Plan) -> None:
         self._settle()
@@ -513,14 +501,6 @@ class Engine:
 
 def _value(future: Future[Tensor]) -> Tensor:
     return future.value()
-
-
-def _bytes_of(plan: Plan) -> Tensor:
-    return torch.frombuffer(bytearray(plan.to_json().encode()), dtype=torch.uint8)
-
-
-def _plan_of(text: Tensor) -> Plan:
-    return Plan.from_json(bytes(text.tolist()).decode())
 
 
 def _bytes_of(plan: Plan) -> Tensor:
