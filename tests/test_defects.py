@@ -21,6 +21,7 @@ PAIRS = [
     (gw.SignSGD(), gw.NoMemory(), gw.AllGather()),
     (gw.Signum(), gw.NoMemory(), gw.AllGather()),
     (gw.PowerSGD(1), gw.Residual(), gw.AllReduce()),
+    (gw.ACPSGD(1), gw.Residual(), gw.AllReduce()),
 ]
 VOTES = (gw.SignSGD, gw.Signum)
 

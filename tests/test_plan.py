@@ -70,6 +70,7 @@ REFUSED = [
     (gw.QSGD(), gw.NoMemory(), gw.AllReduce(), "ScatterReduce"),
     (gw.PowerSGD(), gw.Residual(), gw.AllGather(), "AllReduce"),
     (gw.PowerSGD(), gw.Residual(), gw.ScatterReduce(), "AllReduce"),
+    (gw.ACPSGD(), gw.Residual(), gw.AllGather(), "AllReduce"),
     (gw.SignSGD(), gw.Residual(), gw.AllGather(), "NoMemory"),
     (gw.Signum(), gw.Residual(), gw.AllGather(), "NoMemory"),
     (gw.SignSGD(), gw.NoMemory(), gw.ScatterReduce(), "AllGather"),
@@ -93,7 +94,8 @@ def test_a_pairing_that_makes_no_sense_names_one_that_does(compressor, memory, c
         lambda: gw.TopK(0), lambda: gw.TopK(1.5), lambda: gw.TopK(float("nan")), lambda: gw.DGC(-0.1),
         lambda: gw.RandomK(2), lambda: gw.QSGD(levels=128), lambda: gw.QSGD(block=100), lambda: gw.TernGrad(block=0),
         lambda: gw.EFSignSGD(block=12), lambda: gw.OneBit(block=-8), lambda: gw.Signum(momentum=1.0),
-        lambda: gw.PowerSGD(0), lambda: gw.Residual(0), lambda: gw.DGCMemory(momentum=1), lambda: gw.DGCMemory(clip=0),
+        lambda: gw.PowerSGD(0), lambda: gw.ACPSGD(min_compression_rate=0.5), lambda: gw.PowerSGD(start_step=-1),
+        lambda: gw.Residual(0), lambda: gw.DGCMemory(momentum=1), lambda: gw.DGCMemory(clip=0),
     ],
 )  # fmt: skip
 def test_hyperparameters_out_of_range_are_refused(make):

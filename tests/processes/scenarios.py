@@ -27,6 +27,7 @@ SCENARIOS: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {}
 COMPRESSORS = [
     gw.FP32(), gw.FP16(), gw.BF16(), gw.TopK(0.05), gw.RandomK(0.05), gw.DGC(0.05), gw.QSGD(block=64),
     gw.TernGrad(block=64), gw.SignSGD(), gw.EFSignSGD(block=64), gw.OneBit(block=64), gw.Signum(), gw.PowerSGD(2),
+    gw.ACPSGD(2),
 ]  # fmt: skip
 
 
@@ -86,6 +87,9 @@ def refused(kind: type[Exception], text: str, call: Callable[[], object]) -> Non
         call()
 
 
+SPARSE_COLLECTIVES = [gw.SplitGather(), gw.Exclusive(), gw.LeaderIndices(), gw.GlobalTopK(), gw.OkTopk(rebalance=2)]
+
+
 # DDP
 
 
@@ -119,6 +123,35 @@ def scatter_reduce_and_memories_train() -> None:
         losses = train(ddp, 10, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.02))
         assert losses[-1] < 3, compressor
         assert same_on_all_ranks(flat(ddp)), compressor
+
+
+@scenario(2, 3, 4)
+def sparse_collectives_train_and_replicas_stay_the_same() -> None:
+    for communicator in SPARSE_COLLECTIVES:
+        ddp = DistributedDataParallel(network())
+        handle = gw.attach(ddp, gw.TopK(0.1), communicator=communicator)
+        losses = train(ddp, 10, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.02))
+        assert losses[-1] < 3, communicator
+        assert same_on_all_ranks(flat(ddp)), communicator
+        handle.detach()
+
+
+@scenario(2, 3, 4)
+def sparse_collectives_skip_a_step_that_is_not_finite_on_one_rank() -> None:
+    for communicator in SPARSE_COLLECTIVES:
+        ddp = DistributedDataParallel(network())
+        handle = gw.attach(ddp, gw.TopK(0.1), communicator=communicator)
+        train(ddp, 2)
+        before = handle.state_dict()
+        inputs, targets = batch(2)
+        ddp.zero_grad()
+        loss = nn.functional.cross_entropy(ddp(inputs), targets)
+        (loss * (torch.inf if dist.get_rank() == 1 else 1)).backward()
+        assert not any(p.grad.isfinite().all() for p in ddp.parameters()), communicator
+        after = handle.state_dict()
+        for key in before.keys() - {"step"}:
+            torch.testing.assert_close(after[key], before[key], rtol=1e-5, atol=1e-7)
+        handle.detach()
 
 
 @scenario(2, 3)
