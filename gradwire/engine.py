@@ -281,9 +281,7 @@ class Engine:
             sums = self._observe()
             while self._flights:
                 self._resume()
-            given = self._last_given
             self._end_step(epoch, sums)
-            self._add("wait", given, end=self._told_at)
 
     def _make_room(self) -> None:
         """A group that started pushes the oldest one on: with two rounds each, the second round of one group
@@ -360,9 +358,9 @@ class Engine:
 
     def _tell(self, means: dict[int, Tensor], epoch: int) -> None:
         """From here on the next step may begin."""
-        start = self._clock.mark()
+        given, start = self._last_given, self._clock.mark()
         self._buckets.deliver(means, epoch)
-        self._told_at = self._add("decode", start)
+        self._add("wait", given, end=self._add("decode", start))
         with self._progress:
             self._told = epoch
             self._progress.notify_all()
