@@ -1,5 +1,15 @@
 """The scheduler's pure core: from a profile to the plan with the shortest step. No network, no clock, no printing."""
 
-from gradwire.schedule.timeline import Span, Timeline
+from gradwire.schedule import baselines
+from gradwire.schedule.costs import Affine, Fit, Table, theil_sen
+from gradwire.schedule.problem import Choice, Option, Problem
+from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
+from gradwire.schedule.regimes import ComputeStream, OwnStream, Regime, SideStream, Worker
+from gradwire.schedule.search import Found, evaluate, search
+from gradwire.schedule.timeline import Span, Timeline, timeline
 
-__all__ = ["Span", "Timeline"]
+__all__ = [
+    "Affine", "Candidate", "Choice", "ComputeStream", "Fit", "Found", "Option", "OwnStream", "Problem", "Profile",
+    "Regime", "SideStream", "SlotTime", "Span", "Table", "Timeline", "Worker", "baselines", "evaluate", "over_link",
+    "search", "theil_sen", "timeline",
+]  # fmt: skip

@@ -45,7 +45,8 @@ def best_buckets(problem: Problem, regime: Regime, option: int, sizes: int = 40)
 def even_split(problem: Problem, regime: Regime, option: int, groups: int) -> Found:
     """So many groups of equal count of slots: Cupcake's --fusion-num."""
     n = problem.pieces
-    return _cut(problem, regime, option, [n * (group + 1) // groups for group in range(min(groups, n))])
+    groups = min(groups, n)
+    return _cut(problem, regime, option, [n * (group + 1) // groups for group in range(groups)])
 
 
 def best_even_split(problem: Problem, regime: Regime, option: int, most: int = 32) -> Found:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradwire.schedule.costs import Array, Index
+from gradwire.schedule.costs import NOTHING, Array, Index
 from gradwire.schedule.problem import Problem
 from gradwire.schedule.regimes import Load, Regime, State
 
@@ -16,7 +16,8 @@ def load_of(problem: Problem, option: int, first: Index | int, last: Index | int
     how, view = problem.options[option], problem.views[option]
     elements = view.elements[last] - view.elements[first] + aside
     units = elements if how.units is None else view.units[last] - view.units[first]
-    return Load(how.encode(elements), how.wire(units), how.decode(elements))
+    wire = how.wire(units) if how.local is NOTHING else how.wire(units) + how.local(elements)
+    return Load(how.encode(elements), wire, how.decode(elements))
 
 
 @dataclass(frozen=True)

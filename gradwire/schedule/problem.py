@@ -7,19 +7,21 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.schedule.costs import Array, Cost
+from gradwire.schedule.costs import NOTHING, Array, Cost
 
 
 @dataclass(frozen=True)
 class Option:
     """One way to send a group: seconds to encode and decode against its elements, and on the wire against the sum
-    of its slots' `units` (N,), by default their elements. Only a `lossless` one may carry small slots."""
+    of its slots' `units` (N,), by default their elements; `local` is what the wire takes on top against the elements,
+    inside hosts. Only a `lossless` one may carry small slots."""
 
     encode: Cost
     wire: Cost
     decode: Cost
     lossless: bool = False
     units: Array | None = None
+    local: Cost = NOTHING
 
 
 @dataclass(frozen=True)

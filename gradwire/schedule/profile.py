@@ -8,16 +8,17 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import torch
 
-from gradwire.communicators import AllGather, ScatterReduce
-from gradwire.compressors import Cast, Codec, PowerSGD
-from gradwire.layout import Slot
+from gradwire.compressors import Cast, Rounds
+from gradwire.layout import Layout, Slot
 from gradwire.plan import Group, Plan
-from gradwire.schedule.costs import Affine, Chain, Cost, Table, Total, from_data, to_data
+from gradwire.schedule.costs import NOTHING, Affine, Chain, Table, Total, from_data, to_data
 from gradwire.schedule.problem import Choice, Option, Problem
 
 VERSION = 1
-COLLECTIVES = ("sum", "gather", "exchange")
+STEADY = 1 << 20
+"""A step by which warm-ups are over."""
 LOCAL = ("sum", "broadcast")
 
 
@@ -47,8 +48,9 @@ class Candidate:
 class Profile:
     """A job: its slots in the order in which they become ready, the candidates, and its network.
 
-    `collectives` are seconds against the bytes that one rank puts in: "sum", "gather" and "exchange", among the ranks
-    (or one rank of each host, where hosts have several GPUs; then `local` are "sum" and "broadcast" inside a host).
+    `collectives` are, by the communicator's name, seconds against the bytes that one rank sends (`Communicator.wire`),
+    among all ranks; where hosts have several GPUs, among one rank of each host. Then `local` are the seconds of "sum"
+    and "broadcast" inside a host against the bytes of the dense gradient.
     """
 
     slots: tuple[SlotTime, ...]
@@ -64,10 +66,16 @@ class Profile:
     def __post_init__(self) -> None:
         if self.ranks % self.gpus_per_host:
             raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
-        needed = {"collectives": COLLECTIVES, "local": LOCAL if self.gpus_per_host > 1 else ()}
+        names = {candidate.way.communicator.name for candidate in self.candidates}
+        needed = {"collectives": names, "local": LOCAL if self.gpus_per_host > 1 else ()}
         for part, names in needed.items():
             if missing := set(names) - set(getattr(self, part)):
-                raise ValueError(f"the profile's {part} lack {min(missing)!r}; measure it, or use ring()")
+                raise ValueError(f"the profile's {part} lack {min(missing)!r}; measure it, or see over_link()")
+
+    @property
+    def hosts(self) -> int:
+        """How many take part in the collectives between hosts."""
+        return self.ranks // self.gpus_per_host
 
     def check(self, slots: Sequence[Slot]) -> None:
         """Raises ValueError, naming the parameter, where this is another model's profile."""
@@ -115,37 +123,23 @@ class Profile:
         return tuple(groups)
 
     def wire_bytes(self, group: Choice) -> int:
-        """What one rank puts into the group's collectives."""
-        way, slots = self.candidates[group.option].way, [self.slots[i] for i in group.slots]
-        if isinstance(way.compressor, Codec):
-            return way.compressor.payload_bytes(sum(slot.numel for slot in slots))
-        return int(sum(_factor_bytes(way, slot) for slot in slots))
+        """What one rank, or one host, sends for the group."""
+        return _wire_bytes(self.candidates[group.option].way, [self.slots[i].shape for i in group.slots], self.hosts)
 
     def _option(self, candidate: Candidate) -> Option:
-        way = candidate.way
-        wire, units = self._wire(way), None
-        if isinstance(way.compressor, Codec):
-            wire = Chain(wire, self._payload(way.compressor))
+        way, wire, units = candidate.way, self.collectives[candidate.way.communicator.name], None
+        if isinstance(way.compressor, Rounds):
+            units = np.array([float(_wire_bytes(way, [slot.shape], self.hosts)) for slot in self.slots])
+            wire = Total(((wire, 1), *((wire, 0) for _ in range(way.compressor.rounds - 1))))
         else:
-            units = np.array([_factor_bytes(way, slot) for slot in self.slots])
-        if self.gpus_per_host > 1:
-            assert units is None, "low rank between hosts only is not modelled"
-            wire = Total(((wire, 1), *((self.local[name], 4) for name in LOCAL)))
-        return Option(candidate.encode, wire, candidate.decode, isinstance(way.compressor, Cast), units)
+            wire = Chain(wire, self._bytes(way))
+        local = Total(tuple((self.local[name], 4) for name in LOCAL)) if self.gpus_per_host > 1 else NOTHING
+        return Option(candidate.encode, wire, candidate.decode, isinstance(way.compressor, Cast), units, local)
 
-    def _wire(self, way: Group) -> Cost:
-        """Seconds of the group's collectives against its payload's bytes."""
-        hosts = self.ranks // self.gpus_per_host
-        if isinstance(way.communicator, AllGather):
-            return self.collectives["gather"]
-        if isinstance(way.communicator, ScatterReduce):
-            return Total(((self.collectives["exchange"], 1), (self.collectives["gather"], 1 / hosts)))
-        rounds = way.communicator.rounds(way.compressor, hosts)
-        return Total(((self.collectives["sum"], 1), *((self.collectives["sum"], 0) for _ in range(rounds - 1))))
-
-    def _payload(self, codec: Codec) -> Table:
+    def _bytes(self, way: Group) -> Table:
+        """Bytes on the wire against elements."""
         sizes = np.unique(np.geomspace(1, max(2, sum(slot.numel for slot in self.slots)), 64).astype(int))
-        return Table.of(sizes.astype(float), np.array([float(codec.payload_bytes(int(n))) for n in sizes]))
+        return Table.of(sizes.astype(float), np.array([_wire_bytes(way, [(int(n),)], self.hosts) for n in sizes]))
 
     def to_json(self) -> str:
         """The profile as JSON text; `from_json` reads it back."""
@@ -190,15 +184,16 @@ class Profile:
             raise ValueError(f"this is no profile that Profile.to_json() wrote: {error}") from error
 
 
-def ring(ranks: int, latency_s: float, bytes_per_s: float) -> dict[str, Affine | Table]:
-    """Seconds of every collective by the cost of its ring: `latency_s` for each message, one after another."""
-    steps, part = ranks - 1, (ranks - 1) / ranks
-    return {
-        "sum": Affine(2 * steps * latency_s, 2 * part / bytes_per_s),
-        "gather": Affine(steps * latency_s, steps / bytes_per_s),
-        "exchange": Affine(steps * latency_s, part / bytes_per_s),
-        "broadcast": Affine(steps * latency_s, part / bytes_per_s),
-    }
+def over_link(
+    candidates: Sequence[Candidate], hosts: int, latency_s: float, bytes_per_s: float
+) -> dict[str, Affine | Table]:
+    """The `collectives` of a profile by the alpha-beta model: `latency_s` for each message, one after another."""
+    costs: dict[str, Affine | Table] = {}
+    for way in (candidate.way for candidate in candidates):
+        rounds = way.compressor.rounds if isinstance(way.compressor, Rounds) else 1
+        messages = way.communicator.wire(way.compressor, _layout([(64, 64)]), hosts, STEADY).messages
+        costs[way.communicator.name] = Affine(messages / rounds * latency_s, 1 / bytes_per_s)
+    return costs
 
 
 def describe(way: Group) -> str:
@@ -210,7 +205,11 @@ def _costs(data: dict[str, Any]) -> dict[str, Affine | Table]:
     return {name: from_data(cost) for name, cost in data.items()}
 
 
-def _factor_bytes(way: Group, slot: SlotTime) -> float:
-    assert isinstance(way.compressor, PowerSGD), f"what {way.compressor} sends is not known"
-    rows, columns = (slot.shape[0], slot.numel // slot.shape[0]) if len(slot.shape) > 1 else (1, slot.numel)
-    return 4.0 * min(way.compressor.rank, rows, columns) * (rows + columns)
+def _wire_bytes(way: Group, shapes: Sequence[tuple[int, ...]], hosts: int) -> int:
+    return way.communicator.wire(way.compressor, _layout(shapes), hosts, STEADY).wire_bytes
+
+
+def _layout(shapes: Sequence[tuple[int, ...]]) -> Layout:
+    return Layout(tuple(
+        Slot("", shape, tuple(prod(shape[axis + 1 :]) for axis in range(len(shape))), torch.float32) for shape in shapes
+    ))  # fmt: skip

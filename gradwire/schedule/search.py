@@ -21,7 +21,8 @@ from gradwire.schedule.problem import Choice, Problem, assemble
 from gradwire.schedule.regimes import Backward, Regime, Work
 
 Cuts = list[tuple[int, int]]
-COARSE = 64
+SEEDS = (1, 2, 4, 8, 16, 32)
+COARSE = 1024
 """The first pass merges labels that differ by this part of the step, or less."""
 ROUNDING = 1e-12
 
@@ -43,7 +44,7 @@ def works_of(problem: Problem, groups: Sequence[Choice]) -> list[Work]:
         option, slots = problem.options[group.option], list(group.slots)
         elements = problem.elements[slots].sum()
         units = elements if option.units is None else option.units[slots].sum()
-        seconds = option.encode(elements), option.wire(units), option.decode(elements)
+        seconds = option.encode(elements), option.wire(units) + option.local(elements), option.decode(elements)
         works.append(Work(float(problem.ready_s[slots].max()), *map(float, seconds)))
     return works
 
@@ -59,8 +60,7 @@ def search(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[F
 
     `bound` is what was proven. With eps = 0 it is 1, and the time may grow exponentially for odd costs.
     """
-    every_cut = [assemble(problem, [(problem.pieces, option)]) for option in range(len(problem.options))]
-    best = min([*known, *(evaluate(problem, cut, regime) for cut in every_cut)], key=lambda found: found.step_s)
+    best = min([*known, *_seeds(problem, regime)], key=lambda found: found.step_s)
     bounds = Bounds.of(problem, regime)
     part, lower_s = COARSE, 0.0
     while True:
@@ -76,6 +76,17 @@ def search(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[F
         if gap <= 1 + eps + ROUNDING or exact:
             return Found(best.groups, best.step_s, 1.0 if exact else gap)
         part *= 4
+
+
+def _seeds(problem: Problem, regime: Regime) -> list[Found]:
+    """Plans to beat: groups of nearly equal size, all of them sent the same way."""
+    found: list[Found] = []
+    for option, view in enumerate(problem.views):
+        for groups in SEEDS:
+            sizes = view.elements[-1] * np.arange(1, groups) / groups
+            ends = sorted({*np.searchsorted(view.elements, sizes).tolist(), problem.pieces} - {0})
+            found.append(evaluate(problem, assemble(problem, [(end, option) for end in ends]), regime))
+    return found
 
 
 class _Labels:
