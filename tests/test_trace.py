@@ -6,6 +6,7 @@ from harness import SMALL, draw, job, plan_of, raising, slots_of, together
 
 import gradwire as gw
 from gradwire.schedule.timeline import Timeline
+from gradwire.trace import Taken, Trace
 
 SLOTS = slots_of(SMALL)
 PLAN = plan_of(SLOTS, gw.TopK(0.2), gw.Residual(), gw.AllGather(), groups=3)
@@ -63,3 +64,58 @@ def test_recording_changes_no_mean():
             return last
 
     assert all(torch.equal(a, b) for a, b in zip(means(True), means(False), strict=True))
+
+
+def told(trace: Trace, start: float) -> bool:
+    """One step of 10 seconds as front end and engine tell of it; whether there is more to record."""
+    trace.forward_begins(start, PLAN)
+    trace.forward_ends(start + 2)
+    more = [trace.gave(name, 0, start + 3 + index) for index, name in enumerate(PLAN.groups[0].slots[:2])]
+    trace.add(Taken("wire", start + 4, start + 7, 0, "Gather", 600))
+    trace.add(Taken("wait", start + 4, start + 8))
+    trace.add(Taken("decode", start + 8, start + 10.5))
+    return all(more)
+
+
+def test_a_step_lasts_until_the_next_one_begins():
+    trace = Trace(3, 1)
+    told(trace, 100.0)
+    trace.forward_begins(110.0, PLAN)
+    (timeline,) = trace.timelines()
+    assert [(s.lane, s.start_s, s.end_s, s.rank) for s in timeline.spans] == [
+        ("forward", 0, 2, 3),
+        ("backward", 2, 3, 3),
+        ("backward", 3, 4, 3),
+        ("wire", 4, 7, 3),
+        ("wait", 4, 8, 3),
+        ("decode", 8, 10, 3),
+        ("optimizer", 8, 10, 3),
+    ]
+
+
+def test_a_trace_ends_by_itself_after_its_steps():
+    trace = Trace(0, 2)
+    assert [told(trace, start) for start in (0.0, 10.0, 20.0)] == [True, True, False]
+    trace.forward_begins(30.0, PLAN)
+    assert len(trace.timelines()) == 2
+
+
+def test_passes_that_only_accumulate_belong_to_the_step():
+    trace = Trace(0, 1)
+    for start in (0.0, 3.0):
+        trace.forward_begins(start, PLAN)
+        trace.forward_ends(start + 1)
+    trace.gave("scale", 0, 6.0)
+    trace.forward_begins(7.0, PLAN)
+    compute = [(s.lane, s.start_s, s.end_s) for s in trace.timelines()[0].spans if s.lane != "optimizer"]
+    assert compute == [("forward", 0, 1), ("backward", 1, 3), ("forward", 3, 4), ("backward", 4, 6)]
+
+
+def test_what_was_under_way_when_a_trace_began_is_left_out():
+    trace = Trace(0, 1)
+    trace.forward_ends(1.0)
+    trace.gave("scale", 0, 2.0)
+    trace.add(Taken("encode", 2.0, 3.0, 0))
+    told(trace, 10.0)
+    trace.forward_begins(20.0, PLAN)
+    assert len(trace.timelines()[0].spans) == 7
