@@ -57,7 +57,7 @@ def _step(shares: Shares) -> str:
         "waiting for encoding or decoding": shares.codec_exposed_s,
         "idle": shares.idle_s,
     }
-    words = [f"{_percent(part, shares.step_s)} {name}" for name, part in parts.items() if part > 0.0005 * shares.step_s]
+    words = [f"{_percent(part, shares.step_s)} {name}" for name, part in parts.items() if part >= 0.005 * shares.step_s]
     return f"{_ms(shares.step_s)} ms: {_listed(words)}."
 
 
@@ -139,7 +139,8 @@ def _ms(seconds: float) -> str:
 
 
 def _percent(part_s: float, whole_s: float) -> str:
-    return f"{100 * part_s / whole_s:.0f} %"
+    percent = 100 * part_s / whole_s
+    return "under 1 %" if 0 < percent < 0.5 else f"{percent:.0f} %"
 
 
 def _bytes(count: int) -> str:
