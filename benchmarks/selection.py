@@ -2,7 +2,8 @@
 
     python benchmarks/selection.py
 
-One thread; the figure is the least CPU time over repeats, in ms, which other load on the machine disturbs least.
+One thread; the figure is the least CPU time over repeats, in ms, which other load on the machine disturbs least. The
+gradient is a square matrix; ReusedThreshold's figure is that of the steps between two exact ones.
 Writes benchmarks/results/selection.json and prints Markdown tables.
 """
 
@@ -16,13 +17,15 @@ import torch
 import gradwire as gw
 from gradwire.compressors import Codec, State, Workspace
 from gradwire.compressors.select import top_k
-from gradwire.layout import Layout
+from gradwire.layout import Layout, Slot
 
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
 CODECS = [
-    gw.FP16(), gw.BF16(), gw.TopK(0.01), gw.DGC(0.01), gw.RandomK(0.01), gw.QSGD(), gw.TernGrad(), gw.SignSGD(),
-    gw.EFSignSGD(), gw.OneBit(),
+    gw.FP16(), gw.BF16(), gw.TopK(0.01), gw.AllDimensionTopK(0.01, axis=1), gw.AllDimensionTopK(0.01, axis=0),
+    gw.DGC(0.01), gw.HardThreshold(2.6), gw.GaussianK(0.01), gw.RedSync(0.01), gw.SIDCo(0.01),
+    gw.SIDCo(0.01, "gamma"), gw.SIDCo(0.01, "pareto"), gw.ReusedThreshold(0.01, warmup=0), gw.RandomK(0.01), gw.QSGD(),
+    gw.TernGrad(), gw.SignSGD(), gw.EFSignSGD(), gw.OneBit(),
 ]  # fmt: skip
 
 
@@ -61,9 +64,12 @@ def selection(n: int, ratio: float) -> dict:
 
 
 def codec_row(codec: Codec, n: int) -> dict:
-    state = State(Layout(()), 0, 2, Workspace(CPU), Workspace(CPU))
+    square = Slot.of("w", torch.empty(round(n**0.5), round(n**0.5), device="meta"))
+    state = State(Layout((square,)), 0, 1, Workspace(CPU), Workspace(CPU))
+    state.slots = [codec.init_slot(*square.matrix, torch.Generator())]
     x = torch.randn(n, generator=torch.Generator().manual_seed(0))
-    rows = torch.zeros(2, -(-codec.payload_bytes(n) // 4) * 4, dtype=torch.uint8)[:, : codec.payload_bytes(n)]
+    size = codec.group_bytes(state.layout, state.step)
+    rows = torch.zeros(2, -(-size // 4) * 4, dtype=torch.uint8)[:, :size]
     out, kept = torch.empty(n), x.clone()
     encode = least_ms(lambda: codec.encode(x, rows[0], state))
     codec.encode(x, rows[1], state)

@@ -99,7 +99,7 @@ def test_5_no_parameters_name_turns_error_feedback_off(name: str):
         torch.testing.assert_close(sent + kept, sum(total(grads)[0] for grads in given) / 2, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("codec", [codec for codec in ITS_OWN[:3:2] + BASELINES], ids=str)
+@pytest.mark.parametrize("codec", ITS_OWN[:3:2] + BASELINES, ids=str)
 def test_6_the_ratio_that_was_asked_for_is_sent(codec: Codec):
     """Most had one of their own, whatever was asked."""
     kind, n = type(codec), 1_000_000

@@ -7,6 +7,8 @@ from torch import Tensor
 from gradwire.compressors.base import Workspace
 from gradwire.layout import TILE
 
+GROUPS = 4
+"""Groups per element sought, at least: with fewer, more elements pass the bound that their maxima give."""
 COLUMNS = 128
 """Columns turned into rows at a time: fewer would read a cache line for a part of it."""
 
@@ -48,25 +50,40 @@ def top_k_columns(matrix: Tensor, k: int, scratch: Workspace) -> Tensor:
 def _largest(magnitude: Tensor, k: int, scratch: Workspace) -> Tensor:
     """Column indices (rows, k), ascending, of the k largest of each row of magnitude (rows, length)."""
     shape = rows, length = tuple(magnitude.shape)
-    partitioned = scratch.tensor("partitioned", shape).copy_(magnitude).numpy()
-    partitioned.partition(length - k, axis=1)  # numpy's is vectorised: 3 times faster than torch.topk
-    kth = partitioned[:, length - k].copy()
-    mask = scratch.tensor("mask", shape, torch.bool).numpy()
-    hits = np.flatnonzero(np.greater_equal(magnitude.numpy(), kth[:, None], out=mask))
+    m, mask = magnitude.numpy(), scratch.tensor("mask", shape, torch.bool).numpy()
+    bound = _lower_bound(m, k, scratch.tensor("groups", shape).numpy())
+    hits = np.flatnonzero(np.greater_equal(m, bound[:, None], out=mask))
     if len(hits) > rows * k:
-        hits = _without_surplus(hits, magnitude.numpy(), kth, k)
+        hits = _without_surplus(hits, m, k)
     chosen = hits.reshape(rows, k)
     chosen -= np.arange(rows)[:, None] * length
     return torch.from_numpy(chosen)
 
 
-def _without_surplus(hits: np.ndarray, magnitude: np.ndarray, kth: np.ndarray, k: int) -> np.ndarray:
-    """Of flat indices `hits` (m,) of elements that reach their row's kth (rows,), k of each row: all that exceed
-    it and the first of those that equal it."""
-    rows, length = magnitude.shape
-    row = hits // length
-    equal = magnitude.reshape(-1)[hits] == kth[row]
-    room = k - np.bincount(row[~equal], minlength=rows)
-    before = np.cumsum(equal) - equal  # equals before this one, in all rows
-    first = before[np.searchsorted(row, np.arange(rows))]
-    return hits[~equal | (before - first[row] < room[row])]
+def _lower_bound(m: np.ndarray, k: int, room: np.ndarray) -> np.ndarray:
+    """Magnitudes (rows,) that at least k elements of each row of m (rows, length) reach, and few more: the k-th
+    largest of the maxima of groups. room: (rows, length)."""
+    groups = m
+    while (half := groups.shape[1] // 2) >= GROUPS * k:
+        groups = np.maximum(groups[:, :half], groups[:, half : 2 * half], out=room[:, :half])
+    if groups is m:
+        room[...] = m
+        groups = room
+    kth = groups.shape[1] - k
+    groups.partition(kth, axis=1)  # numpy's is vectorised: 3 times faster than torch.topk
+    return groups[:, kth].copy()
+
+
+def _without_surplus(hits: np.ndarray, m: np.ndarray, k: int) -> np.ndarray:
+    """Of ascending flat indices `hits` into m (rows, length), at least k in each row, the k with the largest m of
+    each row; the first of equals."""
+    rows, length = m.shape
+    counts = np.diff(np.searchsorted(hits, np.arange(rows + 1) * length))
+    used = np.arange(counts.max()) < counts[:, None]
+    sizes = np.full(used.shape, -1, np.float32)
+    sizes[used] = m.reshape(-1)[hits]
+    kth = np.partition(sizes, -k, axis=1)[:, -k, None]
+    larger, equal = sizes > kth, sizes == kth
+    room = k - larger.sum(1, keepdims=True)
+    keep = larger | equal & (equal.cumsum(1) <= room)
+    return hits[keep[used]]
