@@ -1,0 +1,198 @@
+"""The collectives for sparse gradients on the emulated network: measured seconds beside what their formulas say.
+
+    python benchmarks/collectives.py                    # 2, 4 and 8 ranks, 0.1 %, 1 % and 10 % of 4 M elements
+    python benchmarks/collectives.py --link 1gbit --elements 25000000 --ranks 8
+
+Each rank reduces a random gradient once with every communicator, keeps the collectives that this asked for, and
+then runs these alone, again and again: the wire without the selecting, for which the ranks of one machine would
+wait for its cores. A time is the slowest rank's, the median over the repeats.
+
+The formulas are `Communicator.wire`: messages one after another, and bytes. What a message and a byte cost is measured
+with two all-reduces first, of 4 bytes and of a fiftieth of a second of the link. "Choice" is the communicator whose
+formula is lowest, "fastest" the one whose time is. The rows' means differ in meaning (docs/design.md): a scheduler
+chooses among those that the user accepts. Writes benchmarks/results/collectives.json and prints Markdown tables.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from itertools import groupby
+from pathlib import Path
+
+import gradwire as gw
+
+RESULTS = Path(__file__).parent / "results"
+DENSITIES = [0.001, 0.01, 0.1]
+COMMUNICATORS = [
+    gw.AllGather(), gw.ScatterReduce(), gw.SplitGather(), gw.Exclusive(), gw.LeaderIndices(), gw.GlobalTopK(),
+    gw.OkTopk(),
+]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--link", default="100mbit")
+    parser.add_argument("--elements", type=int, default=1 << 22)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=RESULTS / "collectives.json")
+    parser.add_argument("--rank-job", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank_job:
+        rank_job(options)
+        return
+    rows = [row for ranks in options.ranks for row in launched(options, ranks)]
+    result = {"date": time.strftime("%Y-%m-%d"), "link": options.link, "rows": rows, "choices": choices(rows)}
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=1))
+    print_tables(result)
+    print(f"\nwritten to {options.out}")
+
+
+def launched(options: argparse.Namespace, ranks: int) -> list[dict]:
+    from gradwire.lab.launch import launch
+    from gradwire.lab.link import Link
+    from gradwire.lab.network import Network
+
+    part = options.out.with_suffix(f".{ranks}.part")
+    part.parent.mkdir(exist_ok=True)
+    argv = [__file__, "--rank-job", "--out", str(part), "--link", options.link]
+    argv += ["--elements", str(options.elements), "--repeats", str(options.repeats)]
+    with Network(ranks, Link.parse(options.link)) as network:
+        launch(argv, ranks, network=network)
+    rows = json.loads(part.read_text())
+    part.unlink()
+    return rows
+
+
+def rank_job(options: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from gradwire.lab.link import Link
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    transport = gw.ProcessGroup.own()
+    prices = calibrate(transport, Link.parse(options.link), options.repeats)
+    pairings = [(1.0, gw.FP32(), gw.AllReduce())]
+    pairings += [(density, gw.TopK(density), c) for density in DENSITIES for c in COMMUNICATORS]
+    rows = [measure(pairing, options, transport, prices) for pairing in pairings]
+    if dist.get_rank() == 0:
+        options.out.write_text(json.dumps(rows))
+    dist.barrier()
+    time.sleep(0.2)
+    os._exit(0)
+
+
+def calibrate(transport: gw.ProcessGroup, link, repeats: int) -> tuple[float, float]:
+    """What a message costs in seconds, and how many bytes pass in one."""
+    import torch
+
+    from gradwire.collective import Sum
+    from gradwire.communicators.wire import all_reduce
+
+    small, large = torch.zeros(1), torch.zeros(max(1 << 14, link.bytes_per_second // 50 // 4))
+    seconds = [replayed([Sum(tensor)], transport, 3 * repeats) for tensor in (small, large)]
+    wires = [all_reduce(tensor.nbytes, transport.world) for tensor in (small, large)]
+    rate = (wires[1].wire_bytes - wires[0].wire_bytes) / max(1e-9, seconds[1] - seconds[0])
+    return seconds[0] / wires[0].messages, rate
+
+
+def measure(pairing: tuple, options: argparse.Namespace, transport: gw.ProcessGroup, prices: tuple) -> dict:
+    from gradwire.layout import Layout
+
+    density, compressor, communicator = pairing
+    wire = communicator.wire(compressor, Layout.vector(options.elements), transport.world)
+    ops = collectives(compressor, communicator, options.elements, transport)
+    return {
+        "ranks": transport.world, "elements": options.elements, "density": density,
+        "communicator": type(communicator).__name__, "messages": wire.messages, "wire_bytes": wire.wire_bytes,
+        "predicted_s": wire.seconds(*prices), "measured_s": replayed(ops, transport, options.repeats),
+        "message_s": prices[0], "bytes_per_second": prices[1],
+    }  # fmt: skip
+
+
+def collectives(compressor, communicator, elements: int, transport: gw.ProcessGroup) -> list:
+    """What one step asks the transport for."""
+    import torch
+
+    from gradwire.compressors import Workspace
+    from gradwire.layout import Layout
+    from gradwire.plan import Group, default_memory
+    from gradwire.reducer import Reducer, Site
+
+    slots = list(Layout.vector(elements).slots)
+    group = Group((slots[0].name,), compressor, default_memory(compressor), communicator)
+    device = torch.device("cpu")
+    reducer = Reducer(group, slots, Site(transport, device, 0, Workspace(device)), 0)
+    reducer.give(0, torch.randn(elements, generator=torch.Generator().manual_seed(transport.rank)))
+    ops, reduction, result = [], reducer.reduce(), None
+    while True:
+        try:
+            ops.append(next(reduction) if result is None else reduction.send(result))
+        except StopIteration:
+            return ops
+        transport.run(ops[-1])
+        result = ops[-1].result
+
+
+def replayed(ops: list, transport: gw.ProcessGroup, repeats: int) -> float:
+    """Seconds that the collectives take one after another, on the slowest rank."""
+    import torch
+    import torch.distributed as dist
+
+    times = []
+    for _ in range(repeats + 1):
+        for op in ops:
+            op.result.zero_()  # a sum that is summed again and again would overflow
+        dist.barrier()
+        start = time.perf_counter()
+        for op in ops:
+            transport.run(op)
+        times.append(time.perf_counter() - start)
+    slowest = torch.tensor(times[1:], dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return statistics.median(slowest.tolist())
+
+
+def choices(rows: list[dict]) -> list[dict]:
+    """For each number of ranks and density, dense all-reduce among the candidates."""
+    dense = {row["ranks"]: row for row in rows if row["density"] == 1}
+    cells = [row for row in rows if row["density"] != 1]
+    found = []
+    for (ranks, density), group in groupby(cells, key=lambda row: (row["ranks"], row["density"])):
+        candidates = [*group, dense[ranks]]
+        choice = min(candidates, key=lambda row: row["predicted_s"])
+        fastest = min(candidates, key=lambda row: row["measured_s"])
+        found.append({
+            "ranks": ranks, "density": density, "choice": choice["communicator"], "fastest": fastest["communicator"],
+            "slower_by": choice["measured_s"] / fastest["measured_s"] - 1,
+        })  # fmt: skip
+    return found
+
+
+def print_tables(result: dict) -> None:
+    print("| ranks | density | collective | messages | MB | formula ms | measured ms | measured / formula |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in result["rows"]:
+        print(
+            f"| {row['ranks']} | {row['density']:.1%} | {row['communicator']} | {row['messages']} "
+            f"| {row['wire_bytes'] / 1e6:.3f} | {1e3 * row['predicted_s']:.2f} | {1e3 * row['measured_s']:.2f} "
+            f"| {row['measured_s'] / row['predicted_s']:.2f} |"
+        )
+    print("\n| ranks | density | choice by formula | fastest measured | choice slower by |")
+    print("|---|---|---|---|---|")
+    for cell in result["choices"]:
+        print(
+            f"| {cell['ranks']} | {cell['density']:.1%} | {cell['choice']} | {cell['fastest']} "
+            f"| {cell['slower_by']:.1%} |"
+        )
+    close = sum(cell["slower_by"] <= 0.05 for cell in result["choices"])
+    print(f"\nThe choice is the fastest or within 5 % of it in {close} of {len(result['choices'])} cells.")
+
+
+if __name__ == "__main__":
+    main()
