@@ -96,17 +96,13 @@ def _mean(x: Tensor, state: State) -> Tensor:
 class Message:
     """A flat buffer of a factor (r, length) per matrix, then the dense slots, then a flag (1,)."""
 
-    def __init__(self, flat: Tensor, shapes: Sequence[tuple[int, int]], dense: Sequence[int] = ()) -> None:
+    def __init__(self, state: State, name: str, shapes: Sequence[tuple[int, int]], dense: Sequence[int] = ()) -> None:
         sizes = [r * length for r, length in shapes]
-        *pieces, self.flag = flat.split([*sizes, *dense, 1])
-        self.flat, self.product = flat, flat[: sum(sizes)]
+        self.flat = state.kept.tensor(name, (sum(sizes) + sum(dense) + 1,))
+        self.product = self.flat[: sum(sizes)]
+        *pieces, self.flag = self.flat.split([*sizes, *dense, 1])
         self.factors = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=False)]
         self.dense = pieces[len(shapes) :]
-
-    @classmethod
-    def of(cls, state: State, name: str, shapes: Sequence[tuple[int, int]], dense: Sequence[int] = ()) -> "Message":
-        numel = sum(r * length for r, length in shapes) + sum(dense) + 1
-        return cls(state.kept.tensor(name, (numel,)), shapes, dense)
 
 
 class Views:
@@ -128,9 +124,9 @@ class Views:
         rows = [(ranks[i], slots[i].matrix[0]) for i in low]
         columns = [(ranks[i], slots[i].matrix[1]) for i in low]
         sizes = [slots[i].numel for i in dense]
-        self.p = Message.of(state, "p", rows, sizes)
-        self.q = Message.of(state, "q", columns, sizes if compressor.rounds == 1 else ())
-        self.own_p, self.own_q = Message.of(state, "own p", rows), Message.of(state, "own q", columns)
+        self.p = Message(state, "p", rows, sizes)
+        self.q = Message(state, "q", columns, sizes if compressor.rounds == 1 else ())
+        self.own_p, self.own_q = Message(state, "own p", rows), Message(state, "own q", columns)
 
     def pack_dense(self, message: Message, flag: Tensor) -> None:
         """Writes what travels beside the factors."""
@@ -145,7 +141,7 @@ class Views:
         return self.mean
 
     def take(self, p: Message, q: Message, state: State) -> None:
-        """Takes Pᵀ Q and what was dense out of x. On CUDA `own`, one of the two, is 0 where the step is skipped."""
+        """Takes Pᵀ Q and what was dense out of x; on a CUDA step that is skipped, P or Q is 0 and dense slots stay."""
         for matrix, left, right in zip(self.matrices, p.factors, q.factors, strict=True):
             matrix.addmm_(left.T, right, alpha=-1)
         skipped = state.verdict.ne(0)
