@@ -3,40 +3,35 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 
+from gradwire.console import console, mistakes, progress_bars
 from gradwire.lab.bench import BenchSpec, Sample, bench
-from gradwire.lab.catalogue import catalogue, make_task
+from gradwire.lab.catalogue import catalogue
+from gradwire.lab.cell import LOOPBACK, Cell, Effort
 from gradwire.lab.comparison import Comparison, circumstances
-from gradwire.lab.configuration import NOCOMM, Configuration, parse_all
+from gradwire.lab.configuration import Configuration, parse_all
 from gradwire.lab.join import joined
 from gradwire.lab.launch import RankFailed
 from gradwire.lab.link import Link
+from gradwire.lab.models import MODELS
 from gradwire.lab.network import NetworkUnavailable
 from gradwire.lab.results import Record, Run
 from gradwire.lab.runner import Place, Runner, runner
+from gradwire.lab.suites import SUITES, Cuts, Row
+from gradwire.lab.suites import suite as rows_of
 from gradwire.lab.train import TrainSpec, train
+from gradwire.report import suite as suites
 from gradwire.report import tables, training
 from gradwire.report.scalars import Scalars
 from gradwire.report.timing import summarize
-
-_WIDTH_IN_FILES = 150
 
 app = typer.Typer(
     help="Compressed data-parallel training, compared with dense on real tasks and slow links.",
@@ -46,6 +41,8 @@ app = typer.Typer(
 )
 
 _CONFIGURATION_HELP = "dense, or compressor[:value,...][+memory][+communicator], such as topk:0.01+residual"
+_MODEL_HELP = f"{', '.join(MODELS)}; or tiny-vgg16 (without a suite the default), -resnet18, -lstm, -gpt"
+_SUITE_HELP = f"instead of CONFIGs, what a published system ran: {', '.join(SUITES)}; --model picks some of its rows"
 _LR_HELP = "learning rate; text: AdamW, 0.001; images: SGD, 0.01 (too much for signsgd and signum: try 0.001)"
 
 Configurations = Annotated[list[str], typer.Argument(metavar="CONFIG...", help=_CONFIGURATION_HELP)]
@@ -58,15 +55,11 @@ Options = Annotated[
 ]
 
 
-class Mistake(typer.TyperException):
-    """The user's; told in one line, with exit code 2."""
-
-
 @app.command("list")
 def list_() -> None:
     """Show every compressor, memory, communicator and task, with paper and defaults."""
     for kind, entries in catalogue().items():
-        _console().print(tables.catalogue(kind, entries))
+        console().print(tables.catalogue(kind, entries))
 
 
 @app.command("train")
@@ -84,7 +77,7 @@ def train_(
     out: Annotated[Path, typer.Option(help="where the run's folder goes")] = Path("runs"),
 ) -> None:
     """Train configurations on one task; write metrics, pictures and a report to runs/."""
-    with _mistakes():
+    with mistakes():
         place = _place(hosts, link, device)
         comparison = Comparison(
             configurations=parse_all(configurations),
@@ -100,49 +93,43 @@ def train_(
 
 @app.command("bench")
 def bench_(
-    configurations: Configurations,
-    model: Annotated[str, typer.Option(help="vgg16, resnet18, lstm or gpt")] = "vgg16",
+    configurations: Annotated[list[str] | None, typer.Argument(metavar="CONFIG...", help=_CONFIGURATION_HELP)] = None,
+    model: Annotated[str | None, typer.Option(help=_MODEL_HELP)] = None,
+    suite: Annotated[str | None, typer.Option(help=_SUITE_HELP)] = None,
     hosts: Hosts = None,
     link: Rate = None,
+    layers: Annotated[int | None, typer.Option(help="of the model, where all are too many")] = None,
+    batch: Annotated[int | None, typer.Option(help="samples per rank; by default the published ones")] = None,
+    size: Annotated[int | None, typer.Option(help="pixels along an image's side, or tokens in a window")] = None,
     steps: Annotated[int, typer.Option(help="steps to time in each repeat")] = 20,
     repeats: Annotated[int, typer.Option(help="turns that each configuration gets")] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="write all figures to this file")] = None,
     seed: Seed = 0,
     device: Device = "cpu",
+    out: Annotated[Path, typer.Option(help="where a suite's folder goes")] = Path("runs"),
 ) -> None:
     """Time the steps of configurations that take turns, always with `nocomm`: no communication at all."""
-    with _mistakes():
-        place = _place(hosts, link, device)
-        names = [configuration.text for configuration in parse_all(configurations)]
-        spec = BenchSpec(
-            task="synthetic",
-            options=[f"model={model}"],
-            configurations=[NOCOMM, *(name for name in names if name != NOCOMM)],
-            steps=steps,
-            repeats=repeats,
-            seed=seed,
-        )
-        make_task(spec.task, spec.options)
+    effort = Effort(steps, repeats, seed, device)
+    sizes = {"layers": layers, "batch": batch, "size": size}
+    if suite:
+        with mistakes():
+            if configurations or json_file:
+                raise ValueError(f"suite {suite} has configurations of its own and writes suite.json: give neither")
+            rows = rows_of(suite, Cuts(model=model, ranks=hosts, link=link, **sizes))
+        return _bench_suite(suite, rows, effort, out)
+    with mistakes():
         if json_file and not json_file.absolute().parent.is_dir():
             raise ValueError(f"there is no folder {json_file.parent} for {json_file.name}")
-    with runner(place) as ranks:
-        samples = _time(spec, ranks)
-    if not ranks.leads:
-        return
-    timings = summarize(samples)
-    heading = f"{model}, {place}: {repeats} x {steps} steps; ms per step, where wires that overlap add up"
-    _console().print(heading, highlight=False)
-    _console().print(tables.timings(timings).to_rich())
-    if json_file:
-        facts = {"model": model, "steps": steps, "repeats": repeats} | circumstances(place)
-        figures = {"timings": [t.to_json() for t in timings], "samples": [s.to_line() for s in samples]}
-        json_file.write_text(json.dumps(facts | figures, indent=1) + "\n")
+        cell = Cell(model=model or "tiny-vgg16", ranks=_ranks(hosts), link=link or LOOPBACK, **sizes)
+        if not configurations:
+            raise ValueError("CONFIG is missing: name what to time, or a --suite")
+    return _bench_cell(cell, configurations, effort, json_file)
 
 
 @app.command()
 def demo() -> None:
     """Train a small language model on 4 hosts joined at 100 Mbit/s, dense and compressed, in 5 minutes."""
-    with _mistakes():
+    with mistakes():
         place = _demo_place()
         comparison = Comparison(
             configurations=parse_all(["dense", "bf16", "topk:0.02", "powersgd:8"]),
@@ -170,34 +157,12 @@ def _tell(error: Exception, exit_code: int) -> int:
     return exit_code
 
 
-@contextmanager
-def _mistakes() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise Mistake(str(error)) from error
-
-
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description:<24}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
+def _ranks(hosts: int | None) -> int:
+    return hosts if hosts is not None else int(os.environ["WORLD_SIZE"]) if joined() else 2
 
 
 def _place(hosts: int | None, link: str | None, device: str) -> Place:
-    ranks = int(os.environ["WORLD_SIZE"]) if joined() else 2
-    return Place(ranks if hosts is None else hosts, Link.parse(link) if link else None, device)
+    return Place(_ranks(hosts), Link.parse(link) if link else None, device)
 
 
 def _demo_place() -> Place:
@@ -212,14 +177,14 @@ def _demo_place() -> Place:
 
 def _compare(comparison: Comparison, place: Place, out: Path) -> None:
     folder = out / f"{datetime.now():%Y%m%d-%H%M%S}-{comparison.task}"
-    with runner(place) as ranks, _progress() as progress:
+    with runner(place) as ranks, progress_bars() as progress:
         runs = [_train(name, spec, ranks, folder, progress) for name, spec in comparison.specs()]
     if not ranks.leads:
         return
     facts = comparison.facts() | circumstances(place)
     metric = comparison.make_task().metric
     paths = training.write(folder, runs, metric, facts)
-    _console().print(tables.training(runs, metric).to_rich())
+    console().print(tables.training(runs, metric).to_rich())
     print(*paths, sep="\n")
 
 
@@ -242,11 +207,49 @@ def _train(configuration: Configuration, spec: TrainSpec, ranks: Runner, folder:
     return run
 
 
-def _time(spec: BenchSpec, ranks: Runner) -> list[Sample]:
+def _bench_cell(cell: Cell, configurations: list[str], effort: Effort, json_file: Path | None) -> None:
+    with mistakes():
+        place, spec = cell.place(effort.device), cell.spec(configurations, effort)
+    with runner(place) as ranks:
+        samples = _time(spec, ranks)
+    if not ranks.leads:
+        return
+    timings = summarize(samples)
+    turns = f"{effort.repeats} x {effort.steps} steps"
+    heading = f"{cell.title}, {place}: {turns}; ms per step, where wires that overlap add up"
+    console().print(heading, highlight=False)
+    console().print(tables.timings(timings).to_rich())
+    if json_file:
+        facts = {"model": cell.title, "parameters": cell.parameters(), **asdict(effort)} | circumstances(place)
+        figures = {"timings": [t.to_json() for t in timings], "samples": [s.to_line() for s in samples]}
+        json_file.write_text(json.dumps(facts | figures, indent=1) + "\n")
+
+
+def _bench_suite(name: str, rows: list[Row], effort: Effort, out: Path) -> None:
+    """Cell after cell; what is measured is written after each."""
+    of = {cell: [row for row in rows if row.cell == cell] for cell in dict.fromkeys(row.cell for row in rows)}
+    with mistakes():
+        specs = {cell: cell.spec([row.configuration for row in mine], effort) for cell, mine in of.items()}
+        places = {cell: cell.place(effort.device) for cell in of}
+    folder = out / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    measured: list[suites.Result] = []
+    paths: list[Path] = []
+    for number, (cell, mine) in enumerate(of.items(), 1):
+        with runner(places[cell]) as ranks:
+            samples = _time(specs[cell], ranks, f"{number}/{len(of)} {cell.model}")
+        if ranks.leads:
+            measured += suites.results(mine, summarize(samples), effort)
+            paths = suites.write(folder, name, measured, asdict(effort) | circumstances(places[cell]))
+    if measured:
+        console().print(suites.table(name, measured).to_rich())
+        print(*paths, sep="\n")
+
+
+def _time(spec: BenchSpec, ranks: Runner, title: str = "timing") -> list[Sample]:
     samples: list[Sample] = []
-    with TemporaryDirectory() as folder, _progress() as progress:
+    with TemporaryDirectory() as folder, progress_bars() as progress:
         turns = spec.repeats * len(spec.configurations)
-        bar = progress.add_task("timing", total=turns, note="starting", visible=ranks.leads)
+        bar = progress.add_task(title, total=turns, note="starting", visible=ranks.leads)
 
         def follow(line: dict[str, Any]) -> None:
             samples.append(Sample.from_line(line))

@@ -100,7 +100,7 @@ MISTAKES = [
     (["train", "dense", "--device", "cuda", "--hosts", "99"], "need 99 CUDA devices"),
     (["train"], "CONFIG"),
     (["train", "dense", "--frobnicate"], "--frobnicate"),
-    (["bench", "dense", "--model", "bert"], "'bert'"),
+    (["bench", "dense", "--model", "gpt"], "there is no model 'gpt': did you mean gpt2?"),
     (["bench", "dense", "--repeats", "0"], "0 x 20 steps"),
     (["bench", "dense", "--json", "/nowhere/a.json"], "there is no folder /nowhere"),
     (["fly"], "fly"),
@@ -160,7 +160,7 @@ def test_training_two_configurations_writes_everything(tmp_path: Path, capsys: p
 
 def test_bench_writes_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "bench.json"
-    options = ["--model", "resnet18", "--steps", "2", "--repeats", "1", "--json", str(file)]
+    options = ["--model", "tiny-resnet18", "--steps", "2", "--repeats", "1", "--json", str(file)]
     assert main(["bench", "bf16", *options]) == 0
     results = json.loads(file.read_text())
     assert [timing["configuration"] for timing in results["timings"]] == ["nocomm", "bf16"]

@@ -21,7 +21,7 @@ def count(module: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_as_many_as_published(name: str) -> None:
-    assert count(on_meta(name)) == MODELS[name].parameters
+    assert Published(model=name).parameters() == MODELS[name].parameters
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("bert-base", 109_482_240), ("bert-large", 335_141_888)])

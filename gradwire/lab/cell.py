@@ -3,19 +3,31 @@
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 
 from gradwire.lab.bench import BenchSpec
 from gradwire.lab.catalogue import make_task
-from gradwire.lab.configuration import NOCOMM
+from gradwire.lab.configuration import NOCOMM, parse_all
 from gradwire.lab.join import joined
 from gradwire.lab.link import Link
+from gradwire.lab.models import MODELS
 from gradwire.lab.runner import Place
 from gradwire.lab.workloads import Published, Task
 
 LOOPBACK = "loopback"
 _TINY = "tiny-"
 _BYTES_PER_PARAMETER = 20  # weight, gradient, DDP's bucket, what is not sent yet, the mean
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long and on what a cell is timed."""
+
+    steps: int
+    repeats: int
+    seed: int = 0
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,29 +48,40 @@ class Cell:
         """What every rank trains. Raises ValueError where the model is not known or cannot be so."""
         return make_task(*self._task())
 
+    def parameters(self) -> int:
+        """How many the model has."""
+        return _parameters(self.task())
+
     def place(self, device: str) -> Place:
         """Where it runs. Raises ValueError for a link that is none, and where there is too little memory."""
         place = Place(self.ranks, None if self.link == LOOPBACK else Link.parse(self.link), device)
-        task = self.task()
-        if isinstance(task, Published) and device == "cpu" and not joined():
-            _check_memory(self, task.parameters())
+        if device == "cpu" and not joined():
+            _check_memory(self)
         return place
 
-    def spec(self, configurations: Sequence[str], steps: int, repeats: int, seed: int) -> BenchSpec:
+    def spec(self, configurations: Sequence[str], effort: Effort) -> BenchSpec:
         """What the ranks are told; always with `nocomm`."""
+        names = [configuration.text for configuration in parse_all(configurations)]
+        texts = [NOCOMM, *(name for name in names if name != NOCOMM)]
         task, options = self._task()
-        texts = [NOCOMM, *(text for text in configurations if text != NOCOMM)]
-        return BenchSpec(task=task, options=options, configurations=texts, steps=steps, repeats=repeats, seed=seed)
+        timing = {"steps": effort.steps, "repeats": effort.repeats, "seed": effort.seed}
+        return BenchSpec(task=task, options=options, configurations=texts, **timing)
 
-    def command(self, configuration: str, steps: int, repeats: int) -> str:
+    def command(self, configuration: str, effort: Effort) -> str:
         """What a user types to time one configuration."""
-        options = {"model": self.model, "hosts": self.ranks, "link": self.link} | self._sizes()
+        options = {"model": self.model, "hosts": self.ranks, "link": self.link} | self._sizes() | asdict(effort)
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return shlex.join(["gradwire", "bench", configuration, *words, f"--steps={steps}", f"--repeats={repeats}"])
+        return shlex.join(["gradwire", "bench", configuration, *words])
+
+    @property
+    def title(self) -> str:
+        """The model, and what of it is not as published or was chosen."""
+        words = {"layers": "{} of {} layers", "batch": "batch {}", "size": "size {}"}
+        whole = sum(MODELS[self.model].stages) if self.model in MODELS else 0
+        return ", ".join([self.model, *(words[name].format(value, whole) for name, value in self._sizes().items())])
 
     def __str__(self) -> str:
-        sizes = [f"{name} {value}" for name, value in self._sizes().items()]
-        return ", ".join([self.model, *sizes, f"{self.ranks} ranks", self.link])
+        return f"{self.title}, {self.ranks} ranks, {self.link}"
 
     def _sizes(self) -> dict[str, int]:
         sizes = {"layers": self.layers, "batch": self.batch, "size": self.size}
@@ -73,11 +96,19 @@ class Cell:
         return "synthetic", [f"model={self.model.removeprefix(_TINY)}"]
 
 
-def _check_memory(cell: Cell, parameters: int) -> None:
-    needed = cell.ranks * parameters * _BYTES_PER_PARAMETER
+@cache
+def _parameters(task: Task) -> int:
+    """Counted without making them where that can be."""
+    if isinstance(task, Published):
+        return task.parameters()
+    return sum(parameter.numel() for parameter in task.build_model(0).parameters())
+
+
+def _check_memory(cell: Cell) -> None:
+    needed = cell.ranks * cell.parameters() * _BYTES_PER_PARAMETER
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > present:
         raise ValueError(
-            f"{cell.model} with {parameters / 1e6:.0f} M parameters on {cell.ranks} ranks needs {needed >> 30} GB and "
-            f"more, this machine has {present >> 30}: take fewer --layers or --hosts"
+            f"{cell.model} with {cell.parameters() / 1e6:.0f} M parameters on {cell.ranks} ranks needs over "
+            f"{needed >> 30} GB, this machine has {present >> 30}: take fewer --hosts or --layers"
         )

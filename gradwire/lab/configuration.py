@@ -6,6 +6,7 @@ compressor say how it groups gradients: up to 25 MB each, 4 groups, or small mat
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +90,7 @@ def parse(text: str) -> Configuration:
     return Configuration(text.lower(), compressor, memory, communicator, grouping)
 
 
-def parse_all(texts: list[str]) -> list[Configuration]:
+def parse_all(texts: Sequence[str]) -> list[Configuration]:
     """Reads configurations that are to be compared. Raises ValueError also for one given twice."""
     configurations = [parse(text) for text in texts]
     seen = [configuration.text for configuration in configurations]

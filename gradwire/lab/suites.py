@@ -20,8 +20,7 @@ class Row:
     @property
     def note(self) -> str:
         """What was cut."""
-        whole = sum(MODELS[self.cell.model].stages)
-        parts = [f"{self.cell.layers} of {whole} layers"] if self.cell.layers else []
+        parts = [f"{self.cell.layers} of {sum(MODELS[self.cell.model].stages)} layers"] if self.cell.layers else []
         for name in ("ranks", "batch", "size", "link"):
             now, then = getattr(self.cell, name), getattr(self.published, name)
             parts += [f"{name} {now} for {then}"] if now != then else []
@@ -56,7 +55,7 @@ def suite(name: str, cuts: Cuts) -> list[Row]:
         raise unknown("suite", name, SUITES)
     rows = [row for row in SUITES[name] if cuts.model in (None, row.cell.model)]
     if not rows:
-        raise unknown(f"model of {name} named", cuts.model or "", {row.cell.model for row in SUITES[name]})
+        raise unknown(f"model of {name} named", cuts.model or "", dict.fromkeys(row.cell.model for row in SUITES[name]))
     return list(dict.fromkeys(map(cuts.of, rows)))
 
 

@@ -13,7 +13,7 @@ from gradwire.report.tables import figure
 
 _COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 _MARKERS = "osD^vPX"
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -31,7 +31,7 @@ def curves(runs: Sequence[Run], metric: str, title: str) -> Figure:
         ("seconds of training", lambda record: record.wall_s),
         ("MB sent per rank", lambda record: record.totals.wire_bytes / 1e6),
     ]
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         picture = Figure(figsize=(12, 4.6), layout="constrained")
         picture.suptitle(title)
         axes = picture.subplots(1, 3, sharey=True)
@@ -49,7 +49,7 @@ def curves(runs: Sequence[Run], metric: str, title: str) -> Figure:
 
 def costs(runs: Sequence[Run]) -> Figure:
     """What a step costs: milliseconds, with the quartiles, and megabytes sent per rank."""
-    with rc_context({**_STYLE, "axes.grid.axis": "x"}):
+    with rc_context({**STYLE, "axes.grid.axis": "x"}):
         picture = Figure(figsize=(12, 1.4 + 0.42 * len(runs)), layout="constrained")
         time, size = picture.subplots(1, 2, sharey=True)
         colours = [_COLOURS[index % len(_COLOURS)] for index in range(len(runs))]

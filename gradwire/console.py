@@ -1,0 +1,50 @@
+"""The terminal: where tables go, how progress and the user's mistakes look."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+_WIDTH_IN_FILES = 150
+
+
+class Mistake(typer.TyperException):
+    """The user's; told in one line, with exit code 2."""
+
+
+@contextmanager
+def mistakes() -> Iterator[None]:
+    """Makes ValueErrors the user's mistakes."""
+    try:
+        yield
+    except ValueError as error:
+        raise Mistake(str(error)) from error
+
+
+def console() -> Console:
+    """As wide as the terminal; in files wide enough for the tables."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
+
+
+def progress_bars() -> Progress:
+    """Bars on standard error, each with a note."""
+    return Progress(
+        TextColumn("{task.description:<24}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )

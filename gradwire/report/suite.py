@@ -1,0 +1,114 @@
+"""All that is written about a suite, in one folder: a table with the command of each row, and a picture."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gradwire.lab.cell import Effort
+from gradwire.lab.configuration import NOCOMM
+from gradwire.lab.suites import Row
+from gradwire.report import page
+from gradwire.report.pictures import STYLE
+from gradwire.report.tables import Table, figure
+from gradwire.report.timing import Timing
+
+_NOTE = """Times nocomm: over the same model on as many ranks that do not talk, in turns with the others of the cell.
+Bytes are the mean over the ranks; for plain DDP they are those of its ring all-reduce. Ratio: how many times fewer
+bytes than plain DDP. Cut: what differs from the published set-up, to fit this machine."""
+_PANELS_PER_LINE = 3
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one row of a suite measured, beside its cell's `nocomm`."""
+
+    row: Row
+    timing: Timing
+    nocomm_ms: float
+    parameters: int
+    command: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything."""
+        measured = {"parameters": self.parameters, "nocomm_ms": self.nocomm_ms, **self.timing.to_json()}
+        return {**asdict(self.row.cell), "cut": self.row.note, **measured, "command": self.command}
+
+
+def results(rows: Sequence[Row], timings: Sequence[Timing], effort: Effort) -> list[Result]:
+    """Of the rows of one cell, from the timings of its configurations and of `nocomm`."""
+    of = {timing.configuration: timing for timing in timings}
+    alone = of[NOCOMM].step_ms.median
+    return [
+        Result(row, of[row.configuration], alone, row.cell.parameters(), row.cell.command(row.configuration, effort))
+        for row in rows
+    ]
+
+
+def table(name: str, results: Sequence[Result]) -> Table:
+    """One line for every row."""
+    columns = ["model", "M parameters", "batch", "ranks", "link", "configuration", "ms per step", "quartiles"]
+    columns += ["times nocomm", "kB per rank", "ratio", "cut"]
+    rows = []
+    for result in results:
+        cell, timing = result.row.cell, result.timing
+        setting = [cell.model, figure(result.parameters / 1e6), str(cell.batch), str(cell.ranks), cell.link]
+        spread, totals = timing.step_ms, timing.totals
+        time = [figure(spread.median), f"{figure(spread.low)} to {figure(spread.high)}", f"{timing.times_nocomm:.2f}"]
+        sent = [figure(totals.wire_bytes / timing.steps / 1e3), figure(totals.ratio)]
+        rows.append([*setting, timing.configuration, *time, *sent, result.row.note])
+    return Table(f"Suite {name}", columns, rows)
+
+
+def picture(name: str, results: Sequence[Result]) -> Figure:
+    """Milliseconds per step, a panel for each cell; the dashed line is the cell's `nocomm`."""
+    cells = list(dict.fromkeys(result.row.cell for result in results))
+    panels = [[result for result in results if result.row.cell == cell] for cell in cells]
+    across = min(_PANELS_PER_LINE, len(panels))
+    lines = [panels[start : start + across] for start in range(0, len(panels), across)]
+    heights = [0.9 + 0.26 * max(len(panel) for panel in line) for line in lines]
+    with rc_context({**STYLE, "axes.grid.axis": "x", "font.size": 9}):
+        drawn = Figure(figsize=(6 * max(2, across), sum(heights) + 0.4), layout="constrained")
+        drawn.suptitle(f"Suite {name}: milliseconds per step (median, quartiles); dashed: no communication")
+        axes = drawn.subplots(len(lines), across, squeeze=False, height_ratios=heights)
+        for axis, panel, cell in zip(axes.flat, panels, cells, strict=False):
+            _bars(axis, panel)
+            axis.set_title(str(cell), fontsize=9)
+        for empty in list(axes.flat)[len(panels) :]:
+            empty.set_axis_off()
+    return drawn
+
+
+def write(folder: Path, name: str, results: Sequence[Result], facts: Mapping[str, Any]) -> list[Path]:
+    """Writes suite.png, report.html and suite.json; returns the first two's paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = picture(name, results)
+    drawn.savefig(folder / "suite.png", dpi=130)
+    plain = table(name, results)
+    rows = [[*line, result.command] for line, result in zip(plain.rows, results, strict=True)]
+    whole = Table(plain.title, [*plain.columns, "command"], rows)
+    words = {key.replace("_", " "): str(value) for key, value in facts.items() if value is not None}
+    report = page.render(f"{plain.title}: {len(results)} rows", {"step times": drawn}, [(whole, _NOTE)], words)
+    (folder / "report.html").write_text(report)
+    data = {"suite": name, **facts, "rows": [result.to_json() for result in results]}
+    (folder / "suite.json").write_text(json.dumps(data, indent=1) + "\n")
+    return [folder / "suite.png", folder / "report.html"]
+
+
+def _bars(axis: Axes, panel: Sequence[Result]) -> None:
+    spreads = [result.timing.step_ms for result in panel]
+    medians = [spread.median for spread in spreads]
+    whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
+    names = [result.timing.configuration for result in panel]
+    colours = ["#888888" if name.startswith("dense") else "#0072B2" for name in names]
+    style = {"ecolor": "#444444", "capsize": 2}
+    bars = axis.barh(names, medians, color=colours, height=0.65, xerr=whiskers, error_kw=style)
+    axis.bar_label(bars, [figure(median) for median in medians], padding=5)
+    axis.axvline(panel[0].nocomm_ms, color="#D55E00", linestyle="--", linewidth=1.4)
+    axis.margins(x=0.15)
+    axis.invert_yaxis()

@@ -1,0 +1,207 @@
+"""Suites: what the four systems ran as rows, groups as configurations say them, and what a suite writes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import gradwire as gw
+from gradwire.cli import main
+from gradwire.lab import cell as cells
+from gradwire.lab.bench import Sample
+from gradwire.lab.cell import Cell, Effort
+from gradwire.lab.configuration import parse
+from gradwire.lab.grouping import Grouping
+from gradwire.lab.hybrid import Hybrid
+from gradwire.lab.results import Totals
+from gradwire.lab.suites import SUITES, Cuts, suite
+from gradwire.layout import Slot
+from gradwire.plan import Plan, uniform
+from gradwire.report import suite as report
+from gradwire.report.timing import summarize
+
+EFFORT = Effort(steps=2, repeats=1)
+SIZES = [(100, 100), (10, 10), (300, 100), (20, 20), (100,), (50, 100)]
+SLOTS = [Slot.of(f"p{index}", torch.empty(shape)) for index, shape in enumerate(SIZES)]
+
+
+def regrouped(text: str) -> Plan:
+    configuration = parse(text)
+    assert configuration.compressor
+    assert configuration.grouping
+    plan = uniform(SLOTS, configuration.compressor)
+    return configuration.grouping.regroup(plan, SLOTS, configuration.compressor)
+
+
+# groups
+
+
+def test_a_number_cuts_groups_of_equally_many_tensors() -> None:
+    plan = regrouped("topk:0.01@2")
+    assert [group.slots for group in plan.groups] == [("p0", "p1"), ("p2", "p3", "p5"), ("p4",)]
+    assert plan.groups[-1].compressor == gw.FP32()
+    assert len(regrouped("topk:0.01@9").groups) == 6
+
+
+def test_megabytes_are_the_most_that_a_group_holds() -> None:
+    assert [group.slots for group in regrouped("topk:0.01@0mb").groups][:-1] == [(f"p{i}",) for i in (0, 1, 2, 3, 5)]
+    assert [group.slots for group in regrouped("topk:0.01@0.04mb").groups][:-1] == [
+        ("p0", "p1"), ("p2",), ("p3", "p5"),
+    ]  # fmt: skip
+    assert [group.slots for group in regrouped("topk:0.01@25mb").groups] == [("p0", "p1", "p2", "p3", "p5"), ("p4",)]
+    for text in ("topk:0.01@2", "topk:0.01@0mb", "topk:0.01@hybrid"):
+        regrouped(text).check(SLOTS)
+
+
+def test_dense_groups_are_buckets_of_ddp() -> None:
+    assert parse("dense@100mb").bucket_mb == 100
+    assert parse("dense").bucket_mb is None
+    assert parse("topk@100mb").bucket_mb is None
+
+
+def test_hybrid_sends_small_matrices_dense_within_the_budget() -> None:
+    sparse, dense = regrouped("topk:0.02@hybrid").groups
+    kept = 0.02 * (10_000 + 100 + 30_000 + 400 + 5_000)
+    assert set(dense.slots) == {"p1", "p3", "p4"}
+    assert isinstance(dense.communicator, gw.AllReduce)
+    assert isinstance(sparse.communicator, gw.AllGather)
+    assert isinstance(sparse.compressor, gw.TopK)
+    assert sparse.compressor.ratio * 45_000 + 500 == pytest.approx(kept)
+
+
+def test_hybrid_reaches_into_interleaved_compressors() -> None:
+    (sparse, _) = regrouped("interleaved@hybrid").groups
+    assert isinstance(sparse.compressor, gw.Interleaved)
+    first, second = sparse.compressor.first, sparse.compressor.second
+    assert isinstance(second, gw.TopK)
+    assert first.ratio == second.ratio < 0.01
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("topk@many", "@many is no grouping: write @25mb"),
+        ("topk@0", "@0 is no grouping"),
+        ("nocomm@4", "only dense and compressors have groups"),
+        ("dense@4", "those of dense in MB"),
+        ("dense@hybrid", "those of dense in MB"),
+        ("efsignsgd@hybrid", "EFSignSGD has no ratio, so no budget"),
+    ],
+)
+def test_what_is_no_grouping_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(text)
+
+
+# rows
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_row_can_be_run(name: str) -> None:
+    for row in SUITES[name]:
+        assert not parse(row.configuration).silent
+        row.cell.task()
+        assert row.note == ""
+
+
+def test_suites_have_what_was_published() -> None:
+    assert {row.cell.model for row in SUITES["adtopk"]} == {"bert-large", "gpt2-large", "vit-large", "resnet152"}
+    assert len(SUITES["adtopk"]) == 4 * (1 + 6 * 2)
+    groups = {parse(row.configuration).grouping for row in SUITES["acpsgd"]}
+    assert {Grouping(megabytes=megabytes) for megabytes in (0, 25, 50, 100, 500, 1000, 1500)} == groups - {None}
+    assert {row.cell.ranks for row in SUITES["acpsgd"]} == {4, 8, 16, 32, 64}
+    assert {row.cell.link for row in SUITES["acpsgd"]} == {"1gbit", "10gbit", "100gbit"}
+    ratios = {row.configuration.partition(":")[2] for row in SUITES["gravac"]}
+    assert ratios == {"", "0.1@0mb", "0.01@0mb", "0.001@0mb"}
+    grouped = {row.configuration.partition("@")[2] for row in SUITES["cupcake"]}
+    assert grouped == {"", "0mb", "1", "2", "4", "8"}
+    assert any(isinstance(parse(row.configuration).grouping, Hybrid) for row in SUITES["adtopk"])
+
+
+def test_cuts_are_told_and_rows_that_became_alike_are_one() -> None:
+    rows = suite("acpsgd", Cuts(model="resnet152", ranks=2, link="100mbit", batch=4, layers=6))
+    assert [row.configuration for row in rows] == ["dense", "powersgd:4", "acpsgd:4"]
+    assert rows[0].note == "6 of 50 layers, ranks 2 for 32, batch 4 for 32, link 100mbit for 10gbit"
+    assert "6 of 50 layers" in str(rows[0].cell)
+    few = suite("gravac", Cuts(layers=1))
+    assert {(row.cell.model, row.cell.layers) for row in few} == {("resnet101", 4), ("vgg16", 5), ("lstm", 1)}
+    assert all(row.note == "" for row in suite("gravac", Cuts(layers=99)))
+
+
+def test_the_command_of_a_row_is_that_row() -> None:
+    cell = Cell(model="bert-base", ranks=4, link="1gbit", layers=2, batch=3, size=16)
+    assert cell.command("acpsgd:4@25mb", EFFORT) == (
+        "gradwire bench acpsgd:4@25mb --model bert-base --hosts 4 --link 1gbit --layers 2 --batch 3 --size 16"
+        " --steps 2 --repeats 1 --seed 0 --device cpu"
+    )
+    spec = cell.spec(["acpsgd:4@25mb"], EFFORT)
+    assert spec.configurations == ["nocomm", "acpsgd:4@25mb"]
+    assert (spec.task, spec.options) == ("published", ["model=bert-base", "layers=2", "batch=3", "size=16"])
+
+
+def test_a_model_that_the_machine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells.os, "sysconf", lambda name: 1 << 16)
+    cell = Cell(model="lstm", ranks=32)
+    with pytest.raises(ValueError, match="lstm with 66 M parameters on 32 ranks needs over 39 GB, this machine has 4"):
+        cell.place("cpu")
+    Cell(model="lstm", ranks=2).place("cpu")
+
+
+# what is written
+
+
+def test_a_suite_writes_a_table_a_picture_and_commands(tmp_path: Path) -> None:
+    rows = suite("gravac", Cuts(ranks=2, link="loopback", layers=5, batch=2))
+    results = []
+    for cell in dict.fromkeys(row.cell for row in rows):
+        mine = [row for row in rows if row.cell == cell]
+        totals = Totals(2e6, 8e6, None, 0.1, 0.2, 0.3, 0.4)
+        names = ["nocomm", *(row.configuration for row in mine)]
+        samples = [Sample(name, 0, [20.0 + index, 22.0], totals) for index, name in enumerate(names)]
+        results += report.results(mine, summarize(samples), EFFORT)
+    paths = report.write(tmp_path / "out", "gravac", results, {"machine": "made up", "link": None})
+    assert [path.name for path in paths] == ["suite.png", "report.html"]
+    assert all(path.stat().st_size > 10_000 for path in paths)
+    page = paths[1].read_text()
+    data = json.loads((tmp_path / "out" / "suite.json").read_text())
+    assert len(data["rows"]) == len(results) == 39
+    for row in data["rows"]:
+        assert row["command"] in page
+        assert "ranks 2 for 32" in row["cut"]
+    table = report.table("gravac", results)
+    assert table.rows[0][0] == "resnet101"
+    assert table.rows[0][-1] == "5 of 33 layers, ranks 2 for 32, batch 2 for 32, link loopback for 10gbit"
+
+
+MISTAKES = [
+    (["--suite", "gravack"], "there is no suite 'gravack': did you mean gravac?"),
+    (["--suite", "gravac", "--model", "bert-base"], "there is no model of gravac named 'bert-base'"),
+    (["topk", "--suite", "gravac"], "has configurations of its own"),
+    (["--suite", "gravac", "--hosts", "2", "--link", "fast"], "'fast' is not a link"),
+    (["--suite", "gravac", "--hosts", "2", "--size", "5"], "size=5 does not fit"),
+    (["--model", "tiny-gpt", "topk", "--layers", "1"], "tiny-gpt has one size only"),
+    (["--model", "tiny-bert", "topk"], "'bert'"),
+    (["--model", "lstm", "topk", "--layers", "3"], "layers=3 cannot be had: there are 1 to 2"),
+    ([], "CONFIG is missing"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_mistakes_get_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_small_suite_runs_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cuts = ["--model", "resnet101", "--hosts", "2", "--link", "loopback", "--layers", "4", "--batch", "2"]
+    assert main(["bench", "--suite", "gravac", *cuts, "--steps", "1", "--repeats", "1", "--out", str(tmp_path)]) == 0
+    (folder,) = tmp_path.iterdir()
+    assert {path.name for path in folder.iterdir()} == {"suite.png", "report.html", "suite.json"}
+    rows = json.loads((folder / "suite.json").read_text())["rows"]
+    assert len(rows) == 13
+    assert all(row["parameters"] < 44_549_160 and row["step_ms"]["median"] > 0 for row in rows)
+    assert "4 of 33 layers" in capsys.readouterr().out
