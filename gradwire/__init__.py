@@ -39,6 +39,7 @@ from gradwire.compressors import (
     TernGrad,
     TopK,
 )
+from gradwire.controllers import GraVAC
 from gradwire.ddp import Handle, attach
 from gradwire.engine import ReductionError
 from gradwire.memory import DGCMemory, NoMemory, Residual
@@ -49,8 +50,9 @@ from gradwire.transports import Hierarchical, ProcessGroup, Recording, Threads
 
 __all__ = [
     "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "AllGather", "AllReduce", "DGCMemory",
-    "DistributedOptimizer", "EFSignSGD", "Exclusive", "GaussianK", "GlobalTopK", "Group", "Handle", "HardThreshold",
-    "Hierarchical", "Interleaved", "LeaderIndices", "MultiLevel", "NoMemory", "OkTopk", "OneBit", "Plan", "PowerSGD",
-    "ProcessGroup", "RandomK", "Recording", "RedSync", "ReductionError", "Residual", "ReusedThreshold", "SIDCo", "ScatterReduce",
-    "SignSGD", "Signum", "SplitGather", "Stats", "TernGrad", "Threads", "TopK", "attach", "reshard",
+    "DistributedOptimizer", "EFSignSGD", "Exclusive", "GaussianK", "GlobalTopK", "GraVAC", "Group", "Handle",
+    "HardThreshold", "Hierarchical", "Interleaved", "LeaderIndices", "MultiLevel", "NoMemory", "OkTopk", "OneBit",
+    "Plan", "PowerSGD", "ProcessGroup", "RandomK", "Recording", "RedSync", "ReductionError", "Residual",
+    "ReusedThreshold", "SIDCo", "ScatterReduce", "SignSGD", "Signum", "SplitGather", "Stats", "TernGrad", "Threads",
+    "TopK", "attach", "reshard",
 ]  # fmt: skip

@@ -1,0 +1,33 @@
+"""A guard for accuracy: notices when training takes harm."""
+
+from dataclasses import dataclass
+from math import isnan
+
+LOSS_RISE = 1.2
+RESIDUAL_RISE = 4.0
+
+
+@dataclass
+class Guard:
+    """Compares each window with the last; NaN where there is none.
+
+    Sudden is a mean loss 1.2 times that of the window before, by more than 3 standard errors, and a residual 4 times
+    as large against what is sent, at the same factor.
+    """
+
+    loss: float = float("nan")
+    residual: float = float("nan")
+
+    def notice(self, loss: float, error: float, residual: float) -> str | None:
+        """What rose suddenly, in words. `residual` is relative to what is sent."""
+        before, self.loss = self.loss, loss
+        left, self.residual = self.residual, residual
+        if not isnan(before) and loss > max(LOSS_RISE * before, before + 3 * error):
+            return f"the loss rose from {before:.4g} to {loss:.4g}"
+        if not isnan(left) and residual > RESIDUAL_RISE * max(left, 1):
+            return f"the residual rose from {left:.3g} to {residual:.3g} times what is sent"
+        return None
+
+    def changed(self) -> None:
+        """Another factor is in force: the residual is expected to change."""
+        self.residual = float("nan")

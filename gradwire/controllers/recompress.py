@@ -1,0 +1,39 @@
+"""Plans like another, but compressed in other ways."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from gradwire.communicators import AllReduce, Communicator
+from gradwire.compressors import Cast, Compressor, Rounds
+from gradwire.plan import Group, Plan
+
+
+def recompress(plan: Plan, compressor_of: Callable[[Group, str], Compressor]) -> Plan:
+    """`plan` with each parameter compressed by `compressor_of(group, name)`: groups are split where they differ."""
+    return Plan(tuple(part for group in plan.groups for part in _parts(group, compressor_of)))
+
+
+def _parts(group: Group, compressor_of: Callable[[Group, str], Compressor]) -> list[Group]:
+    names: dict[Compressor, list[str]] = {}
+    for name in group.slots:
+        names.setdefault(compressor_of(group, name), []).append(name)
+    return [
+        Group(tuple(own), compressor, group.memory, _communicator(group.communicator, compressor))
+        for compressor, own in names.items()
+    ]
+
+
+def _communicator(communicator: Communicator, compressor: Compressor) -> Communicator:
+    """What is summed anyway is summed by all-reduce."""
+    return AllReduce() if isinstance(compressor, Cast | Rounds) else communicator
+
+
+def has(compressor: Compressor, option: str) -> bool:
+    """Whether the compressor has this hyperparameter."""
+    return option in {field.name for field in fields(compressor)}  # pyright: ignore[reportArgumentType]
+
+
+def with_options(compressor: Compressor, options: Mapping[str, Any]) -> Any:
+    """The compressor with other hyperparameters."""
+    return replace(compressor, **options)  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -1,0 +1,78 @@
+"""Steps of the same compression, summed up: what ranks observed of them together."""
+
+from dataclasses import dataclass, field
+from math import isfinite, sqrt
+from statistics import fmean, median, pstdev
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Observed(NamedTuple):
+    """What ranks add up in a step: square norms of gradient and residual (`whole`) and of both levels; of the step
+    before what was sent, in energy and elements; all elements; the seconds since the last step, the learning rate,
+    the loss, and of how many ranks losses are."""
+
+    whole: float
+    first: float
+    second: float
+    sent: float
+    sent_elements: float
+    elements: float
+    seconds: float
+    learning_rate: float
+    loss: float
+    losses: float
+
+
+class Summary(NamedTuple):
+    """A window's shares of energy at both levels and sent, the factor achieved, the median step's seconds, and the
+    mean loss, NaN where none was told, with its standard error."""
+
+    first: float
+    second: float
+    sent: float
+    factor: float
+    seconds: float
+    loss: float
+    loss_error: float
+
+
+@dataclass
+class Window:
+    """The steps since a change. The first quarter of `steps` is left out: residuals and buffers settle."""
+
+    steps: int
+    rows: list[Observed] = field(default_factory=list)
+
+    def add(self, row: Observed) -> None:
+        """One more step, unless all ranks skip it."""
+        if all(isfinite(number) for number in row):
+            self.rows.append(row)
+
+    @property
+    def full(self) -> bool:
+        return len(self.rows) >= self.steps
+
+    def summarize(self, ranks: int) -> Summary:
+        """Sums over steps before any division: a step counts for what it holds."""
+        rows = self.rows[self.steps // 4 :]
+        whole, first, second, sent, sent_elements, elements, *_ = map(sum, zip(*rows, strict=True))
+        seconds = [row.seconds / ranks for row in rows if row.seconds > 0]
+        losses = [row.loss / row.losses for row in rows if row.losses]
+        return Summary(
+            *((part / whole if whole else 1.0) for part in (first, second, sent)),
+            factor=elements / sent_elements if sent_elements else 1.0,
+            seconds=median(seconds) if seconds else 0.0,
+            loss=fmean(losses) if losses else float("nan"),
+            loss_error=pstdev(losses) / sqrt(len(losses)) if losses else 0.0,
+        )
+
+    def to_tensor(self) -> Tensor:
+        """(steps so far, numbers) float64."""
+        return torch.tensor(self.rows, dtype=torch.float64).reshape(-1, len(Observed._fields))
+
+    def load(self, rows: Tensor) -> None:
+        """Takes over what `to_tensor` returned."""
+        self.rows = [Observed(*row) for row in rows.tolist()]

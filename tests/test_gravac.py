@@ -1,0 +1,263 @@
+"""GraVAC: the search alone, and at work on ranks whose clocks the tests wind."""
+
+import logging
+import re
+import threading
+from itertools import pairwise
+from math import isnan, nan
+
+import pytest
+import torch
+from harness import Job, draw, plan_of, raising, slots_of, together, total
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.controllers import gravac
+from gradwire.controllers.factors import Factors
+from gradwire.controllers.gain import LEAST_ENERGY, Gain, energy_of, gain_of
+from gradwire.controllers.guard import Guard
+
+SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
+READINGS: list[Gain] = ["delay", "energy", "norm"]
+
+
+class Clock(threading.local):
+    """Each rank's engine has a thread, so each has its time; all of them pass `step_s` per step."""
+
+    step_s = 1.0
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += Clock.step_s
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    monkeypatch.setattr(gravac, "perf_counter", Clock())
+    yield Clock
+    Clock.step_s = 1.0
+
+
+def controlled(world: int = 2, **options) -> Job:
+    plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+    options = {"min_factor": 4, "max_factor": 64, "window": 8} | options
+    return Job(plan, SLOTS, world, controllers=[gw.GraVAC(**options) for _ in range(world)])
+
+
+def factor(running: Job) -> float:
+    compressor = running.engines[0].plan.groups[0].compressor
+    assert isinstance(compressor, gw.MultiLevel)
+    return round(1 / compressor.second.ratio, 6)  # pyright: ignore
+
+
+def run(running: Job, numbers: range, scale: float = 1.0) -> list[list[Tensor]]:
+    means = []
+    for number in numbers:
+        by_rank = running.step(draw(SLOTS, running.world, number, scale))
+        assert all(torch.equal(a, b) for other in by_rank for a, b in zip(by_rank[0], other, strict=True))
+        means.append(by_rank[0])
+    return means
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((10, 1000, "exponential"), [10, 20, 40, 160, 1000]),
+        ((10, 2000, "geometric"), [10, 20, 40, 80, 160, 320, 640, 1280, 2000]),
+        ((5, 5, "exponential"), [5]),
+    ],
+)
+def test_the_papers_factors(arguments, expected):
+    assert list(Factors.between(*arguments, tolerance=0.01).factors) == expected
+
+
+def judged(throughputs: list[float], gains: list[float], least: float = 0.5) -> tuple[Factors, str]:
+    factors = Factors.between(10, 1000, "exponential", tolerance=0.01)
+    for before, gain, throughput in zip([gains[0], *gains], gains, throughputs, strict=False):
+        text = factors.judge((before, gain), throughput, least)
+        if factors.frozen:
+            return factors, text
+    raise AssertionError("it goes on")
+
+
+@pytest.mark.parametrize(
+    ("throughputs", "gains", "stays_at", "why"),
+    [
+        ([1, 2, 3, 4, 5], [1, 0.98, 0.9, 0.8, 0.7], 1000, "all were tried"),
+        ([1, 2, 2.01], [1, 0.9, 0.8], 20, "saturated"),
+        ([1, 2, 1.5], [1, 0.9, 0.8], 20, "past the peak"),
+        ([1, 2, 99], [1, 0.9, 0.4], 20, "gain at 40x is too small"),
+        ([9], [0.1], 10, "gain at 10x is too small"),
+        ([1, 2, 1.9, 2.2, 2.19], [1, 0.9, 0.8, 0.7, 0.6], 160, "saturated"),
+    ],
+)
+def test_where_the_search_ends(throughputs, gains, stays_at, why):
+    factors, text = judged(throughputs, gains)
+    assert factors.factor == stays_at
+    assert why in text
+
+
+def test_the_smaller_factor_follows_where_nothing_is_lost():
+    factors = Factors.between(10, 1000, "exponential", tolerance=0.01)
+    factors.judge((0.9, 0.9), 1, 0.5)
+    factors.judge((0.9, 0.895), 2, 0.5)
+    assert (factors.smaller, factors.factor) == (20, 40)
+    factors.judge((0.895, 0.6), 3, 0.5)
+    assert (factors.smaller, factors.factor) == (20, 160)
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_readings_of_the_gain_are_one_measurement(reading: Gain):
+    shares = [0.0, 0.01, 0.05, 0.5, 1.0]
+    gains = [gain_of(share, reading) for share in shares]
+    assert all(a < b for a, b in pairwise(gains))
+    assert (gains[0], gains[-1]) == (0, 1)
+    assert [energy_of(gain, reading) for gain in gains] == pytest.approx(shares)
+    assert energy_of(gw.GraVAC(gain=reading)._least, reading) == pytest.approx(LEAST_ENERGY)
+
+
+def test_it_finds_the_factor_of_the_greatest_gain_per_second(clock):
+    """A step costs 1 and what is sent; gains fall with the factor."""
+    running = controlled(gain="norm", min_gain=0.05)
+    for number in range(60):
+        clock.step_s = 1 + 40 / factor(running)
+        run(running, range(number, number + 1))
+    controller = running.controllers[0]
+    tried = {d.factor: d.throughput for d in controller.decisions if "scale" in d.decision or "stay" in d.decision}
+    assert len(tried) > 2
+    assert controller._factors.frozen
+    assert [other.decisions for other in running.controllers] == [controller.decisions] * 2
+    best = max(throughput for throughput in controller._factors.throughputs if not isnan(throughput))
+    assert controller._factors.throughputs[controller._factors.index] >= 0.99 * best
+    running.close()
+
+
+def test_what_was_sent_is_what_is_reported():
+    running = controlled(max_factor=4)
+    before = total(running.state("residual"))
+    assert all(not left.any() for left in before)
+    run(running, range(9))
+    first = running.controllers[0].decisions[0]
+    assert first.factor == pytest.approx(4, rel=0.01)
+    running.close()
+
+
+def test_a_factor_whose_gain_is_too_small_is_never_sent(clock):
+    running = controlled(gain="energy", min_gain=0.45)
+    for number in range(40):
+        clock.step_s = factor(running) ** -2
+        run(running, range(number, number + 1))
+    assert factor(running) < 16
+    assert "too small" in "".join(d.decision for d in running.controllers[0].decisions)
+    assert all(not d.factor or d.factor < 17 for d in running.controllers[0].decisions)
+    running.close()
+
+
+def test_a_slower_link_is_answered_within_two_windows(clock):
+    running = controlled(max_factor=16, min_gain=0.01)
+    run(running, range(50))
+    assert running.controllers[0]._factors.frozen
+    clock.step_s = 20.0
+    run(running, range(50, 66))
+    assert "steps take longer" in "".join(d.decision for d in running.controllers[0].decisions)
+    running.close()
+
+
+class Schedule:
+    rate = 0.1
+
+    def get_last_lr(self) -> list[float]:
+        return [self.rate]
+
+
+def test_it_explores_when_the_learning_rate_drops():
+    schedule = Schedule()
+    running = controlled(scheduler=schedule, max_factor=16, min_gain=0.01)
+    run(running, range(30))
+    assert running.controllers[0]._factors.frozen
+    schedule.rate = 0.01
+    run(running, range(30, 32))
+    assert not running.controllers[0]._factors.frozen
+    assert factor(running) == 4
+    assert running.controllers[0].decisions[-1].decision == "the learning rate dropped: explore"
+    running.close()
+
+
+def test_a_sudden_rise_of_the_loss_steps_back_and_says_so(caplog):
+    running = controlled(min_gain=0.01)
+    with caplog.at_level(logging.WARNING, "gradwire"):
+        for number in range(24):
+            for controller in running.controllers:
+                controller.report(1.0 if number < 18 else 9.0)
+            run(running, range(number, number + 1))
+    assert "the loss rose from 1 to" in caplog.text
+    assert "step back to" in caplog.text
+    running.close()
+
+
+def test_the_guard_knows_noise_from_a_rise():
+    guard = Guard()
+    assert guard.notice(1.0, 0.1, 3.0) is None
+    assert guard.notice(1.25, 0.1, 3.0) is None
+    assert guard.notice(2.0, 0.1, 3.0)
+    assert guard.notice(nan, 0.0, 13.0)
+    guard.changed()
+    assert guard.notice(nan, 0.0, 100.0) is None
+
+
+@pytest.mark.parametrize("cut", [5, 13, 30])
+def test_a_run_that_was_cut_within_a_window_goes_on_bit_for_bit(cut: int):
+    whole, first, second = controlled(), controlled(), controlled()
+    expected = run(whole, range(44))[cut:]
+    run(first, range(cut))
+    states = first.states()
+
+    def resume(rank: int) -> None:
+        second.engines[rank].adopt(*gw.checkpoint.unpack(states[rank]))
+
+    raising(together(2, resume))
+    for mine, theirs in zip(run(second, range(cut, 44)), expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert first.controllers[0].decisions + second.controllers[0].decisions == whole.controllers[0].decisions
+    for running in (whole, first, second):
+        running.close()
+
+
+def test_ranks_with_gradients_that_are_not_finite_go_on_alike():
+    running = controlled(3)
+    for number in range(20):
+        grads = draw(SLOTS, 3, number)
+        if number % 4 == 1:
+            grads[number % 3][0][0, 0] = nan
+        running.step(grads)
+    assert len({repr(c._window.rows) for c in running.controllers}) == 1
+    assert len(running.controllers[0].decisions) == 1
+    running.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "make"),
+    [
+        ("use e.g. GraVAC(min_factor=10, max_factor=1000)", lambda: gw.GraVAC(100, 10)),
+        ("use e.g. GraVAC(min_factor=10, max_factor=1000)", lambda: gw.GraVAC(0.5, 10)),
+        ("use 4 or more", lambda: gw.GraVAC(window=1)),
+        ("it lies in [0, 1]", lambda: gw.GraVAC(min_gain=2)),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(text, make):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("use attach(ddp, TopK(0.1), controller=GraVAC())", (gw.PowerSGD(2), gw.Residual(), gw.AllReduce())),
+        ("use memory=Residual()", (gw.TopK(0.1), gw.NoMemory(), gw.AllGather())),
+        ("leave communicator= out", (gw.TopK(0.1), gw.Residual(), gw.ScatterReduce())),
+    ],
+)
+def test_what_gives_no_norms_is_refused_when_attached(text, parts):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        gw.GraVAC().check(plan_of(SLOTS, *parts))
