@@ -74,8 +74,8 @@ def search(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[F
             best = min(best, evaluate(problem, assemble(problem, cuts), regime), key=lambda found: found.step_s)
         gap = max(1.0, best.step_s / lower_s)
         if gap <= 1 + eps + ROUNDING or exact:
-            return Found(best.groups, best.step_s, 1.0 if exact else gap)
-        part *= 4
+            return Found(best.groups, best.step_s, 1.0 if exact or gap <= 1 + ROUNDING else gap)
+        part *= 2
 
 
 def _seeds(problem: Problem, regime: Regime) -> list[Found]:

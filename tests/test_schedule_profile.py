@@ -1,0 +1,138 @@
+"""Profiles in JSON, what they refuse, and the timelines of plans."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+import gradwire as gw
+from gradwire.layout import Slot
+from gradwire.plan import Plan, default_communicator, default_memory, uniform
+from gradwire.schedule import (
+    Affine,
+    Candidate,
+    ComputeStream,
+    OwnStream,
+    Profile,
+    SideStream,
+    SlotTime,
+    Table,
+    Worker,
+    over_link,
+    search,
+    timeline,
+)  # fmt: skip
+
+WAYS = [gw.FP32(), gw.QSGD(), gw.TopK(0.01), gw.PowerSGD(rank=2)]
+SLOTS = [
+    Slot.of(name, torch.empty(*shape))
+    for name, shape in {"c.weight": (64, 32), "c.bias": (64,), "b.weight": (128, 64), "a.weight": (32, 27)}.items()
+]
+REGIMES = [ComputeStream(), OwnStream(), SideStream(), Worker(), Worker(0.5)]
+
+
+def profile(gpus_per_host: int = 1) -> Profile:
+    candidates = tuple(
+        Candidate(
+            gw.Group((), way, default_memory(way), default_communicator(way)),
+            Table((1e3, 1e4), (1e-4, 3e-4)),
+            Affine(1e-5),
+        )
+        for way in WAYS
+    )
+    return Profile(
+        slots=tuple(SlotTime(slot.name, slot.shape, 0.001 * (i + 1)) for i, slot in enumerate(SLOTS)),
+        forward_s=0.002,
+        optimizer_s=0.001,
+        candidates=candidates,
+        collectives=over_link(candidates, 4, 1e-4, 1.25e7),
+        ranks=4 * gpus_per_host,
+        gpus_per_host=gpus_per_host,
+        local={"sum": Affine(1e-5, 1e-10), "broadcast": Affine(1e-5, 1e-10)} if gpus_per_host > 1 else {},
+    )
+
+
+@pytest.mark.parametrize("gpus_per_host", [1, 8])
+def test_json_round_trip(gpus_per_host):
+    mine = profile(gpus_per_host)
+    again = Profile.from_json(mine.to_json())
+    assert again == mine
+    assert again.to_json() == mine.to_json()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2}', '{"version": 1, "candidates": []}'])
+def test_what_is_no_profile_is_refused(text):
+    with pytest.raises(ValueError):  # noqa: PT011
+        Profile.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda data: data.pop("slots"), "slots"),
+        (lambda data: data["slots"][0].pop("shape"), "shape"),
+        (lambda data: data["candidates"][1]["compressor"].update(name="Magic"), "Magic"),
+        (lambda data: data["collectives"].pop("AllGather"), "AllGather"),
+        (lambda data: data.update(gpus_per_host=3), "3 GPUs"),
+    ],
+)
+def test_a_broken_profile_names_what_does_not_fit(change, named):
+    data = json.loads(profile().to_json())
+    change(data)
+    with pytest.raises(ValueError, match=named) as refusal:
+        Profile.from_json(json.dumps(data))
+    assert "\n" not in str(refusal.value)
+
+
+def test_another_models_profile_is_refused():
+    mine = profile()
+    mine.check(SLOTS)
+    with pytest.raises(ValueError, match=r"a\.weight"):
+        replace(mine, slots=mine.slots[:-1]).check(SLOTS)
+    with pytest.raises(ValueError, match=r"a\.weight"):
+        mine.check(SLOTS[:-1])
+    with pytest.raises(ValueError, match=r"\(5, 5\)"):
+        mine.check([Slot.of("c.weight", torch.empty(5, 5)), *SLOTS[1:]])
+
+
+def test_a_plan_of_what_was_not_profiled_is_refused():
+    with pytest.raises(ValueError, match="OneBit"):
+        timeline(profile(), uniform(SLOTS, gw.OneBit()))
+    plan = uniform([*SLOTS, Slot.of("new.weight", torch.empty(2, 2))], gw.FP32())
+    with pytest.raises(ValueError, match=r"new\.weight"):
+        timeline(profile(), plan)
+
+
+@pytest.mark.parametrize("gpus_per_host", [1, 8])
+@pytest.mark.parametrize("regime", REGIMES, ids=str)
+def test_the_found_plans_timeline_is_what_the_search_said(regime, gpus_per_host):
+    mine = profile(gpus_per_host)
+    found = search(mine.problem(), regime)
+    plan = mine.plan(found.groups)
+    plan.check(SLOTS)
+    assert Plan.from_json(plan.to_json()) == plan
+    drawn = timeline(mine, plan, regime)
+    assert drawn.step_s == pytest.approx(found.step_s)
+    lanes = {"forward", "backward", "encode", "wire", "decode", "wait", "optimizer"}
+    assert {span.lane for span in drawn.spans} == lanes
+    assert all(span.start_s <= span.end_s for span in drawn.spans)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_spans_say_what_the_communicator_says_goes_over_the_wire(way):
+    plan = uniform(SLOTS, way)
+    spans = [span for span in timeline(profile(), plan).spans if span.lane == "wire"]
+    for span, group in zip(spans, plan.groups, strict=True):
+        assert span.slots == group.slots
+        assert span.wire_bytes > 0
+
+
+@pytest.mark.parametrize("regime", REGIMES, ids=str)
+def test_lanes_carry_one_thing_at_a_time(regime):
+    drawn = timeline(profile(), uniform(SLOTS, gw.TopK(0.01)), regime)
+    for lane in ("backward", "encode", "wire", "decode"):
+        spans = [span for span in drawn.spans if span.lane == lane]
+        for before, after in pairwise(spans):
+            assert before.end_s <= after.start_s + 1e-12
