@@ -7,10 +7,11 @@ Each rank reduces a random gradient once with every communicator, keeps the coll
 then runs these alone, again and again: the wire without the selecting, for which the ranks of one machine would
 wait for its cores. A time is the slowest rank's, the median over the repeats.
 
-The formulas are `Communicator.wire`: messages one after another, and bytes. What a message and a byte cost is measured
-with two all-reduces first, of 4 bytes and of a fiftieth of a second of the link. "Choice" is the communicator whose
-formula is lowest, "fastest" the one whose time is. The rows' means differ in meaning (docs/design.md): a scheduler
-chooses among those that the user accepts. Writes benchmarks/results/collectives.json and prints Markdown tables.
+The formulas are `Communicator.wire`: messages one after another, and bytes. What a message costs is measured first, with
+a few bytes in each kind of collective, and what a byte costs with an all-reduce of a fiftieth of a second of the link.
+"Choice" is the communicator whose formula is lowest, "fastest" the one whose time is. The means differ in what they
+hold (docs/design.md): a scheduler chooses among those that the user accepts. Writes
+benchmarks/results/collectives.json and prints Markdown tables.
 """
 
 import argparse
@@ -91,14 +92,17 @@ def calibrate(transport: gw.ProcessGroup, link, repeats: int) -> tuple[float, fl
     """What a message costs in seconds, and how many bytes pass in one."""
     import torch
 
-    from gradwire.collective import Sum
-    from gradwire.communicators.wire import all_reduce
+    from gradwire.collective import Broadcast, Exchange, Gather, Sum
+    from gradwire.communicators import wire
 
-    small, large = torch.zeros(1), torch.zeros(max(1 << 14, link.bytes_per_second // 50 // 4))
-    seconds = [replayed([Sum(tensor)], transport, 3 * repeats) for tensor in (small, large)]
-    wires = [all_reduce(tensor.nbytes, transport.world) for tensor in (small, large)]
-    rate = (wires[1].wire_bytes - wires[0].wire_bytes) / max(1e-9, seconds[1] - seconds[0])
-    return seconds[0] / wires[0].messages, rate
+    world = transport.world
+    few, table, other = torch.zeros(2), torch.zeros(world, 2), torch.zeros(world, 2)
+    small = [Sum(few), Gather(few, table), Exchange(other, table), Broadcast(few, 0)]
+    messages = wire.all_reduce(8, world).messages + 2 * (world - 1) + wire.depth(world)
+    large = torch.zeros(max(1 << 14, link.bytes_per_second // 50 // 4))
+    seconds = [replayed(ops, transport, 3 * repeats) for ops in (small, small[:1], [Sum(large)])]
+    rate = wire.all_reduce(large.nbytes, world).wire_bytes / max(1e-9, seconds[2] - seconds[1])
+    return seconds[0] / messages, rate
 
 
 def measure(pairing: tuple, options: argparse.Namespace, transport: gw.ProcessGroup, prices: tuple) -> dict:
