@@ -1,13 +1,13 @@
 """The scheduling problem: slots in the order of backward, ways to send a group, and what a group is."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.schedule.costs import NOTHING, Array, Cost
+from gradwire.schedule.costs import NOTHING, Array, Cost, Index
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Choice:
 class Problem:
     """N slots with `ready_s` (N,) after backward began, never falling, `elements` (N,) and whether they are `small`
     (N,): small slots travel uncompressed. Slots are cut into groups between pieces: a piece is a large slot with the
-    small ones that follow it. `around_s` is the step's time before backward and after the last mean.
+    small ones that follow it. `around_s` is the step's time before backward and after the last mean. Where `allowed` is
+    given, it replaces the pieces' bounds.
 
     Raises ValueError where slots are small and no option is lossless.
     """
@@ -46,6 +47,7 @@ class Problem:
     small: NDArray[np.bool_]
     options: tuple[Option, ...]
     around_s: float = 0.0
+    allowed: Index | None = None
 
     def __post_init__(self) -> None:
         assert np.all(np.diff(self.ready_s) >= 0)
@@ -53,8 +55,10 @@ class Problem:
             raise ValueError("small slots travel dense, and no candidate is; add gw.FP32() to the candidates")
 
     @cached_property
-    def bounds(self) -> NDArray[np.intp]:
+    def bounds(self) -> Index:
         """The slots at which pieces begin, and N."""
+        if self.allowed is not None:
+            return self.allowed
         large = np.flatnonzero(~self.small)
         return np.concatenate([[0], large[1:], [len(self.small)]])
 
@@ -62,6 +66,13 @@ class Problem:
     def pieces(self) -> int:
         """How many there are."""
         return len(self.bounds) - 1
+
+    def glued(self, most: int) -> "Problem":
+        """The same problem with at most so many pieces, of nearly equal time and elements: fewer plans, all of them
+        plans of this problem as well."""
+        share = np.cumsum(self.elements) / self.elements.sum() + self.ready_s / max(self.ready_s[-1], 1e-300)
+        ends = np.searchsorted(share[self.bounds[1:] - 1], np.linspace(0, 2, most + 1)[1:-1])
+        return replace(self, allowed=np.unique([0, *self.bounds[1:][ends], self.bounds[-1]]))
 
     @cached_property
     def views(self) -> tuple["View", ...]:

@@ -22,6 +22,8 @@ from gradwire.schedule.regimes import Backward, Regime, Work
 
 Cuts = list[tuple[int, int]]
 SEEDS = (1, 2, 4, 8, 16, 32)
+MOST_PIECES = 400
+MOST_LABELS = 10_000
 COARSE = 1024
 """The first pass merges labels that differ by this part of the step, or less."""
 ROUNDING = 1e-12
@@ -58,22 +60,34 @@ def evaluate(problem: Problem, groups: tuple[Choice, ...], regime: Regime) -> Fo
 def search(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[Found] = ()) -> Found:
     """The shortest step, to within a factor of 1 + eps; `known` plans to beat make it faster.
 
-    `bound` is what was proven. With eps = 0 it is 1, and the time may grow exponentially for odd costs.
+    `bound` is what was proven. With eps = 0 it is 1, and the time may grow exponentially for odd costs. Else effort
+    is limited, and where the limit is met `bound` is larger than 1 + eps: with more than MOST_PIECES pieces
+    neighbours are glued, and a pass that makes more than MOST_LABELS labels is the last.
     """
+    if eps > 0 and problem.pieces > MOST_PIECES:
+        found = _refined(problem.glued(MOST_PIECES), regime, eps, known)
+        start = tuple(np.zeros(1) for _ in range(regime.dims))
+        least_s = Bounds.of(problem, regime).finish(regime, start, 0, float(problem.ready_s[-1]))
+        return Found(found.groups, found.step_s, max(1.0, found.step_s / (float(least_s[0]) + problem.around_s)))
+    return _refined(problem, regime, eps, known)
+
+
+def _refined(problem: Problem, regime: Regime, eps: float, known: Sequence[Found]) -> Found:
+    """Passes that merge less and less, until the bound is small enough."""
     best = min([*known, *_seeds(problem, regime)], key=lambda found: found.step_s)
     bounds = Bounds.of(problem, regime)
-    part, lower_s = COARSE, 0.0
+    part, lower_s, most = COARSE, problem.around_s + float(bounds.after[0]), MOST_LABELS if eps > 0 else None
     while True:
         goal_s = best.step_s / (1 + eps)
         exact = eps == 0 and part > COARSE
         merge_s = 0.0 if exact else best.step_s / part
         labels = _Labels(problem, regime, bounds, goal_s - problem.around_s, merge_s)
-        cuts, bound_s = labels.best()
+        cuts, bound_s = labels.best(most)
         lower_s = max(lower_s, min(goal_s, bound_s + problem.around_s))
         if cuts:
             best = min(best, evaluate(problem, assemble(problem, cuts), regime), key=lambda found: found.step_s)
         gap = max(1.0, best.step_s / lower_s)
-        if gap <= 1 + eps + ROUNDING or exact:
+        if gap <= 1 + eps + ROUNDING or exact or (most and labels.used > most):
             return Found(best.groups, best.step_s, 1.0 if exact or gap <= 1 + ROUNDING else gap)
         part *= 2
 
@@ -109,10 +123,13 @@ class _Labels:
         self.least = np.full((regime.dims + 1, problem.pieces + 1), np.inf)
         self.least[:, 0] = 0
 
-    def best(self) -> tuple[Cuts, float]:
-        """The groups of the best label, and its time: the cuts are empty where no label was good enough."""
+    def best(self, most: int | None) -> tuple[Cuts, float]:
+        """The groups of the best label, and its time: there are none where no label was good enough, and nothing is
+        known of the time where there would be more than `most` labels."""
         for k in range(1, self.problem.pieces + 1):
             self._reach(k)
+            if most and self.used > most:
+                return [], 0.0
         last = slice(self.first[-2], self.first[-1])
         ends = self._ends(self.states[:, last])
         if not ends.size:

@@ -1,0 +1,101 @@
+"""The scheduler's search: equal to brute force on random problems in every regime, and how long it takes.
+
+    python benchmarks/search.py [problems]
+
+Random problems (500 for each regime by default) have up to 10 slots, every 25th up to 14. Prints Markdown tables and
+writes benchmarks/results/search.json.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import numpy as np
+from schedule_cases import REGIMES, brute_force, random_problem
+
+from gradwire.schedule import Affine, Option, Problem, Regime, Table, search
+
+RESULTS = Path(__file__).parent / "results"
+EPS = 0.01
+RANKS = 4
+MESSAGE_S = 1e-4
+
+
+def main() -> None:
+    problems = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    print("| regime | problems | equal to brute force |\n|---|---|---|")
+    equal = [equality(regime, problems) for regime in REGIMES]
+    print("\n| slots | link MB/s | regime | seconds | step s | proven within |\n|---|---|---|---|---|---|")
+    rows = [
+        seconds(slots, bytes_per_s, regime)
+        for slots in (400, 4000)
+        for bytes_per_s in (1.25e7, 1.25e8, 1.25e9)
+        for regime in REGIMES
+    ]
+    path = RESULTS / "search.json"
+    path.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "equal": equal, "seconds": rows}, indent=1) + "\n")
+    print(f"\nwritten to {path}")
+
+
+def equality(regime: Regime, problems: int) -> dict:
+    equal = 0
+    for seed in range(problems):
+        problem = random_problem(seed, most=10 if seed % 25 else 14)
+        best = brute_force(problem, regime)
+        equal += abs(search(problem, regime).step_s - best) <= 1e-9 * best
+    print(f"| {regime} | {problems} | {equal} |", flush=True)
+    return {"regime": str(regime), "problems": problems, "equal": equal}
+
+
+def seconds(slots: int, bytes_per_s: float, regime: Regime) -> dict:
+    problem = network(slots, bytes_per_s)
+    start = time.perf_counter()
+    found = search(problem, regime, EPS)
+    took_s = time.perf_counter() - start
+    print(
+        f"| {slots} | {bytes_per_s / 1e6:g} | {regime} | {took_s:.2f} | {found.step_s:.4f} | {found.bound - 1:.2%} |",
+        flush=True,
+    )
+    return {
+        "slots": slots, "bytes_per_s": bytes_per_s, "regime": str(regime), "seconds": took_s,
+        "step_s": found.step_s, "bound": found.bound,
+    }  # fmt: skip
+
+
+def network(slots: int, bytes_per_s: float) -> Problem:
+    """A third of the slots weights of 4 thousand to 4 million elements, the rest small; four candidates that cost
+    about what dense, 8-bit, 1 % top-k and rank-4 do on a CPU; four ranks."""
+    rng = np.random.default_rng(0)
+    small = np.arange(slots) % 3 != 0
+    elements = np.where(small, 2.0 ** rng.integers(6, 11, slots), 2.0 ** rng.uniform(12, 22, slots)).round()
+    work = elements + 2e5 * rng.random(slots)
+    factors = 32 * np.sqrt(elements)
+
+    def summed(bytes_per_element: float) -> Affine:
+        return Affine(2 * (RANKS - 1) * MESSAGE_S, 2 * (RANKS - 1) / RANKS * bytes_per_element / bytes_per_s)
+
+    def gathered(bytes_per_element: float) -> Affine:
+        return Affine((RANKS - 1) * MESSAGE_S, (RANKS - 1) * bytes_per_element / bytes_per_s)
+
+    options = (
+        Option(codec(2e-5, 0.3e-9), summed(4), codec(2e-5, 0.2e-9), lossless=True),
+        Option(codec(1e-4, 2e-9), gathered(1), codec(1e-4, 3e-9)),
+        Option(codec(2e-4, 3e-9), gathered(0.06), codec(1e-4, 0.6e-9)),
+        Option(codec(3e-4, 2e-9), Affine(2 * summed(1).fixed, summed(1).per_unit), codec(2e-4, 0.7e-9), units=factors),
+    )
+    return Problem(np.cumsum(work) / work.sum() * 0.4, elements, small, options, around_s=0.2)
+
+
+def codec(floor_s: float, per_element_s: float) -> Table:
+    """Flat, then linear."""
+    sizes = np.array([1, 4e3, 6.4e4, 1e6, 1.6e7, 6.4e7])
+    return Table.of(sizes, np.maximum(floor_s, floor_s / 2 + per_element_s * sizes))
+
+
+if __name__ == "__main__":
+    main()
