@@ -39,7 +39,7 @@ from gradwire.compressors import (
     TernGrad,
     TopK,
 )
-from gradwire.controllers import GraVAC
+from gradwire.controllers import Accordion, GraVAC, ScaDLES, WarmUp
 from gradwire.ddp import Handle, attach
 from gradwire.engine import ReductionError
 from gradwire.memory import DGCMemory, NoMemory, Residual
@@ -49,10 +49,10 @@ from gradwire.stats import Stats
 from gradwire.transports import Hierarchical, ProcessGroup, Recording, Threads
 
 __all__ = [
-    "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "AllGather", "AllReduce", "DGCMemory",
-    "DistributedOptimizer", "EFSignSGD", "Exclusive", "GaussianK", "GlobalTopK", "GraVAC", "Group", "Handle",
-    "HardThreshold", "Hierarchical", "Interleaved", "LeaderIndices", "MultiLevel", "NoMemory", "OkTopk", "OneBit",
-    "Plan", "PowerSGD", "ProcessGroup", "RandomK", "Recording", "RedSync", "ReductionError", "Residual",
-    "ReusedThreshold", "SIDCo", "ScatterReduce", "SignSGD", "Signum", "SplitGather", "Stats", "TernGrad", "Threads",
-    "TopK", "attach", "reshard",
+    "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "Accordion", "AllDimensionTopK", "AllGather", "AllReduce",
+    "DGCMemory", "DistributedOptimizer", "EFSignSGD", "Exclusive", "GaussianK", "GlobalTopK", "GraVAC", "Group",
+    "Handle", "HardThreshold", "Hierarchical", "Interleaved", "LeaderIndices", "MultiLevel", "NoMemory", "OkTopk",
+    "OneBit", "Plan", "PowerSGD", "ProcessGroup", "RandomK", "Recording", "RedSync", "ReductionError", "Residual",
+    "ReusedThreshold", "SIDCo", "ScaDLES", "ScatterReduce", "SignSGD", "Signum", "SplitGather", "Stats", "TernGrad",
+    "Threads", "TopK", "WarmUp", "attach", "reshard",
 ]  # fmt: skip

@@ -1,6 +1,10 @@
 """Controllers: what changes a plan while training, from what the training itself shows."""
 
+from gradwire.controllers.accordion import Accordion
+from gradwire.controllers.auto import Auto
 from gradwire.controllers.base import MESSAGE_NUMBERS, Controller, Decision, Step
 from gradwire.controllers.gravac import GraVAC
+from gradwire.controllers.scadles import ScaDLES
+from gradwire.controllers.warm_up import WarmUp
 
-__all__ = ["MESSAGE_NUMBERS", "Controller", "Decision", "GraVAC", "Step"]
+__all__ = ["MESSAGE_NUMBERS", "Accordion", "Auto", "Controller", "Decision", "GraVAC", "ScaDLES", "Step", "WarmUp"]

@@ -1,0 +1,143 @@
+"""Accordion: little compression in critical regimes, much in between."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors import Compressor
+from gradwire.controllers.base import Controller, Decision, Step
+from gradwire.controllers.recompress import recompress, with_options
+from gradwire.controllers.settings import setting_of
+from gradwire.plan import Group, Plan
+
+CRITICAL = 0.5
+
+
+@dataclass
+class Accordion(Controller):
+    """Each layer sends with `low` compression where its gradient, summed over `interval` steps, has changed its norm by
+    half or more since the interval before, else with `high` compression; all send with `low` in the first interval
+    and after every drop of the learning rate (Agarwal et al., MLSys 2021, https://arxiv.org/abs/2010.16248).
+
+    `low` and `high` are ratios of sparsifiers or ranks of low-rank compressors, such as 0.1 and 0.01, or 4 and 1.
+    `scheduler` is the optimizer's. Summed are the reduced gradients, which all ranks have and into which
+    residuals go sooner or later (intervals are to be longer than that takes), in one more buffer of gradient size;
+    that is part of the state.
+    """
+
+    low: float
+    high: float
+    scheduler: Any = None
+    interval: int = 100
+    numbers: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if not self.low > self.high > 0:
+            raise ValueError(
+                f"low={self.low} compresses no less than high={self.high}; low compression sends more: "
+                "use e.g. Accordion(low=0.1, high=0.01, scheduler=scheduler)"
+            )
+        if self.interval < 1:
+            raise ValueError(f"interval={self.interval} counts steps; use 1 or more, e.g. interval=100")
+        self._origin = Plan(())
+        self._steps, self._rate = 0, 0.0
+        self._layers: dict[str, _Layer] = {}
+
+    def check(self, plan: Plan) -> None:
+        if self.scheduler is None:
+            raise ValueError(
+                "Accordion acts when the learning rate drops, and has no scheduler; "
+                "use Accordion(low, high, scheduler=scheduler)"
+            )
+        if not any(setting_of(group.compressor) in ("ratio", "rank") for group in plan.groups):
+            raise ValueError(
+                f"Accordion changes a ratio or a rank, and {plan.groups[0].compressor} has neither; "
+                "use TopK(0.1), or PowerSGD(4) with ranks for low and high"
+            )
+        self._with(plan)
+
+    def begin(self, plan: Plan) -> Plan:
+        self._origin = plan
+        for group in plan.groups:
+            if setting_of(group.compressor) in ("ratio", "rank"):
+                for name in group.slots:
+                    self._layers.setdefault(name, _Layer())
+        return self._with(plan)
+
+    def observe(self, step: Step, numbers: Tensor) -> None:
+        numbers[0] = self.scheduler.get_last_lr()[0]
+
+    def decide(self, step: Step, sums: Tensor) -> Plan | None:
+        for name, mean in step.means().items():
+            if name in self._layers:
+                self._layers[name].add(mean)
+        self._steps += 1
+        rate, before = float(sums[0]), self._rate
+        self._rate = rate
+        if rate < before * (1 - 1e-6):
+            self._close(step, "the learning rate dropped", dropped=True)
+        elif self._steps >= self.interval:
+            self._close(step, "norms compared", dropped=False)
+        else:
+            return None
+        plan = self._with(self._origin)
+        return None if plan == step.plan else plan
+
+    def state_dict(self) -> dict[str, Tensor]:
+        names = sorted(self._layers)
+        numbers = torch.tensor([self._steps, self._rate], dtype=torch.float64)
+        layers = [self._layers[name] for name in names]
+        known = torch.tensor([[layer.norm, layer.high] for layer in layers], dtype=torch.float64)
+        sums = {f"sum {name}": layer.sum for name, layer in zip(names, layers, strict=True) if layer.sum is not None}
+        return {"accordion": numbers, "layers": known} | sums
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        steps, self._rate = state["accordion"].tolist()
+        self._steps = int(steps)
+        for name, (norm, high) in zip(sorted(self._layers), state["layers"].tolist(), strict=True):
+            total = state.get(f"sum {name}")
+            self._layers[name] = _Layer(norm, bool(high), None if total is None else total.clone())
+
+    def _close(self, step: Step, reason: str, dropped: bool) -> None:
+        for layer in self._layers.values():
+            layer.close(dropped)
+        self._steps = 0
+        high = sum(layer.high for layer in self._layers.values())
+        text = f"{reason}: {len(self._layers) - high} layers low, {high} high"
+        self.decisions.append(Decision(step.number + 1, text))
+
+    def _with(self, plan: Plan) -> Plan:
+        def compressor_of(group: Group, name: str) -> Compressor:
+            setting = setting_of(group.compressor)
+            if setting not in ("ratio", "rank"):
+                return group.compressor
+            layer = self._layers.get(name)
+            value = self.high if layer and layer.high else self.low
+            return with_options(group.compressor, {setting: int(value) if setting == "rank" else value})
+
+        return recompress(plan, compressor_of)
+
+
+@dataclass
+class _Layer:
+    """The norm of the interval before (0 at first), whether compression is high, and this interval's sum."""
+
+    norm: float = 0.0
+    high: bool = False
+    sum: Tensor | None = field(default=None, repr=False)
+
+    def add(self, mean: Tensor) -> None:
+        if self.sum is None:
+            self.sum = torch.zeros_like(mean, dtype=torch.float32)
+        if mean.isfinite().all():  # else all ranks skip the step
+            self.sum.add_(mean)
+
+    def close(self, dropped: bool) -> None:
+        """Ends an interval; where the learning rate `dropped`, whatever it has shown."""
+        norm = float(self.sum.norm()) if self.sum is not None else 0.0
+        change = abs(self.norm - norm) / self.norm if self.norm else 1.0
+        self.norm, self.high = norm, not dropped and change < CRITICAL
+        if self.sum is not None:
+            self.sum.zero_()

@@ -1,0 +1,52 @@
+"""ScaDLES: compressed where that loses little, else dense."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from gradwire.controllers.base import Controller, Decision, Step
+from gradwire.controllers.gravac import GraVAC
+from gradwire.plan import Plan
+
+
+@dataclass
+class ScaDLES(Controller):
+    """GraVAC with one level: each group sends `factor` times fewer elements where what is left behind is at most the
+    share `loss` of the energy of gradient and residual, else it sends all (Tyagi and Swany, IEEE BigData 2022).
+    It says every `window` steps what that came to."""
+
+    factor: float = 10
+    loss: float = 0.3
+    window: int = 100
+    numbers: ClassVar[int] = GraVAC.numbers
+
+    def __post_init__(self) -> None:
+        if self.factor < 1 or not 0 <= self.loss <= 1:
+            raise ValueError(
+                f"factor={self.factor}, loss={self.loss}: factors are 1 or more, losses shares; "
+                "use e.g. ScaDLES(factor=10, loss=0.3)"
+            )
+        self._inner = GraVAC(self.factor, self.factor, self.window, gain="energy", min_gain=1 - self.loss)
+
+    @property
+    def decisions(self) -> list[Decision]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._inner.decisions
+
+    def check(self, plan: Plan) -> None:
+        self._inner.check(plan)
+
+    def begin(self, plan: Plan) -> Plan:
+        return self._inner.begin(plan)
+
+    def observe(self, step: Step, numbers: Tensor) -> None:
+        self._inner.observe(step, numbers)
+
+    def decide(self, step: Step, sums: Tensor) -> Plan | None:
+        return self._inner.decide(step, sums)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self._inner.load_state_dict(state)

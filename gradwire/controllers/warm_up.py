@@ -1,0 +1,85 @@
+"""Warm-up: little compression at first, while gradients are large and change fast."""
+
+from dataclasses import dataclass
+from math import ceil, log
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors import FP32, Compressor
+from gradwire.controllers.base import Controller, Decision, Step
+from gradwire.controllers.recompress import has, recompress, with_options
+from gradwire.plan import Group, Plan
+
+
+@dataclass
+class WarmUp(Controller):
+    """Sends the share `start` at first and less from stage to stage, until after `steps` steps it is the compressor's
+    own ratio; each stage sends a quarter of the one before or more, all equally fewer (Deep Gradient Compression's
+    exponential schedule: Lin et al., ICLR 2018, https://arxiv.org/abs/1712.01887). The first `dense` steps send all.
+    """
+
+    start: float = 0.25
+    steps: int = 1000
+    dense: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.start <= 1:
+            raise ValueError(f"start={self.start} is not the share of elements to send first; use e.g. start=0.25")
+        if self.steps < 1 or self.dense < 0:
+            raise ValueError(
+                f"steps={self.steps}, dense={self.dense} count steps; use e.g. WarmUp(start=0.25, steps=1000)"
+            )
+        self._origin, self._done = Plan(()), 0
+
+    def check(self, plan: Plan) -> None:
+        ratios = [_ratio(group.compressor) for group in plan.groups if has(group.compressor, "ratio")]
+        if not ratios:
+            raise ValueError(
+                f"WarmUp changes a sparsifier's ratio, and {plan.groups[0].compressor} has none; "
+                "use e.g. attach(ddp, DGC(0.001), controller=WarmUp())"
+            )
+        if self.start <= max(ratios):
+            raise ValueError(
+                f"start={self.start} sends no more than the compressor's ratio={max(ratios)}; "
+                f"use e.g. WarmUp(start={min(1.0, 4 * max(ratios)):g})"
+            )
+
+    def begin(self, plan: Plan) -> Plan:
+        self._origin = plan
+        return self._plan()
+
+    def decide(self, step: Step, sums: Tensor) -> Plan | None:
+        self._done = step.number + 1
+        plan = self._plan()
+        if plan == step.plan:
+            return None
+        ratios = {_ratio(group.compressor) for group in plan.groups if has(group.compressor, "ratio")}
+        self.decisions.append(Decision(self._done, f"ratio {max(ratios):.3g}", factor=1 / max(ratios)))
+        return plan
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"done": torch.tensor(self._done)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self._done = int(state["done"])
+
+    def _plan(self) -> Plan:
+        def compressor_of(group: Group, name: str) -> Compressor:
+            if not has(group.compressor, "ratio"):
+                return group.compressor
+            if self._done < self.dense:
+                return FP32()
+            return with_options(group.compressor, {"ratio": self._share(_ratio(group.compressor))})
+
+        return recompress(self._origin, compressor_of)
+
+    def _share(self, final: float) -> float:
+        """What is sent after the steps done so far."""
+        stages = ceil(log(self.start / final, 4) - 1e-9)
+        stage = (self._done - self.dense) * stages // self.steps
+        return max(final, self.start * (final / self.start) ** (stage / stages)) if stage < stages else final
+
+
+def _ratio(compressor: Compressor) -> float:
+    return compressor.ratio  # pyright: ignore[reportAttributeAccessIssue]
