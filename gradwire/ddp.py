@@ -1,6 +1,6 @@
 """The front end for DistributedDataParallel."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import checkpoint
 from gradwire.communicators import Communicator
-from gradwire.compressors import Compressor
-from gradwire.controllers import Controller
+from gradwire.compressors import FP32, Compressor
+from gradwire.controllers import Auto, Controller
 from gradwire.engine import Engine
 from gradwire.layout import Slot
 from gradwire.memory import Memory
-from gradwire.plan import Plan, uniform
+from gradwire.plan import Group, Plan, uniform
 from gradwire.stats import Stats
 from gradwire.trace import Trace
 from gradwire.transports import ProcessGroup, Transport
@@ -77,11 +77,12 @@ class Handle:
 
 def attach(
     ddp: DistributedDataParallel,
-    compressor: Compressor | Plan,
+    compressor: Compressor | Plan | None = None,
     *,
     memory: Memory | None = None,
     communicator: Communicator | None = None,
     dense: Dense | None = None,
+    candidates: Sequence[Compressor | Group] = (),
     transport: Transport | None = None,
     controller: Controller | None = None,
     seed: int = 0,
@@ -91,6 +92,8 @@ def attach(
     Memory and communicator default to what suits the compressor. Parameters for which `dense(name, parameter)`
     holds travel uncompressed; by default those of fewer than two dimensions. `seed` starts all randomness.
     Instead of a compressor, a `Plan` says all this group by group. A `controller` changes the plan while training.
+    With neither, the fastest plan is found while training, from `candidates` or from what is always safe: see
+    `gradwire.Auto`.
 
     Call it on all ranks, before training. Raises ValueError, naming the call that works, for pairings that make
     no sense, for ranks that differ, and where `ddp` has a hook already or mixed precision of its own.
@@ -99,6 +102,7 @@ def attach(
         raise ValueError(f"attach() takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model first")
     if ddp.mixed_precision is not None:
         raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
+    compressor, controller = automatic(compressor, candidates, controller)
     bridge = _Bridge.of(ddp)
     parameters = {name: p for name, p in ddp.module.named_parameters() if p.requires_grad and p.numel()}
     device = next(iter(parameters.values())).device
@@ -111,6 +115,19 @@ def attach(
     engine = Engine(plan, slots, own, device, seed=seed, find_unused=unused, replan=replan, controller=controller)
     bridge.hook_in(engine, parameters)
     return Handle(engine, bridge.unhook)
+
+
+def automatic(
+    compressor: Compressor | Plan | None, candidates: Sequence[Compressor | Group], controller: Controller | None
+) -> tuple[Compressor | Plan, Controller | None]:
+    """Dense, and `Auto`, where no compressor is named. Raises ValueError for arguments that contradict each other."""
+    if compressor is None:
+        if controller:
+            raise ValueError(f"{type(controller).__name__} needs a compressor to start from; name one as well")
+        return FP32(), Auto(candidates)
+    if candidates:
+        raise ValueError("candidates are for the automatic plan; leave the compressor out, or name it alone")
+    return compressor, controller
 
 
 def planned(

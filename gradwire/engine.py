@@ -116,7 +116,8 @@ class Engine:
         if self._replan:
             self._order.append(slot)
         group, index = self._places[slot]
-        if self._trace and not self._trace.gave(self.slots[slot].name, group, self._clock.mark()):
+        trace = self._trace
+        if trace and grad is not None and not trace.gave(self.slots[slot].name, group, self._clock.mark()):
             self._trace = None
         arrived = self._arrived[group]
         arrived.append((index, grad))
@@ -144,7 +145,9 @@ class Engine:
 
     def trace(self, steps: int) -> Trace:
         """Records the next `steps` whole steps."""
-        self._trace = Trace(self.transport.rank, steps)
+        local = self.transport.local
+        rank = self.transport.rank * local.world + local.rank if local else self.transport.rank
+        self._trace = Trace(rank, steps)
         return self._trace
 
     def wait(self) -> None:
@@ -271,7 +274,7 @@ class Engine:
                 grad.record_stream(self._stream)
             reducer.give(index, grad)
         self._ready[group] = [index for index, grad in arrived if grad is not None]
-        self._add("encode", start, group)
+        self._add("encode", start, group, label="take the gradients in")
         while self._next in self._ready:
             self._advance(self._reducers[self._next], self._reducers[self._next].reduce(), None)
             self._next += 1
@@ -298,7 +301,8 @@ class Engine:
         except RuntimeError as error:
             raise self._lost(flight.reducer, error) from error
         wire_bytes = flight.op.wire_bytes(self.transport.world)
-        self._add("wire", flight.started, flight.reducer.index, wire_bytes=wire_bytes)
+        name = type(flight.op).__name__
+        self._add("wire", flight.started, flight.reducer.index, label=name, wire_bytes=wire_bytes)
         self._advance(flight.reducer, flight.reduction, flight.op.result)
 
     def _advance(self, reducer: Reducer, reduction: Reduction, result: Tensor | None) -> None:
@@ -360,7 +364,7 @@ class Engine:
         """From here on the next step may begin."""
         given, start = self._last_given, self._clock.mark()
         self._buckets.deliver(means, epoch)
-        self._add("wait", given, end=self._add("decode", start))
+        self._add("wait", given, end=self._add("decode", start, label="hand out the means"))
         with self._progress:
             self._told = epoch
             self._progress.notify_all()
@@ -369,7 +373,7 @@ class Engine:
         start = self._clock.mark()
         for reducer in self._reducers:
             reducer.close([self._used[slot] for slot in self._slots_of[id(reducer)]])
-        self._add("decode", start)
+        self._add("decode", start, label="memories give up what was sent")
 
     def _observe(self) -> Callable[[], Tensor]:
         """Starts to add up what the controller observes; the sums (numbers,) once they are there."""
@@ -401,14 +405,19 @@ class Engine:
     def _step(self, means: dict[int, Tensor]) -> Step:
         states = [reducer.state for reducer in self._reducers if reducer.compresses]
         named = {self.slots[slot].name: mean for slot, mean in means.items()}
-        return Step(self._steps, self.plan, self.transport.ranks, states, lambda: named, self.stats)
+        return Step(
+            self._steps, self.plan, self.transport.ranks, states, lambda: named, self.stats,
+            self.slots, self.transport, self.trace,
+        )  # fmt: skip
 
-    def _add(self, lane: str, start: Mark, group: int = -1, *, end: Mark | None = None, wire_bytes: int = 0) -> Mark:
+    def _add(
+        self, lane: str, start: Mark, group: int = -1, *, label: str = "", end: Mark | None = None, wire_bytes: int = 0
+    ) -> Mark:
         """Writes down a span that ends now, unless `end` says when; returns its end."""
         end = self._clock.mark() if end is None else end
         self._clock.add(lane, start, end)
-        if self._trace:
-            self._trace.add(Taken(lane, start, end, group, wire_bytes=wire_bytes))
+        if trace := self._trace:  # the thread that trains may end it at any time
+            trace.add(Taken(lane, start, end, group, label, wire_bytes))
         return end
 
     def _agree_used(self) -> list[bool]:

@@ -1,6 +1,6 @@
 """The front end without DDP: an optimizer whose gradients are reduced as backward makes them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
-from gradwire.ddp import Dense, Handle, planned
+from gradwire.ddp import Dense, Handle, automatic, planned
 from gradwire.engine import Engine
 from gradwire.layout import Slot
 from gradwire.memory import Memory
-from gradwire.plan import Plan
+from gradwire.plan import Group, Plan
 from gradwire.transports import ProcessGroup, Transport
 
 
@@ -36,11 +36,12 @@ class DistributedOptimizer(Optimizer):
         self,
         optimizer: Optimizer,
         model: nn.Module,
-        compressor: Compressor | Plan,
+        compressor: Compressor | Plan | None = None,
         *,
         memory: Memory | None = None,
         communicator: Communicator | None = None,
         dense: Dense | None = None,
+        candidates: Sequence[Compressor | Group] = (),
         transport: Transport | None = None,
         process_group: dist.ProcessGroup | None = None,
         find_unused_parameters: bool = False,
@@ -51,6 +52,7 @@ class DistributedOptimizer(Optimizer):
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
         device = next(iter(self._parameters.values())).device
         slots = [Slot.of(name, p) for name, p in self._parameters.items()][::-1]
+        compressor, controller = automatic(compressor, candidates, controller)
         plan, replan = planned(slots, compressor, memory, communicator, dense, self._parameters)
         own = transport or ProcessGroup.own(process_group, device)
         _share_initial_values(model, process_group)

@@ -9,8 +9,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradwire.compressors import State
+from gradwire.layout import Slot
 from gradwire.plan import Plan
 from gradwire.stats import Stats
+from gradwire.trace import Trace
+from gradwire.transports import Transport
 
 MESSAGE_NUMBERS = 16
 
@@ -22,7 +25,8 @@ class Step:
     `states` are those of the plan's groups, as far as this rank compresses them (with hierarchical transports,
     the leaders do): where a group has a memory, `flat["x"]` is still gradient and residual before anything was
     taken out. `means()` are the reduced gradients by parameter, equal on all ranks, and `stats()` this rank's
-    totals: for `decide` alone, when they are there.
+    totals: for `decide` alone, when they are there. In `decide` the `transport` is idle; what runs on it must run on
+    all ranks alike. `record(steps)` traces the steps that follow.
     """
 
     number: int
@@ -31,6 +35,9 @@ class Step:
     states: Sequence[State]
     means: Callable[[], dict[str, Tensor]]
     stats: Callable[[], Stats]
+    slots: Sequence[Slot]
+    transport: Transport
+    record: Callable[[int], Trace]
 
 
 @dataclass(frozen=True)

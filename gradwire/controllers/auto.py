@@ -1,0 +1,337 @@
+"""The plan that suits the job: profiled, searched, tried, and tried again when the job changes."""
+
+import logging
+import os
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
+from gradwire.compressors import BF16, FP32, QSGD, Cast, Codec, Compressor, Rounds
+from gradwire.controllers.base import Controller, Decision, Step
+from gradwire.controllers.measure import Sample, from_rank_0, measure, slowest
+from gradwire.layout import Slot
+from gradwire.memory import NoMemory, Residual
+from gradwire.plan import Group, Plan, default_memory
+from gradwire.schedule import (
+    Affine,
+    Candidate,
+    Found,
+    Problem,
+    Profile,
+    Regime,
+    SlotTime,
+    Table,
+    Timeline,
+    Worker,
+    baselines,
+    search,
+    theil_sen,
+)  # fmt: skip
+
+WARM, TRACED = 3, 12
+SETTLE, TRIED, ROUNDS = 2, 8, 2
+WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
+MOST_TRIED, WORTH_TRYING = 4, 1.25
+PROBED_ELEMENTS = (1 << 14, 1 << 17, 1 << 19, 1 << 21)
+EPS = 0.01
+
+Course = Generator[Plan | None, tuple[Step, float], None]
+"""Yields what `decide` returns; is sent the next step and the seconds that it took."""
+Timed = Generator[Plan | None, tuple[Step, float], float]
+
+_log = logging.getLogger("gradwire")
+
+
+class Auto(Controller):
+    """Finds the fastest plan from `candidates` while the job trains, and keeps it the fastest.
+
+    It traces some dense steps, measures each candidate on the job's own network between two steps, searches the plan
+    with the shortest predicted step, tries the best few in turn, and keeps the one that was fastest in reality: dense,
+    where nothing beats it. When steps later take much longer or shorter than they did, it measures and searches anew.
+
+    A candidate is a compressor, or a `Group` without slots that names memory and communicator as well. By default
+    only such as need no tuning and no leap of faith: fp32, bf16, and 8 bits with a residual.
+
+    `profile` and `found` are what the last search saw and found; `decisions` tells what was done and why.
+    """
+
+    numbers = 2
+
+    def __init__(self, candidates: Sequence[Compressor | Group] = ()) -> None:
+        chosen = list(candidates) or [FP32(), BF16(), Group((), QSGD(), Residual(), AllGather())]
+        if not any(isinstance(_compressor(candidate), Cast) for candidate in chosen):
+            chosen.insert(0, FP32())
+        self.candidates = chosen
+        self.profile: Profile | None = None
+        self.found: Found | None = None
+        self._dense_s = float("inf")
+        self._expected_s = 0.0
+        self._chose = False
+        self._last = 0.0
+        self._course: Course | None = None
+
+    def observe(self, step: Step, numbers: Tensor) -> None:
+        now = perf_counter()
+        numbers[0], numbers[1] = now - self._last, 1
+        self._last = now
+
+    def decide(self, step: Step, sums: Tensor) -> Plan | None:
+        if self._course is None:
+            self._course = self._run(step)
+            return next(self._course)
+        return self._course.send((step, float(sums[0] / sums[1])))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"chose": torch.tensor(self._chose)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self._chose, self._course = bool(state["chose"]), None
+
+    def _run(self, step: Step) -> Course:
+        if not self._chose:
+            for _ in range(WARM):
+                step, _ = yield None
+            times, self._dense_s, step = yield from self._traced(step)
+            yield from self._choose(step, times)
+        while True:
+            step = yield from self._watch()
+            times, _, step = yield from self._traced(step)
+            yield from self._choose(step, times)
+
+    def _traced(self, step: Step) -> Generator[Plan | None, tuple[Step, float], tuple["Times", float, Step]]:
+        """What the next steps' compute takes, and a whole step's seconds, on the slowest rank."""
+        trace = step.record(TRACED)
+        seconds: list[float] = []
+        for _ in range(TRACED + 2):
+            step, second = yield None
+            seconds.append(second)
+        times = Times.of(trace.timelines(), step.slots)
+        return times.on_slowest(step), median(seconds[1:]), step
+
+    def _choose(self, step: Step, times: "Times") -> Course:
+        """Measures, searches, tries, and leaves the fastest in force."""
+        self.profile = profile = self._measured(step, times)
+        regime = Worker(contention())
+        self.found = found = search(profile.problem(), regime, EPS)
+        plans = self._agreed(step, shortlist(profile, found, regime))
+        seconds: list[list[float]] = [[] for _ in plans]
+        for _ in range(ROUNDS):
+            for plan, taken in zip(plans, seconds, strict=True):
+                taken.append((yield from _tried(plan)))
+        best = min(range(len(plans)), key=lambda i: median(seconds[i]))
+        self._expected_s, self._chose = median(seconds[best]), True
+        self._tell(step, found, plans[best], seconds, best)
+        yield plans[best]
+
+    def _measured(self, step: Step, times: "Times") -> Profile:
+        """The profile of this job: every candidate on its own network, the slowest rank's seconds."""
+        device = step.states[0].kept.device if step.states else torch.device("cpu")
+        ordered = sorted(step.slots, key=lambda slot: times.ready_s[slot.name])
+        sizes = [_first(ordered, elements) for elements in PROBED_ELEMENTS]
+        pieces = [slots for i, slots in enumerate(sizes) if not i or slots != sizes[i - 1]]
+        ways = [way for candidate in self.candidates for way in ways_of(candidate, step.transport.world)]
+        samples = [[measure(way, slots, step.transport, device) for slots in pieces] for way in ways]
+        numbers = torch.tensor([[[s.encode_s, s.wire_s, s.decode_s, s.local_s] for s in row] for row in samples])
+        agreed = slowest(numbers.double().flatten().to(device), step.transport).cpu().view(numbers.shape).tolist()
+        samples = [
+            [replace(s, encode_s=a[0], wire_s=a[1], decode_s=a[2], local_s=a[3]) for s, a in zip(row, own, strict=True)]
+            for row, own in zip(samples, agreed, strict=True)
+        ]
+        local = step.transport.local
+        return Profile(
+            slots=tuple(SlotTime(slot.name, tuple(slot.shape), times.ready_s[slot.name]) for slot in ordered),
+            forward_s=times.forward_s,
+            optimizer_s=times.optimizer_s,
+            candidates=tuple(_candidate(way, row) for way, row in zip(ways, samples, strict=True)),
+            collectives=_collectives(ways, samples),
+            ranks=step.ranks,
+            gpus_per_host=local.world if local else 1,
+            local=_local(samples) if local else {},
+            device=device.type,
+        )
+
+    def _agreed(self, step: Step, plans: list[Plan]) -> list[Plan]:
+        """Rank 0's plans, for all ranks: their profiles are equal, their arithmetic need not be."""
+        device = step.states[0].kept.device if step.states else torch.device("cpu")
+        text = "\0".join(plan.to_json() for plan in plans).encode()
+        length = torch.tensor([len(text)], device=device)
+        from_rank_0(length, step.transport)
+        letters = torch.zeros(int(length), dtype=torch.uint8, device=device)
+        mine = torch.frombuffer(bytearray(text), dtype=torch.uint8)[: len(letters)]
+        letters[: len(mine)] = mine.to(device)
+        from_rank_0(letters, step.transport)
+        return [Plan.from_json(line) for line in bytes(letters.tolist()).decode().split("\0")]
+
+    def _watch(self) -> Generator[Plan | None, tuple[Step, float], Step]:
+        """Returns when steps have long taken another time than they did."""
+        strange = 0
+        while True:
+            seconds: list[float] = []
+            for _ in range(WINDOW - 1):
+                seconds.append((yield None)[1])
+            step, last = yield None
+            now = median([*seconds, last])
+            self._expected_s = self._expected_s or now
+            strange = strange + 1 if max(now / self._expected_s, self._expected_s / now) > DRIFT else 0
+            if strange == PATIENCE:
+                expected = 1e3 * self._expected_s
+                self._say(step, f"steps take {1e3 * now:.0f} ms, not {expected:.0f} ms any more: planning anew")
+                return step
+
+    def _tell(self, step: Step, found: Found, plan: Plan, seconds: list[list[float]], best: int) -> None:
+        taken, predicted = 1e3 * self._expected_s, 1e3 * found.step_s
+        others = ", ".join(f"{1e3 * median(own):.0f}" for i, own in enumerate(seconds) if i != best)
+        self._say(
+            step,
+            f"{words(plan)}: {taken:.0f} ms a step (predicted {predicted:.0f} ms for the best), others {others} ms, "
+            f"dense {1e3 * self._dense_s:.0f} ms while it was profiled",
+        )
+
+    def _say(self, step: Step, decision: str) -> None:
+        self.decisions.append(Decision(step.number, decision))
+        if step.transport.rank == 0:
+            _log.info("step %d: %s", step.number, decision)
+
+
+@dataclass(frozen=True)
+class Times:
+    """What a step's compute takes: when after backward began each slot is ready, and the rest."""
+
+    ready_s: dict[str, float]
+    forward_s: float
+    optimizer_s: float
+
+    @classmethod
+    def of(cls, timelines: Sequence[Timeline], slots: Sequence[Slot]) -> "Times":
+        """The medians over the steps."""
+        ready: dict[str, list[float]] = {slot.name: [] for slot in slots}
+        forward: list[float] = []
+        optimizer: list[float] = []
+        for timeline in timelines:
+            began = max(span.end_s for span in timeline.spans if span.lane == "forward")
+            forward.append(began)
+            optimizer.append(sum(s.end_s - s.start_s for s in timeline.spans if s.lane == "optimizer"))
+            for span in timeline.spans:
+                if span.lane == "backward" and span.slots:
+                    ready[span.slots[0]].append(span.end_s - began)
+        last_s = max(median(seconds) for seconds in ready.values() if seconds)  # a parameter may get no gradient
+        ready_s = {name: median(seconds) if seconds else last_s for name, seconds in ready.items()}
+        return cls(ready_s, median(forward), median(optimizer))
+
+    def on_slowest(self, step: Step) -> "Times":
+        """The slowest rank's, slot by slot."""
+        numbers = torch.tensor([self.forward_s, self.optimizer_s, *self.ready_s.values()], dtype=torch.float64)
+        forward_s, optimizer_s, *ready_s = slowest(numbers, step.transport).tolist()
+        return Times(dict(zip(self.ready_s, ready_s, strict=True)), forward_s, optimizer_s)
+
+
+def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
+    """The ways to send that a candidate stands for: a compressor's own memory, and each communicator that may win."""
+    if isinstance(candidate, Group):
+        return [replace(candidate, slots=())]
+    memory = NoMemory() if isinstance(candidate, Cast) else default_memory(candidate)
+    if isinstance(candidate, Rounds) or (isinstance(candidate, Codec) and candidate.summable):
+        return [Group((), candidate, memory, AllReduce())]
+    communicators: list[Communicator] = [AllGather()]
+    if world > 2 and isinstance(candidate, Codec) and candidate.divisible:
+        communicators.append(ScatterReduce())
+    return [Group((), candidate, memory, communicator) for communicator in communicators]
+
+
+def shortlist(profile: Profile, found: Found, regime: Regime) -> list[Plan]:
+    """What is worth trying: the best plan, and the best of each candidate alone that the model puts close behind."""
+    problem = profile.problem()
+    rivals = [_alone(problem, regime, option) for option in range(len(problem.options))]
+    rivals.sort(key=lambda rival: rival.step_s)
+    close = [rival for rival in rivals if rival.step_s < WORTH_TRYING * found.step_s]
+    plans = [profile.plan(each.groups) for each in [found, *close]]
+    return [plan for i, plan in enumerate(plans) if plan not in plans[:i]][:MOST_TRIED]
+
+
+def contention() -> float:
+    """The share of its speed that backward loses while the engine computes: on a CPU without a core to spare, half."""
+    if torch.cuda.is_available():
+        return 0.0
+    cores = len(os.sched_getaffinity(0)) / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return min(0.5, max(0.0, 1 - cores / (torch.get_num_threads() + 1)))
+
+
+def words(plan: Plan) -> str:
+    """The plan in a few words."""
+    names = list(dict.fromkeys(f"{group.compressor} by {group.communicator}" for group in plan.groups))
+    return f"{len(plan.groups)} groups of {', '.join(names)}"
+
+
+def _alone(problem: Problem, regime: Regime, option: int) -> Found:
+    tried = [baselines.best_buckets(problem, regime, option), baselines.one_group(problem, regime, option)]
+    return min(tried, key=lambda found: found.step_s)
+
+
+def _tried(plan: Plan) -> Timed:
+    """The median seconds of a step with `plan`."""
+    yield plan
+    for _ in range(SETTLE):
+        yield None
+    seconds: list[float] = []
+    for _ in range(TRIED):
+        _, second = yield None
+        seconds.append(second)
+    return median(seconds)
+
+
+def _compressor(candidate: Compressor | Group) -> Compressor:
+    return candidate.compressor if isinstance(candidate, Group) else candidate
+
+
+def _first(slots: Sequence[Slot], elements: int) -> list[Slot]:
+    """The first slots with so many elements together, or all; of two or more dimensions where there are such."""
+    large = [slot for slot in slots if len(slot.shape) > 1] or list(slots)
+    taken: list[Slot] = []
+    for slot in large:
+        taken.append(slot)
+        if sum(each.numel for each in taken) >= elements:
+            break
+    return taken
+
+
+def _candidate(way: Group, samples: Sequence[Sample]) -> Candidate:
+    slower = 1 / (1 - contention())
+    sizes = torch.tensor([float(sample.elements) for sample in samples]).numpy()
+    encode, decode = ([slower * getattr(s, name) for s in samples] for name in ("encode_s", "decode_s"))
+    return Candidate(way, *(Table.of(sizes, torch.tensor(t, dtype=torch.float64).numpy()) for t in (encode, decode)))
+
+
+def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> dict[str, Affine | Table]:
+    """Seconds against bytes sent, by communicator; of one collective, where a compressor has several."""
+    costs: dict[str, Affine | Table] = {}
+    for name in {way.communicator.name for way in ways}:
+        points = [
+            (sample.wire_bytes, sample.wire_s / way.communicator.rounds(way.compressor, 2))
+            for way, row in zip(ways, samples, strict=True) if way.communicator.name == name
+            for sample in row if not isinstance(way.compressor, Rounds)
+        ] or [
+            (sample.wire_bytes, sample.wire_s)
+            for way, row in zip(ways, samples, strict=True) if way.communicator.name == name
+            for sample in row
+        ]  # fmt: skip
+        costs[name] = _line(points)
+    return costs
+
+
+def _local(samples: Sequence[Sequence[Sample]]) -> dict[str, Affine | Table]:
+    """Seconds inside a host against bytes of the gradient; the two collectives share them."""
+    cost = _line([(4 * sample.elements, sample.local_s / 2) for row in samples for sample in row])
+    return {"sum": cost, "broadcast": cost}
+
+
+def _line(points: Sequence[tuple[float, float]]) -> Affine:
+    """Through measured (bytes, seconds); flat where a small model gave one size only."""
+    sizes, seconds = torch.tensor(points, dtype=torch.float64).T
+    return (
+        theil_sen(sizes.numpy(), seconds.numpy()).cost if sizes.unique().numel() > 1 else Affine(float(seconds.max()))
+    )

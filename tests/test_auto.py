@@ -1,0 +1,117 @@
+"""The automatic plan: found on a running job, the same on all ranks, never at the cost of a gradient."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import SMALL, Job, draw, raising, slots_of, together, total
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire as gw
+from gradwire.controllers import Auto
+from gradwire.controllers.auto import ROUNDS, SETTLE, TRACED, TRIED, WARM, ways_of
+from gradwire.ddp import automatic
+from gradwire.plan import uniform
+
+SLOTS = slots_of(SMALL)
+DENSE = uniform(SLOTS, gw.FP32())
+MOST_STEPS = WARM + TRACED + 3 + 4 * ROUNDS * (SETTLE + TRIED + 1) + 2
+
+
+def automatic_job(world: int, candidates: list) -> Job:
+    return Job(DENSE, SLOTS, world, controllers=[Auto(candidates) for _ in range(world)])
+
+
+def train(running: Job, steps: range) -> list[list[Tensor]]:
+    """Rank 0's means of every step, with forward passes that tell where a step begins."""
+
+    def work(rank: int) -> list[list[Tensor]]:
+        engine, means = running.engines[rank], []
+        for number in steps:
+            engine.forward_begins()
+            engine.forward_ends()
+            for slot, grad in enumerate(draw(SLOTS, running.world, number)[rank]):
+                engine.give(slot, grad)
+            engine.wait()
+            means.append([mean.clone() for mean in engine.means()])
+        return means
+
+    by_rank = raising(together(running.world, work))
+    for step in zip(*by_rank, strict=True):
+        assert all(torch.equal(a, b) for own in step for a, b in zip(own, step[0], strict=True))
+    return by_rank[0]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_find_the_same_plan_and_lose_nothing(world: int):
+    running = automatic_job(world, [gw.TopK(0.1), gw.QSGD(), gw.PowerSGD(2)])
+    sent = [torch.zeros(slot.shape).double() for slot in SLOTS]
+    given = [torch.zeros(slot.shape).double() for slot in SLOTS]
+    for number, means in enumerate(train(running, range(MOST_STEPS))):
+        sent = [s + mean.double() for s, mean in zip(sent, means, strict=True)]
+        given = [g + t / world for g, t in zip(given, total(draw(SLOTS, world, number)), strict=True)]
+    plans = [engine.plan for engine in running.engines]
+    assert plans == [plans[0]] * world
+    assert all(controller.decisions for controller in running.controllers)
+    assert running.controllers[0].profile == running.controllers[1].profile
+    left = total(running.state("residual"))
+    noisy = any(isinstance(group.compressor, gw.QSGD) for group in plans[0].groups)
+    for s, r, g in zip(sent, left, given, strict=True):
+        torch.testing.assert_close(s + r, g, rtol=1e-4, atol=0.5 if noisy else 2e-3)
+    running.close()
+
+
+def test_the_profile_of_a_job_is_whole_and_survives_json():
+    running = automatic_job(2, [gw.BF16(), gw.TopK(0.1)])
+    train(running, range(MOST_STEPS))
+    profile = running.controllers[0].profile
+    profile.check(SLOTS)
+    assert type(profile).from_json(profile.to_json()) == profile
+    assert {type(candidate.way.compressor) for candidate in profile.candidates} == {gw.BF16, gw.TopK}
+    running.close()
+
+
+def test_a_resumed_job_keeps_the_plan_that_was_found():
+    first = automatic_job(2, [gw.TopK(0.1)])
+    train(first, range(MOST_STEPS))
+    states, found = first.states(), first.engines[0].plan
+    second = automatic_job(2, [gw.TopK(0.1)])
+
+    def resume(rank: int) -> None:
+        second.engines[rank].adopt(*gw.checkpoint.unpack(states[rank]))
+
+    raising(together(2, resume))
+    train(second, range(3))
+    assert [engine.plan for engine in second.engines] == [found] * 2
+    first.close()
+    second.close()
+
+
+def test_an_own_way_to_send_is_a_candidate_too():
+    way = gw.Group((), gw.QSGD(), gw.Residual(), gw.ScatterReduce())
+    assert ways_of(way, 4) == [way]
+    assert [str(each.communicator) for each in ways_of(gw.TopK(0.1), 4)] == ["AllGather()", "ScatterReduce()"]
+    assert [str(each.communicator) for each in ways_of(gw.TopK(0.1), 2)] == ["AllGather()"]
+    assert [str(each.communicator) for each in ways_of(gw.PowerSGD(4), 4)] == ["AllReduce()"]
+
+
+def test_a_dense_candidate_is_always_there():
+    assert gw.FP32() in Auto([gw.TopK(0.1)]).candidates
+    assert gw.FP32() not in Auto([gw.BF16()]).candidates
+
+
+def test_contradictions_are_refused():
+    with pytest.raises(ValueError, match="leave the compressor out"):
+        automatic(gw.TopK(0.1), [gw.BF16()], None)
+    with pytest.raises(ValueError, match="needs a compressor"):
+        automatic(None, (), Auto())
+
+
+def test_one_rank_needs_no_plan(tmp_path: Path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert gw.attach(DistributedDataParallel(nn.Linear(4, 3))).plan is None
+    finally:
+        dist.destroy_process_group()
