@@ -24,7 +24,7 @@ Cuts = list[tuple[int, int]]
 SEEDS = (1, 2, 4, 8, 16, 32)
 MOST_PIECES = 400
 MOST_LABELS = 10_000
-COARSE = 1024
+COARSE = 256
 """The first pass merges labels that differ by this part of the step, or less."""
 ROUNDING = 1e-12
 
@@ -89,7 +89,7 @@ def _refined(problem: Problem, regime: Regime, eps: float, known: Sequence[Found
         gap = max(1.0, best.step_s / lower_s)
         if gap <= 1 + eps + ROUNDING or exact or (most and labels.used > most):
             return Found(best.groups, best.step_s, 1.0 if exact or gap <= 1 + ROUNDING else gap)
-        part *= 2
+        part *= 3
 
 
 def _seeds(problem: Problem, regime: Regime) -> list[Found]:
