@@ -15,7 +15,7 @@ from gradwire.lab.configuration import parse
 from gradwire.lab.grouping import Grouping
 from gradwire.lab.hybrid import Hybrid
 from gradwire.lab.results import Totals
-from gradwire.lab.suites import SUITES, Cuts, suite
+from gradwire.lab.suites import SUITES, Cuts, Row, suite
 from gradwire.layout import Slot
 from gradwire.plan import Plan, uniform
 from gradwire.report import suite as report
@@ -196,12 +196,17 @@ def test_mistakes_get_one_line(arguments: list[str], message: str, capsys: pytes
     assert err.count("\n") == 1
 
 
-def test_a_small_suite_runs_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cuts = ["--model", "resnet101", "--hosts", "2", "--link", "loopback", "--layers", "4", "--batch", "2"]
-    assert main(["bench", "--suite", "gravac", *cuts, "--steps", "1", "--repeats", "1", "--out", str(tmp_path)]) == 0
+def test_a_small_suite_runs_from_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = Cell(model="resnet18", ranks=4, batch=2, size=32)
+    monkeypatch.setitem(SUITES, "small", [Row(cell, name, cell) for name in ("dense@1mb", "topk@hybrid")])
+    options = ["--hosts", "2", "--layers", "4", "--steps", "1", "--repeats", "1", "--out", str(tmp_path)]
+    assert main(["bench", "--suite", "small", *options]) == 0
     (folder,) = tmp_path.iterdir()
     assert {path.name for path in folder.iterdir()} == {"suite.png", "report.html", "suite.json"}
-    rows = json.loads((folder / "suite.json").read_text())["rows"]
-    assert len(rows) == 13
-    assert all(row["parameters"] < 44_549_160 and row["step_ms"]["median"] > 0 for row in rows)
-    assert "4 of 33 layers" in capsys.readouterr().out
+    dense, topk = json.loads((folder / "suite.json").read_text())["rows"]
+    assert dense["parameters"] == topk["parameters"] < 11_689_512
+    assert topk["per_step"]["wire_bytes"] < dense["per_step"]["wire_bytes"] / 20
+    assert topk["cut"] == "4 of 8 layers, ranks 2 for 4"
+    assert "Suite small" in capsys.readouterr().out
