@@ -4,7 +4,10 @@ from gradwire.controllers.accordion import Accordion
 from gradwire.controllers.auto import Auto
 from gradwire.controllers.base import MESSAGE_NUMBERS, Controller, Decision, Step
 from gradwire.controllers.gravac import GraVAC
+from gradwire.controllers.lgreco import LGreCo
 from gradwire.controllers.scadles import ScaDLES
 from gradwire.controllers.warm_up import WarmUp
 
-__all__ = ["MESSAGE_NUMBERS", "Accordion", "Auto", "Controller", "Decision", "GraVAC", "ScaDLES", "Step", "WarmUp"]
+__all__ = [
+    "MESSAGE_NUMBERS", "Accordion", "Auto", "Controller", "Decision", "GraVAC", "LGreCo", "ScaDLES", "Step", "WarmUp",
+]  # fmt: skip

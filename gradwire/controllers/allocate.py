@@ -1,0 +1,58 @@
+"""One choice per layer under a common budget: a multiple-choice knapsack by dynamic programming."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+FRONT = 64
+"""Partial sums that are kept per layer. Where more are worth it, those that are best by value plus cost at its price:
+the one at which each layer's own best choice would just fit the budget (Lagrange's multiplier)."""
+
+
+def allocate(values: Matrix, costs: Matrix, budget: float) -> list[int]:
+    """The choice per layer with the least sum of `values` (layers, choices) whose `costs` add up to at most `budget`;
+    the cheapest of each layer where nothing does. Exact as long as at most 64 partial sums are worth keeping."""
+    if costs.min(1).sum() > budget:
+        return costs.argmin(1).tolist()
+    rest = np.append(costs.min(1)[::-1].cumsum()[::-1], 0)  # what the layers that follow cost at least
+    price = _price(values, costs, budget)
+    cost, value = np.zeros(1), np.zeros(1)
+    steps: list[tuple[NDArray[np.intp], int]] = []
+    for layer, (own_values, own_costs) in enumerate(zip(values, costs, strict=True)):
+        all_costs = (cost[:, None] + own_costs).ravel()
+        all_values = (value[:, None] + own_values).ravel()
+        kept = _worth_keeping(all_costs, all_values, budget - rest[layer + 1], price)
+        cost, value = all_costs[kept], all_values[kept]
+        steps.append((kept, len(own_costs)))
+    at, chosen = len(value) - 1, []
+    for kept, choices in reversed(steps):
+        at, choice = divmod(int(kept[at]), choices)
+        chosen.append(choice)
+    return chosen[::-1]
+
+
+def _worth_keeping(costs: Matrix, values: Matrix, budget: float, price: float) -> NDArray[np.intp]:
+    """Indices by ascending cost, and so descending value, of what fits and is not worse than a cheaper one."""
+    order = np.argsort(costs, kind="stable")
+    order = order[costs[order] <= budget * (1 + 1e-12)]
+    sorted_values = values[order]
+    before = np.minimum.accumulate(np.concatenate(([np.inf], sorted_values[:-1])))
+    front = order[sorted_values < before]
+    if len(front) <= FRONT:
+        return front
+    priced = values[front] + price * costs[front]
+    priced[0] = -np.inf  # the cheapest leaves room for whatever follows
+    return front[np.sort(np.argpartition(priced, FRONT)[:FRONT])]
+
+
+def _price(values: Matrix, costs: Matrix, budget: float) -> float:
+    """What a unit of cost is worth, in units of value."""
+    finite = np.isfinite(values) & np.isfinite(costs)
+    values, costs = np.where(finite, values, 1e300), np.where(finite, costs, 1e300)
+    layers = np.arange(len(costs))
+    low, high = -60.0, 60.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        choice = (values + np.exp(middle) * costs).argmin(1)
+        low, high = (middle, high) if costs[layers, choice].sum() > budget else (low, middle)
+    return float(np.exp(high))

@@ -1,0 +1,210 @@
+"""L-GreCo: each layer's own compression, by what it costs and what it loses there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire.communicators import AllReduce
+from gradwire.compressors import FP16, QSGD, Cast, Codec, Compressor, LowRank, MultiLevel, RandomK, Sparse, TernGrad
+from gradwire.controllers.allocate import allocate
+from gradwire.controllers.base import MESSAGE_NUMBERS, Controller, Decision, Step
+from gradwire.controllers.errors import square_errors
+from gradwire.controllers.recompress import recompress, with_options
+from gradwire.controllers.settings import setting_of
+from gradwire.layout import Layout, Slot
+from gradwire.plan import Group, Plan
+
+SCALES = {"ratio": (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8), "rank": (1 / 4, 1 / 2, 3 / 4, 1, 3 / 2, 2, 4)}
+MOST_GROUPS = 16
+Budget = Literal["error", "bytes", "seconds"]
+
+
+@dataclass
+class LGreCo(Controller):
+    """Gives each layer one of `choices` so that all errors together stay what they are with the compressor given and
+    the fewest bytes are sent (Alimohammadi et al., L-GreCo, MLSys 2024, https://arxiv.org/abs/2210.17357).
+
+    With budget "bytes" a step sends at most `limit` bytes of payload per rank (by default as many as with the
+    compressor given) with the least error; with "seconds", what the link carries in `limit` seconds, as measured on
+    the wire (Kimad, https://arxiv.org/abs/2312.08053). An error is the norm of what a layer's gradient and residual
+    lose, over all ranks. `choices` are by default the given ratio times 1/8 to 8, the rank times 1/4 to 4, and for
+    quantisers 2, 8 and 16 bits.
+
+    Layers are looked at a few per step, so that the message stays at 64 bytes; after all were, the plan follows, and
+    `interval` steps later they are looked at again.
+    """
+
+    budget: Budget = "error"
+    limit: float | None = None
+    interval: int = 500
+    choices: tuple[Compressor, ...] | None = field(default=None)
+    numbers: ClassVar[int] = MESSAGE_NUMBERS
+
+    def __post_init__(self) -> None:
+        if self.budget == "seconds" and not self.limit:
+            raise ValueError("a budget of seconds needs how many per step; use e.g. LGreCo('seconds', limit=0.05)")
+        if self.budget not in ("error", "bytes", "seconds") or (self.limit is not None and self.limit <= 0):
+            raise ValueError(
+                f"budget={self.budget!r}, limit={self.limit} is no budget; use LGreCo('error'), LGreCo('bytes', 4e6) "
+                "or LGreCo('seconds', 0.05)"
+            )
+        if self.interval < 1:
+            raise ValueError(f"interval={self.interval} counts steps; use 1 or more, e.g. interval=500")
+        self._begin_layers(Plan(()))
+        self._left = self.interval // 10
+        self._at = 0
+        self._wire = [0.0, 0.0]
+        self._told = (0, 0.0)
+
+    def check(self, plan: Plan) -> None:
+        given = [group.compressor for group in plan.groups if _measured(group.compressor)]
+        if not given:
+            raise ValueError(
+                f"LGreCo measures what sparsifiers, quantisers and low rank lose, not {plan.groups[0].compressor}; "
+                "use e.g. attach(ddp, PowerSGD(4), controller=LGreCo())"
+            )
+        for compressor in given:
+            if len(self._choices_for(compressor)) > MESSAGE_NUMBERS - 2:
+                raise ValueError(f"{len(self._choices_for(compressor))} choices do not fit the message; use up to 14")
+
+    def begin(self, plan: Plan) -> Plan:
+        self._begin_layers(plan)
+        return plan
+
+    def observe(self, step: Step, numbers: Tensor) -> None:
+        stats = step.stats()
+        numbers[-2], numbers[-1] = stats.wire_bytes - self._told[0], stats.wire_s - self._told[1]
+        self._told = (stats.wire_bytes, stats.wire_s)
+        if self._left:
+            return
+        here = {slot.name: (state, index) for state in step.states for index, slot in enumerate(state.layout.slots)}
+        for first, name in self._looked_at():
+            if name in here:
+                state, index = here[name]
+                part = state.layout.parts(state.flat["x"])[index]
+                errors = square_errors(part, state.layout.slots[index], self._choices[name])
+                numbers[first : first + len(errors)] = numbers.new_tensor(errors)
+
+    def decide(self, step: Step, sums: Tensor) -> Plan | None:
+        row = sums.double()
+        self._wire = [self._wire[0] + float(row[-2]), self._wire[1] + float(row[-1])]
+        if self._left:
+            self._left -= 1
+            return None
+        if not row.isfinite().all():
+            return None
+        looked_at = self._looked_at()
+        for first, name in looked_at:
+            self._curves[name] = row[first : first + len(self._choices[name])].tolist()
+        self._at += len(looked_at)
+        if self._at < len(self._names):
+            return None
+        plan = self._solve(step)
+        self._at, self._left, self._wire = 0, self.interval, [0.0, 0.0]
+        return None if plan == step.plan else plan
+
+    def state_dict(self) -> dict[str, Tensor]:
+        curves = [number for name in self._names[: self._at] for number in self._curves[name]]
+        numbers = [self._left, self._at, *self._wire, *curves]
+        return {"lgreco": torch.tensor(numbers, dtype=torch.float64)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        left, at, wire_bytes, wire_s, *curves = state["lgreco"].tolist()
+        self._left, self._at, self._wire = int(left), int(at), [wire_bytes, wire_s]
+        for name in self._names[: self._at]:
+            size = len(self._choices[name])
+            self._curves[name], curves = curves[:size], curves[size:]
+
+    def _begin_layers(self, plan: Plan) -> None:
+        self._origin = plan
+        groups = {name: group for group in plan.groups if _measured(group.compressor) for name in group.slots}
+        self._names = list(groups)
+        self._given = {name: group.compressor for name, group in groups.items()}
+        self._choices = {name: self._choices_for(given) for name, given in self._given.items()}
+        self._curves: dict[str, list[float]] = {}
+
+    def _choices_for(self, given: Compressor) -> Sequence[Compressor]:
+        others = self.choices or _around(given)
+        return [*others, *([] if given in others else [given])]
+
+    def _looked_at(self) -> list[tuple[int, str]]:
+        """The layers of this step, each with where its numbers begin."""
+        first, layers = 0, []
+        for name in self._names[self._at :]:
+            if first + len(self._choices[name]) > MESSAGE_NUMBERS - 2:
+                break
+            layers.append((first, name))
+            first += len(self._choices[name])
+        return layers
+
+    def _solve(self, step: Step) -> Plan:
+        """The plan that follows from the curves."""
+        slots = {name: Slot.of(name, mean) for name, mean in step.means().items() if name in self._curves}
+        most = max(map(len, self._choices.values()))
+        errors, sizes = np.full((2, len(self._names), most), np.inf)
+        for row, name in enumerate(self._names):
+            count = len(self._choices[name])
+            errors[row, :count] = [sqrt(error) for error in self._curves[name]]
+            sizes[row, :count] = [_bytes(choice, slots[name]) for choice in self._choices[name]]
+        given = [self._choices[name].index(self._given[name]) for name in self._names]
+        rows = range(len(given))
+        error, size = float(errors[rows, given].sum()), float(sizes[rows, given].sum())
+        if self.budget == "error":
+            chosen = allocate(sizes, errors, error)
+        else:
+            chosen = allocate(errors, sizes, self._byte_budget(size, step.ranks))
+        picked = {name: self._choices[name][choice] for name, choice in zip(self._names, chosen, strict=True)}
+        now = float(sizes[rows, chosen].sum()), float(errors[rows, chosen].sum())
+        text = f"{now[0] / size:.3g} times the bytes at {now[1] / max(error, 1e-30):.3g} times the error"
+        self.decisions.append(Decision(step.number + 1, text))
+        return _joined(recompress(self._origin, lambda group, name: picked.get(name, group.compressor)))
+
+    def _byte_budget(self, uniform: float, ranks: int) -> float:
+        if self.budget == "bytes" or not self._wire[1]:
+            return self.limit if self.limit and self.budget == "bytes" else uniform
+        gathered = any(not isinstance(group.communicator, AllReduce) for group in self._origin.groups)
+        wire_per_byte = ranks - 1 if gathered else 2 * (ranks - 1) / ranks
+        return (self.limit or 0.0) * self._wire[0] / self._wire[1] / wire_per_byte
+
+
+def _measured(compressor: Compressor) -> bool:
+    """Whether this knows what it loses of a layer by itself."""
+    return isinstance(compressor, Codec | LowRank) and not isinstance(compressor, Cast | MultiLevel)
+
+
+def _around(given: Compressor) -> list[Compressor]:
+    setting = setting_of(given)
+    if setting not in SCALES:
+        return [TernGrad(), QSGD(), FP16()]
+    value: Any = getattr(given, setting)
+    if setting == "ratio":
+        values = [min(1.0, value * scale) for scale in SCALES[setting]]
+    else:
+        values = [max(1, round(value * scale)) for scale in SCALES[setting]]
+    return [with_options(given, {setting: value}) for value in sorted(set(values))]
+
+
+def _bytes(choice: Compressor, slot: Slot) -> float:
+    """The layer's share of a payload, without what a group costs."""
+    if isinstance(choice, LowRank):
+        rank = choice.factor_rank(*slot.matrix)
+        return choice.group_bytes(Layout((slot,)), choice.start_step) if rank else 4 * slot.numel
+    assert isinstance(choice, Codec)
+    if isinstance(choice, Sparse | RandomK):
+        return choice.count(slot.numel) * (6 if isinstance(choice, Sparse) else 4)
+    return choice.group_bytes(Layout((slot,)), 0)
+
+
+def _joined(plan: Plan) -> Plan:
+    """The plan, or with too many groups the one that has one for each way to compress."""
+    if len(plan.groups) <= MOST_GROUPS:
+        return plan
+    names: dict[tuple[Any, ...], list[str]] = {}
+    for group in plan.groups:
+        names.setdefault((group.compressor, group.memory, group.communicator), []).extend(group.slots)
+    return Plan(tuple(Group(tuple(own), *parts) for parts, own in names.items()))
