@@ -9,16 +9,14 @@ benchmarks/results/training.json and prints a Markdown table.
 """
 
 import argparse
-import json
-import os
 import statistics
 import sys
 import time
-from pathlib import Path
+
+from ranks import as_rank, collect, save
 
 import gradwire as gw
 
-RESULTS = Path(__file__).parent / "results"
 CONFIGURATIONS = {
     "dense fp32 (DDP)": None, "TopK 1 %": gw.TopK(0.01), "EFSignSGD": gw.EFSignSGD(), "PowerSGD r4": gw.PowerSGD(4),
     "QSGD 8 bit": gw.QSGD(),
@@ -28,56 +26,28 @@ CONFIGURATIONS = {
 def main() -> None:
     arguments = parse()
     if arguments.out:
-        rank_job(arguments)
-        return
-    from gradwire.lab.launch import launch
-    from gradwire.lab.link import Link
-    from gradwire.lab.network import Network
-
-    RESULTS.mkdir(exist_ok=True)
-    runs = []
+        as_rank(arguments.out, lambda: [train(name, each, arguments) for name, each in CONFIGURATIONS.items()])
+    runs: list[dict] = []
     for seed in arguments.seeds.split(","):
-        out = RESULTS / ".training.json"
-        argv = [__file__, *sys.argv[1:], "--seed", seed, "--out", str(out)]
-        if arguments.link == "loopback":
-            launch(argv, 2)
-        else:
-            with Network(2, Link.parse(arguments.link)) as network:
-                launch(argv, 2, network=network)
-        runs += json.loads(out.read_text())
-        out.unlink()
-        print(f"seed {seed}: " + ", ".join(f"{r['name']} {r['loss']:.4f} in {r['wall_s']:.0f} s" for r in runs[-5:]))
+        runs += collect(__file__, [*sys.argv[1:], "--seed", seed], 2, arguments.link)
+        own = runs[-len(CONFIGURATIONS) :]
+        print(f"seed {seed}: " + ", ".join(f"{run['name']} {run['loss']:.4f} in {run['wall_s']:.0f} s" for run in own))
+        save(arguments.save, link=arguments.link, steps=arguments.steps, runs=runs)
     print(f"\n{markdown(runs)}")
-    path = RESULTS / arguments.save
-    path.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "link": arguments.link, "runs": runs}, indent=1))
-    print(f"\nwritten to {path}")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--link", default="100mbit")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1.0)
     parser.add_argument("--save", default="training.json")
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
-
-
-def rank_job(arguments: argparse.Namespace) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    runs = [train(name, compressor, arguments) for name, compressor in CONFIGURATIONS.items()]
-    if dist.get_rank() == 0:
-        Path(arguments.out).write_text(json.dumps(runs))
-    dist.barrier()
-    time.sleep(0.2)  # gloo's threads let go of the last collective; else the interpreter's end may abort
-    os._exit(0)
 
 
 def train(name: str, compressor, arguments: argparse.Namespace) -> dict:
@@ -87,7 +57,7 @@ def train(name: str, compressor, arguments: argparse.Namespace) -> dict:
 
     from gradwire.lab.workloads import LanguageModel
 
-    task = LanguageModel(model="lstm", width=arguments.width)
+    task = LanguageModel(model="lstm", width=arguments.width, batch=arguments.batch)
     ddp = DDP(task.build_model(arguments.seed))
     handle = gw.attach(ddp, compressor, seed=arguments.seed) if compressor else None
     optimizer = torch.optim.SGD(ddp.parameters(), lr=arguments.lr, momentum=0.9)

@@ -104,7 +104,7 @@ CASES = [
     Case(gw.TernGrad(), RESIDUAL, GATHER, 2 + 32 / 1024),
     Case(gw.SignSGD(), NONE, GATHER, 1),
     Case(gw.Signum(), NONE, GATHER, 1),
-    Case(gw.EFSignSGD(), RESIDUAL, GATHER, 1 + 32 / 4096),
+    Case(gw.EFSignSGD(), RESIDUAL, GATHER, 1 + 32 / 256),
     Case(gw.EFSignSGD(block=64), RESIDUAL, SCATTER, 1 + 32 / 64),
     Case(gw.OneBit(), RESIDUAL, GATHER, 1 + 64 / 4096),
     Case(gw.OneBit(block=64), RESIDUAL, SCATTER, 1 + 64 / 64),

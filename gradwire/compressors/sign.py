@@ -17,7 +17,7 @@ class EFSignSGD(Blockwise):
     """The sign of each element times the mean magnitude of its block (Karimireddy et al., ICML 2019,
     https://arxiv.org/abs/1901.09847). Zero counts as positive. Wants `memory.Residual`."""
 
-    block: int = 4096
+    block: int = 256
     bits: ClassVar[int] = 1
 
     def __post_init__(self) -> None:

@@ -1,0 +1,179 @@
+"""The automatic plan beside every fixed configuration, and predicted beside measured steps, alternating in one run.
+
+    python benchmarks/auto.py                                    # loopback, 1gbit, 100mbit; 2 and 4 ranks; four models
+    python benchmarks/auto.py --links 1gbit --models gpt --ranks 2
+
+In each cell a job first trains under `gw.attach(ddp)` until the plan is found. Then its plan, plain DDP, and each
+candidate layer by layer, in 25 MB groups and in one group take turns: a fresh model, a few steps to warm up, then
+timed ones. "Predicted" is what the job's profile says of a plan before it was tried. Figures are medians in ms over
+all timed steps of rank 0. Writes benchmarks/results/auto.json and prints Markdown tables.
+"""
+
+import argparse
+import sys
+import time
+from statistics import median
+from typing import Any
+
+from ranks import as_rank, collect, save
+
+WARM = 3
+MOST_STEPS = 150
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.out:
+        as_rank(arguments.out, lambda: rank_job(arguments))
+    rows: list[dict[str, Any]] = []
+    for link in arguments.links.split(","):
+        for ranks in map(int, arguments.ranks.split(",")):
+            for model in arguments.models.split(","):
+                cell = collect(__file__, [*sys.argv[1:], "--model", model], ranks, link)
+                rows.append({"link": link, "ranks": ranks, "model": model} | cell)
+                print(line(rows[-1]), flush=True)
+                save(arguments.save, rows=rows)
+    print(f"\n{markdown(rows)}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--links", default="loopback,1gbit,100mbit")
+    parser.add_argument("--models", default="vgg16,resnet18,lstm,gpt")
+    parser.add_argument("--ranks", default="2,4")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--save", default="auto.json")
+    parser.add_argument("--model", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
+    from gradwire.controllers.auto import contention
+    from gradwire.schedule import Worker, timeline
+
+    profile, chosen, said = found(arguments.model)
+    plans: dict[str, Any] = {"auto": chosen, "DDP": None} | fixed(profile)
+    seconds: dict[str, list[float]] = {name: [] for name in plans}
+    for _ in range(arguments.repeats):
+        for name, plan in plans.items():
+            seconds[name] += timed(arguments.model, plan, arguments.steps)
+    predicted = {
+        name: 1e3 * timeline(profile, plan, Worker(contention())).step_s for name, plan in plans.items() if plan
+    }
+    measured = {name: 1e3 * median(own) for name, own in seconds.items()}
+    spread = {name: 1e3 * (max(own) - min(own)) for name, own in seconds.items()}
+    return {"said": said, "ms": measured, "spread": spread, "predicted": predicted}
+
+
+def found(model: str) -> tuple[Any, Any, list[str]]:
+    """The profile, the plan and the words of a job under `gw.attach(ddp)`."""
+    import gradwire as gw
+
+    controller = gw.Auto()
+    step = Training(model, lambda ddp: gw.attach(ddp, gw.FP32(), controller=controller))
+    for _ in range(MOST_STEPS):
+        step.run()
+        if controller.decisions:
+            step.run()
+            break
+    plan = step.handle.plan
+    step.handle.detach()
+    return controller.profile, plan, [decision.decision for decision in controller.decisions]
+
+
+def fixed(profile: Any) -> dict[str, Any]:
+    """Each candidate layer by layer, in 25 MB groups and in one group."""
+    from gradwire.schedule import Worker, baselines
+
+    problem, regime = profile.problem(), Worker()
+    rules = {"layer-wise": baselines.layer_wise, "25 MB": baselines.buckets, "one group": baselines.one_group}
+    plans = {
+        f"{candidate.way.compressor} {candidate.way.communicator} {name}": profile.plan(
+            rule(problem, regime, option).groups
+        )
+        for option, candidate in enumerate(profile.candidates)
+        for name, rule in rules.items()
+    }
+    return {name: plan for i, (name, plan) in enumerate(plans.items()) if plan not in list(plans.values())[:i]}
+
+
+def timed(model: str, plan: Any, steps: int) -> list[float]:
+    """Seconds of each of the steps after a few to warm up."""
+    import gradwire as gw
+
+    step = Training(model, (lambda ddp: gw.attach(ddp, plan)) if plan else (lambda ddp: None))
+    for _ in range(WARM):
+        step.run()
+    seconds = [step.run() for _ in range(steps)]
+    if step.handle:
+        step.handle.detach()
+    return seconds
+
+
+class Training:
+    """A fresh model in training."""
+
+    def __init__(self, model: str, attach: Any) -> None:
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        from gradwire.lab.workloads import Synthetic
+
+        self.task = Synthetic(model=model)
+        self.ddp = DistributedDataParallel(self.task.build_model(seed=0))
+        self.batches = self.task.batches(dist.get_rank(), dist.get_world_size(), seed=0)
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.01)
+        self.handle = attach(self.ddp)
+
+    def run(self) -> float:
+        """One step's seconds."""
+        inputs, targets = next(self.batches)
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        self.task.loss(self.ddp(inputs), targets).backward()
+        self.optimizer.step()
+        return time.perf_counter() - start
+
+
+def best(row: dict[str, Any], part: str = "") -> tuple[str, float]:
+    """The fastest fixed configuration whose name holds `part`, and its ms."""
+    others = {name: ms for name, ms in row["ms"].items() if name != "auto" and part in name}
+    name = min(others, key=lambda each: others[each])
+    return name, others[name]
+
+
+def dense_ms(row: dict[str, Any]) -> float:
+    return min(best(row, part)[1] for part in ("DDP", "FP32", "BF16"))
+
+
+def line(row: dict[str, Any]) -> str:
+    name, ms = best(row)
+    auto = row["ms"]["auto"]
+    return (
+        f"{row['link']} x{row['ranks']} {row['model']}: auto {auto:.0f} ms (predicted {row['predicted']['auto']:.0f}), "
+        f"best fixed {ms:.0f} ms ({name}), best dense {dense_ms(row):.0f} ms; {row['said'][-1]}"
+    )
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| link | ranks | model | auto | predicted | off by | best fixed | | auto / best | best dense | auto / dense |",
+        "|---" * 11 + "|",
+    ]
+    for row in rows:
+        (name, ms), dense, auto = best(row), dense_ms(row), row["ms"]["auto"]
+        predicted = row["predicted"]["auto"]
+        lines.append(
+            f"| {row['link']} | {row['ranks']} | {row['model']} | {auto:.0f} | {predicted:.0f} "
+            f"| {predicted / auto - 1:+.0%} | {ms:.0f} | {name} | {auto / ms:.2f} | {dense:.0f} | {auto / dense:.2f} |"
+        )
+    offs = [abs(row["predicted"][name] / row["ms"][name] - 1) for row in rows for name in row["predicted"]]
+    lines.append(f"\nOf all {len(offs)} predictions the median is off by {median(offs):.0%}.")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What the benchmarks share: run a script as ranks of a job, and take back what rank 0 found."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def collect(script: str, arguments: list[str], ranks: int, link: str) -> Any:
+    """Starts `script arguments --out FILE` on every rank, over "loopback" or an emulated link; what rank 0 wrote."""
+    from gradwire.lab.launch import launch
+    from gradwire.lab.link import Link
+    from gradwire.lab.network import Network
+
+    RESULTS.mkdir(exist_ok=True)
+    out = RESULTS / f".{os.getpid()}.json"
+    argv = [script, *arguments, "--out", str(out)]
+    if link == "loopback":
+        launch(argv, ranks)
+    else:
+        with Network(ranks, Link.parse(link)) as network:
+            launch(argv, ranks, network=network)
+    found = json.loads(out.read_text())
+    out.unlink()
+    return found
+
+
+def as_rank(out: str, job: Callable[[], Any]) -> None:
+    """Joins the job, runs `job`, and writes what it returned on rank 0 to `out`. Does not return."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = job()
+    if dist.get_rank() == 0:
+        Path(out).write_text(json.dumps(found))
+    dist.barrier()
+    time.sleep(0.2)  # gloo's threads let go of the last collective; else the interpreter's end may abort
+    os._exit(0)
+
+
+def save(name: str, **found: Any) -> None:
+    """Writes benchmarks/results/`name` with the date."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / name
+    path.write_text(json.dumps({"date": time.strftime("%Y-%m-%d")} | found, indent=1))
+    print(f"\nwritten to {path}")
