@@ -1,5 +1,6 @@
 """The front end for DistributedDataParallel."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -158,7 +159,7 @@ class _Bridge:
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        self.ddp = ddp
+        self.ddp = weakref.proxy(ddp)  # DDP's C++ side holds this; the collector does not see that cycle
         self.engine: Engine | None = None
         self._slot: dict[Tensor, int] = {}
         self._given: set[int] = set()

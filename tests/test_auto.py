@@ -1,5 +1,8 @@
 """The automatic plan: found on a running job, the same on all ranks, never at the cost of a gradient."""
 
+import gc
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -109,9 +112,24 @@ def test_contradictions_are_refused():
         automatic(None, (), Auto())
 
 
-def test_one_rank_needs_no_plan(tmp_path: Path):
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        assert gw.attach(DistributedDataParallel(nn.Linear(4, 3))).plan is None
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_one_rank_needs_no_plan():
+    assert gw.attach(DistributedDataParallel(nn.Linear(4, 3))).plan is None
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_model_that_was_attached_can_be_freed():
+    ddp = DistributedDataParallel(nn.Linear(4, 3))
+    gone, handle = weakref.ref(ddp.module), gw.attach(ddp, gw.TopK(0.1))
+    ddp(torch.ones(1, 4)).sum().backward()
+    handle.detach()
+    del ddp, handle
+    gc.collect()
+    assert gone() is None
