@@ -17,7 +17,7 @@ from gradwire.lab.bench import BenchSpec, Sample, bench
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.cell import LOOPBACK, Cell, Effort
 from gradwire.lab.comparison import Comparison, circumstances
-from gradwire.lab.configuration import Configuration, parse_all
+from gradwire.lab.configuration import Configuration, controlled, parse_all
 from gradwire.lab.join import joined
 from gradwire.lab.launch import RankFailed
 from gradwire.lab.link import Link
@@ -50,6 +50,10 @@ Hosts = Annotated[int | None, typer.Option(help="ranks to start, each with a lin
 Rate = Annotated[str | None, typer.Option("--link", help="emulated link, such as 100mbit; else loopback")]
 Device = Annotated[str, typer.Option(help="cpu, or cuda with one GPU per rank")]
 Seed = Annotated[int, typer.Option(help="of the model, the order of the data and the compressors")]
+ControllerName = Annotated[
+    str | None,
+    typer.Option("--controller", metavar="NAME[:VALUE,...]", help="for each CONFIG that compresses; see `list`"),
+]
 Options = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="option of the task; see `list`")
 ]
@@ -72,6 +76,7 @@ def train_(
     options: Options = None,
     folder: Annotated[Path | None, typer.Option(help="where the task's files are")] = None,
     lr: Annotated[float | None, typer.Option(help=_LR_HELP)] = None,
+    controller: ControllerName = None,
     seed: Seed = 0,
     device: Device = "cpu",
     out: Annotated[Path, typer.Option(help="where the run's folder goes")] = Path("runs"),
@@ -80,7 +85,7 @@ def train_(
     with mistakes():
         place = _place(hosts, link, device)
         comparison = Comparison(
-            configurations=parse_all(configurations),
+            configurations=parse_all([controlled(text, controller) for text in configurations]),
             task=task,
             options=[*(options or []), *([f"folder={folder}"] if folder else [])],
             ranks=place.ranks,
@@ -104,6 +109,7 @@ def bench_(
     steps: Annotated[int, typer.Option(help="steps to time in each repeat")] = 20,
     repeats: Annotated[int, typer.Option(help="turns that each configuration gets")] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="write all figures to this file")] = None,
+    controller: ControllerName = None,
     seed: Seed = 0,
     device: Device = "cpu",
     out: Annotated[Path, typer.Option(help="where a suite's folder goes")] = Path("runs"),
@@ -123,7 +129,7 @@ def bench_(
         cell = Cell(model=model or "tiny-vgg16", ranks=_ranks(hosts), link=link or LOOPBACK, **sizes)
         if not configurations:
             raise ValueError("CONFIG is missing: name what to time, or a --suite")
-    return _bench_cell(cell, configurations, effort, json_file)
+    return _bench_cell(cell, [controlled(text, controller) for text in configurations], effort, json_file)
 
 
 @app.command()

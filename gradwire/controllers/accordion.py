@@ -29,7 +29,7 @@ class Accordion(Controller):
 
     low: float
     high: float
-    scheduler: Any = None
+    scheduler: Any = field(default=None, metadata={"code": True})
     interval: int = 100
     numbers: ClassVar[int] = 1
 

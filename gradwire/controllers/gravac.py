@@ -1,7 +1,7 @@
 """GraVAC: the factor that trains fastest, found while training."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isnan, nan
 from statistics import fmean
 from time import perf_counter
@@ -67,7 +67,7 @@ class GraVAC(Controller):
     gain: Gain = "delay"
     min_gain: float | None = None
     tolerance: float = 0.01
-    scheduler: Any = None
+    scheduler: Any = field(default=None, metadata={"code": True})
     numbers: ClassVar[int] = len(Observed._fields)
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ class LGreCo(Controller):
     budget: Budget = "error"
     limit: float | None = None
     interval: int = 500
-    choices: tuple[Compressor, ...] | None = field(default=None)
+    choices: tuple[Compressor, ...] | None = field(default=None, metadata={"code": True})
     numbers: ClassVar[int] = MESSAGE_NUMBERS
 
     def __post_init__(self) -> None:

@@ -3,11 +3,12 @@
 import inspect
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, is_dataclass
 from typing import Any
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
+from gradwire.controllers import Controller
 from gradwire.lab.construct import construct, exported, options_of, unknown
 from gradwire.lab.workloads import TASKS, Task
 from gradwire.memory import Memory
@@ -48,6 +49,7 @@ def catalogue() -> dict[str, list[Entry]]:
         "Compressors": exported(Compressor),
         "Memories": exported(Memory),
         "Communicators": exported(Communicator),
+        "Controllers": {name: cls for name, cls in exported(Controller).items() if is_dataclass(cls)},
         "Tasks": tasks(),
     }
     return {kind: [_entry(name, cls) for name, cls in classes.items()] for kind, classes in kinds.items()}

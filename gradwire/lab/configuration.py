@@ -1,13 +1,14 @@
 """What is compared: plain DDP, no communication, or a compressor with a memory and a communicator.
 
-Written as `dense` (or `ddp`), `nocomm`, or `compressor[:value,...][+memory][+communicator]`, such as
-`topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`. `@25mb`, `@4` or `@hybrid` after a
-compressor say how it groups gradients: up to 25 MB each, 4 groups, or small matrices dense; `dense@25mb` sets DDP's.
+Written as `dense` (or `ddp`), `nocomm`, or `compressor[:value,...][+memory][+communicator][+controller]`, such as
+`topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`, `topk:0.1+gravac:10,1000,window=50`.
+`@25mb`, `@4` or `@hybrid` after a compressor say how it groups gradients: up to 25 MB each, 4 groups, or small matrices
+dense; `dense@25mb` sets DDP's.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
+from gradwire.controllers import Controller
 from gradwire.ddp import Handle, attach
 from gradwire.lab.catalogue import exported
 from gradwire.lab.construct import construct, unknown
@@ -22,7 +24,7 @@ from gradwire.lab.grouping import Grouping
 from gradwire.lab.hybrid import Hybrid
 from gradwire.layout import Slot
 from gradwire.memory import Memory
-from gradwire.plan import Group, default_communicator, default_memory, uniform
+from gradwire.plan import Group, Plan, default_communicator, default_memory, uniform
 from gradwire.transports import Transport
 
 DENSE = ("dense", "ddp")
@@ -38,6 +40,7 @@ class Configuration:
     memory: Memory | None = None
     communicator: Communicator | None = None
     grouping: Grouping | Hybrid | None = None
+    controller: Controller | None = None
 
     @property
     def silent(self) -> bool:
@@ -54,7 +57,17 @@ class Configuration:
         """The text as a folder's name."""
         return re.sub(r"[^\w.=]+", "-", self.text)
 
-    def attach(self, ddp: DistributedDataParallel, transport: Transport, seed: int) -> Handle | None:
+    def fresh_controller(self, scheduler: Any) -> Controller | None:
+        """A controller that has seen nothing yet, and reads the learning rate from `scheduler`."""
+        controller: Any = self.controller
+        if controller is None:
+            return None
+        names = {field.name for field in fields(controller)}
+        return replace(controller, **{"scheduler": scheduler} if "scheduler" in names else {})
+
+    def attach(
+        self, ddp: DistributedDataParallel, transport: Transport, seed: int, controller: Controller | None = None
+    ) -> Handle | None:
         """Makes a fresh `ddp` reduce in this way; None where Gradwire has no part in it."""
         if self.silent:
             ddp.register_comm_hook(None, noop_hook)
@@ -62,11 +75,11 @@ class Configuration:
             return None
         parts: dict[str, Any] = {"memory": self.memory, "communicator": self.communicator}
         if self.grouping is None:
-            return attach(ddp, self.compressor, **parts, transport=transport, seed=seed)
+            return attach(ddp, self.compressor, **parts, transport=transport, seed=seed, controller=controller)
         named = [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad and p.numel()]
         slots = [Slot.of(name, p) for name, p in reversed(named)]
         plan = self.grouping.regroup(uniform(slots, self.compressor, **parts), slots, self.compressor)
-        return attach(ddp, plan, transport=transport, seed=seed)
+        return attach(ddp, plan, transport=transport, seed=seed, controller=controller)
 
 
 def parse(text: str) -> Configuration:
@@ -83,11 +96,16 @@ def parse(text: str) -> Configuration:
             raise ValueError(f"{text!r} cannot be: only dense and compressors have groups, those of dense in MB")
         return Configuration(text.lower(), grouping=grouping)
     compressor: Compressor = _make("compressor", head, exported(Compressor), (*DENSE, NOCOMM))
-    memory, communicator = _partners(text, others)
-    Group((), compressor, memory or default_memory(compressor), communicator or default_communicator(compressor))
+    memory, communicator, controller = _partners(text, others)
+    group = Group(
+        (), compressor, memory or default_memory(compressor), communicator or default_communicator(compressor)
+    )
     if grouping:
         grouping.check(compressor)
-    return Configuration(text.lower(), compressor, memory, communicator, grouping)
+    configuration = Configuration(text.lower(), compressor, memory, communicator, grouping, controller)
+    if trial := configuration.fresh_controller(scheduler=object()):
+        trial.check(Plan((group,)))
+    return configuration
 
 
 def parse_all(texts: Sequence[str]) -> list[Configuration]:
@@ -103,14 +121,21 @@ def _grouping(text: str) -> Grouping | Hybrid:
     return Hybrid() if text == "hybrid" else Grouping.parse(text)
 
 
-def _partners(text: str, others: list[str]) -> tuple[Memory | None, Communicator | None]:
-    memories, communicators = exported(Memory), exported(Communicator)
-    made = [_make("memory or communicator", other, memories | communicators) for other in others]
-    kept = [part for part in made if isinstance(part, Memory)]
-    carried = [part for part in made if isinstance(part, Communicator)]
-    if len(kept) > 1 or len(carried) > 1:
-        raise ValueError(f"{text!r} names two {'memories' if len(kept) > 1 else 'communicators'}: keep one")
-    return next(iter(kept), None), next(iter(carried), None)
+def _partners(text: str, others: list[str]) -> tuple[Memory | None, Communicator | None, Controller | None]:
+    kinds = {"memories": Memory, "communicators": Communicator, "controllers": Controller}
+    classes = {name: cls for base in kinds.values() for name, cls in exported(base).items() if is_dataclass(cls)}
+    made = [_make("memory, communicator or controller", other, classes) for other in others]
+    for plural, base in kinds.items():
+        if sum(isinstance(part, base) for part in made) > 1:
+            raise ValueError(f"{text!r} names two {plural}: keep one")
+    return tuple(next((part for part in made if isinstance(part, base)), None) for base in kinds.values())  # pyright: ignore[reportReturnType]
+
+
+def controlled(text: str, controller: str | None) -> str:
+    """The configuration with this controller; as it is where it sends everything, or nothing."""
+    head, at, groups = text.partition("@")
+    alone = controller is None or head.lower() in (*DENSE, NOCOMM)
+    return text if alone else f"{head}+{controller}{at}{groups}"
 
 
 def _make(kind: str, text: str, classes: dict[str, type[Any]], also: tuple[str, ...] = ()) -> Any:

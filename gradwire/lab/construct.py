@@ -51,8 +51,8 @@ def exported(base: type) -> dict[str, type[Any]]:
 
 
 def options_of(cls: type) -> dict[str, Any]:
-    """A dataclass's fields with their defaults; MISSING where there is none."""
-    return {field.name: field.default for field in fields(cls)}
+    """A dataclass's fields with their defaults, MISSING where there is none; without those that only code can give."""
+    return {field.name: field.default for field in fields(cls) if "code" not in field.metadata}
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> ValueError:

@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
+from gradwire.controllers import Decision, GraVAC
 from gradwire.ddp import Handle
 from gradwire.lab.configuration import Configuration
 from gradwire.lab.results import Totals, append
@@ -90,6 +92,15 @@ def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
         dist.destroy_process_group()
 
 
+class Rate:
+    """The learning rate of an optimizer that is made later, told as schedulers do; 0 without one."""
+
+    optimizer: Optimizer | None = None
+
+    def get_last_lr(self) -> list[float]:
+        return [self.optimizer.param_groups[0]["lr"] if self.optimizer else 0.0]
+
+
 class Replica:
     """A fresh DDP of a model that reduces as a configuration says, and what it has sent.
 
@@ -99,7 +110,9 @@ class Replica:
     def __init__(self, model: nn.Module, configuration: Configuration, peers: Peers, seed: int) -> None:
         self.module, self.peers, self.silent = model, peers, configuration.silent
         self.ddp = DistributedDataParallel(model.to(peers.device), bucket_cap_mb=configuration.bucket_mb)  # pyright: ignore[reportArgumentType]
-        self.handle: Handle | None = configuration.attach(self.ddp, peers.transport, seed)
+        self.rate = Rate()
+        self.controller = configuration.fresh_controller(self.rate)
+        self.handle: Handle | None = configuration.attach(self.ddp, peers.transport, seed, self.controller)
         gradient_bytes = sum(p.numel() * p.itemsize for p in model.parameters() if p.requires_grad)
         self._dense_bytes = 2 * (peers.world - 1) * gradient_bytes // peers.world
         self._interface_start = peers.interface_bytes()
@@ -115,8 +128,17 @@ class Replica:
         """Forward and backward of one batch; returns its loss."""
         inputs, targets = (tensor.to(self.peers.device) for tensor in batch)
         loss = task.loss(self.ddp(inputs), targets)
+        if isinstance(self.controller, GraVAC):
+            self.controller.report(loss.detach())
         loss.backward()
         return loss.detach()
+
+    def decisions(self) -> list[Decision]:
+        """What the controller has decided since this was last asked."""
+        known = self.controller.decisions if self.controller else []
+        new = list(known)
+        known.clear()
+        return new
 
     def totals(self, steps: int) -> Totals:
         """What this rank has sent and spent in `steps` steps."""

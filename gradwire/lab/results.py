@@ -57,7 +57,7 @@ class Record:
     `loss` is the mean training loss over ranks and steps since the last record. `wall_s` is rank 0's time in
     steps: evaluating and recording stop the clock. `step_ms` are the single steps since the last record.
     `held_out` has loss and accuracy where they were evaluated; `replicas` is the parameters' hash, on all
-    ranks the same, in the last record.
+    ranks the same, in the last record. `decisions` are what a controller has decided since the last record.
     """
 
     step: int
@@ -67,6 +67,7 @@ class Record:
     step_ms: list[float] = field(default_factory=list)
     held_out: dict[str, float] | None = None
     replicas: str | None = None
+    decisions: list[dict[str, Any]] = field(default_factory=list)
 
     def to_line(self) -> dict[str, Any]:
         """As one flat JSON object."""
@@ -111,6 +112,11 @@ class Run:
     def evaluated(self) -> list[Record]:
         """The records that have held-out figures."""
         return [record for record in self.records if record.held_out]
+
+    @property
+    def decisions(self) -> list[dict[str, Any]]:
+        """All that a controller has decided."""
+        return [decision for record in self.records for decision in record.decisions]
 
     def step_ms(self) -> Spread:
         """Of all steps but the first tenth, where buffers are made and plans settle."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -47,6 +47,7 @@ def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
     with Replica(task.build_model(spec.seed), parse(spec.configuration), peers, spec.seed) as replica:
         optimizer_type, options = optimizer_for(task, spec.lr)
         optimizer = optimizer_type(replica.ddp.parameters(), **options)
+        replica.rate.optimizer = optimizer
         warm_up = LambdaLR(optimizer, lambda done: min(1, (done + 1) / WARM_UP_STEPS))
         meter = _Meter(replica)
         batches = task.batches(peers.rank, peers.world, spec.seed)
@@ -99,7 +100,8 @@ class _Meter:
         step_ms, self._step_ms = self._step_ms, []
         self.loss.zero_()
         replicas = self._replica.hash() if number == steps else None
-        return Record(number, self._wall_s, loss, mean, step_ms, replicas=replicas)
+        decisions = [asdict(decision) for decision in self._replica.decisions()]
+        return Record(number, self._wall_s, loss, mean, step_ms, replicas=replicas, decisions=decisions)
 
 
 if __name__ == "__main__":
