@@ -36,7 +36,7 @@ GOOD = [
 BAD = [
     ("topkk", "there is no compressor 'topkk': did you mean topk?"),
     ("xyz", "there is no compressor 'xyz': there are "),
-    ("topk+resid", "there is no memory or communicator 'resid': did you mean residual?"),
+    ("topk+resid", "there is no memory, communicator or controller 'resid': did you mean residual?"),
     ("topk:rato=0.1", "there is no option of topk named 'rato': did you mean ratio?"),
     ("topk:much", "ratio of topk takes a number, not 'much'"),
     ("powersgd:2.5", "rank of powersgd takes a whole number, not '2.5'"),

@@ -86,10 +86,10 @@ def judged(throughputs: list[float], gains: list[float], least: float = 0.5) -> 
     [
         ([1, 2, 3, 4, 5], [1, 0.98, 0.9, 0.8, 0.7], 1000, "all were tried"),
         ([1, 2, 2.01], [1, 0.9, 0.8], 20, "saturated"),
-        ([1, 2, 1.5], [1, 0.9, 0.8], 20, "past the peak"),
+        ([1, 2, 1.4], [1, 0.9, 0.8], 20, "past the peak"),
         ([1, 2, 99], [1, 0.9, 0.4], 20, "gain at 40x is too small"),
         ([9], [0.1], 10, "gain at 10x is too small"),
-        ([1, 2, 1.9, 2.2, 2.19], [1, 0.9, 0.8, 0.7, 0.6], 160, "saturated"),
+        ([1, 2, 1.7, 2.2, 2.19], [1, 0.9, 0.8, 0.7, 0.6], 160, "saturated"),
     ],
 )
 def test_where_the_search_ends(throughputs, gains, stays_at, why):

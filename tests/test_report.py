@@ -103,3 +103,15 @@ def test_timings_are_pooled_over_repeats() -> None:
     assert bf16.to_json()["per_step"]["wire_bytes"] == 1e6
     assert bf16.to_json()["per_step"]["interface_bytes"] is None
     assert [row[0] for row in tables.timings([nocomm, bf16]).rows] == ["nocomm", "bf16"]
+
+
+@pytest.mark.parametrize("factor", [None, 10.0], ids=["words alone", "windows"])
+def test_a_controllers_decisions_are_drawn_and_told(tmp_path: Path, factor: float | None) -> None:
+    run = made_up("topk:0.1+gravac", 2, 1e6)
+    told = {"factor": factor, "gain": factor and 0.9, "throughput": factor and 12.0}
+    run.records[1].decisions.append({"step": 2, "decision": "scale up to 20x"} | told)
+    paths = training.write(tmp_path, [RUNS[0], run], "loss", FACTS)
+    assert [path.name for path in paths] == ["curves.png", "decisions.png", "costs.png", "report.html"]
+    report = paths[-1].read_text()
+    assert "Decisions of topk:0.1+gravac" in report
+    assert "scale up to 20x" in report

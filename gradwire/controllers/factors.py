@@ -5,7 +5,7 @@ from math import isnan, nan
 from typing import Literal, Self
 
 Scaling = Literal["exponential", "geometric"]
-PAST_PEAK = 0.9
+PAST_PEAK = 0.75
 
 
 @dataclass

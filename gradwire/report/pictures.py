@@ -11,8 +11,8 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from gradwire.lab.results import Record, Run
 from gradwire.report.tables import figure
 
-_COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-_MARKERS = "osD^vPX"
+COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+MARKERS = "osD^vPX"
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -52,7 +52,7 @@ def costs(runs: Sequence[Run]) -> Figure:
     with rc_context({**STYLE, "axes.grid.axis": "x"}):
         picture = Figure(figsize=(12, 1.4 + 0.42 * len(runs)), layout="constrained")
         time, size = picture.subplots(1, 2, sharey=True)
-        colours = [_COLOURS[index % len(_COLOURS)] for index in range(len(runs))]
+        colours = [COLOURS[index % len(COLOURS)] for index in range(len(runs))]
         names = [run.configuration for run in runs]
         spreads = [run.step_ms() for run in runs]
         medians = [spread.median for spread in spreads]
@@ -76,8 +76,8 @@ def _draw(panel: Axes, run: Run, metric: str, index: int, x: Callable[[Record], 
     panel.plot(
         [x(record) for record in evaluated],
         [record.held_out[metric] for record in evaluated if record.held_out],
-        color=_COLOURS[index % len(_COLOURS)],
-        marker=_MARKERS[index % len(_MARKERS)],
+        color=COLOURS[index % len(COLOURS)],
+        marker=MARKERS[index % len(MARKERS)],
         markersize=4,
         linewidth=1.6 if index else 3,  # others may lie exactly on the first
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.lab.results import Run
-from gradwire.report import page, pictures, tables
+from gradwire.report import decisions, page, pictures, tables
 
 _TRAINING_NOTE = """Seconds are rank 0's time in steps; evaluating and recording stop the clock. Bytes are the
 mean over the ranks; for plain DDP they are those of its ring all-reduce. At the interface, packet headers and
@@ -18,13 +18,19 @@ means are there. Plain DDP is not taken apart."""
 
 
 def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, Any]) -> list[Path]:
-    """Writes curves.png, costs.png, report.html and run.json (the facts); returns the first three's paths."""
+    """Writes curves.png, decisions.png where a controller took some, costs.png, report.html and run.json (the facts);
+    returns the paths of all but the last."""
     title = f"{facts['task']}, {facts['place']}"
-    drawn = {"curves": pictures.curves(runs, metric, title), "costs": pictures.costs(runs)}
+    controlled = [run for run in runs if run.decisions]
+    drawn = {"curves": pictures.curves(runs, metric, title)}
+    if controlled:
+        drawn["decisions"] = decisions.draw(runs)
+    drawn["costs"] = pictures.costs(runs)
     paths = [folder / f"{name}.png" for name in drawn]
     for path, picture in zip(paths, drawn.values(), strict=True):
         picture.savefig(path, dpi=130)
     noted = [(tables.training(runs, metric), _TRAINING_NOTE), (tables.splits(runs), _SPLIT_NOTE)]
+    noted += [(decisions.table(run), decisions.NOTE) for run in controlled]
     report = folder / "report.html"
     heading = f"{facts['task']}: {len(runs)} configurations compared"
     report.write_text(page.render(heading, drawn, noted, _in_words(facts)))

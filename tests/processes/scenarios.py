@@ -5,6 +5,7 @@ and rank 0 writes {scenario: error or null} to OUT.
 """
 
 import json
+import random
 import re
 import sys
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import torch
@@ -473,6 +475,44 @@ def the_optimizer_accumulates_and_finds_unused() -> None:
 
 
 # Last, for it breaks the process groups it meets
+
+
+@scenario(4)
+def controllers_decide_alike_whatever_each_rank_sees() -> None:
+    """75 steps of each, 300 in all; gradients differ a million times in size, and ranks come late at random."""
+    chance = random.Random(dist.get_rank())
+    controllers = [
+        gw.GraVAC(2, 64, window=10), gw.LGreCo(interval=20), gw.Accordion(0.3, 0.05, Halving(), interval=15),
+        gw.WarmUp(0.5, steps=40),
+    ]  # fmt: skip
+    for controller in controllers:
+        module = network()
+        ddp = DistributedDataParallel(module, bucket_cap_mb=0.01)
+        handle = gw.attach(ddp, gw.TopK(0.1), controller=controller)
+        digests = []
+        for step in range(75):
+            inputs, targets = batch(step)
+            time.sleep(0.02 * chance.random() ** 8)
+            scale = 1000.0 ** chance.uniform(-1, 1)
+            (nn.functional.cross_entropy(ddp(inputs), targets) * scale).backward()
+            if step % 5 == 0:
+                assert handle.plan
+                digests.append(crc32(handle.plan.to_json().encode()))
+        assert same_on_all_ranks(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]))
+        told = "".join(decision.decision for decision in controller.decisions)
+        assert told, controller
+        assert same_on_all_ranks(torch.tensor([crc32(told.encode()), *digests])), controller
+        handle.detach()
+
+
+class Halving:
+    """A learning rate that halves at every 100th question."""
+
+    asked = 0
+
+    def get_last_lr(self) -> list[float]:
+        self.asked += 1
+        return [0.5 ** (self.asked // 100)]
 
 
 class Fails(gw.TopK):
