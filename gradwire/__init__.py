@@ -41,7 +41,7 @@ from gradwire.compressors import (
 )
 from gradwire.controllers import Accordion, Auto, GraVAC, LGreCo, ScaDLES, WarmUp
 from gradwire.ddp import Handle, attach
-from gradwire.engine import ReductionError
+from gradwire.flights import ReductionError
 from gradwire.memory import DGCMemory, NoMemory, Residual
 from gradwire.optimizer import DistributedOptimizer
 from gradwire.plan import Group, Plan

@@ -4,10 +4,9 @@ import atexit
 import queue
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,35 +14,20 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.buckets import Bucket, Buckets
-from gradwire.clock import Clock, Mark
 from gradwire.collective import Broadcast, Collective, Local, Sum
-from gradwire.compressors import Reduction, Workspace
+from gradwire.compressors import Workspace
 from gradwire.controllers import Controller, Step
+from gradwire.flights import Flights, ReductionError
 from gradwire.layout import Slot
 from gradwire.plan import Plan
+from gradwire.recorder import Recorder
 from gradwire.reducer import Reducer, Site
 from gradwire.stats import Stats
-from gradwire.trace import Taken, Trace
-from gradwire.transports import Pending, Transport
+from gradwire.trace import Trace
+from gradwire.transports import Transport
 
-IN_FLIGHT = 2
 CLOSE_S = 5.0
 CONTROLLER = ""  # where a controller's state stands among those of parameters, which all have names
-
-
-class ReductionError(RuntimeError):
-    """A group could not be reduced; the message names the group and the rank at fault."""
-
-
-@dataclass
-class _Flight:
-    """A group whose collective is on the wire."""
-
-    reducer: Reducer
-    reduction: Reduction
-    op: Collective
-    pending: Pending
-    started: Any
 
 
 class Engine:
@@ -81,12 +65,12 @@ class Engine:
         self._find_unused, self._replan, self._controller = find_unused, replan, controller
         plan = self._begin(plan)
         self._agree(plan)
-        self._clock = Clock(device)
-        self._trace: Trace | None = None
+        local = transport.local
+        rank = transport.rank * local.world + local.rank if local else transport.rank
+        self._recorder = Recorder(device, rank)
+        self._flights = Flights(transport, self._recorder)
         self._steps = self._done_steps = 0
-        self._wire_bytes = 0
         self._error: BaseException | None = None
-        self._flights: deque[_Flight] = deque()
         self._reducers: list[Reducer] = []
         self._ready: dict[int, list[int]] = {}
         self._next = 0
@@ -116,14 +100,13 @@ class Engine:
         if self._replan:
             self._order.append(slot)
         group, index = self._places[slot]
-        trace = self._trace
-        if trace and grad is not None and not trace.gave(self.slots[slot].name, group, self._clock.mark()):
-            self._trace = None
+        if grad is not None:
+            self._recorder.gave(self.slots[slot].name, group)
         arrived = self._arrived[group]
         arrived.append((index, grad))
         if len(arrived) == len(self.plan.groups[group].slots):
             self._arrived[group] = []
-            self._last_given = self._clock.mark()
+            self._last_given = self._recorder.mark()
             self._post(self._group_ready, group, arrived, self._epoch)
 
     def watch(self, sinks: dict[int, Tensor], buffer: Tensor) -> Future[Tensor]:
@@ -135,20 +118,15 @@ class Engine:
 
     def forward_begins(self) -> None:
         """A forward pass begins whose gradients count."""
-        if self._trace:
-            self._trace.forward_begins(self._clock.mark(), self.plan)
+        self._recorder.forward_begins(self.plan)
 
     def forward_ends(self) -> None:
         """The forward pass that began ends."""
-        if self._trace:
-            self._trace.forward_ends(self._clock.mark())
+        self._recorder.forward_ends()
 
     def trace(self, steps: int) -> Trace:
         """Records the next `steps` whole steps."""
-        local = self.transport.local
-        rank = self.transport.rank * local.world + local.rank if local else self.transport.rank
-        self._trace = Trace(rank, steps)
-        return self._trace
+        return self._recorder.trace(steps)
 
     def wait(self) -> None:
         """Returns when the means of the step that was begun are there; raises what went wrong in it."""
@@ -206,12 +184,12 @@ class Engine:
         return self._steps
 
     def stats(self) -> Stats:
-        spans = self._clock.totals()
+        spans = self._recorder.totals()
         world = self.transport.ranks
         gradient_bytes = sum(slot.numel * slot.dtype.itemsize for slot in self.slots)
         return Stats(
             steps=self._done_steps,
-            wire_bytes=self._wire_bytes,
+            wire_bytes=self._flights.wire_bytes,
             dense_bytes=self._done_steps * (2 * (world - 1) * gradient_bytes // world),
             **{f"{name}_s": spans.get(name, 0.0) for name in ("encode", "wire", "decode", "wait")},
         )
@@ -267,65 +245,23 @@ class Engine:
     def _group_ready(self, group: int, arrived: list[tuple[int, Tensor | None]], epoch: int) -> None:
         if self._error:
             return
-        start = self._clock.mark()
+        start = self._recorder.mark()
         reducer = self._reducers[group]
         for index, grad in arrived:
             if grad is not None and self._stream:
                 grad.record_stream(self._stream)
             reducer.give(index, grad)
         self._ready[group] = [index for index, grad in arrived if grad is not None]
-        self._add("encode", start, group, label="take the gradients in")
+        self._recorder.add("encode", start, group, label="take the gradients in")
         while self._next in self._ready:
-            self._advance(self._reducers[self._next], self._reducers[self._next].reduce(), None)
+            self._flights.start(self._reducers[self._next])
             self._next += 1
             if self._next < len(self._reducers):
-                self._make_room()
+                self._flights.make_room()
         if self._next == len(self._reducers):
             sums = self._observe()
-            while self._flights:
-                self._resume()
+            self._flights.land()
             self._end_step(epoch, sums)
-
-    def _make_room(self) -> None:
-        """A group that started pushes the oldest one on: with two rounds each, the second round of one group
-        follows the first of the next, and none is left over for the end of the step."""
-        if len(self._flights) >= IN_FLIGHT:
-            self._resume()
-        while len(self._flights) > IN_FLIGHT:
-            self._resume()
-
-    def _resume(self) -> None:
-        flight = self._flights.popleft()
-        try:
-            flight.pending.wait()
-        except RuntimeError as error:
-            raise self._lost(flight.reducer, error) from error
-        wire_bytes = flight.op.wire_bytes(self.transport.world)
-        name = type(flight.op).__name__
-        self._add("wire", flight.started, flight.reducer.index, label=name, wire_bytes=wire_bytes)
-        self._advance(flight.reducer, flight.reduction, flight.op.result)
-
-    def _advance(self, reducer: Reducer, reduction: Reduction, result: Tensor | None) -> None:
-        start = self._clock.mark()
-        try:
-            op = next(reduction) if result is None else reduction.send(result)
-        except StopIteration:
-            self._add("decode", start, reducer.index)
-            return
-        except Exception as error:
-            raise ReductionError(
-                f"reducing {_describe(reducer)} failed on rank {self.transport.rank}: {type(error).__name__}: {error}"
-            ) from error
-        issued = self._add("encode", start, reducer.index)
-        self._wire_bytes += op.wire_bytes(self.transport.world)
-        try:
-            pending = self.transport.start(op)
-        except RuntimeError as error:
-            raise self._lost(reducer, error) from error
-        self._flights.append(_Flight(reducer, reduction, op, pending, issued))
-
-    def _lost(self, reducer: Reducer, error: RuntimeError) -> ReductionError:
-        return ReductionError(f"reducing {_describe(reducer)} ended: {self._why(error)}")
 
     def _watch(self, bucket: Bucket) -> None:
         self._buckets.watch(bucket)
@@ -362,18 +298,18 @@ class Engine:
 
     def _tell(self, means: dict[int, Tensor], epoch: int) -> None:
         """From here on the next step may begin."""
-        given, start = self._last_given, self._clock.mark()
+        given, start = self._last_given, self._recorder.mark()
         self._buckets.deliver(means, epoch)
-        self._add("wait", given, end=self._add("decode", start, label="hand out the means"))
+        self._recorder.add("wait", given, end=self._recorder.add("decode", start, label="hand out the means"))
         with self._progress:
             self._told = epoch
             self._progress.notify_all()
 
     def _close_step(self) -> None:
-        start = self._clock.mark()
+        start = self._recorder.mark()
         for reducer in self._reducers:
             reducer.close([self._used[slot] for slot in self._slots_of[id(reducer)]])
-        self._add("decode", start, label="memories give up what was sent")
+        self._recorder.add("decode", start, label="memories give up what was sent")
 
     def _observe(self) -> Callable[[], Tensor]:
         """Starts to add up what the controller observes; the sums (numbers,) once they are there."""
@@ -384,7 +320,7 @@ class Engine:
         if self.transport.local:
             self._sum(numbers)
             return numbers.cpu
-        self._wire_bytes += Sum(numbers).wire_bytes(self.transport.world)
+        self._flights.wire_bytes += Sum(numbers).wire_bytes(self.transport.world)
         pending = self.transport.start(Sum(numbers))
 
         def sums() -> Tensor:
@@ -409,16 +345,6 @@ class Engine:
             self._steps, self.plan, self.transport.ranks, states, lambda: named, self.stats,
             self.slots, self.transport, self.trace,
         )  # fmt: skip
-
-    def _add(
-        self, lane: str, start: Mark, group: int = -1, *, label: str = "", end: Mark | None = None, wire_bytes: int = 0
-    ) -> Mark:
-        """Writes down a span that ends now, unless `end` says when; returns its end."""
-        end = self._clock.mark() if end is None else end
-        self._clock.add(lane, start, end)
-        if trace := self._trace:  # the thread that trains may end it at any time
-            trace.add(Taken(lane, start, end, group, label, wire_bytes))
-        return end
 
     def _agree_used(self) -> list[bool]:
         used = torch.zeros(len(self.slots), device=self.device)
@@ -487,14 +413,11 @@ class Engine:
         try:
             self.transport.run(op)
         except RuntimeError as error:
-            raise ReductionError(f"agreeing with the other ranks ended: {self._why(error)}") from error
-
-    def _why(self, error: RuntimeError) -> str:
-        return self.transport.failure() or f"a rank was lost ({error})"
+            raise ReductionError(f"agreeing with the other ranks ended: {self._flights.why(error)}") from error
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
-        self._flights.clear()
+        self._flights.forget()
         _forget_frames(error)  # they hold messages under way, and those the connections that abort is to close
         self.transport.abort(str(error))
         self._buckets.fail(error)
@@ -522,9 +445,3 @@ def _forget_frames(error: BaseException | None) -> None:
     while error:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__
-
-
-def _describe(reducer: Reducer) -> str:
-    names = [slot.name for slot in reducer.layout.slots]
-    size = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"the group of {names[0]!r}{size} ({reducer.group.compressor})"

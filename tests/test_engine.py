@@ -13,7 +13,8 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.compressors import Cast, State
-from gradwire.engine import Engine, ReductionError
+from gradwire.engine import Engine
+from gradwire.flights import ReductionError
 from gradwire.plan import uniform
 
 SLOTS = slots_of(SMALL)

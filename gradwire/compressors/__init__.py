@@ -19,6 +19,6 @@ from gradwire.compressors.threshold import DGC, Estimated, HardThreshold
 __all__ = [
     "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "Cast", "Codec", "Compressor", "EFSignSGD",
     "Estimated", "GaussianK", "HardThreshold", "Interleaved", "LowRank", "MultiLevel", "OneBit", "PowerSGD", "RandomK",
-    "RedSync", "Reduction", "ReusedThreshold", "Rounds", "SIDCo", "SignSGD", "Signum", "Sparse", "State", "TernGrad", "TopK",
-    "Workspace",
+    "RedSync", "Reduction", "ReusedThreshold", "Rounds", "SIDCo", "SignSGD", "Signum", "Sparse", "State", "TernGrad",
+    "TopK", "Workspace",
 ]  # fmt: skip
