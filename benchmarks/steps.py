@@ -22,7 +22,7 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 NAMES = [
     "nocomm", "ddp", "fp16 hook", "torch PowerSGD r4", "epfml PowerSGD r4", "gw fp32", "gw fp16", "gw topk 1%",
-    "gw powersgd r4", "gw qsgd", "gw efsign", "prototype topk 1%", "prototype low rank 4",
+    "gw powersgd r4", "gw acpsgd r4", "gw qsgd", "gw efsign", "prototype topk 1%", "prototype low rank 4",
 ]  # fmt: skip
 
 
@@ -207,6 +207,7 @@ def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
         "gw fp16": attached(gw.FP16()),
         "gw topk 1%": attached(gw.TopK(0.01)),
         "gw powersgd r4": attached(gw.PowerSGD(4)),
+        "gw acpsgd r4": attached(gw.ACPSGD(4)),
         "gw qsgd": attached(gw.QSGD()),
         "gw efsign": attached(gw.EFSignSGD()),
     }

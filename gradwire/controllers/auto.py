@@ -34,7 +34,7 @@ from gradwire.schedule import (
 )  # fmt: skip
 
 WARM, TRACED = 3, 12
-SETTLE, TRIED, ROUNDS = 2, 8, 2
+SETTLE, TRIED, ROUNDS, STILL_CLOSE = 2, 8, 3, 1.1
 WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
 MOST_TRIED, WORTH_TRYING = 4, 1.25
 PROBED_ELEMENTS = (1 << 14, 1 << 17, 1 << 19, 1 << 21)
@@ -42,7 +42,6 @@ EPS = 0.01
 
 Course = Generator[Plan | None, tuple[Step, float], None]
 """Yields what `decide` returns; is sent the next step and the seconds that it took."""
-Timed = Generator[Plan | None, tuple[Step, float], float]
 
 _log = logging.getLogger("gradwire")
 
@@ -119,10 +118,7 @@ class Auto(Controller):
         regime = Worker(contention())
         self.found = found = search(profile.problem(), regime, EPS)
         plans = self._agreed(step, shortlist(profile, found, regime))
-        seconds: list[list[float]] = [[] for _ in plans]
-        for _ in range(ROUNDS):
-            for plan, taken in zip(plans, seconds, strict=True):
-                taken.append((yield from _tried(plan)))
+        seconds = yield from _tournament(plans)
         best = min(range(len(plans)), key=lambda i: median(seconds[i]))
         self._expected_s, self._chose = median(seconds[best]), True
         self._tell(step, found, plans[best], seconds, best)
@@ -272,8 +268,22 @@ def _alone(problem: Problem, regime: Regime, option: int) -> Found:
     return min(tried, key=lambda found: found.step_s)
 
 
-def _tried(plan: Plan) -> Timed:
-    """The median seconds of a step with `plan`."""
+def _tournament(plans: Sequence[Plan]) -> Generator[Plan | None, tuple[Step, float], list[list[float]]]:
+    """The seconds of steps with each plan, which take turns; who falls far behind drops out."""
+    seconds: list[list[float]] = [[] for _ in plans]
+    alive = list(range(len(plans)))
+    for _ in range(ROUNDS):
+        for i in alive:
+            seconds[i] += yield from _tried(plans[i])
+        best_s = min(median(seconds[i]) for i in alive)
+        alive = [i for i in alive if median(seconds[i]) < STILL_CLOSE * best_s]
+        if len(alive) == 1:
+            break
+    return seconds
+
+
+def _tried(plan: Plan) -> Generator[Plan | None, tuple[Step, float], list[float]]:
+    """Seconds of steps with `plan`, once it has settled."""
     yield plan
     for _ in range(SETTLE):
         yield None
@@ -281,7 +291,7 @@ def _tried(plan: Plan) -> Timed:
     for _ in range(TRIED):
         _, second = yield None
         seconds.append(second)
-    return median(seconds)
+    return seconds
 
 
 def _compressor(candidate: Compressor | Group) -> Compressor:
