@@ -52,6 +52,12 @@ class Places:
         indices = torch.repeat_interleave(bases, filled, output_size=self.k)
         return indices.add_(low.long().bitwise_and_(0xFFFF)), meant
 
+    def pick(self, payload: Tensor, positions: Tensor) -> Tensor:
+        """The coordinates at `positions` (m,) int64 of those that were packed: `unpack` of these alone."""
+        counts, low = self._parts(payload)
+        blocks = torch.searchsorted(counts.cumsum(0), positions, right=True)
+        return (blocks << BLOCK_BITS).add_(low[positions].long().bitwise_and_(0xFFFF))
+
     def _parts(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         head = 4 * self.blocks
         return payload[:head].view(torch.int32), payload[head : head + 2 * self.k].view(torch.int16)
@@ -86,6 +92,10 @@ class Entries:
     def unpack(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         """Indices (k,) int64, and a view of their values (k,)."""
         return self.places.unpack(payload[4 * self.k :])[0], self.values(payload)
+
+    def pick(self, payload: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Indices (m,) int64 and values (m,) of the elements at `positions` (m,) int64 in the payload."""
+        return self.places.pick(payload[4 * self.k :], positions), self.values(payload)[positions]
 
     def values(self, payloads: Tensor) -> Tensor:
         """A view of the values (..., k) of payloads (..., ≥ nbytes)."""

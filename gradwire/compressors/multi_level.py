@@ -86,7 +86,7 @@ class MultiLevel(Rounds):
         if self.further == 1:
             second.copy_(first)
         else:
-            self._encode_second(x, first, second, state)
+            self.encode_second(x, first, second, state)
         levels = [_values(self.codec, first, len(x)), _values(self.second, second, len(x))]
         energies = [torch.dot(values, values) for values in (x, *levels)]
         counts = [values.count_nonzero() for values in levels]
@@ -125,13 +125,14 @@ class MultiLevel(Rounds):
         both = state.kept.tensor("levels", (first + second,), torch.uint8)
         return both[:first], both[first:]
 
-    def _encode_second(self, x: Tensor, first: Tensor, second: Tensor, state: State) -> None:
+    def encode_second(self, x: Tensor, first: Tensor, second: Tensor, state: State) -> None:
+        """Writes the second level's payload, from the first's where levels are nested."""
         fewer = self.second
         if not (isinstance(self.codec, Sparse) and isinstance(fewer, Sparse)):
             return fewer.encode(x, second, state)
-        indices, values = self.codec.entries(first, len(x))
-        chosen = top_k(values, fewer.count(len(x)), state.scratch)
-        fewer.layout(len(x)).pack(second, indices[chosen], values[chosen])
+        layout = self.codec.layout(len(x))
+        chosen = top_k(layout.values(first), fewer.count(len(x)), state.scratch)
+        fewer.layout(len(x)).pack(second, *layout.pick(first, chosen))
 
 
 def _values(codec: Codec, payload: Tensor, n: int) -> Tensor:

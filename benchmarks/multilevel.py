@@ -1,0 +1,72 @@
+"""Two nested levels beside two compressions that know nothing of each other.
+
+    python benchmarks/multilevel.py [--elements 4000000 25000000] [--repeats 7]
+
+One thread; the figure is the least CPU time over repeats, in ms. The gradient is Gaussian, the levels are 10x and
+1000x. Writes benchmarks/results/multilevel.json and prints a Markdown table.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gradwire as gw
+from gradwire.compressors import Codec, State, Workspace
+from gradwire.layout import Layout
+
+RESULTS = Path(__file__).parent / "results"
+CODECS: list[Codec] = [gw.TopK(0.1), gw.DGC(0.1), gw.GaussianK(0.1), gw.RedSync(0.1), gw.RandomK(0.1)]
+FURTHER = 100.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--elements", type=int, nargs="+", default=[4_000_000, 25_000_000])
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [measure(codec, n, arguments.repeats) for n in arguments.elements for codec in CODECS]
+    print("| elements | codec | first ms | second ms, nested | of the first | both, nested | both, apart | saved |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        nested, apart = row["first_ms"] + row["nested_ms"], row["first_ms"] + row["apart_ms"]
+        print(
+            f"| {row['elements']:,} | {row['codec']} | {row['first_ms']:.1f} | {row['nested_ms']:.2f} "
+            f"| {row['nested_ms'] / row['first_ms']:.1%} | {nested:.1f} | {apart:.1f} | {apart / nested:.2f}x |"
+        )
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "multilevel.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def measure(codec: Codec, n: int, repeats: int) -> dict[str, Any]:
+    compressor = gw.MultiLevel(codec, FURTHER)
+    x = torch.randn(n, generator=torch.Generator().manual_seed(0))
+    cpu = torch.device("cpu")
+    state = State(Layout.vector(n), 0, 1, Workspace(cpu), Workspace(cpu))
+    first, second = compressor.encode(x, state)
+    alone = torch.empty_like(second)
+    return {
+        "elements": n,
+        "codec": str(codec),
+        "first_ms": least_ms(lambda: codec.encode(x, first, state), repeats),
+        "nested_ms": least_ms(lambda: compressor.encode_second(x, first, second, state), repeats),
+        "apart_ms": least_ms(lambda: compressor.second.encode(x, alone, state), repeats),
+    }
+
+
+def least_ms(work: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        work()
+        times.append(1e3 * (time.process_time() - start))
+    return min(times)
+
+
+if __name__ == "__main__":
+    main()
