@@ -1,0 +1,197 @@
+"""The set-up on which Cupcake was measured, written by hand (Wang et al., MLSys 2023, sections 2 and 5): V100 GPUs,
+three models, four compressors.
+
+Published there: ResNet-50's iteration (48 ms), the 56 ms that float32 adds to it on 8 GPUs over PCIe, and the curves of
+the compressors: flat up to 4 MB, then linear. The other iterations follow from what NVIDIA publishes for V100 32 GB in
+float32, by the models' operations. How long tensors take in backward follows from their operations, too.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from gradwire.communicators import AllGather, AllReduce
+from gradwire.communicators.wire import depth
+from gradwire.compressors import DGC, FP32, Compressor, EFSignSGD, OneBit, RandomK
+from gradwire.memory import NoMemory, Residual
+from gradwire.plan import Group
+from gradwire.schedule.costs import NOTHING, Affine, Table
+from gradwire.schedule.problem import Option, Problem
+from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
+from gradwire.schedule.simulate import Cluster, moved
+
+MS = 1e-3
+FLAT_ELEMENTS = 1 << 20
+"""Up to 4 MB a kernel's launch is what costs."""
+
+PCIE = Cluster(8, 25e9 / 8, gpus_per_host=8, inside_bytes_per_s=2.95e9, inside_latency_s=20e-6)
+"""One server. Its speed is what makes ResNet-50's float32 step wait the published 56 ms. Latencies are assumed."""
+ETHERNET = Cluster(64, 25e9 / 8, gpus_per_host=8, inside_bytes_per_s=150e9, inside_latency_s=10e-6)
+"""Eight servers of eight GPUs, at the line's 25 Gb/s and NVLink's 150 GB/s."""
+CLUSTERS = {"8 GPUs, PCIe": PCIE, "64 GPUs, 25 Gb/s": ETHERNET}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter, and how often each of its elements is used for one sample."""
+
+    name: str
+    shape: tuple[int, ...]
+    uses: int = 0
+
+    @property
+    def work(self) -> int:
+        return prod(self.shape) * self.uses
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A compressor's milliseconds up to 4 MB, and the bits that Cupcake's code sends for an element."""
+
+    compressor: Compressor
+    encode_ms: float
+    decode_ms: float
+    bits: float
+
+
+CURVES = {
+    "Rand-k": Curve(RandomK(0.01), 0.2, 0.07, 0.64),
+    "DGC": Curve(DGC(0.01), 0.45, 0.07, 0.64),
+    "EFSignSGD": Curve(EFSignSGD(), 0.25, 0.25, 1.0),
+    "OneBit": Curve(OneBit(), 0.6, 0.25, 1.0),
+}
+
+_RESNET_101_S = 32 / 356 * 7.83 / 4.09
+"""32 images at ResNet-50's 356 images/s (DeepLearningExamples, resnet50v1.5), by GFLOPs."""
+_BERT_BASE_S = 1024 / (7.56 * 384) * 85 / 302
+"""1024 tokens at BERT-large's 7.56 sentences/s of 384 (DeepLearningExamples, BERT), by millions in matrices."""
+
+
+def resnet(blocks: tuple[int, ...], classes: int) -> Iterator[Tensor]:
+    """A ResNet of bottlenecks (He et al., CVPR 2016), from input to output."""
+    yield from _convolution("stem", (64, 3, 7, 7), 112**2)
+    width = 64
+    for stage, count in enumerate(blocks):
+        planes, uses = 64 << stage, (56 >> stage) ** 2
+        for block in range(count):
+            name = f"layer{stage + 1}.{block}"
+            yield from _convolution(f"{name}.1", (planes, width, 1, 1), uses)
+            yield from _convolution(f"{name}.2", (planes, planes, 3, 3), uses)
+            yield from _convolution(f"{name}.3", (4 * planes, planes, 1, 1), uses)
+            if not block:
+                yield from _convolution(f"{name}.shortcut", (4 * planes, width, 1, 1), uses)
+            width = 4 * planes
+    yield from _linear("classes", classes, width)
+
+
+def bert_base() -> Iterator[Tensor]:
+    """BERT-base (Devlin et al., NAACL 2019) with the two outputs for SQuAD, from input to output."""
+    for name, rows in (("words", 30522), ("positions", 512), ("types", 2)):
+        yield Tensor(name, (rows, 768))
+    yield from _norm("embeddings", 768)
+    for layer in range(12):
+        for name in ("query", "key", "value", "output"):
+            yield from _linear(f"{layer}.{name}", 768, 768)
+        yield from _norm(f"{layer}.attention", 768)
+        yield from _linear(f"{layer}.up", 3072, 768)
+        yield from _linear(f"{layer}.down", 768, 3072)
+        yield from _norm(f"{layer}.feedforward", 768)
+    yield from _linear("answers", 2, 768)
+
+
+MODELS = {
+    "resnet50": (partial(resnet, (3, 4, 6, 3), 10), 48 * MS),
+    "resnet101": (partial(resnet, (3, 4, 23, 3), 1000), _RESNET_101_S),
+    "bert-base": (bert_base, _BERT_BASE_S),
+}
+"""What makes the tensors, and the seconds of an iteration on one GPU."""
+
+
+def profile(model: str, cluster: Cluster = PCIE) -> Profile:
+    """The published job as Gradwire's own engine would run it, for `simulate`; `model` is one of MODELS."""
+    tensors, iteration_s = MODELS[model]
+    ways = [(Group((), FP32(), NoMemory(), AllReduce()), 0.0, 0.0)]
+    for curve in CURVES.values():
+        communicator = AllReduce() if isinstance(curve.compressor, RandomK) else AllGather()
+        ways.append((Group((), curve.compressor, Residual(), communicator), curve.encode_ms, curve.decode_ms))
+    candidates = tuple(Candidate(way, _curve(encode_ms), _curve(decode_ms)) for way, encode_ms, decode_ms in ways)
+    plain = Profile(
+        slots=_slots(tuple(tensors()), iteration_s * 2 / 3),
+        forward_s=iteration_s / 3,
+        optimizer_s=0.0,
+        candidates=candidates,
+        collectives=over_link(candidates, 8, PCIE.inside_latency_s, PCIE.inside_bytes_per_s),
+        ranks=8,
+        device="cuda",
+    )
+    return moved(plain, cluster)
+
+
+def problem(model: str, cluster: Cluster, codec: str, sharded: bool = False) -> Problem:
+    """The published job as Cupcake runs it: option 0 is Horovod's float32 around one ring, option 1 compresses every
+    tensor, vectors too. What a server's GPUs have summed is compressed by one of them or, `sharded`, by each a part:
+    the paper does not say which."""
+    tensors, iteration_s = MODELS[model]
+    slots = _slots(tuple(tensors()), iteration_s * 2 / 3)
+    return Problem(
+        ready_s=np.array([slot.ready_s for slot in slots]),
+        elements=np.array([float(slot.numel) for slot in slots]),
+        small=np.zeros(len(slots), bool),
+        options=(_dense(cluster), _compressed(cluster, CURVES[codec], sharded)),
+        around_s=iteration_s / 3,
+    )
+
+
+def _dense(cluster: Cluster) -> Option:
+    """A ring's bytes; what is small goes by trees, up and down."""
+    seconds, latency_s = _link(cluster)
+    peers = cluster.ranks if cluster.hosts == 1 else cluster.hosts
+    wire = Affine(2 * depth(peers) * latency_s, 8 * (cluster.ranks - 1) / cluster.ranks * seconds)
+    return Option(NOTHING, wire, NOTHING, lossless=True)
+
+
+def _compressed(cluster: Cluster, curve: Curve, sharded: bool) -> Option:
+    peers, inside = (cluster.ranks, 1) if cluster.hosts == 1 else (cluster.hosts, cluster.gpus_per_host)
+    seconds, latency_s = _link(cluster)
+    wire = Affine((peers - 1) * latency_s, (peers - 1) * curve.bits / 8 * seconds)
+    around = 2 * (inside - 1)
+    local = Affine(around * cluster.inside_latency_s, around / inside * 4 / cluster.inside_bytes_per_s)
+    local, shares = (local if inside > 1 else NOTHING), (inside if sharded else 1)
+    return Option(_curve(curve.encode_ms, shares), wire, _curve(curve.decode_ms, shares), local=local)
+
+
+def _link(cluster: Cluster) -> tuple[float, float]:
+    """Seconds per byte, and per message, of what the ranks or the hosts are joined by."""
+    if cluster.hosts == 1:
+        return 1 / cluster.inside_bytes_per_s, cluster.inside_latency_s
+    return 1 / cluster.bytes_per_s, cluster.latency_s
+
+
+def _curve(milliseconds: float, shares: int = 1) -> Table:
+    sizes = (float(shares * FLAT_ELEMENTS), 2.0 * shares * FLAT_ELEMENTS)
+    return Table(sizes, (milliseconds * MS, 2 * milliseconds * MS))
+
+
+def _slots(tensors: tuple[Tensor, ...], backward_s: float) -> tuple[SlotTime, ...]:
+    """In the order of backward, each ready when its share of the operations is done."""
+    order = tensors[::-1]
+    done = np.cumsum([tensor.work for tensor in order]) / sum(tensor.work for tensor in order)
+    return tuple(SlotTime(t.name, t.shape, float(share) * backward_s) for t, share in zip(order, done, strict=True))
+
+
+def _convolution(name: str, shape: tuple[int, ...], uses: int) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", shape, uses)
+    yield from _norm(name, shape[0])
+
+
+def _norm(name: str, width: int) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.norm.weight", (width,))
+    yield Tensor(f"{name}.norm.bias", (width,))
+
+
+def _linear(name: str, rows: int, columns: int) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", (rows, columns), 1)
+    yield Tensor(f"{name}.bias", (rows,))

@@ -1,0 +1,145 @@
+"""What a job's step would take elsewhere: its profile moved to other ranks, hosts and links, and planned anew."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradwire.communicators.wire import depth
+from gradwire.plan import Plan
+from gradwire.schedule import baselines
+from gradwire.schedule.costs import Affine, Table
+from gradwire.schedule.profile import Candidate, Profile, over_link
+from gradwire.schedule.regimes import Regime, Worker
+from gradwire.schedule.search import Found, evaluate, search
+
+BEST = "best plan"
+GIVEN = "given plan"
+EPS = 0.01
+SIZES = 16
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`ranks` in hosts of `gpus_per_host`. Between hosts a message takes `latency_s` beside its bytes, inside them
+    `inside_latency_s`. Ranks of one host that have it to themselves are joined by what is inside alone."""
+
+    ranks: int
+    bytes_per_s: float
+    gpus_per_host: int = 1
+    latency_s: float = 50e-6
+    inside_bytes_per_s: float = 12e9
+    inside_latency_s: float = 10e-6
+
+    def __post_init__(self) -> None:
+        if self.ranks < 2 or self.gpus_per_host < 1:
+            raise ValueError(f"{self.ranks} ranks on hosts of {self.gpus_per_host} GPUs exchange nothing; give 2 ranks")
+        if self.hosts > 1 and self.ranks % self.gpus_per_host:
+            raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
+
+    @property
+    def hosts(self) -> int:
+        return max(1, self.ranks // self.gpus_per_host)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One way to send gradients on one cluster: the seconds of a step, and of a step without communication."""
+
+    cluster: Cluster
+    way: str
+    step_s: float
+    alone_s: float
+
+    @property
+    def efficiency(self) -> float:
+        """The scaling factor: what N ranks do as a share of N times what one does."""
+        return self.alone_s / self.step_s
+
+
+def simulate(
+    profile: Profile, cluster: Cluster, regime: Regime | None = None, plan: Plan | None = None
+) -> Iterator[Outcome]:
+    """Each candidate alone, in its best bucket size; `plan` as it is, where one is given; and the best plan there is,
+    within 1 % where that can be proven in time. Raises ValueError for a plan that the profile does not know."""
+    regime = regime or Worker()
+    there = moved(profile, cluster)
+    problem = there.problem()
+    alone_s = problem.around_s + float(problem.ready_s[-1])
+    found = [_bucketed(there, regime, option) for option in range(len(there.candidates))]
+    named = dict(zip(names(profile.candidates), found, strict=True))
+    if plan:
+        named[GIVEN] = evaluate(problem, there.choices(plan), regime)
+    named[BEST] = search(problem, regime, EPS, list(named.values()))
+    for way, each in named.items():
+        yield Outcome(cluster, way, each.step_s, alone_s)
+
+
+def moved(profile: Profile, cluster: Cluster) -> Profile:
+    """The profile of the same job on `cluster`: each rank computes as it did, the network is another. What decodes an
+    all-gather grows with the number of payloads."""
+    alone = cluster.ranks <= cluster.gpus_per_host
+    hosts = cluster.ranks if alone else cluster.hosts
+    latency_s = cluster.inside_latency_s if alone else cluster.latency_s
+    bytes_per_s = cluster.inside_bytes_per_s if alone else cluster.bytes_per_s
+    costs = over_link(profile.candidates, hosts, latency_s, bytes_per_s)
+    if "AllReduce" in costs:
+        costs["AllReduce"] = all_reduce(hosts, latency_s, bytes_per_s)
+    return dataclasses.replace(
+        profile,
+        candidates=tuple(_decoding(candidate, hosts / profile.hosts) for candidate in profile.candidates),
+        collectives=costs,
+        ranks=cluster.ranks,
+        gpus_per_host=1 if alone else cluster.gpus_per_host,
+        local={} if alone else inside(cluster),
+    )
+
+
+def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> Table:
+    """Seconds against the bytes that one rank sends around a ring, by a ring or by two trees, whichever is faster, as
+    NCCL chooses (Sanders, Speck and Träff, Parallel Computing 2009, https://doi.org/10.1016/j.parco.2009.09.001)."""
+    ring = Affine(2 * (hosts - 1) * latency_s, 1 / bytes_per_s)
+    trees = Affine(2 * depth(hosts) * latency_s, hosts / (hosts - 1) / bytes_per_s)
+    gain = ring.fixed - trees.fixed
+    even = gain / (trees.per_unit - ring.per_unit) if gain > 0 else 1.0
+    sizes = np.array([0.0, even, 2 * even])
+    return Table.of(sizes, np.minimum(ring(sizes), trees(sizes)))
+
+
+def inside(cluster: Cluster) -> dict[str, Affine | Table]:
+    """Seconds of the dense sum, and of handing the mean around, inside a host, against the gradient's bytes: rings,
+    which pass pieces on as they come."""
+    others, bytes_per_s = cluster.gpus_per_host - 1, cluster.inside_bytes_per_s
+    summed = Affine(2 * others * cluster.inside_latency_s, 2 * others / cluster.gpus_per_host / bytes_per_s)
+    return {"sum": summed, "broadcast": Affine(others * cluster.inside_latency_s, 1 / bytes_per_s)}
+
+
+def latency_of(profile: Profile) -> float:
+    """What a message cost beside its bytes where the profile was taken."""
+    unit = over_link(profile.candidates, profile.hosts, 1.0, float("inf"))
+    messages = {name: float(np.asarray(cost(np.zeros(1)))[0]) for name, cost in unit.items()}
+    fixed = {name: float(profile.collectives[name](np.zeros(1))[0]) for name in messages}
+    return min(fixed[name] / count for name, count in messages.items())
+
+
+def names(candidates: Sequence[Candidate]) -> list[str]:
+    """Candidates by their compressors, and by what tells them apart where these are the same."""
+    short = [repr(candidate.way.compressor).removesuffix("()") for candidate in candidates]
+    return [
+        f"{name} by {candidate.way.communicator.name}" if short.count(name) > 1 else name
+        for name, candidate in zip(short, candidates, strict=True)
+    ]
+
+
+def _bucketed(profile: Profile, regime: Regime, option: int) -> Found:
+    return baselines.best_buckets(profile.problem(), regime, option, SIZES)
+
+
+def _decoding(candidate: Candidate, times: float) -> Candidate:
+    if candidate.way.communicator.name != "AllGather":
+        return candidate
+    cost = candidate.decode
+    if isinstance(cost, Affine):
+        return dataclasses.replace(candidate, decode=Affine(times * cost.fixed, times * cost.per_unit))
+    return dataclasses.replace(candidate, decode=Table(cost.sizes, tuple(times * value for value in cost.values)))
