@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 from zlib import crc32
 
@@ -125,6 +126,22 @@ def scatter_reduce_and_memories_train() -> None:
         losses = train(ddp, 10, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.02))
         assert losses[-1] < 3, compressor
         assert same_on_all_ranks(flat(ddp)), compressor
+
+
+@scenario(2, 3)
+def the_automatic_plan_is_the_same_everywhere() -> None:
+    steps = 160  # profiled, tried, chosen
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, candidates=[gw.BF16(), gw.TopK(0.1)])
+    train(ddp, steps)
+    module = network()
+    inner = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer = gw.DistributedOptimizer(inner, module, candidates=[gw.QSGD()])
+    train(module, steps, optimizer=optimizer)
+    for trained, found in ((ddp, handle.plan), (module, optimizer.handle.plan)):
+        assert same_on_all_ranks(flat(trained))
+        assert found is not None
+        assert same_on_all_ranks(torch.tensor(list(sha256(found.to_json().encode()).digest())))
 
 
 @scenario(2, 3, 4)
