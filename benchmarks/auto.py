@@ -50,25 +50,22 @@ def parse() -> argparse.Namespace:
 
 
 def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
-    from gradwire.controllers.auto import contention
-    from gradwire.schedule import Worker, timeline
+    from gradwire.schedule import timeline
 
-    profile, chosen, said = found(arguments.model)
+    profile, regime, chosen, said = found(arguments.model)
     plans: dict[str, Any] = {"auto": chosen, "DDP": None} | fixed(profile)
     seconds: dict[str, list[float]] = {name: [] for name in plans}
     for _ in range(arguments.repeats):
         for name, plan in plans.items():
             seconds[name] += timed(arguments.model, plan, arguments.steps)
-    predicted = {
-        name: 1e3 * timeline(profile, plan, Worker(contention())).step_s for name, plan in plans.items() if plan
-    }
+    predicted = {name: 1e3 * timeline(profile, plan, regime).step_s for name, plan in plans.items() if plan}
     measured = {name: 1e3 * median(own) for name, own in seconds.items()}
     spread = {name: 1e3 * (max(own) - min(own)) for name, own in seconds.items()}
     return {"said": said, "ms": measured, "spread": spread, "predicted": predicted}
 
 
-def found(model: str) -> tuple[Any, Any, list[str]]:
-    """The profile, the plan and the words of a job under `gw.attach(ddp)`."""
+def found(model: str) -> tuple[Any, Any, Any, list[str]]:
+    """The profile, the regime, the plan and the words of a job under `gw.attach(ddp)`."""
     import gradwire as gw
 
     controller = gw.Auto()
@@ -80,7 +77,7 @@ def found(model: str) -> tuple[Any, Any, list[str]]:
             break
     plan = step.handle.plan
     step.handle.detach()
-    return controller.profile, plan, [decision.decision for decision in controller.decisions]
+    return controller.profile, controller.regime, plan, [decision.decision for decision in controller.decisions]
 
 
 def fixed(profile: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The plan that suits the job: profiled, searched, tried, and tried again when the job changes."""
 
 import logging
-import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -13,7 +12,7 @@ from torch import Tensor
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
 from gradwire.compressors import BF16, FP32, QSGD, Cast, Codec, Compressor, Rounds
 from gradwire.controllers.base import Controller, Decision, Step
-from gradwire.controllers.measure import Sample, from_rank_0, measure, slowest
+from gradwire.controllers.measure import Sample, contention, from_rank_0, measure, slowest
 from gradwire.layout import Slot
 from gradwire.memory import NoMemory, Residual
 from gradwire.plan import Group, Plan, default_memory
@@ -56,7 +55,7 @@ class Auto(Controller):
     A candidate is a compressor, or a `Group` without slots that names memory and communicator as well. By default
     only such as need no tuning and no leap of faith: fp32, bf16, and 8 bits with a residual.
 
-    `profile` and `found` are what the last search saw and found; `decisions` tells what was done and why.
+    `profile`, `regime` and `found` are what the last search saw and found; `decisions` tells what was done and why.
     """
 
     numbers = 2
@@ -67,6 +66,7 @@ class Auto(Controller):
             chosen.insert(0, FP32())
         self.candidates = chosen
         self.profile: Profile | None = None
+        self.regime = Worker()
         self.found: Found | None = None
         self._dense_s = float("inf")
         self._expected_s = 0.0
@@ -114,10 +114,10 @@ class Auto(Controller):
 
     def _choose(self, step: Step, times: "Times") -> Course:
         """Measures, searches, tries, and leaves the fastest in force."""
+        self.regime = Worker(contention(step.transport))
         self.profile = profile = self._measured(step, times)
-        regime = Worker(contention())
-        self.found = found = search(profile.problem(), regime, EPS)
-        plans = self._agreed(step, shortlist(profile, found, regime))
+        self.found = found = search(profile.problem(), self.regime, EPS)
+        plans = self._agreed(step, shortlist(profile, found, self.regime))
         seconds = yield from _tournament(plans)
         best = min(range(len(plans)), key=lambda i: median(seconds[i]))
         self._expected_s, self._chose = median(seconds[best]), True
@@ -143,7 +143,7 @@ class Auto(Controller):
             slots=tuple(SlotTime(slot.name, tuple(slot.shape), times.ready_s[slot.name]) for slot in ordered),
             forward_s=times.forward_s,
             optimizer_s=times.optimizer_s,
-            candidates=tuple(_candidate(way, row) for way, row in zip(ways, samples, strict=True)),
+            candidates=tuple(_candidate(way, row, self.regime) for way, row in zip(ways, samples, strict=True)),
             collectives=_collectives(ways, samples),
             ranks=step.ranks,
             gpus_per_host=local.world if local else 1,
@@ -249,14 +249,6 @@ def shortlist(profile: Profile, found: Found, regime: Regime) -> list[Plan]:
     return [plan for i, plan in enumerate(plans) if plan not in plans[:i]][:MOST_TRIED]
 
 
-def contention() -> float:
-    """The share of its speed that backward loses while the engine computes: on a CPU without a core to spare, half."""
-    if torch.cuda.is_available():
-        return 0.0
-    cores = len(os.sched_getaffinity(0)) / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return min(0.5, max(0.0, 1 - cores / (torch.get_num_threads() + 1)))
-
-
 def words(plan: Plan) -> str:
     """The plan in a few words."""
     names = list(dict.fromkeys(f"{group.compressor} by {group.communicator}" for group in plan.groups))
@@ -309,8 +301,8 @@ def _first(slots: Sequence[Slot], elements: int) -> list[Slot]:
     return taken
 
 
-def _candidate(way: Group, samples: Sequence[Sample]) -> Candidate:
-    slower = 1 / (1 - contention())
+def _candidate(way: Group, samples: Sequence[Sample], regime: Worker) -> Candidate:
+    slower = 1 / (1 - regime.contention)  # measured while training waited
     sizes = torch.tensor([float(sample.elements) for sample in samples]).numpy()
     encode, decode = ([slower * getattr(s, name) for s in samples] for name in ("encode_s", "decode_s"))
     return Candidate(way, *(Table.of(sizes, torch.tensor(t, dtype=torch.float64).numpy()) for t in (encode, decode)))

@@ -1,8 +1,11 @@
 """What a way to send a group costs on this job: seconds of encoding, wire and decoding, on the network it runs on."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -74,6 +77,11 @@ def _now(device: torch.device) -> float:
 
 def slowest(numbers: Tensor, transport: Transport) -> Tensor:
     """The largest of all ranks' `numbers` (n,), one by one, on all ranks."""
+    return _table(numbers, transport).amax(0)
+
+
+def _table(numbers: Tensor, transport: Transport) -> Tensor:
+    """All ranks' `numbers`, (ranks, n), on all ranks."""
     local = transport.local
     row = transport.rank * (local.world if local else 1) + (local.rank if local else 0)
     table = torch.zeros(transport.ranks, len(numbers), dtype=numbers.dtype, device=numbers.device)
@@ -81,7 +89,19 @@ def slowest(numbers: Tensor, transport: Transport) -> Tensor:
     if local:
         transport.run(Local(Sum(table)))
     transport.run(Sum(table))
-    return table.amax(0)
+    return table
+
+
+def contention(transport: Transport) -> float:
+    """The share of its speed that backward loses while the engine computes, where that is most: on CPUs without a
+    core to spare, half of it or more; none on a GPU."""
+    if torch.cuda.is_available():
+        return 0.0
+    machine = torch.tensor([float(crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))], dtype=torch.float64)
+    ranks_here = int(_table(machine, transport).eq(machine).sum())
+    cores = len(os.sched_getaffinity(0)) / ranks_here
+    lost = min(0.75, max(0.0, 1 - cores / (torch.get_num_threads() + 1)))
+    return float(slowest(torch.tensor([lost], dtype=torch.float64), transport))
 
 
 def from_rank_0(numbers: Tensor, transport: Transport) -> None:
