@@ -5,7 +5,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from gradwire import communicators, compressors, memory
 from gradwire.communicators import AllGather, AllReduce, Communicator
@@ -13,6 +14,7 @@ from gradwire.compressors import FP32, Cast, Codec, Compressor
 from gradwire.layout import Layout, Slot
 from gradwire.memory import Memory, NoMemory, Residual
 
+T = TypeVar("T")
 GROUP_BYTES = 4 << 20
 FIRST_BYTES = 1 << 20
 MOST_GROUPS = 8
@@ -70,6 +72,15 @@ class Plan:
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is no plan that Plan.to_json() wrote: {error}") from error
 
+    def save(self, path: str | Path) -> None:
+        """Writes the plan to a file, as JSON."""
+        Path(path).write_text(self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """What `save` wrote. Raises ValueError, naming the file, where it cannot be read or holds no plan."""
+        return from_file(path, cls.from_json)
+
     def digest(self, slots: Sequence[Slot]) -> bytes:
         """32 bytes that differ where the plan or the parameters do."""
         shapes = "\n".join(f"{slot.name} {slot.shape} {slot.strides} {slot.dtype}" for slot in slots)
@@ -85,6 +96,18 @@ class Plan:
             raise ValueError(f"the plan names parameter {min(unknown)!r}, which the model lacks; make a plan for it")
         if missing := known - set(planned):
             raise ValueError(f"the plan lacks the model's parameter {min(missing)!r}; make a plan for this model")
+
+
+def from_file(path: str | Path, read: Callable[[str], T]) -> T:
+    """What `read` makes of a file's text. Raises ValueError, naming the file, where that cannot be."""
+    try:
+        return read(Path(path).read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def uniform(

@@ -8,7 +8,7 @@ from functools import cache
 
 from gradwire.lab.bench import BenchSpec
 from gradwire.lab.catalogue import make_task
-from gradwire.lab.configuration import NOCOMM, parse_all
+from gradwire.lab.configuration import NOCOMM, check_plans, parse_all
 from gradwire.lab.join import joined
 from gradwire.lab.link import Link
 from gradwire.lab.models import MODELS
@@ -60,8 +60,10 @@ class Cell:
         return place
 
     def spec(self, configurations: Sequence[str], effort: Effort) -> BenchSpec:
-        """What the ranks are told; always with `nocomm`."""
-        names = [configuration.text for configuration in parse_all(configurations)]
+        """What the ranks are told; always with `nocomm`. Raises ValueError for what is no configuration of this model."""
+        parsed = parse_all(configurations)
+        check_plans(parsed, lambda: self.task().build_model(effort.seed))
+        names = [configuration.text for configuration in parsed]
         texts = [NOCOMM, *(name for name in names if name != NOCOMM)]
         task, options = self._task()
         timing = {"steps": effort.steps, "repeats": effort.repeats, "seed": effort.seed}

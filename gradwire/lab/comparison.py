@@ -11,7 +11,7 @@ from datetime import datetime
 import torch
 
 from gradwire.lab.catalogue import make_task
-from gradwire.lab.configuration import NOCOMM, Configuration
+from gradwire.lab.configuration import NOCOMM, Configuration, check_plans
 from gradwire.lab.runner import Place
 from gradwire.lab.train import TrainSpec, optimizer_for
 from gradwire.lab.workloads import Task
@@ -40,7 +40,9 @@ class Comparison:
             raise ValueError(f"{self.steps} steps are no training: give 1 or more")
         if self.lr is not None and self.lr <= 0:
             raise ValueError(f"lr={self.lr} is no learning rate: it is positive")
-        next(self.make_task().batches(0, self.ranks, self.seed))
+        task = self.make_task()
+        next(task.batches(0, self.ranks, self.seed))
+        check_plans(self.configurations, lambda: task.build_model(self.seed))
 
     def make_task(self) -> Task:
         """The task, its data read."""

@@ -3,14 +3,15 @@
 Written as `dense` (or `ddp`), `nocomm`, or `compressor[:value,...][+memory][+communicator][+controller]`, such as
 `topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`, `topk:0.1+gravac:10,1000,window=50`.
 `@25mb`, `@4` or `@hybrid` after a compressor say how it groups gradients: up to 25 MB each, 4 groups, or small matrices
-dense; `dense@25mb` sets DDP's.
+dense; `dense@25mb` sets DDP's. `plan:FILE` is a plan that was saved.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,6 +30,7 @@ from gradwire.transports import Transport
 
 DENSE = ("dense", "ddp")
 NOCOMM = "nocomm"
+PLAN = "plan:"
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Configuration:
     communicator: Communicator | None = None
     grouping: Grouping | Hybrid | None = None
     controller: Controller | None = None
+    plan: Plan | None = None
 
     @property
     def silent(self) -> bool:
@@ -71,6 +74,8 @@ class Configuration:
         """Makes a fresh `ddp` reduce in this way; None where Gradwire has no part in it."""
         if self.silent:
             ddp.register_comm_hook(None, noop_hook)
+        if self.plan:
+            return attach(ddp, self.plan, transport=transport, seed=seed)
         if self.compressor is None:
             return None
         parts: dict[str, Any] = {"memory": self.memory, "communicator": self.communicator}
@@ -86,6 +91,8 @@ def parse(text: str) -> Configuration:
     """Reads one configuration.
 
     Raises ValueError for an unknown name, a value that does not fit, and a pairing that makes no sense."""
+    if text.startswith(PLAN):
+        return Configuration(text, plan=Plan.load(text.removeprefix(PLAN)))
     parts, at, groups = text.lower().partition("@")
     grouping = _grouping(groups) if at else None
     head, *others = parts.split("+")
@@ -117,6 +124,14 @@ def parse_all(texts: Sequence[str]) -> list[Configuration]:
     return configurations
 
 
+def check_plans(configurations: Sequence[Configuration], make_model: Callable[[], nn.Module]) -> None:
+    """Raises ValueError, naming a parameter, where a configuration's plan is for another model."""
+    if planned := [configuration.plan for configuration in configurations if configuration.plan]:
+        named = [(name, p) for name, p in make_model().named_parameters() if p.requires_grad and p.numel()]
+        for plan in planned:
+            plan.check([Slot.of(name, parameter) for name, parameter in named])
+
+
 def _grouping(text: str) -> Grouping | Hybrid:
     return Hybrid() if text == "hybrid" else Grouping.parse(text)
 
@@ -134,7 +149,7 @@ def _partners(text: str, others: list[str]) -> tuple[Memory | None, Communicator
 def controlled(text: str, controller: str | None) -> str:
     """The configuration with this controller; as it is where it sends everything, or nothing."""
     head, at, groups = text.partition("@")
-    alone = controller is None or head.lower() in (*DENSE, NOCOMM)
+    alone = controller is None or head.lower() in (*DENSE, NOCOMM) or head.startswith(PLAN)
     return text if alone else f"{head}+{controller}{at}{groups}"
 
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from gradwire.compressors import Cast, Rounds
 from gradwire.layout import Layout, Slot
-from gradwire.plan import Group, Plan
+from gradwire.plan import Group, Plan, from_file
 from gradwire.schedule.costs import NOTHING, Affine, Chain, Table, Total, from_data, to_data
 from gradwire.schedule.problem import Choice, Option, Problem
 
@@ -140,6 +141,15 @@ class Profile:
         """Bytes on the wire against elements."""
         sizes = np.unique(np.geomspace(1, max(2, sum(slot.numel for slot in self.slots)), 64).astype(int))
         return Table.of(sizes.astype(float), np.array([_wire_bytes(way, [(int(n),)], self.hosts) for n in sizes]))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the profile to a file, as JSON."""
+        Path(path).write_text(self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Profile":
+        """What `save` wrote. Raises ValueError, naming the file, where it cannot be read or holds no profile."""
+        return from_file(path, cls.from_json)
 
     def to_json(self) -> str:
         """The profile as JSON text; `from_json` reads it back."""
