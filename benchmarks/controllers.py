@@ -1,0 +1,162 @@
+"""Controllers: what L-GreCo saves at equal error, and how fast GraVAC reaches the dense run's metric.
+
+    python benchmarks/controllers.py                     # all; 4 hosts at 100 Mbit/s, three seeds
+    python benchmarks/controllers.py --part lgreco       # bytes at equal error, and the programme's milliseconds
+    python benchmarks/controllers.py --part gravac --tasks digits --steps 200 --seeds 0 --link loopback --hosts 2
+
+L-GreCo's figures are its own decisions on the byte-level language model: bytes of payload and errors, where the uniform
+setting has 1. GraVAC stands beside dense, static factors (10x to 1000x in elements), Accordion and L-GreCo; the time to
+the metric is that of rank 0's steps until the held-out metric is within 0.5 points of accuracy, or 1 % of loss, of the
+dense run's last. Writes benchmarks/results/controllers.json and prints Markdown tables.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from ranks import as_rank, collect, save
+
+import gradwire as gw
+from gradwire.controllers.allocate import allocate
+from gradwire.lab.results import Record, Run, read_lines
+
+FACTORS = (10, 20, 100, 1000)
+TASKS = {"digits": "accuracy", "fashion_mnist": "accuracy", "lm": "loss"}
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.out:
+        as_rank(arguments.out, lambda: [layers(c, arguments.steps) for c in (gw.TopK(0.01), gw.PowerSGD(4))])
+    found: dict[str, Any] = {"link": arguments.link, "hosts": arguments.hosts}
+    if arguments.part in ("lgreco", "all"):
+        found["programme_ms"] = programme_ms()
+        found["lgreco"] = collect(__file__, ["--steps", "300"], 2, "loopback")
+        print(f"300 layers, 8 choices: {found['programme_ms']:.1f} ms\n")
+        for row in found["lgreco"]:
+            print(f"| {row['compressor']} | " + " | ".join(row["decisions"]) + " |")
+    if arguments.part in ("gravac", "all"):
+        found["gravac"] = [
+            row for task in arguments.tasks.split(",") for seed in arguments.seeds.split(",")
+            for row in compare(task, int(seed), arguments)
+        ]  # fmt: skip
+        print(markdown(found["gravac"]))
+    save(arguments.save, **found)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", default="all", choices=("lgreco", "gravac", "all"))
+    parser.add_argument("--tasks", default="digits,lm")
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--window", type=int, default=50)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--link", default="100mbit")
+    parser.add_argument("--save", default="controllers.json")
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def layers(compressor: gw.compressors.Compressor, steps: int) -> dict[str, Any]:
+    """One rank's part: L-GreCo's decisions while the language model trains."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    from gradwire.lab.workloads import LanguageModel
+
+    task = LanguageModel(width=96, batch=4)
+    controller = gw.LGreCo(interval=max(10, steps // 4))
+    ddp = DDP(task.build_model(0))
+    handle = gw.attach(ddp, compressor, controller=controller)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
+    batches = task.batches(dist.get_rank(), dist.get_world_size(), 0)
+    for _ in range(steps):
+        inputs, targets = next(batches)
+        optimizer.zero_grad()
+        task.loss(ddp(inputs), targets).backward()
+        optimizer.step()
+    handle.detach()
+    return {"compressor": str(compressor), "decisions": [decision.decision for decision in controller.decisions]}
+
+
+def programme_ms() -> float:
+    """The least time of L-GreCo's dynamic programme for 300 layers of 8 choices."""
+    rng = np.random.default_rng(0)
+    sizes = rng.lognormal(10, 2, (300, 1)) * 2.0 ** np.arange(8) / 800
+    errors = np.sqrt(sizes[:, :1]) * np.exp(-rng.uniform(0.01, 0.3, (300, 1)) * 2.0 ** np.arange(8))
+    times = []
+    for _ in range(10):
+        start = time.perf_counter()
+        allocate(sizes, errors, float(errors[:, 3].sum()))
+        times.append(1e3 * (time.perf_counter() - start))
+    return min(times)
+
+
+def compare(task: str, seed: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """All configurations on one task with one seed."""
+    window = arguments.window
+    names = [
+        "dense", *(f"topk:{1 / factor:g}" for factor in FACTORS), f"topk:0.1+gravac:10,1000,window={window}",
+        f"topk:0.1+accordion:0.1,0.01,interval={2 * window}", f"topk:0.01+lgreco:interval={4 * window}",
+    ]  # fmt: skip
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "gradwire.cli", "train", *names, "--task", task, "--hosts", arguments.hosts,
+                   "--steps", arguments.steps, "--seed", seed, "--out", folder]  # fmt: skip
+        if arguments.link != "loopback":
+            command += ["--link", arguments.link]
+        subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
+        (home,) = Path(folder).iterdir()
+        runs = [Run(name, read(home, name)) for name in names]
+    metric = TASKS[task]
+    goal = held_out(runs[0].last, metric)
+    goal = goal - 0.005 if metric == "accuracy" else 1.01 * goal
+    return [row(run, task, seed, metric, goal) for run in runs]
+
+
+def read(home: Path, name: str) -> list[Record]:
+    from gradwire.lab.configuration import parse as parse_configuration
+
+    path = home / parse_configuration(name).slug / "metrics.jsonl"
+    return [Record.from_line(line) for line, _ in read_lines(path)]
+
+
+def held_out(record: Record, metric: str) -> float:
+    assert record.held_out
+    return record.held_out[metric]
+
+
+def row(run: Run, task: str, seed: int, metric: str, goal: float) -> dict[str, Any]:
+    better = 1 if metric == "accuracy" else -1
+    reached = [r.wall_s for r in run.evaluated if better * (held_out(r, metric) - goal) >= 0]
+    return {
+        "task": task, "seed": seed, "configuration": run.configuration, metric: held_out(run.last, metric),
+        "seconds_to_goal": reached[0] if reached else None, "wall_s": run.last.wall_s,
+        "megabytes": run.last.totals.wire_bytes / 1e6, "ratio": run.last.totals.ratio, "decisions": run.decisions,
+    }  # fmt: skip
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    lines = ["| task | configuration | last metric | s to the dense metric | MB per rank | ratio in bytes |"]
+    lines.append("|---|---|---|---|---|---|")
+    for task, name in dict.fromkeys((r["task"], r["configuration"]) for r in rows):
+        own = [r for r in rows if (r["task"], r["configuration"]) == (task, name)]
+        seconds = [r["seconds_to_goal"] for r in own]
+        there = "-" if None in seconds else f"{median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f})"
+        metrics = [r[TASKS[task]] for r in own]
+        lines.append(
+            f"| {task} | {name} | {median(metrics):.4f} ({min(metrics):.4f} to {max(metrics):.4f}) | {there} "
+            f"| {median(r['megabytes'] for r in own):.1f} | {median(r['ratio'] for r in own):.1f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
