@@ -1,7 +1,6 @@
-"""The command line: list, train, bench, demo."""
+"""The command line: list, train, bench, plan, simulate, demo."""
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from datetime import datetime
@@ -12,13 +11,26 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
+from gradwire.arguments import (
+    Device,
+    Folder,
+    Hosts,
+    Options,
+    Out,
+    Rate,
+    Seed,
+    TaskName,
+    place_of,
+    ranks_of,
+    task_options,
+)
+from gradwire.cli_schedule import plan_, simulate_
 from gradwire.console import console, mistakes, progress_bars
 from gradwire.lab.bench import BenchSpec, Sample, bench
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.cell import LOOPBACK, Cell, Effort
 from gradwire.lab.comparison import Comparison, circumstances
-from gradwire.lab.configuration import Configuration, controlled, parse_all
-from gradwire.lab.join import joined
+from gradwire.lab.configuration import PLAN, Configuration, controlled, parse_all
 from gradwire.lab.launch import RankFailed
 from gradwire.lab.link import Link
 from gradwire.lab.models import MODELS
@@ -45,17 +57,11 @@ _MODEL_HELP = f"{', '.join(MODELS)}; or tiny-vgg16 (without a suite the default)
 _SUITE_HELP = f"instead of CONFIGs, what a published system ran: {', '.join(SUITES)}; --model picks some of its rows"
 _LR_HELP = "learning rate; text: AdamW, 0.001; images: SGD, 0.01 (too much for signsgd and signum: try 0.001)"
 
-Configurations = Annotated[list[str], typer.Argument(metavar="CONFIG...", help=_CONFIGURATION_HELP)]
-Hosts = Annotated[int | None, typer.Option(help="ranks to start, each with a link of its own; by default 2")]
-Rate = Annotated[str | None, typer.Option("--link", help="emulated link, such as 100mbit; else loopback")]
-Device = Annotated[str, typer.Option(help="cpu, or cuda with one GPU per rank")]
-Seed = Annotated[int, typer.Option(help="of the model, the order of the data and the compressors")]
+Configurations = Annotated[list[str] | None, typer.Argument(metavar="CONFIG...", help=_CONFIGURATION_HELP)]
+PlanFile = Annotated[Path | None, typer.Option("--plan", help="one more to compare: a plan.json of `gradwire plan`")]
 ControllerName = Annotated[
     str | None,
     typer.Option("--controller", metavar="NAME[:VALUE,...]", help="for each CONFIG that compresses; see `list`"),
-]
-Options = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="option of the task; see `list`")
 ]
 
 
@@ -68,26 +74,27 @@ def list_() -> None:
 
 @app.command("train")
 def train_(
-    configurations: Configurations,
-    task: Annotated[str, typer.Option(help="what to train on; see `list`")] = "lm",
+    configurations: Configurations = None,
+    task: TaskName = "lm",
     hosts: Hosts = None,
     link: Rate = None,
     steps: Annotated[int, typer.Option(help="steps to train each configuration for")] = 300,
     options: Options = None,
-    folder: Annotated[Path | None, typer.Option(help="where the task's files are")] = None,
+    folder: Folder = None,
     lr: Annotated[float | None, typer.Option(help=_LR_HELP)] = None,
     controller: ControllerName = None,
+    plan: PlanFile = None,
     seed: Seed = 0,
     device: Device = "cpu",
-    out: Annotated[Path, typer.Option(help="where the run's folder goes")] = Path("runs"),
+    out: Out = Path("runs"),
 ) -> None:
     """Train configurations on one task; write metrics, pictures and a report to runs/."""
     with mistakes():
-        place = _place(hosts, link, device)
+        place = place_of(hosts, link, device)
         comparison = Comparison(
-            configurations=parse_all([controlled(text, controller) for text in configurations]),
+            configurations=parse_all(_texts(configurations, controller, plan)),
             task=task,
-            options=[*(options or []), *([f"folder={folder}"] if folder else [])],
+            options=task_options(options, folder),
             ranks=place.ranks,
             steps=steps,
             lr=lr,
@@ -98,7 +105,7 @@ def train_(
 
 @app.command("bench")
 def bench_(
-    configurations: Annotated[list[str] | None, typer.Argument(metavar="CONFIG...", help=_CONFIGURATION_HELP)] = None,
+    configurations: Configurations = None,
     model: Annotated[str | None, typer.Option(help=_MODEL_HELP)] = None,
     suite: Annotated[str | None, typer.Option(help=_SUITE_HELP)] = None,
     hosts: Hosts = None,
@@ -110,6 +117,7 @@ def bench_(
     repeats: Annotated[int, typer.Option(help="turns that each configuration gets")] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="write all figures to this file")] = None,
     controller: ControllerName = None,
+    plan: PlanFile = None,
     seed: Seed = 0,
     device: Device = "cpu",
     out: Annotated[Path, typer.Option(help="where a suite's folder goes")] = Path("runs"),
@@ -119,17 +127,20 @@ def bench_(
     sizes = {"layers": layers, "batch": batch, "size": size}
     if suite:
         with mistakes():
-            if configurations or json_file:
+            if configurations or json_file or plan:
                 raise ValueError(f"suite {suite} has configurations of its own and writes suite.json: give neither")
             rows = rows_of(suite, Cuts(model=model, ranks=hosts, link=link, **sizes))
         return _bench_suite(suite, rows, effort, out)
     with mistakes():
         if json_file and not json_file.absolute().parent.is_dir():
             raise ValueError(f"there is no folder {json_file.parent} for {json_file.name}")
-        cell = Cell(model=model or "tiny-vgg16", ranks=_ranks(hosts), link=link or LOOPBACK, **sizes)
-        if not configurations:
-            raise ValueError("CONFIG is missing: name what to time, or a --suite")
-    return _bench_cell(cell, [controlled(text, controller) for text in configurations], effort, json_file)
+        cell = Cell(model=model or "tiny-vgg16", ranks=ranks_of(hosts), link=link or LOOPBACK, **sizes)
+        texts = _texts(configurations, controller, plan)
+    return _bench_cell(cell, texts, effort, json_file)
+
+
+app.command("plan")(plan_)
+app.command("simulate")(simulate_)
 
 
 @app.command()
@@ -163,12 +174,12 @@ def _tell(error: Exception, exit_code: int) -> int:
     return exit_code
 
 
-def _ranks(hosts: int | None) -> int:
-    return hosts if hosts is not None else int(os.environ["WORLD_SIZE"]) if joined() else 2
-
-
-def _place(hosts: int | None, link: str | None, device: str) -> Place:
-    return Place(_ranks(hosts), Link.parse(link) if link else None, device)
+def _texts(configurations: list[str] | None, controller: str | None, plan: Path | None) -> list[str]:
+    """What is compared, as text. Raises ValueError for nothing at all."""
+    texts = [controlled(text, controller) for text in configurations or []] + ([f"{PLAN}{plan}"] if plan else [])
+    if not texts:
+        raise ValueError("CONFIG is missing: name what to compare, or a --plan")
+    return texts
 
 
 def _demo_place() -> Place:

@@ -60,7 +60,7 @@ class Cell:
         return place
 
     def spec(self, configurations: Sequence[str], effort: Effort) -> BenchSpec:
-        """What the ranks are told; always with `nocomm`. Raises ValueError for what is no configuration of this model."""
+        """What the ranks are told; always with `nocomm`. Raises ValueError for plans of another model."""
         parsed = parse_all(configurations)
         check_plans(parsed, lambda: self.task().build_model(effort.seed))
         names = [configuration.text for configuration in parsed]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from gradwire.plan import Group, Plan
-from gradwire.report.tables import Table, figure
+from gradwire.report.tables import IN_WORDS, Table, figure
 from gradwire.report.timeline_rows import LANES
 from gradwire.report.timeline_shares import COMPUTE, Shares, of_slowest_rank
 from gradwire.schedule.timeline import Span, Timeline
@@ -30,7 +30,7 @@ def explain(plan: Plan, timeline: Timeline, others: Mapping[str, float]) -> Tabl
         ["what sets the pace", _pace(shares)],
         ["groups", _groups(plan)],
     ]
-    return Table("Why this plan", ["", "in words"], rows + _others(timeline.step_s, others))
+    return Table("Why this plan", ["", IN_WORDS], rows + _others(timeline.step_s, others))
 
 
 def groups(plan: Plan, timeline: Timeline) -> Table:

@@ -12,6 +12,8 @@ from gradwire.lab.configuration import NOCOMM
 from gradwire.lab.results import Run, Spread, Totals
 from gradwire.report.timing import Timing
 
+IN_WORDS = "in words"
+"""A column of sentences."""
 _SPLIT = ("encode", "wire", "decode", "wait")
 
 
@@ -27,7 +29,8 @@ class Table:
         """For the terminal."""
         table = rich.table.Table(title=self.title, title_justify="left", box=SIMPLE_HEAD)
         for index, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if index else "left", no_wrap=index == 0)
+            right = index > 0 and column != IN_WORDS
+            table.add_column(column, justify="right" if right else "left", no_wrap=index == 0)
         for row in self.rows:
             table.add_row(*row)
         return table

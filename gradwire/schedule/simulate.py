@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradwire.communicators.wire import depth
+from gradwire.compressors import Compressor
 from gradwire.plan import Plan
 from gradwire.schedule import baselines
 from gradwire.schedule.costs import Affine, Table
@@ -125,11 +126,18 @@ def latency_of(profile: Profile) -> float:
 
 def names(candidates: Sequence[Candidate]) -> list[str]:
     """Candidates by their compressors, and by what tells them apart where these are the same."""
-    short = [repr(candidate.way.compressor).removesuffix("()") for candidate in candidates]
+    short = [_name(candidate.way.compressor) for candidate in candidates]
     return [
         f"{name} by {candidate.way.communicator.name}" if short.count(name) > 1 else name
         for name, candidate in zip(short, candidates, strict=True)
     ]
+
+
+def _name(compressor: Compressor) -> str:
+    """Its class, first option, and others that are not as by default."""
+    options = [(field.name, getattr(compressor, field.name), field.default) for field in dataclasses.fields(compressor)]  # pyright: ignore[reportArgumentType]
+    said = [f"{name}={value}" for i, (name, value, default) in enumerate(options) if not i or value != default]
+    return f"{type(compressor).__name__}({', '.join(said)})" if said else type(compressor).__name__
 
 
 def _bucketed(profile: Profile, regime: Regime, option: int) -> Found:

@@ -1,0 +1,37 @@
+"""Arguments that several commands share, and what becomes of them."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradwire.lab.join import joined
+from gradwire.lab.link import Link
+from gradwire.lab.runner import Place
+
+Hosts = Annotated[int | None, typer.Option(help="ranks to start, each with a link of its own; by default 2")]
+Rate = Annotated[str | None, typer.Option("--link", help="emulated link, such as 100mbit; else loopback")]
+Device = Annotated[str, typer.Option(help="cpu, or cuda with one GPU per rank")]
+Seed = Annotated[int, typer.Option(help="of the model, the order of the data and the compressors")]
+Options = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="option of the task; see `list`")
+]
+Folder = Annotated[Path | None, typer.Option(help="where the task's files are")]
+TaskName = Annotated[str, typer.Option(help="what to train on; see `list`")]
+Out = Annotated[Path, typer.Option(help="where the run's folder goes")]
+
+
+def ranks_of(hosts: int | None) -> int:
+    """How many ranks the user means: those that run already, or by default 2."""
+    return hosts if hosts is not None else int(os.environ["WORLD_SIZE"]) if joined() else 2
+
+
+def place_of(hosts: int | None, link: str | None, device: str) -> Place:
+    """Where the ranks run. Raises ValueError for a place that cannot be."""
+    return Place(ranks_of(hosts), Link.parse(link) if link else None, device)
+
+
+def task_options(options: list[str] | None, folder: Path | None) -> list[str]:
+    """What the task is made with."""
+    return [*(options or []), *([f"folder={folder}"] if folder else [])]

@@ -1,0 +1,51 @@
+"""All that is written about a plan, in one folder: it and its profile, predicted and measured steps, and why."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gradwire.controllers.auto import words
+from gradwire.lab.planning import Planned
+from gradwire.report import explain, timeline_page, timeline_trace
+from gradwire.report.tables import Table
+from gradwire.schedule import Timeline, Worker, timeline
+
+_TIMELINES_NOTE = """Predicted from the profile before any step with this plan; measured is the median of the steps
+traced afterwards, each rank on a clock of its own that starts with its step."""
+
+
+def write(folder: Path, title: str, planned: Planned) -> list[Path]:
+    """Writes timeline.html, trace.json, plan.json and profile.json; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    timelines = both(planned)
+    tables = [
+        (why(planned), explain.SHARES_NOTE),
+        (explain.groups(planned.plan, planned.timeline), explain.GROUPS_NOTE),
+        (explain.lanes(timelines), f"{explain.LANES_NOTE} {_TIMELINES_NOTE}"),
+    ]
+    paths = {name: folder / name for name in ("timeline.html", "trace.json", "plan.json", "profile.json")}
+    paths["timeline.html"].write_text(timeline_page.render(title, timelines, tables))
+    paths["trace.json"].write_text(timeline_trace.trace_events(timelines))
+    planned.plan.save(paths["plan.json"])
+    planned.profile.save(paths["profile.json"])
+    return list(paths.values())
+
+
+def both(planned: Planned) -> dict[str, Timeline]:
+    """The predicted and the measured step."""
+    predicted = timeline(planned.profile, planned.plan, Worker(planned.contention))
+    return {"predicted": predicted, "measured": planned.timeline}
+
+
+def why(planned: Planned) -> Table:
+    """The plan in words, beside the other plans that were tried, as measured."""
+    table = explain.explain(planned.plan, planned.timeline, _others(planned))
+    return Table(table.title, table.columns, [*table.rows, *(["decided", text] for text in planned.decisions)])
+
+
+def _others(planned: Planned) -> Mapping[str, float]:
+    others: dict[str, float] = {}
+    for plan, seconds in planned.tried_s.items():
+        if plan != planned.plan:
+            name = words(plan)
+            others[name if name not in others else f"another {name}"] = seconds
+    return others

@@ -1,0 +1,86 @@
+"""All that is written about simulated clusters, in one folder: a table, a picture, a page, the figures."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
+
+from gradwire.lab.link import Link
+from gradwire.report import page
+from gradwire.report.pictures import COLOURS, MARKERS, STYLE
+from gradwire.report.tables import Table, figure
+from gradwire.schedule.simulate import BEST, Outcome
+
+_NOTE = """Milliseconds of a step, and the scaling efficiency: what N ranks do as a share of N times what one does.
+Each candidate alone is cut into groups of the size that suits it best, its small tensors dense; the best plan chooses
+group by group. Inside a host the gradient is summed dense, between hosts one rank of each host sends. Ranks of a single
+host have its own bus alone. The model has no stragglers, no congestion and no jitter."""
+
+
+def table(outcomes: Sequence[Outcome]) -> Table:
+    """A row for each cluster, a column for each way."""
+    ways = list(dict.fromkeys(outcome.way for outcome in outcomes))
+    rows: list[list[str]] = []
+    for cluster in dict.fromkeys(outcome.cluster for outcome in outcomes):
+        own = {outcome.way: outcome for outcome in outcomes if outcome.cluster == cluster}
+        cells = [f"{figure(1e3 * own[way].step_s)} ({100 * own[way].efficiency:.0f} %)" for way in ways]
+        rows.append([_link(cluster.bytes_per_s), str(cluster.ranks), str(cluster.hosts), *cells])
+    return Table("ms per step (scaling efficiency)", ["link", "ranks", "hosts", *ways], rows)
+
+
+def picture(outcomes: Sequence[Outcome], title: str) -> Figure:
+    """Efficiency against ranks, a panel for each link."""
+    links = list(dict.fromkeys(outcome.cluster.bytes_per_s for outcome in outcomes))
+    ways = list(dict.fromkeys(outcome.way for outcome in outcomes))
+    with rc_context(STYLE):
+        drawn = Figure(figsize=(max(7, 3.4 * len(links)), 4.6), layout="constrained")
+        drawn.suptitle(title)
+        axes = drawn.subplots(1, len(links), sharey=True, squeeze=False)[0]
+        for axis, link in zip(axes, links, strict=True):
+            for index, way in enumerate(ways):
+                _line(axis, [o for o in outcomes if o.way == way and o.cluster.bytes_per_s == link], index)
+            axis.set_title(_link(link), fontsize=10)
+            axis.set_xlabel("ranks")
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(sorted({outcome.cluster.ranks for outcome in outcomes}))
+            axis.xaxis.set_major_formatter(ScalarFormatter())
+            axis.xaxis.set_minor_locator(NullLocator())
+        axes[0].set_ylabel("scaling efficiency")
+        axes[0].set_ylim(0, 1.03)
+        axes[0].yaxis.set_major_formatter(PercentFormatter(1))
+        drawn.legend(axes[0].lines, ways, loc="outside lower center", ncols=min(4, len(ways)), frameon=False)
+    return drawn
+
+
+def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[str, str]) -> list[Path]:
+    """Writes simulation.png, report.html and simulation.json; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = picture(outcomes, title)
+    paths = [folder / name for name in ("simulation.png", "report.html", "simulation.json")]
+    drawn.savefig(paths[0], dpi=130)
+    paths[1].write_text(page.render(title, {"scaling efficiency": drawn}, [(table(outcomes), _NOTE)], facts))
+    rows = [asdict(outcome) | {"efficiency": outcome.efficiency} for outcome in outcomes]
+    paths[2].write_text(json.dumps(dict(facts) | {"outcomes": rows}, indent=1) + "\n")
+    return paths
+
+
+def _line(axis: Axes, outcomes: Sequence[Outcome], index: int) -> None:
+    best = outcomes[0].way == BEST
+    axis.plot(
+        [outcome.cluster.ranks for outcome in outcomes],
+        [outcome.efficiency for outcome in outcomes],
+        color=COLOURS[0] if best else COLOURS[1 + index % (len(COLOURS) - 1)],
+        marker=MARKERS[index % len(MARKERS)],
+        markersize=5,
+        linewidth=3 if best else 1.6,
+        zorder=1 if best else 2,  # others may lie exactly on it
+    )
+
+
+def _link(bytes_per_s: float) -> str:
+    return str(Link(round(8 * bytes_per_s)))
