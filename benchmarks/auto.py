@@ -72,7 +72,7 @@ def found(model: str) -> tuple[Any, Any, Any, list[str]]:
     step = Training(model, lambda ddp: gw.attach(ddp, gw.FP32(), controller=controller))
     for _ in range(MOST_STEPS):
         step.run()
-        if controller.decisions:
+        if controller.chosen:
             step.run()
             break
     plan = step.handle.plan

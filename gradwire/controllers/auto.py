@@ -55,7 +55,8 @@ class Auto(Controller):
     A candidate is a compressor, or a `Group` without slots that names memory and communicator as well. By default
     only such as need no tuning and no leap of faith: fp32, bf16, and 8 bits with a residual.
 
-    `profile`, `regime` and `found` are what the last search saw and found; `decisions` tells what was done and why.
+    `chosen` says whether it has settled on a plan; `profile`, `regime` and `found` are what the last search saw and
+    found; `decisions` tells what was done and why.
     """
 
     numbers = 2
@@ -70,7 +71,7 @@ class Auto(Controller):
         self.found: Found | None = None
         self._dense_s = float("inf")
         self._expected_s = 0.0
-        self._chose = False
+        self.chosen = False
         self._last = 0.0
         self._course: Course | None = None
 
@@ -86,17 +87,18 @@ class Auto(Controller):
         return self._course.send((step, float(sums[0] / sums[1])))
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"chose": torch.tensor(self._chose)}
+        return {"chosen": torch.tensor(self.chosen)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self._chose, self._course = bool(state["chose"]), None
+        self.chosen, self._course = bool(state["chosen"]), None
 
     def _run(self, step: Step) -> Course:
-        if not self._chose:
+        if not self.chosen:
             for _ in range(WARM):
                 step, _ = yield None
+            dense = step.plan
             times, self._dense_s, step = yield from self._traced(step)
-            yield from self._choose(step, times)
+            yield from self._choose(step, times, dense)
         while True:
             step = yield from self._watch()
             times, _, step = yield from self._traced(step)
@@ -112,15 +114,18 @@ class Auto(Controller):
         times = Times.of(trace.timelines(), step.slots)
         return times.on_slowest(step), median(seconds[1:]), step
 
-    def _choose(self, step: Step, times: "Times") -> Course:
-        """Measures, searches, tries, and leaves the fastest in force."""
+    def _choose(self, step: Step, times: "Times", dense: Plan | None = None) -> Course:
+        """Measures, searches, tries, and leaves the fastest in force: `dense`, where nothing beats what it took."""
         self.regime = Worker(contention(step.transport))
         self.profile = profile = self._measured(step, times)
         self.found = found = search(profile.problem(), self.regime, EPS)
         plans = self._agreed(step, shortlist(profile, found, self.regime))
         seconds = yield from _tournament(plans)
+        if dense and min(map(median, seconds)) > self._dense_s:
+            self._say(step, "nothing that was planned is faster than dense steps were: trying dense again")
+            plans, seconds = [*plans, dense], [*seconds, (yield from _tried(dense))]
         best = min(range(len(plans)), key=lambda i: median(seconds[i]))
-        self._expected_s, self._chose = median(seconds[best]), True
+        self._expected_s, self.chosen = median(seconds[best]), True
         self._tell(step, found, plans[best], seconds, best)
         yield plans[best]
 
