@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from harness import SMALL, Job, draw, raising, slots_of, together, total
+from harness import SMALL, Job, draw, hosts, raising, slots_of, together, total
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,11 +20,11 @@ from gradwire.plan import uniform
 
 SLOTS = slots_of(SMALL)
 DENSE = uniform(SLOTS, gw.FP32())
-MOST_STEPS = WARM + TRACED + 3 + 4 * ROUNDS * (SETTLE + TRIED + 1) + 2
+MOST_STEPS = WARM + TRACED + 3 + (4 * ROUNDS + 1) * (SETTLE + TRIED + 1) + 2
 
 
-def automatic_job(world: int, candidates: list) -> Job:
-    return Job(DENSE, SLOTS, world, controllers=[Auto(candidates) for _ in range(world)])
+def automatic_job(world: int, candidates: list, **options) -> Job:
+    return Job(DENSE, SLOTS, world, controllers=[Auto(candidates) for _ in range(world)], **options)
 
 
 def train(running: Job, steps: range) -> list[list[Tensor]]:
@@ -63,6 +63,16 @@ def test_ranks_find_the_same_plan_and_lose_nothing(world: int):
     noisy = any(isinstance(group.compressor, gw.QSGD) for group in plans[0].groups)
     for s, r, g in zip(sent, left, given, strict=True):
         torch.testing.assert_close(s + r, g, rtol=1e-4, atol=0.5 if noisy else 2e-3)
+    running.close()
+
+
+def test_hosts_of_several_ranks_find_one_plan():
+    running = automatic_job(4, [gw.TopK(0.1), gw.BF16()], transports=hosts(2, 2))
+    train(running, range(MOST_STEPS))
+    assert [engine.plan for engine in running.engines] == [running.engines[0].plan] * 4
+    profile = running.controllers[0].profile
+    assert (profile.ranks, profile.gpus_per_host) == (4, 2)
+    assert set(profile.local) == {"sum", "broadcast"}
     running.close()
 
 
