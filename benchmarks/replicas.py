@@ -6,60 +6,41 @@ A small convolutional network on random images, SGD with momentum. Writes benchm
 Markdown table.
 """
 
-import json
-import os
 import sys
-import time
 from hashlib import sha256
-from pathlib import Path
+
+from ranks import as_rank, collect, save
 
 import gradwire as gw
 
-RESULTS = Path(__file__).parent / "results"
 STEPS = 500
-COMPRESSORS = [
-    gw.FP32(), gw.FP16(), gw.BF16(), gw.TopK(0.01), gw.RandomK(0.01), gw.DGC(0.01), gw.QSGD(), gw.TernGrad(),
-    gw.SignSGD(), gw.EFSignSGD(), gw.OneBit(), gw.Signum(), gw.PowerSGD(4),
+TOP_K = gw.TopK(0.01)
+CONFIGURATIONS = [
+    gw.FP32(), gw.FP16(), gw.BF16(), TOP_K, gw.RandomK(0.01), gw.DGC(0.01), gw.QSGD(), gw.TernGrad(), gw.SignSGD(),
+    gw.EFSignSGD(), gw.OneBit(), gw.Signum(), gw.PowerSGD(4), gw.ACPSGD(4), gw.AllDimensionTopK(0.01), gw.Interleaved(),
+    gw.HardThreshold(0.001), gw.GaussianK(0.01), gw.RedSync(0.01), gw.SIDCo(0.01), gw.ReusedThreshold(0.01),
+    gw.MultiLevel(gw.TopK(0.1)), (TOP_K, gw.ScatterReduce()), (TOP_K, gw.SplitGather()), (TOP_K, gw.Exclusive()),
+    (TOP_K, gw.LeaderIndices()), (TOP_K, gw.GlobalTopK()), (TOP_K, gw.OkTopk()),
 ]  # fmt: skip
 
 
 def main() -> None:
     if len(sys.argv) > 1:
-        rank_job(Path(sys.argv[1]))
-        return
-    from gradwire.lab.launch import launch
-
-    RESULTS.mkdir(exist_ok=True)
-    rows = []
-    for ranks in (2, 3, 4):
-        out = RESULTS / ".replicas.json"
-        launch([__file__, str(out)], ranks)
-        rows += json.loads(out.read_text())
-        out.unlink()
-    print("| compressor | 2 ranks | 3 ranks | 4 ranks |\n|---|---|---|---|")
-    for compressor in COMPRESSORS:
-        mine = [row for row in rows if row["compressor"] == str(compressor)]
-        print(f"| {compressor} | " + " | ".join("the same" if row["same"] else "DIFFERENT" for row in mine) + " |")
-    path = RESULTS / "replicas.json"
-    path.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "steps": STEPS, "rows": rows}, indent=1))
-    print(f"\nwritten to {path}")
+        as_rank(sys.argv[-1], lambda: [train(*_pair(each)) for each in CONFIGURATIONS])
+    rows = [row for ranks in (2, 3, 4) for row in collect(__file__, [], ranks, "loopback")]
+    print("| compressor | collective | 2 ranks | 3 ranks | 4 ranks |\n|---|---|---|---|---|")
+    for name, collective in dict.fromkeys((row["compressor"], row["communicator"]) for row in rows):
+        mine = [row for row in rows if (row["compressor"], row["communicator"]) == (name, collective)]
+        cells = " | ".join("the same" if row["same"] else "DIFFERENT" for row in mine)
+        print(f"| {name} | {collective} | {cells} |")
+    save("replicas.json", steps=STEPS, rows=rows)
 
 
-def rank_job(out: Path) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rows = [train(compressor) for compressor in COMPRESSORS]
-    if dist.get_rank() == 0:
-        out.write_text(json.dumps(rows))
-    dist.barrier()
-    time.sleep(0.2)
-    os._exit(0)
+def _pair(each):
+    return each if isinstance(each, tuple) else (each, None)
 
 
-def train(compressor) -> dict:
+def train(compressor, communicator) -> dict:
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -71,7 +52,7 @@ def train(compressor) -> dict:
         nn.Linear(64, 10),
     )  # fmt: skip
     ddp = DDP(model)
-    handle = gw.attach(ddp, compressor)
+    handle = gw.attach(ddp, compressor, communicator=communicator)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.001, momentum=0.9)
     generator = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(STEPS):
@@ -80,13 +61,15 @@ def train(compressor) -> dict:
         optimizer.zero_grad()
         nn.functional.cross_entropy(ddp(images), targets).backward()
         optimizer.step()
+    collective = type(handle.plan.groups[0].communicator).__name__
     handle.detach()
     digest = sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).digest()
     mine = torch.tensor(list(digest), dtype=torch.uint8)
     digests = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(digests, mine)
     same = all(torch.equal(digests[0], other) for other in digests)
-    return {"compressor": str(compressor), "ranks": dist.get_world_size(), "same": same, "sha256": digest.hex()}
+    row = {"compressor": str(compressor), "communicator": collective, "ranks": dist.get_world_size()}
+    return row | {"same": same, "sha256": digest.hex()}
 
 
 if __name__ == "__main__":

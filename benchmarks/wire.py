@@ -8,40 +8,29 @@ before and after: gradients of the GPT of `steps.py` (5.3 M elements) and 24 squ
 which adds 6.7 % of headers to everything. Writes benchmarks/results/wire.json and prints a Markdown table.
 """
 
-import json
 import os
 import sys
-import time
-from pathlib import Path
+
+from ranks import as_rank, collect, save
 
 import gradwire as gw
 
-RESULTS = Path(__file__).parent / "results"
 STEPS = 5
 PAIRINGS = [
     (gw.FP32(), None), (gw.FP16(), None), (gw.BF16(), None), (gw.BF16(), gw.ScatterReduce()), (gw.TopK(0.01), None),
     (gw.TopK(0.01), gw.ScatterReduce()), (gw.RandomK(0.01), None), (gw.DGC(0.01), None), (gw.QSGD(), None),
     (gw.QSGD(), gw.ScatterReduce()), (gw.TernGrad(), None), (gw.SignSGD(), None), (gw.EFSignSGD(), None),
     (gw.EFSignSGD(), gw.ScatterReduce()), (gw.OneBit(), None), (gw.Signum(), None), (gw.PowerSGD(4), None),
+    (gw.ACPSGD(4), None), (gw.AllDimensionTopK(0.01), None), (gw.GaussianK(0.01), None),
+    (gw.TopK(0.01), gw.SplitGather()), (gw.TopK(0.01), gw.Exclusive()), (gw.TopK(0.01), gw.LeaderIndices()), (gw.TopK(0.01), gw.GlobalTopK()),
+    (gw.TopK(0.01), gw.OkTopk()),
 ]  # fmt: skip
 
 
 def main() -> None:
     if len(sys.argv) > 1:
-        rank_job(Path(sys.argv[1]))
-        return
-    from gradwire.lab.launch import launch
-    from gradwire.lab.link import Link
-    from gradwire.lab.network import Network
-
-    RESULTS.mkdir(exist_ok=True)
-    rows = []
-    for ranks in (2, 4):
-        out = RESULTS / ".wire.json"
-        with Network(ranks, Link.parse("1gbit")) as network:
-            launch([__file__, str(out)], ranks, network=network)
-        rows += json.loads(out.read_text())
-        out.unlink()
+        as_rank(sys.argv[-1], rank_job)
+    rows = [row for ranks in (2, 4) for row in collect(__file__, [], ranks, "1gbit")]
     print("| elements | compressor | collective | ranks | declared MB/step | at the interface MB/step | difference |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:
@@ -50,27 +39,17 @@ def main() -> None:
             f"| {row['elements'] / 1e6:.1f} M | {row['compressor']} | {row['communicator']} | {row['ranks']} "
             f"| {row['declared'] / 1e6:.3f} | {row['measured'] / 1e6:.3f} | {more:+.1%} |"
         )
-    path = RESULTS / "wire.json"
-    path.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1))
-    print(f"\nwritten to {path}")
+    save("wire.json", rows=rows)
 
 
-def rank_job(out: Path) -> None:
+def rank_job() -> list[dict]:
     import torch
-    import torch.distributed as dist
 
     from gradwire.lab.workloads import Synthetic
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     gpt = Synthetic(model="gpt").build_model(0)
     large = torch.nn.ParameterList(torch.empty(1024, 1024) for _ in range(24))
-    rows = [measure(model, compressor, communicator) for model in (gpt, large) for compressor, communicator in PAIRINGS]
-    if dist.get_rank() == 0:
-        out.write_text(json.dumps(rows))
-    dist.barrier()
-    time.sleep(0.2)
-    os._exit(0)
+    return [measure(model, compressor, communicator) for model in (gpt, large) for compressor, communicator in PAIRINGS]
 
 
 def measure(model, compressor, communicator) -> dict:
