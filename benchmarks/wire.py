@@ -22,8 +22,8 @@ PAIRINGS = [
     (gw.QSGD(), gw.ScatterReduce()), (gw.TernGrad(), None), (gw.SignSGD(), None), (gw.EFSignSGD(), None),
     (gw.EFSignSGD(), gw.ScatterReduce()), (gw.OneBit(), None), (gw.Signum(), None), (gw.PowerSGD(4), None),
     (gw.ACPSGD(4), None), (gw.AllDimensionTopK(0.01), None), (gw.GaussianK(0.01), None),
-    (gw.TopK(0.01), gw.SplitGather()), (gw.TopK(0.01), gw.Exclusive()), (gw.TopK(0.01), gw.LeaderIndices()), (gw.TopK(0.01), gw.GlobalTopK()),
-    (gw.TopK(0.01), gw.OkTopk()),
+    (gw.TopK(0.01), gw.SplitGather()), (gw.TopK(0.01), gw.Exclusive()), (gw.TopK(0.01), gw.LeaderIndices()),
+    (gw.TopK(0.01), gw.GlobalTopK()), (gw.TopK(0.01), gw.OkTopk()),
 ]  # fmt: skip
 
 
