@@ -39,7 +39,7 @@ from gradwire.compressors import (
     TernGrad,
     TopK,
 )
-from gradwire.controllers import Accordion, Auto, GraVAC, LGreCo, ScaDLES, WarmUp
+from gradwire.controllers import CAT, Accordion, Auto, GraVAC, LGreCo, ScaDLES, WarmUp
 from gradwire.ddp import Handle, attach
 from gradwire.flights import ReductionError
 from gradwire.memory import DGCMemory, NoMemory, Residual
@@ -49,8 +49,8 @@ from gradwire.stats import Stats
 from gradwire.transports import Hierarchical, ProcessGroup, Recording, Threads
 
 __all__ = [
-    "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "Accordion", "AllDimensionTopK", "AllGather", "AllReduce", "Auto",
-    "DGCMemory", "DistributedOptimizer", "EFSignSGD", "Exclusive", "GaussianK", "GlobalTopK", "GraVAC", "Group",
+    "ACPSGD", "BF16", "CAT", "DGC", "FP16", "FP32", "QSGD", "Accordion", "AllDimensionTopK", "AllGather", "AllReduce",
+    "Auto", "DGCMemory", "DistributedOptimizer", "EFSignSGD", "Exclusive", "GaussianK", "GlobalTopK", "GraVAC", "Group",
     "Handle", "HardThreshold", "Hierarchical", "Interleaved", "LGreCo", "LeaderIndices", "MultiLevel", "NoMemory",
     "OkTopk", "OneBit", "Plan", "PowerSGD", "ProcessGroup", "RandomK", "Recording", "RedSync", "ReductionError",
     "Residual", "ReusedThreshold", "SIDCo", "ScaDLES", "ScatterReduce", "SignSGD", "Signum", "SplitGather", "Stats",

@@ -10,15 +10,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.communicators import AllGather, AllReduce
-from gradwire.compressors import Compressor, MultiLevel, RandomK, Sparse
+from gradwire.compressors import MultiLevel
 from gradwire.controllers.base import Controller, Decision, Step
 from gradwire.controllers.factors import Factors, Scaling
 from gradwire.controllers.gain import LEAST_ENERGY, Gain, energy_of, gain_of
 from gradwire.controllers.guard import Guard
-from gradwire.controllers.recompress import recompress, with_options
+from gradwire.controllers.levels import check_levels, with_levels
 from gradwire.controllers.window import Observed, Summary, Window
-from gradwire.plan import Group, Plan
+from gradwire.plan import Plan
 
 logger = logging.getLogger("gradwire")
 
@@ -89,18 +88,7 @@ class GraVAC(Controller):
         self._losses: list[float] = []
 
     def check(self, plan: Plan) -> None:
-        leveled = [group for group in plan.groups if _selects(group.compressor)]
-        if not leveled:
-            raise ValueError(
-                f"GraVAC needs the norms of a sparsifier's selections, and {plan.groups[0].compressor} gives none; "
-                "use attach(ddp, TopK(0.1), controller=GraVAC())"
-            )
-        for group in leveled:
-            if not group.memory.remembers:
-                raise ValueError("GraVAC's gain is that of gradient and residual; use memory=Residual()")
-            if not isinstance(group.communicator, AllGather | AllReduce):
-                name = type(group.communicator).__name__
-                raise ValueError(f"GraVAC's levels are gathered, not sent by {name}(); leave communicator= out")
+        check_levels(plan, "GraVAC")
 
     def begin(self, plan: Plan) -> Plan:
         self._origin = plan
@@ -159,15 +147,8 @@ class GraVAC(Controller):
         self._reference, self._guard = Reference(energy, seconds, rate), Guard(loss, residual)
 
     def _plan(self) -> Plan:
-        smaller, factor = self._factors.smaller, self._factors.factor
-        least = energy_of(self._least, self.gain)
-
-        def compressor_of(group: Group, name: str) -> Compressor:
-            if not _selects(group.compressor):
-                return group.compressor
-            return MultiLevel(with_options(group.compressor, {"ratio": 1 / smaller}), factor / smaller, least)
-
-        return recompress(self._origin, compressor_of)
+        factors = self._factors
+        return with_levels(self._origin, factors.smaller, factors.factor, energy_of(self._least, self.gain))
 
     def _close_window(self, step: Step) -> None:
         """Decides what follows from the window that is full."""
@@ -205,8 +186,3 @@ class GraVAC(Controller):
     def _begin_anew(self) -> None:
         self._reference = Reference(rate=self._reference.rate)
         self._guard.changed()
-
-
-def _selects(compressor: Compressor) -> bool:
-    """Whether it may be taken to levels."""
-    return isinstance(compressor, Sparse | RandomK) and compressor.biased

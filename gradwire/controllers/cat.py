@@ -1,0 +1,192 @@
+"""CAT: in each step the factor that lets most through per second, by a model of both."""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from math import inf, isfinite, isnan, log, nan
+from statistics import fmean, linear_regression
+from time import perf_counter
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors import MultiLevel
+from gradwire.controllers.base import Controller, Decision, Step
+from gradwire.controllers.factors import Factors
+from gradwire.controllers.gain import LEAST_ENERGY, Gain, gain_of
+from gradwire.controllers.levels import check_levels, with_levels
+from gradwire.plan import Plan
+
+SETTLE_STEPS, REVISIT_STEPS = 3, 300
+SMOOTHING, TOLERANCE = 0.1, 0.05
+
+
+def energy_at(factor: float, known: Mapping[float, float]) -> float:
+    """The share of energy at `factor` by the shares `known` at two factors or more, among them 1 at factor 1: a power
+    law between neighbours, beyond the last as before it."""
+    points = sorted(known.items())
+    at = min(max(1, bisect_left(points, (factor,))), len(points) - 1)
+    (left, above), (right, below) = points[at - 1 : at + 1]
+    return min(1.0, above * (factor / left) ** (log(below / above) / log(right / left)))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A step's seconds, alpha + beta * bytes; at factor 1 there are `dense_bytes`, in the sparse format."""
+
+    alpha: float
+    beta: float
+    dense_bytes: float
+
+    def seconds(self, factor: float) -> float:
+        """Of a step with this factor."""
+        return max(self.alpha + self.beta * self.dense_bytes / factor, 1e-9)
+
+
+def fit(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """alpha in seconds and beta in seconds per byte, neither below 0, that fit the samples (bytes, seconds) best."""
+    sizes, seconds = zip(*samples, strict=True)
+    if len(set(sizes)) == 1:
+        return fmean(seconds), 0.0
+    line = linear_regression(sizes, seconds)
+    if line.slope <= 0:
+        return fmean(seconds), 0.0
+    if line.intercept < 0:
+        return 0.0, linear_regression(sizes, seconds, proportional=True).slope
+    return line.intercept, line.slope
+
+
+def rates(factors: Sequence[float], known: Mapping[float, float], costs: Costs, gain: Gain) -> list[float]:
+    """Gain per second of each factor by the shares of energy `known`; 0 where it holds too little of it."""
+
+    def rate(factor: float) -> float:
+        energy = energy_at(factor, known)
+        held = factor == factors[0] or energy >= LEAST_ENERGY
+        return gain_of(energy, gain) / costs.seconds(factor) if held else 0.0
+
+    return [rate(factor) for factor in factors]
+
+
+@dataclass
+class Seen:
+    """What steps with one factor have shown, NaN before: the share of energy, seconds, bytes sent per rank; and the
+    last step with it."""
+
+    energy: float = nan
+    seconds: float = nan
+    wire_bytes: float = nan
+    step: float = -inf
+
+    def time(self, seconds: float, wire_bytes: float) -> None:
+        """One more step's cost; seconds are smoothed."""
+        before = seconds if isnan(self.seconds) else self.seconds
+        self.seconds = before + SMOOTHING * (seconds - before)
+        self.wire_bytes = wire_bytes
+
+
+@dataclass
+class CAT(Controller):
+    """Each step sends the factor, of `min_factor`, twice, four times that up to `max_factor`, of which the gain per
+    second is greatest (like CAT's choice per step: Khirirat et al., 2020, https://arxiv.org/abs/2003.06377).
+
+    The gain of each factor follows from the energies of the two levels that steps select (`gain` says how it is read,
+    see `Gain`), its seconds from alpha + beta * bytes, fitted to the steps so far. Both ends of the range are tried at
+    first and every 300 steps. A change costs a copy of the memories: a factor stays for 3 steps, and until another
+    promises 5 % more. Factors that hold too little of the energy are never sent.
+    """
+
+    min_factor: float = 10
+    max_factor: float = 1000
+    gain: Gain = "energy"
+    numbers: ClassVar[int] = 6
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_factor < self.max_factor:
+            raise ValueError(
+                f"min_factor={self.min_factor}, max_factor={self.max_factor} do not ascend from 1; "
+                "use e.g. CAT(min_factor=10, max_factor=1000)"
+            )
+        self._factors = Factors.between(self.min_factor, self.max_factor, "geometric", 0.0).factors
+        self._seen = [Seen() for _ in self._factors]
+        self._origin, self._index, self._stayed = Plan(()), 0, 0
+        self._marked_s: float | None = None
+
+    @property
+    def factor(self) -> float:
+        """The factor in force."""
+        return self._factors[self._index]
+
+    def check(self, plan: Plan) -> None:
+        check_levels(plan, "CAT")
+
+    def begin(self, plan: Plan) -> Plan:
+        self._origin = plan
+        return self._plan()
+
+    def observe(self, step: Step, numbers: Tensor) -> None:
+        """Square norms of all and of both levels; seconds and bytes of the step before, and its bytes at factor 1."""
+        compressors = {group.slots[0]: group.compressor for group in step.plan.groups}
+        for state in step.states:
+            compressor, n = compressors[state.layout.slots[0].name], state.layout.numel
+            if isinstance(compressor, MultiLevel):
+                dense_bytes = compressor.codec.payload_bytes(n) * self.min_factor
+                numbers[:3] += compressor.observed(state)[:3]
+                numbers[4] += (compressor.sent(state)[1] * (dense_bytes / n)).clamp(max=4 * n)  # all go without indices
+                numbers[5:6] += dense_bytes + state.flag  # NaN where all ranks skip the step
+        now, before = perf_counter(), self._marked_s
+        self._marked_s = now
+        numbers[3] = now - before if before else 0.0
+
+    def decide(self, step: Step, sums: Tensor) -> Plan | None:
+        whole, first, second, seconds, sent, dense_bytes = sums.tolist()
+        seen = self._seen[self._index]
+        self._stayed += 1
+        if not (isfinite(whole + dense_bytes) and whole > 0 and sent > 0):
+            return None
+        self._seen[0].energy, seen.energy = max(first / whole, 1e-9), max(second / whole, 1e-9)
+        if seconds > 0 and self._stayed > 1:  # the first are those of the factor before, and of its new plan
+            seen.time(seconds / step.ranks, sent / step.ranks)
+            seen.step = step.number
+        if self._stayed < SETTLE_STEPS or isnan(seen.seconds):
+            return None
+        index, text = self._next(step.number, dense_bytes / step.ranks)
+        if index == self._index:
+            return None
+        gain = gain_of(seen.energy, self.gain)
+        self._index, self._stayed = index, 0
+        text = f"{text} {self.factor:g}x"
+        self.decisions.append(Decision(step.number + 1, text, dense_bytes / sent, gain, gain / seen.seconds))
+        return self._plan()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        seen = [astuple(one) for one in self._seen]
+        return {
+            "seen": torch.tensor(seen, dtype=torch.float64),
+            "choice": torch.tensor([self._index, self._stayed]),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self._seen = [Seen(*row) for row in state["seen"].tolist()]
+        self._index, self._stayed = state["choice"].tolist()
+
+    def _next(self, step: int, dense_bytes: float) -> tuple[int, str]:
+        """The index of the factor to send next, and why."""
+        for end in (0, len(self._factors) - 1):
+            if step - self._seen[end].step > REVISIT_STEPS:
+                return end, "measure"
+        costs, known = self._model(step, dense_bytes)
+        promised = rates(self._factors, known, costs, self.gain)
+        best = max(range(len(promised)), key=promised.__getitem__)
+        stays = promised[best] <= (1 + TOLERANCE) * promised[self._index]
+        return self._index if stays else best, "most gain per second:"
+
+    def _model(self, step: int, dense_bytes: float) -> tuple[Costs, dict[float, float]]:
+        """Costs and known shares of energy, from what is not older than the ends of the range may be."""
+        pairs = zip(self._factors, self._seen, strict=True)
+        recent = [(factor, seen) for factor, seen in pairs if step - seen.step <= REVISIT_STEPS]
+        alpha, beta = fit([(seen.wire_bytes, seen.seconds) for _, seen in recent])
+        return Costs(alpha, beta, dense_bytes), {1.0: 1.0} | {factor: seen.energy for factor, seen in recent}
+
+    def _plan(self) -> Plan:
+        return with_levels(self._origin, self.min_factor, self.factor, LEAST_ENERGY)

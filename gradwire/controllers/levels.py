@@ -1,0 +1,38 @@
+"""Plans whose sparsifiers select two nested levels, of which each step sends one."""
+
+from gradwire.communicators import AllGather, AllReduce
+from gradwire.compressors import Compressor, MultiLevel, RandomK, Sparse
+from gradwire.controllers.recompress import recompress, with_options
+from gradwire.plan import Group, Plan
+
+
+def with_levels(plan: Plan, smaller: float, factor: float, least_energy: float) -> Plan:
+    """`plan` with its sparsifiers at `factor` times fewer elements where that holds `least_energy`, else `smaller`."""
+
+    def compressor_of(group: Group, name: str) -> Compressor:
+        if not _selects(group.compressor):
+            return group.compressor
+        return MultiLevel(with_options(group.compressor, {"ratio": 1 / smaller}), factor / smaller, least_energy)
+
+    return recompress(plan, compressor_of)
+
+
+def check_levels(plan: Plan, controller: str) -> None:
+    """Raises ValueError, naming the call that works, where the plan gives the `controller` no levels."""
+    leveled = [group for group in plan.groups if _selects(group.compressor)]
+    if not leveled:
+        raise ValueError(
+            f"{controller} needs the norms of a sparsifier's selections, and {plan.groups[0].compressor} gives none; "
+            f"use attach(ddp, TopK(0.1), controller={controller}())"
+        )
+    for group in leveled:
+        if not group.memory.remembers:
+            raise ValueError(f"{controller}'s gain is that of gradient and residual; use memory=Residual()")
+        if not isinstance(group.communicator, AllGather | AllReduce):
+            name = type(group.communicator).__name__
+            raise ValueError(f"{controller}'s levels are gathered, not sent by {name}(); leave communicator= out")
+
+
+def _selects(compressor: Compressor) -> bool:
+    """Whether it may be taken to levels."""
+    return isinstance(compressor, Sparse | RandomK) and compressor.biased
