@@ -56,6 +56,8 @@ def sparser(compressor: Compressor) -> Compressor:
     """Sends 1 %: what is proportional to what is sent may be made anew."""
     if isinstance(compressor, gw.Interleaved):
         return replace(compressor, first=sparser(compressor.first), second=sparser(compressor.second))
+    if isinstance(compressor, gw.MultiLevel):
+        return replace(compressor, codec=sparser(compressor.codec))  # pyright: ignore[reportArgumentType]
     return replace(compressor, ratio=0.01) if hasattr(compressor, "ratio") else compressor  # pyright: ignore
 
 
