@@ -5,8 +5,8 @@
 Scaling factor: T1 / Tn in percent. FP32 is Horovod in its buckets of 128 MB, GRACE compresses each tensor by itself,
 HiPress only those for which that is faster by its cost model, Cupcake is the optimal grouping with every tensor
 compressed. All of them in the regime of the paper: encoding interrupts backward. One number is calibrated: PCIe's
-speed, from the published 56 ms that float32 adds to ResNet-50's 48 ms on 8 GPUs. That makes one cell of the table exact and
-all the others predictions.
+speed, from the published 56 ms that float32 adds to ResNet-50's 48 ms on 8 GPUs. That makes one cell of the table exact
+and all the others predictions.
 """
 
 import json

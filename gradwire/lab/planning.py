@@ -103,14 +103,17 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     """Trains until a plan is found; `log` gets a line for each step, and at last a `Planned`."""
     task = make_task(spec.task, spec.options)
     ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device))
-    controller = Auto([candidate(text) for text in spec.candidates])
+    accepted = [candidate(text) for text in spec.candidates]
+    if accepted and FP32() not in accepted:
+        accepted.append(FP32())  # what the job begins with, and goes back to
+    controller = Auto(accepted)
     handle = attach(ddp, FP32(), controller=controller, transport=peers.transport, seed=spec.seed)
     steps = _steps(task, ddp, peers, spec.seed)
     seconds: dict[Plan, list[float]] = {}
     for number, taken_s in enumerate(steps, 1):
         seconds.setdefault(_plan(handle), []).append(taken_s)
         log({"step": number, "doing": "trying plans" if controller.found else "measuring dense steps"})
-        if controller.decisions:
+        if controller.chosen:
             break
     for _ in range(SETTLE):
         next(steps)

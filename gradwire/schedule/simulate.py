@@ -36,7 +36,7 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.ranks < 2 or self.gpus_per_host < 1:
             raise ValueError(f"{self.ranks} ranks on hosts of {self.gpus_per_host} GPUs exchange nothing; give 2 ranks")
-        if self.hosts > 1 and self.ranks % self.gpus_per_host:
+        if self.ranks > self.gpus_per_host and self.ranks % self.gpus_per_host:
             raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
 
     @property
