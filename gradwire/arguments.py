@@ -17,7 +17,10 @@ Seed = Annotated[int, typer.Option(help="of the model, the order of the data and
 Options = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="option of the task; see `list`")
 ]
-Folder = Annotated[Path | None, typer.Option(help="where the task's files are")]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", "--data", help="where the task's files are; a suite's: its tasks' folders"),
+]
 TaskName = Annotated[str, typer.Option(help="what to train on; see `list`")]
 Out = Annotated[Path, typer.Option(help="where the run's folder goes")]
 

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 
 from gradwire.arguments import (
     Device,
@@ -19,30 +18,28 @@ from gradwire.arguments import (
     Out,
     Rate,
     Seed,
-    TaskName,
     place_of,
     ranks_of,
     task_options,
 )
 from gradwire.cli_schedule import plan_, simulate_
+from gradwire.cli_train import compare, compare_suite
 from gradwire.console import console, mistakes, progress_bars
 from gradwire.lab.bench import BenchSpec, Sample, bench
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.cell import LOOPBACK, Cell, Effort
 from gradwire.lab.comparison import Comparison, circumstances
-from gradwire.lab.configuration import PLAN, Configuration, controlled, parse_all
+from gradwire.lab.configuration import PLAN, controlled, parse_all
 from gradwire.lab.launch import RankFailed
 from gradwire.lab.link import Link
 from gradwire.lab.models import MODELS
 from gradwire.lab.network import NetworkUnavailable
-from gradwire.lab.results import Record, Run
 from gradwire.lab.runner import Place, Runner, runner
 from gradwire.lab.suites import SUITES, Cuts, Row
 from gradwire.lab.suites import suite as rows_of
-from gradwire.lab.train import TrainSpec, train
+from gradwire.lab.training_suites import TRAINING_SUITES, training_suite
 from gradwire.report import suite as suites
-from gradwire.report import tables, training
-from gradwire.report.scalars import Scalars
+from gradwire.report import tables
 from gradwire.report.timing import summarize
 
 app = typer.Typer(
@@ -55,6 +52,10 @@ app = typer.Typer(
 _CONFIGURATION_HELP = "dense, or compressor[:value,...][+memory][+communicator], such as topk:0.01+residual"
 _MODEL_HELP = f"{', '.join(MODELS)}; or tiny-vgg16 (without a suite the default), -resnet18, -lstm, -gpt"
 _SUITE_HELP = f"instead of CONFIGs, what a published system ran: {', '.join(SUITES)}; --model picks some of its rows"
+_TRAINING_SUITE_HELP = (
+    f"instead of CONFIGs, what was published: {', '.join(TRAINING_SUITES)}; on the sets below --data, else in small"
+)
+_TASK_HELP = "what to train on, by default lm; see `list`. Of a suite, the task to keep"
 _LR_HELP = "learning rate; text: AdamW, 0.001; images: SGD, 0.01 (too much for signsgd and signum: try 0.001)"
 
 Configurations = Annotated[list[str] | None, typer.Argument(metavar="CONFIG...", help=_CONFIGURATION_HELP)]
@@ -75,10 +76,11 @@ def list_() -> None:
 @app.command("train")
 def train_(
     configurations: Configurations = None,
-    task: TaskName = "lm",
+    task: Annotated[str | None, typer.Option(help=_TASK_HELP)] = None,
+    suite: Annotated[str | None, typer.Option(help=_TRAINING_SUITE_HELP)] = None,
     hosts: Hosts = None,
     link: Rate = None,
-    steps: Annotated[int, typer.Option(help="steps to train each configuration for")] = 300,
+    steps: Annotated[int | None, typer.Option(help="to train each configuration for; by default 300")] = None,
     options: Options = None,
     folder: Folder = None,
     lr: Annotated[float | None, typer.Option(help=_LR_HELP)] = None,
@@ -88,19 +90,26 @@ def train_(
     device: Device = "cpu",
     out: Out = Path("runs"),
 ) -> None:
-    """Train configurations on one task; write metrics, pictures and a report to runs/."""
+    """Train configurations on one task, or a suite; write metrics, pictures and a report to runs/."""
+    if suite:
+        with mistakes():
+            if configurations or options or lr or controller or plan:
+                raise ValueError(f"suite {suite} has configurations and options of its own: give none")
+            place, rows = place_of(hosts, link, device), training_suite(suite, folder, task)
+            comparisons = [row.comparison(place.ranks, steps, seed) for row in rows]
+        return compare_suite(suite, comparisons, place, out)
     with mistakes():
         place = place_of(hosts, link, device)
         comparison = Comparison(
             configurations=parse_all(_texts(configurations, controller, plan)),
-            task=task,
+            task=task or "lm",
             options=task_options(options, folder),
             ranks=place.ranks,
-            steps=steps,
+            steps=steps if steps is not None else 300,
             lr=lr,
             seed=seed,
         )
-    _compare(comparison, place, out)
+    compare(comparison, place, out)
 
 
 @app.command("bench")
@@ -155,7 +164,7 @@ def demo() -> None:
             ranks=place.ranks,
             steps=120,
         )
-    _compare(comparison, place, Path("runs"))
+    compare(comparison, place, Path("runs"))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -190,38 +199,6 @@ def _demo_place() -> Place:
     except NetworkUnavailable as reason:
         print(f"{reason}; so this goes over loopback, where bytes cost next to nothing")
         return Place(4)
-
-
-def _compare(comparison: Comparison, place: Place, out: Path) -> None:
-    folder = out / f"{datetime.now():%Y%m%d-%H%M%S}-{comparison.task}"
-    with runner(place) as ranks, progress_bars() as progress:
-        runs = [_train(name, spec, ranks, folder, progress) for name, spec in comparison.specs()]
-    if not ranks.leads:
-        return
-    facts = comparison.facts() | circumstances(place)
-    metric = comparison.make_task().metric
-    paths = training.write(folder, runs, metric, facts)
-    console().print(tables.training(runs, metric).to_rich())
-    print(*paths, sep="\n")
-
-
-def _train(configuration: Configuration, spec: TrainSpec, ranks: Runner, folder: Path, progress: Progress) -> Run:
-    run, home = Run(configuration.text), folder / configuration.slug
-    if not ranks.leads:
-        ranks.run(train, spec, home, lambda line: None)
-        return run
-    home.mkdir(parents=True)
-    bar = progress.add_task(run.configuration, total=spec.steps, note="starting")
-    with Scalars(home) as scalars:
-
-        def follow(line: dict[str, Any]) -> None:
-            record = Record.from_line(line)
-            run.records.append(record)
-            scalars.add(record)
-            progress.update(bar, completed=record.step, note=f"loss {record.loss:.3f}")
-
-        ranks.run(train, spec, home / "metrics.jsonl", follow)
-    return run
 
 
 def _bench_cell(cell: Cell, configurations: list[str], effort: Effort, json_file: Path | None) -> None:

@@ -354,7 +354,7 @@ def test_tasks_are_values_with_distinct_names():
         (lambda: LanguageModel(width=30, heads=4), "width must be a multiple of heads"),
         (lambda: LanguageModel(batch=0), "batch must be at least 1, got 0"),
         (lambda: LanguageModel(context=3000, max_bytes=4000), "too short for a context of 3000: 4000 tokens"),
-        (lambda: Digits(model="gpt"), "model must be cnn, vgg16 or resnet18, got gpt"),
+        (lambda: Digits(model="gpt"), "model must be cnn, vgg16, resnet18, published-"),
         (lambda: Synthetic(model="cnn"), "model must be vgg16, resnet18, lstm or gpt, got cnn"),
         (lambda: next(Digits(batch=800).batches(0, 2, 0)), "do not fill one step of 2 x 800"),
     ],

@@ -5,7 +5,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 
 import torch
@@ -19,7 +19,8 @@ from gradwire.lab.workloads import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """`configurations` on one task with the same seed; without `lr`, the task's own.
+    """`configurations` on one task with the same seed; without `lr`, the task's own; `weight_decay` and `drops` as in
+    `TrainSpec`.
 
     Raises ValueError for what would fail on `ranks` ranks: a task that cannot be made or has too little data,
     no steps, a learning rate that is none, and `nocomm`, which does not train.
@@ -31,6 +32,8 @@ class Comparison:
     ranks: int
     steps: int
     lr: float | None = None
+    weight_decay: float | None = None
+    drops: list[int] = field(default_factory=list)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -50,14 +53,15 @@ class Comparison:
 
     def specs(self) -> Iterator[tuple[Configuration, TrainSpec]]:
         """What the ranks are told for each configuration."""
-        alike = {name: getattr(self, name) for name in ("task", "options", "steps", "lr", "seed")}
+        names = ("task", "options", "steps", "lr", "weight_decay", "drops", "seed")
+        alike = {name: getattr(self, name) for name in names}
         for configuration in self.configurations:
             yield configuration, TrainSpec(configuration=configuration.text, **alike)
 
     def facts(self) -> dict[str, object]:
         """What is trained, in words and numbers."""
         task = self.make_task()
-        optimizer, options = optimizer_for(task, self.lr)
+        optimizer, options = optimizer_for(task, self.lr, self.weight_decay)
         return {
             "task": self.task,
             "options": {field.name: str(getattr(task, field.name)) for field in fields(task)},

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -25,18 +25,23 @@ WARM_UP_STEPS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSpec(Spec):
-    """A training run; without `lr`, the task's own."""
+    """A training run; without `lr`, the task's own. The rate falls to a tenth after each number of steps in `drops`."""
 
     configuration: str
     steps: int
     lr: float | None = None
+    weight_decay: float | None = None
+    drops: list[int] = field(default_factory=list)
 
 
-def optimizer_for(task: Task, lr: float | None) -> tuple[type[Optimizer], dict[str, Any]]:
-    """Alike for all configurations: AdamW at 1e-3 for text, SGD with momentum 0.9 at 0.01 for the rest."""
-    if isinstance(task, TextTask):
+def optimizer_for(
+    task: Task, lr: float | None, weight_decay: float | None = None
+) -> tuple[type[Optimizer], dict[str, Any]]:
+    """Alike for all configurations: AdamW at 1e-3 for text, SGD with momentum 0.9 at 0.01 for the rest; with a
+    `weight_decay` SGD for all."""
+    if isinstance(task, TextTask) and weight_decay is None:
         return AdamW, {"lr": lr or 1e-3}
-    return SGD, {"lr": lr or 0.01, "momentum": 0.9}
+    return SGD, {"lr": lr or 0.01, "momentum": 0.9, "weight_decay": weight_decay or 0.0}
 
 
 def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
@@ -45,17 +50,17 @@ def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
     Raises RuntimeError where the replicas differ at the end."""
     task = make_task(spec.task, spec.options)
     with Replica(task.build_model(spec.seed), parse(spec.configuration), peers, spec.seed) as replica:
-        optimizer_type, options = optimizer_for(task, spec.lr)
+        optimizer_type, options = optimizer_for(task, spec.lr, spec.weight_decay)
         optimizer = optimizer_type(replica.ddp.parameters(), **options)
         replica.rate.optimizer = optimizer
-        warm_up = LambdaLR(optimizer, lambda done: min(1, (done + 1) / WARM_UP_STEPS))
+        schedule = LambdaLR(optimizer, lambda done: _share_of_rate(done, spec.drops))
         meter = _Meter(replica)
         batches = task.batches(peers.rank, peers.world, spec.seed)
         for number, batch in enumerate(islice(batches, spec.steps), 1):
             with meter.step():
                 meter.loss += replica.backward(task, batch)
                 optimizer.step()
-                warm_up.step()
+                schedule.step()
                 optimizer.zero_grad()
             if _due(number, spec.steps, RECORDS):
                 record = meter.record(number, spec.steps)
@@ -64,6 +69,11 @@ def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
                     held_out = task.evaluate(replica.module) if due else None
                     log(replace(record, held_out=held_out).to_line())
                 dist.barrier()
+
+
+def _share_of_rate(done: int, drops: list[int]) -> float:
+    """Of the learning rate, after `done` steps."""
+    return min(1, (done + 1) / WARM_UP_STEPS) * 0.1 ** sum(done >= drop for drop in drops)
 
 
 def _due(number: int, steps: int, times: int) -> bool:

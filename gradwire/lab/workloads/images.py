@@ -4,17 +4,23 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Generator, Tensor, nn
 
+from gradwire.lab.models import MODELS, Model
+from gradwire.lab.models.hub import require_transformers
 from gradwire.lab.workloads import image_files
 from gradwire.lab.workloads.base import Batch, Task, epoch
 from gradwire.lab.workloads.image_files import ImageSet, Splits
 from gradwire.lab.workloads.models import cnn, resnet18, vgg16
 
+ImageModel = Literal["cnn", "vgg16", "resnet18", "published-resnet101", "published-vgg16"]
+"""Those that are published have their sizes and heads of 1000 classes."""
+
 _HELD_OUT_IMAGES = 512
+_PUBLISHED = "published-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,17 +33,27 @@ class ImageTask(Task):
     metric: ClassVar[Literal["loss", "accuracy"]] = "accuracy"
     classes: ClassVar[int] = 10
 
-    model: Literal["cnn", "vgg16", "resnet18"] = "vgg16"
+    model: ImageModel = "vgg16"
     width: int = 16
     batch: int = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.model not in ("cnn", "vgg16", "resnet18"):
-            raise ValueError(f"model must be cnn, vgg16 or resnet18, got {self.model}")
+        if self.model not in get_args(ImageModel):
+            raise ValueError(f"model must be {', '.join(get_args(ImageModel))}, got {self.model}")
+        if self.published:
+            if self.published.by_transformers:
+                require_transformers(self.model)
+            if self.splits[0].images.shape[1:] != (3, 32, 32):
+                raise ValueError(f"{self.model} takes CIFAR's images, in colour; give {self.name} a small model")
         highest = max(int(split.labels.max()) for split in self.splits)
         if highest >= self.classes:
             raise ValueError(f"{self.name} has labels 0 to {self.classes - 1}, the files hold {highest}")
+
+    @property
+    def published(self) -> Model | None:
+        """The model's row in the table of published ones, if it is one."""
+        return MODELS[self.model.removeprefix(_PUBLISHED)] if self.model.startswith(_PUBLISHED) else None
 
     @property
     @abstractmethod
@@ -46,6 +62,8 @@ class ImageTask(Task):
 
     def _module(self) -> nn.Module:
         _, channels, pixels, _ = self.splits[0].images.shape
+        if self.published:
+            return self.published.build(self.published.stages, pixels)
         if self.model == "resnet18":
             return resnet18(self.width, self.classes, channels)
         build = cnn if self.model == "cnn" else vgg16
@@ -77,7 +95,7 @@ class Digits(ImageTask):
 
     name: ClassVar[str] = "digits"
 
-    model: Literal["cnn", "vgg16", "resnet18"] = "cnn"
+    model: ImageModel = "cnn"
 
     @property
     def splits(self) -> Splits:

@@ -1,0 +1,70 @@
+"""The command line's trainings: configurations on one task, and suites of them."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from gradwire.console import console, progress_bars
+from gradwire.lab.comparison import Comparison, circumstances
+from gradwire.lab.configuration import Configuration
+from gradwire.lab.results import Record, Run
+from gradwire.lab.runner import Place, Runner, runner
+from gradwire.lab.train import TrainSpec, train
+from gradwire.report import tables, training, training_suite
+from gradwire.report.scalars import Scalars
+
+
+def compare(comparison: Comparison, place: Place, out: Path) -> None:
+    """Trains all configurations; writes and prints what came of it."""
+    _compare(comparison, place, out / f"{datetime.now():%Y%m%d-%H%M%S}-{comparison.task}")
+
+
+def compare_suite(name: str, comparisons: list[Comparison], place: Place, out: Path) -> None:
+    """Task after task, each with a folder in the suite's; what is known is written after each."""
+    folder = out / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    trained: list[training_suite.Trained] = []
+    paths: list[Path] = []
+    for number, comparison in enumerate(comparisons, 1):
+        runs = _compare(comparison, place, folder / f"{number}-{comparison.task}")
+        if runs:
+            task = comparison.make_task()
+            trained.append(training_suite.Trained(comparison.task, str(getattr(task, "model", "")), task.metric, runs))
+            paths = training_suite.write(folder, name, trained, circumstances(place))
+    if trained:
+        console().print(training_suite.table(name, trained).to_rich())
+        print(*paths, sep="\n")
+
+
+def _compare(comparison: Comparison, place: Place, folder: Path) -> list[Run]:
+    """The runs, where this process leads; else none."""
+    with runner(place) as ranks, progress_bars() as progress:
+        runs = [_train(name, spec, ranks, folder, progress) for name, spec in comparison.specs()]
+    if not ranks.leads:
+        return []
+    facts = comparison.facts() | circumstances(place)
+    metric = comparison.make_task().metric
+    paths = training.write(folder, runs, metric, facts)
+    console().print(tables.training(runs, metric).to_rich())
+    print(*paths, sep="\n")
+    return runs
+
+
+def _train(configuration: Configuration, spec: TrainSpec, ranks: Runner, folder: Path, progress: Progress) -> Run:
+    run, home = Run(configuration.text), folder / configuration.slug
+    if not ranks.leads:
+        ranks.run(train, spec, home, lambda line: None)
+        return run
+    home.mkdir(parents=True)
+    bar = progress.add_task(run.configuration, total=spec.steps, note="starting")
+    with Scalars(home) as scalars:
+
+        def follow(line: dict[str, Any]) -> None:
+            record = Record.from_line(line)
+            run.records.append(record)
+            scalars.add(record)
+            progress.update(bar, completed=record.step, note=f"loss {record.loss:.3f}")
+
+        ranks.run(train, spec, home / "metrics.jsonl", follow)
+    return run

@@ -1,0 +1,90 @@
+"""All that is written about a suite of trainings, beside each one's own folder: one table of what was reached."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradwire.lab.configuration import parse
+from gradwire.lab.results import Run
+from gradwire.report import page
+from gradwire.report.tables import Table, figure
+
+_NOTE = """Seconds to dense: of training until the held-out metric was first within 0.5 points of accuracy, or 1 % of
+loss, of what the dense run ended with, as seen at some ten evaluations in a run; - where it never was. Fewer elements:
+of what adapts, by the last decision. Bytes are the mean over the ranks; for plain DDP they are those of its ring
+all-reduce."""
+_WITHIN_ACCURACY, _WITHIN_LOSS = 0.005, 0.01
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One task's runs, of which the first is dense; `model` and `metric` are the task's."""
+
+    task: str
+    model: str
+    metric: str
+    runs: Sequence[Run]
+
+    def seconds_to_dense(self, run: Run) -> float | None:
+        """When `run` first was where dense ended."""
+        dense = self._metric(self.runs[0].last.held_out)
+        least = dense - _WITHIN_ACCURACY if self.metric == "accuracy" else -dense * (1 + _WITHIN_LOSS)
+        sign = 1 if self.metric == "accuracy" else -1
+        reached = (r.wall_s for r in run.evaluated if sign * self._metric(r.held_out) >= least)
+        return next(reached, None)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What each run reached, took and sent."""
+        return [
+            {
+                "task": self.task,
+                "model": self.model,
+                "configuration": run.configuration,
+                "metric": self.metric,
+                "held_out": self._metric(run.last.held_out),
+                "seconds_to_dense": self.seconds_to_dense(run),
+                "seconds": run.last.wall_s,
+                "elements_factor": _elements_factor(run),
+                "wire_bytes": run.last.totals.wire_bytes,
+                "bytes_factor": run.last.totals.ratio,
+            }
+            for run in self.runs
+        ]
+
+    def _metric(self, held_out: dict[str, float] | None) -> float:
+        assert held_out
+        return held_out[self.metric]
+
+
+def _elements_factor(run: Run) -> float | None:
+    decided = [decision["factor"] for decision in run.decisions if decision["factor"]]
+    if decided:
+        return decided[-1]
+    configuration = parse(run.configuration)
+    ratio = getattr(configuration.compressor, "ratio", None) if configuration.controller is None else None
+    return 1 / ratio if ratio else None
+
+
+def table(name: str, trained: Sequence[Trained]) -> Table:
+    """One line for every run."""
+    columns = ["task", "model", "configuration", "held-out", "s to dense", "s to finish"]
+    columns += ["fewer elements", "MB per rank", "fewer bytes"]
+    rows = []
+    for row in (row for one in trained for row in one.rows()):
+        reached = f"{row['metric']} {row['held_out']:.3f}"
+        seconds = [figure(row["seconds_to_dense"] or 0), figure(row["seconds"])]
+        sent = [figure(row["elements_factor"] or 0), figure(row["wire_bytes"] / 1e6), figure(row["bytes_factor"])]
+        rows.append([row["task"], row["model"], row["configuration"], reached, *seconds, *sent])
+    return Table(f"Suite {name}", columns, rows)
+
+
+def write(folder: Path, name: str, trained: Sequence[Trained], facts: Mapping[str, Any]) -> list[Path]:
+    """Writes report.html and suite.json; returns their paths."""
+    words = {key.replace("_", " "): str(value) for key, value in facts.items() if value is not None}
+    whole = table(name, trained)
+    (folder / "report.html").write_text(page.render(f"{whole.title}: what was reached", {}, [(whole, _NOTE)], words))
+    data = {"suite": name, **facts, "rows": [row for one in trained for row in one.rows()]}
+    (folder / "suite.json").write_text(json.dumps(data, indent=1) + "\n")
+    return [folder / "report.html", folder / "suite.json"]

@@ -1,0 +1,97 @@
+"""Suites of trainings: their rows, and a small one from end to end."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import gradwire as gw
+from gradwire.cli import main
+from gradwire.lab import training_suites
+from gradwire.lab.catalogue import tasks
+from gradwire.lab.configuration import parse_all
+from gradwire.lab.construct import options_of
+from gradwire.lab.results import Record, Run, Totals
+from gradwire.lab.train import _share_of_rate
+from gradwire.lab.training_suites import Training, training_suite
+from gradwire.lab.workloads import Digits
+from gradwire.report.training_suite import Trained, table
+
+
+def test_the_published_rows() -> None:
+    rows = training_suite("gravac", Path("sets"))
+    assert [row.task for row in rows] == ["cifar10", "cifar100", "ptb"]
+    assert [row.steps for row in rows] == [42_000, 9_000, 20_000]
+    assert {row.lr for row in rows} == {0.1}
+    for row in rows:
+        known = options_of(tasks()[row.task])
+        assert {option.partition("=")[0] for option in row.options} <= set(known)
+        assert f"folder=sets/{row.task}" in row.options
+        assert parse_all(row.configurations)[-1].controller == gw.GraVAC(10, 1000, 500)
+
+
+def test_the_small_rows_need_no_data() -> None:
+    rows = training_suite("gravac", None)
+    assert len(rows) == 3
+    for row in rows:
+        assert len(row.comparison(2, None, 0).configurations) == 7
+    assert [row.task for row in training_suite("gravac", None, "lm")] == ["lm"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--suite", "gravack"], "there is no suite to train 'gravack': did you mean gravac?"),
+        (["--suite", "gravac", "--task", "ptb"], "there is no task of gravac named 'ptb'"),
+        (["topk", "--suite", "gravac"], "suite gravac has configurations and options of its own"),
+        (["--suite", "gravac", "--data", "nowhere", "--task", "cifar100"], "no file nowhere/cifar100/train.bin"),
+    ],
+)
+def test_mistakes_get_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_published_models_take_images_in_colour() -> None:
+    with pytest.raises(ValueError, match="give digits a small model"):
+        Digits(model="published-vgg16")
+
+
+def test_the_rate_falls_to_a_tenth() -> None:
+    assert [_share_of_rate(done, [100, 200]) for done in (0, 99, 100, 200)] == pytest.approx([0.05, 1, 0.1, 0.01])
+
+
+def run(configuration: str, metrics: list[float], key: str) -> Run:
+    totals = Totals(1e6, 1e7, None, 0, 0, 0, 0)
+    held_out = [{key: metric} for metric in metrics]
+    return Run(configuration, [Record(i, float(i), 0, totals, held_out=own) for i, own in enumerate(held_out, 1)])
+
+
+@pytest.mark.parametrize(
+    ("metric", "dense", "other", "expected"),
+    [
+        ("accuracy", [0.5, 0.8, 0.9], [0.7, 0.896, 0.7], 2),
+        ("loss", [3, 2, 1], [3, 1.009, 2], 2),
+        ("loss", [1], [2], None),
+    ],
+)
+def test_the_time_to_the_metric_of_dense(metric: str, dense, other, expected) -> None:
+    trained = Trained("digits", "cnn", metric, [run("dense", dense, metric), run("topk:0.01", other, metric)])
+    assert trained.rows()[1]["seconds_to_dense"] == expected
+    assert trained.rows()[1]["elements_factor"] == 100
+    assert table("gravac", [trained]).rows[1][-3:] == ["100", "1.00", "10.0"]
+
+
+def test_a_small_suite_runs_from_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = Training(task="digits", options=("width=4",), steps=6, configurations=("dense", "topk:0.1"), drops=(3,))
+    monkeypatch.setattr(training_suites, "_small_gravac", lambda: [row])
+    assert main(["train", "--suite", "gravac", "--out", str(tmp_path)]) == 0
+    (folder,) = tmp_path.iterdir()
+    assert {path.name for path in folder.iterdir()} == {"1-digits", "report.html", "suite.json"}
+    dense, topk = json.loads((folder / "suite.json").read_text())["rows"]
+    assert dense["seconds_to_dense"] <= dense["seconds"]
+    assert topk["elements_factor"] == 10
+    assert topk["wire_bytes"] < dense["wire_bytes"] / 3
+    assert "Suite gravac" in capsys.readouterr().out
