@@ -93,7 +93,7 @@ def train_(
     """Train configurations on one task, or a suite; write metrics, pictures and a report to runs/."""
     if suite:
         with mistakes():
-            if configurations or options or lr or controller or plan:
+            if configurations or options or lr is not None or controller or plan:
                 raise ValueError(f"suite {suite} has configurations and options of its own: give none")
             place, rows = place_of(hosts, link, device), training_suite(suite, folder, task)
             comparisons = [row.comparison(place.ranks, steps, seed) for row in rows]

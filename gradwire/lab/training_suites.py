@@ -30,7 +30,7 @@ class Training:
             task=self.task,
             options=list(self.options),
             ranks=ranks,
-            steps=steps or self.steps,
+            steps=self.steps if steps is None else steps,
             lr=self.lr,
             weight_decay=self.weight_decay,
             drops=list(self.drops),
