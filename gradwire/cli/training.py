@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from gradwire.console import console, progress_bars
+from gradwire.cli.console import console, progress_bars
 from gradwire.lab.comparison import Comparison, circumstances
 from gradwire.lab.configuration import Configuration
 from gradwire.lab.results import Record, Run

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire.arguments import Device, Folder, Hosts, Options, Out, Rate, Seed, TaskName, place_of, task_options
-from gradwire.console import console, mistakes, progress_bars
+from gradwire.cli.arguments import Device, Folder, Hosts, Options, Out, Rate, Seed, TaskName, place_of, task_options
+from gradwire.cli.console import console, mistakes, progress_bars
 from gradwire.lab.catalogue import make_task
 from gradwire.lab.link import Link
 from gradwire.lab.planning import MOST_STEPS, Planned, PlanSpec, candidates, plan

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire.arguments import (
+from gradwire.cli.arguments import (
     Device,
     Folder,
     Hosts,
@@ -22,9 +22,9 @@ from gradwire.arguments import (
     ranks_of,
     task_options,
 )
-from gradwire.cli_schedule import plan_, simulate_
-from gradwire.cli_train import compare, compare_suite
-from gradwire.console import console, mistakes, progress_bars
+from gradwire.cli.console import console, mistakes, progress_bars
+from gradwire.cli.schedule import plan_, simulate_
+from gradwire.cli.training import compare, compare_suite
 from gradwire.lab.bench import BenchSpec, Sample, bench
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.cell import LOOPBACK, Cell, Effort
@@ -251,7 +251,3 @@ def _time(spec: BenchSpec, ranks: Runner, title: str = "timing") -> list[Sample]
 
         ranks.run(bench, spec, Path(folder, "samples.jsonl"), follow)
     return samples
-
-
-if __name__ == "__main__":
-    sys.exit(main())
