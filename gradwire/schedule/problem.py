@@ -1,13 +1,16 @@
 """The scheduling problem: slots in the order of backward, ways to send a group, and what a group is."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.schedule.costs import NOTHING, Array, Cost, Index
+
+Cuts = list[tuple[int, int]]
+"""Groups as (end, option): the piece before which each ends, and how it is sent."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,7 @@ class Choice:
 class Problem:
     """N slots with `ready_s` (N,) after backward began, never falling, `elements` (N,) and whether they are `small`
     (N,): small slots travel uncompressed. Slots are cut into groups between pieces: a piece is a large slot with the
-    small ones that follow it. `around_s` is the step's time before backward and after the last mean. Where `allowed` is
-    given, it replaces the pieces' bounds.
+    small ones that follow it. `around_s` is the step's time before backward and after the last mean.
 
     Raises ValueError where slots are small and no option is lossless.
     """
@@ -47,7 +49,6 @@ class Problem:
     small: NDArray[np.bool_]
     options: tuple[Option, ...]
     around_s: float = 0.0
-    allowed: Index | None = None
 
     def __post_init__(self) -> None:
         assert np.all(np.diff(self.ready_s) >= 0)
@@ -57,8 +58,6 @@ class Problem:
     @cached_property
     def bounds(self) -> Index:
         """The slots at which pieces begin, and N."""
-        if self.allowed is not None:
-            return self.allowed
         large = np.flatnonzero(~self.small)
         return np.concatenate([[0], large[1:], [len(self.small)]])
 
@@ -67,12 +66,10 @@ class Problem:
         """How many there are."""
         return len(self.bounds) - 1
 
-    def glued(self, most: int) -> "Problem":
-        """The same problem with at most so many pieces, of nearly equal time and elements: fewer plans, all of them
-        plans of this problem as well."""
-        share = np.cumsum(self.elements) / self.elements.sum() + self.ready_s / max(self.ready_s[-1], 1e-300)
-        ends = np.searchsorted(share[self.bounds[1:] - 1], np.linspace(0, 2, most + 1)[1:-1])
-        return replace(self, allowed=np.unique([0, *self.bounds[1:][ends], self.bounds[-1]]))
+    @cached_property
+    def aside(self) -> Array:
+        """How many elements the small slots of the first pieces have (pieces + 1,)."""
+        return np.concatenate([[0.0], np.cumsum(self.elements * self.small)])[self.bounds]
 
     @cached_property
     def views(self) -> tuple["View", ...]:

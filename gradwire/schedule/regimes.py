@@ -2,8 +2,8 @@
 
 A regime says it twice, and tests hold one against the other. `run` plays groups through and records spans. `step` is
 the same as a recurrence over states, vectorised for the search: a state is a tuple of numbers, and all that follows
-never gets faster when one of them grows. Time zero is the start of backward. The wire carries one group at a time, in
-order.
+never gets faster when one of them grows. `price` follows from `step` and serves lower bounds, see `bounds`. Time zero
+is the start of backward. The wire carries one group at a time, in order.
 """
 
 from abc import ABC, abstractmethod
@@ -68,6 +68,8 @@ class Regime(ABC):
     """See the module."""
 
     dims: int
+    wire: int
+    """Which of the state's numbers is the wire."""
     slow: float = 0.0
 
     @abstractmethod
@@ -83,12 +85,26 @@ class Regime(ABC):
         """When all means are there."""
 
     @abstractmethod
-    def busy(self, state: State, backward_s: float) -> tuple[Array, Array]:
-        """Until when at least the wire, and whatever computes, are taken; what is to come adds to both."""
+    def settle(self, state: State, ready: Array | float) -> State:
+        """The largest state from which all goes on as from this one, if the next group is not ready before `ready`."""
 
-    def computing(self, load: Load) -> Array:
-        """What a group adds to whatever computes."""
-        return load.encode + load.decode
+    @abstractmethod
+    def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
+        """By how much a group raises the mean of the state's numbers at least, where their shares are `before` it and
+        `after` it. The shares of a chain of waits are 1 for the number on which it is, and 0 for the others; chains may
+        begin with backward, so the rest to 1 is backward's."""
+
+    @abstractmethod
+    def balance(self, weight: float) -> Array:
+        """Shares (dims,) of which `weight` is the wire's, and what is left is that of whatever computes."""
+
+    def due(self, shares: Array, tail: bool) -> Array:
+        """`shares` (dims, n) completed; `tail` says whether another group may follow the last."""
+        return shares
+
+    def last(self, shares: Array, backward_s: float) -> float:
+        """What the end is later than the mean of the last state's numbers, at least."""
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,7 @@ class ComputeStream(Regime):
     decode, seconds of encoding and decoding."""
 
     dims = 4
+    wire = 1
     slow = 1.0
 
     def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
@@ -128,8 +145,26 @@ class ComputeStream(Regime):
     def finish(self, state: State, backward_s: float) -> Array:
         return np.maximum(state[2], backward_s + state[3])
 
-    def busy(self, state: State, backward_s: float) -> tuple[Array, Array]:
-        return state[1], backward_s + state[3]
+    def settle(self, state: State, ready: Array | float) -> State:
+        encoded, wire, decoded, computed = state
+        wire = np.maximum(wire, ready + encoded)
+        return encoded, wire, np.maximum(decoded, wire), computed
+
+    def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
+        sent = before[0] - after[0]
+        on_wire = sent + before[1]
+        return (
+            ready * sent
+            + load.encode * (before[0] + before[3])
+            + load.wire * on_wire
+            + load.decode * (after[2] + before[3])
+        )
+
+    def balance(self, weight: float) -> Array:
+        return np.array([0.0, weight, 0.0, 1 - weight])
+
+    def last(self, shares: Array, backward_s: float) -> float:
+        return float(shares[3]) * backward_s
 
 
 @dataclass(frozen=True)
@@ -138,6 +173,7 @@ class OwnStream(Regime):
     decoder."""
 
     dims = 3
+    wire = 1
 
     def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
         spans: list[Interval] = []
@@ -161,11 +197,18 @@ class OwnStream(Regime):
     def finish(self, state: State, backward_s: float) -> Array:
         return state[2]
 
-    def busy(self, state: State, backward_s: float) -> tuple[Array, Array]:
-        return state[1], state[0]
+    def settle(self, state: State, ready: Array | float) -> State:
+        encoder = np.maximum(state[0], ready)
+        wire = np.maximum(state[1], encoder)
+        return encoder, wire, np.maximum(state[2], wire)
 
-    def computing(self, load: Load) -> Array:
-        return load.encode
+    def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
+        begun = after[:3].sum(0) - before[:3].sum(0)
+        on_wire = after[1] + after[2] - before[2]
+        return ready * begun + load.encode * (before[0] + begun) + load.wire * on_wire + load.decode * after[2]
+
+    def balance(self, weight: float) -> Array:
+        return np.array([1 - weight, weight, 0.0])
 
 
 @dataclass(frozen=True)
@@ -174,6 +217,7 @@ class SideStream(Regime):
     hook that compresses on the stream of the collectives. State: that stream."""
 
     dims = 1
+    wire = 0
 
     def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
         spans: list[Interval] = []
@@ -191,11 +235,14 @@ class SideStream(Regime):
     def finish(self, state: State, backward_s: float) -> Array:
         return state[0]
 
-    def busy(self, state: State, backward_s: float) -> tuple[Array, Array]:
-        return state[0], state[0]
+    def settle(self, state: State, ready: Array | float) -> State:
+        return (np.maximum(state[0], ready),)
 
-    def computing(self, load: Load) -> Array:
-        return load.encode + load.wire + load.decode
+    def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
+        return ready * (after[0] - before[0]) + (load.encode + load.wire + load.decode) * after[0]
+
+    def balance(self, weight: float) -> Array:
+        return np.ones(1)
 
 
 @dataclass(frozen=True)
@@ -207,6 +254,7 @@ class Worker(Regime):
 
     contention: float = 0.0
     dims = 4
+    wire = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.contention <= 1:
@@ -249,8 +297,22 @@ class Worker(Regime):
     def finish(self, state: State, backward_s: float) -> Array:
         return np.maximum(state[0], state[1]) + state[2]
 
-    def busy(self, state: State, backward_s: float) -> tuple[Array, Array]:
-        return state[1], state[0] + state[2]
+    def settle(self, state: State, ready: Array | float) -> State:
+        worker = np.maximum(state[0], ready + state[3])
+        return worker, np.maximum(state[1], worker), state[2], state[3]
+
+    def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
+        begun = before[3] - after[3]
+        encoded = before[0] + begun + self.contention * after[3]
+        return ready * begun + load.encode * encoded + load.wire * after[1] + load.decode * after[2]
+
+    def balance(self, weight: float) -> Array:
+        return np.array([1 - weight, weight, 0.0, 0.0])
+
+    def due(self, shares: Array, tail: bool) -> Array:
+        decoding = shares[0] + self.contention * shares[3]
+        least = np.minimum.accumulate(np.append(decoding[1:], decoding[-1] if tail else 1.0)[::-1])[::-1]
+        return np.stack([shares[0], shares[1], least, shares[3]])
 
 
 IN_FLIGHT = 2

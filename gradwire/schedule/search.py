@@ -5,9 +5,10 @@ after some groups of the slots before k, and how many elements of small slots th
 same slot, one that is nowhere larger makes the other superfluous; one that cannot beat the best plan known goes too.
 This is exact for any costs that do not fall with size.
 
-Where labels are many, those that differ by little are merged into one that takes the smallest of each number: so the
-last label's time is a lower bound on every plan's, and the groups it stands for are a real plan. The ratio of the two
-is the proven bound; merging is refined until it is small enough.
+To within some per cent it goes in three stages, each of which ends the search where the plan is proven good enough:
+the game of `bounds` gives lower bounds and plans; a beam keeps few labels at each slot, those of the least bounds; and
+labels that differ by little are merged into one that takes the smallest of each number, so that the last label's time
+is a lower bound on every plan's, and the groups it stands for are a plan. Merging is refined until that is enough.
 """
 
 from collections.abc import Sequence
@@ -15,15 +16,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradwire.schedule.bounds import Bounds, load_of
+from gradwire.schedule.bounds import WEIGHTS, Bounds, Loads, load_of, longest
 from gradwire.schedule.costs import Array, Index
-from gradwire.schedule.problem import Choice, Problem, assemble
+from gradwire.schedule.problem import Choice, Cuts, Problem, assemble
 from gradwire.schedule.regimes import Backward, Regime, Work
 
-Cuts = list[tuple[int, int]]
 SEEDS = (1, 2, 4, 8, 16, 32)
+ROUNDS = 60
+LEAST_PART = 0.01
+"""The game ends after so many rounds, or when its steps become smaller than this."""
+BEAM = 6
+"""Labels that the beam keeps at each slot."""
+MOST_LABELS = 4_000
 MOST_PIECES = 400
-MOST_LABELS = 10_000
+"""Merging says nothing of plans with more groups than that."""
 COARSE = 256
 """The first pass merges labels that differ by this part of the step, or less."""
 ROUNDING = 1e-12
@@ -61,45 +67,108 @@ def search(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[F
     """The shortest step, to within a factor of 1 + eps; `known` plans to beat make it faster.
 
     `bound` is what was proven. With eps = 0 it is 1, and the time may grow exponentially for odd costs. Else effort
-    is limited, and where the limit is met `bound` is larger than 1 + eps: with more than MOST_PIECES pieces
-    neighbours are glued, and a pass that makes more than MOST_LABELS labels is the last.
+    is limited, and where the limit is met (a pass that makes more than MOST_LABELS labels is the last) `bound` is
+    larger than 1 + eps.
     """
-    if eps > 0 and problem.pieces > MOST_PIECES:
-        found = _refined(problem.glued(MOST_PIECES), regime, eps, known)
-        start = tuple(np.zeros(1) for _ in range(regime.dims))
-        least_s = Bounds.of(problem, regime).finish(regime, start, 0, float(problem.ready_s[-1]))
-        return Found(found.groups, found.step_s, max(1.0, found.step_s / (float(least_s[0]) + problem.around_s)))
-    return _refined(problem, regime, eps, known)
+    return _Search(problem, regime, eps, list(known)).found()
 
 
-def _refined(problem: Problem, regime: Regime, eps: float, known: Sequence[Found]) -> Found:
-    """Passes that merge less and less, until the bound is small enough."""
-    best = min([*known, *_seeds(problem, regime)], key=lambda found: found.step_s)
-    bounds = Bounds.of(problem, regime)
-    part, lower_s, most = COARSE, problem.around_s + float(bounds.after[0]), MOST_LABELS if eps > 0 else None
-    while True:
-        goal_s = best.step_s / (1 + eps)
-        exact = eps == 0 and part > COARSE
-        merge_s = 0.0 if exact else best.step_s / part
-        labels = _Labels(problem, regime, bounds, goal_s - problem.around_s, merge_s)
-        cuts, bound_s = labels.best(most)
-        lower_s = max(lower_s, min(goal_s, bound_s + problem.around_s))
+class _Search:
+    """The best plan so far, and `lower_s`: no plan's step is shorter."""
+
+    def __init__(self, problem: Problem, regime: Regime, eps: float, known: list[Found]) -> None:
+        self.problem, self.regime, self.eps = problem, regime, eps
+        self.bounds = Bounds(Loads.of(problem), regime)
+        self.lower_s = problem.around_s
+        self.best_s = float("inf")
+        self.best = Found((), self.best_s)
+        self.base = self.chain = np.repeat(regime.balance(0.5)[:, None], problem.pieces + 1, 1)
+        self.base_s = -1.0
+        for found in known:
+            self._offer(found)
+
+    def found(self) -> Found:
+        self._start()
+        self._play()
+        if self._open:
+            self._pass(0.0, BEAM)
+            self._play()
+        part = COARSE
+        few = self.eps == 0 or self.problem.pieces <= MOST_PIECES
+        while self._open and few and self._pass(self.best_s / part):
+            part *= 3
+            if self.eps == 0 and part > COARSE:
+                self._pass(0.0)
+                return self._result(1.0)
+        return self._result(max(1.0, self.best_s / self.lower_s))
+
+    @property
+    def _open(self) -> bool:
+        return self.best_s > self.lower_s * (1 + self.eps + ROUNDING)
+
+    def _result(self, bound: float) -> Found:
+        return Found(self.best.groups, self.best.step_s, 1.0 if bound <= 1 + ROUNDING else bound)
+
+    def _offer(self, found: Found) -> None:
+        if found.step_s < self.best_s:
+            self.best, self.best_s = found, found.step_s
+
+    def _try(self, cuts: Cuts) -> Array:
+        """Takes the plan if it is better. Returns the shares of its longest chain."""
+        end_s, shares = longest(self.problem, self.regime, cuts)
+        if end_s + self.problem.around_s < self.best_s:
+            self._offer(evaluate(self.problem, assemble(self.problem, cuts), self.regime))
+            self.chain = shares
+        return shares
+
+    def _bound(self, shares: Array) -> tuple[bool, Array]:
+        """Whether the bound of these shares is the highest, and the longest chain of the plan that attains it."""
+        bound_s, cuts = self.bounds.add(shares)
+        higher = bound_s > self.base_s
+        if higher:
+            self.base, self.base_s = shares, bound_s
+            self.lower_s = max(self.lower_s, bound_s + self.problem.around_s)
+        return higher, self._try(cuts)
+
+    def _start(self) -> None:
+        """Simple plans, and simple shares."""
+        for cuts in _seeds(self.problem):
+            self._try(cuts)
+        for weight in WEIGHTS:
+            self._bound(np.repeat(self.regime.balance(weight)[:, None], self.problem.pieces + 1, 1))
+        self._bound(self.chain)
+
+    def _play(self) -> None:
+        """The game: from the best shares so far, a part of the way towards the mean of the answers since."""
+        towards, mixed, part = self.chain, 1, 0.3
+        for _ in range(ROUNDS):
+            if not self._open or part < LEAST_PART:
+                return
+            higher, answer = self._bound((1 - part) * self.base + part * towards)
+            mixed = 1 if higher else mixed + 1
+            towards = towards + (answer - towards) / mixed
+            part = min(1.3 * part, 0.5) if higher else 0.8 * part
+
+    def _pass(self, merge_s: float, width: int | None = None) -> bool:
+        """One pass over the slots; whether it ended within its limit."""
+        goal_s = self.best_s / (1 + (0 if width else self.eps))
+        labels = _Labels(self.problem, self.regime, self.bounds, goal_s - self.problem.around_s, merge_s)
+        cuts, bound_s = labels.best(MOST_LABELS if self.eps > 0 and not width else None, width)
         if cuts:
-            best = min(best, evaluate(problem, assemble(problem, cuts), regime), key=lambda found: found.step_s)
-        gap = max(1.0, best.step_s / lower_s)
-        if gap <= 1 + eps + ROUNDING or exact or (most and labels.used > most):
-            return Found(best.groups, best.step_s, 1.0 if exact or gap <= 1 + ROUNDING else gap)
-        part *= 3
+            self._try(cuts)
+        if not width:
+            self.lower_s = max(self.lower_s, min(goal_s, bound_s + self.problem.around_s))
+        return labels.ended
 
 
-def _seeds(problem: Problem, regime: Regime) -> list[Found]:
+def _seeds(problem: Problem) -> list[Cuts]:
     """Plans to beat: groups of nearly equal size, all of them sent the same way."""
-    found: list[Found] = []
+    found: list[Cuts] = []
     for option, view in enumerate(problem.views):
         for groups in SEEDS:
             sizes = view.elements[-1] * np.arange(1, groups) / groups
             ends = sorted({*np.searchsorted(view.elements, sizes).tolist(), problem.pieces} - {0})
-            found.append(evaluate(problem, assemble(problem, [(end, option) for end in ends]), regime))
+            found.append([(end, option) for end in ends])
     return found
 
 
@@ -110,10 +179,12 @@ class _Labels:
         self.problem, self.regime, self.bounds = problem, regime, bounds
         self.goal_s, self.merge_s = goal_s, merge_s
         self.backward_s = float(problem.ready_s[-1])
-        self.aside = np.concatenate([[0.0], np.cumsum(problem.elements * problem.small)])[problem.bounds]
+        self.aside, self.ended = problem.aside, True
         slack = merge_s / goal_s * self.aside[-1]
         self.slack = np.array([*[merge_s] * regime.dims, slack])[:, None]
         self.scale = np.array([*[1.0] * regime.dims, goal_s / max(self.aside[-1], 1)])[:, None]
+        self.soonest_s = np.min([view.ready_s[1:] for view in problem.views], axis=0)
+        """When a group that begins at each piece is ready at the earliest."""
         self.states = np.zeros((regime.dims + 1, 1024))
         self.slot = np.zeros(1024, np.intp)
         self.parent = np.zeros(1024, np.intp)
@@ -123,12 +194,13 @@ class _Labels:
         self.least = np.full((regime.dims + 1, problem.pieces + 1), np.inf)
         self.least[:, 0] = 0
 
-    def best(self, most: int | None) -> tuple[Cuts, float]:
+    def best(self, most: int | None, width: int | None) -> tuple[Cuts, float]:
         """The groups of the best label, and its time: there are none where no label was good enough, and nothing is
-        known of the time where there would be more than `most` labels."""
+        known of the time where there would be more than `most` labels. At each slot only `width` labels are kept."""
         for k in range(1, self.problem.pieces + 1):
-            self._reach(k)
+            self._reach(k, width)
             if most and self.used > most:
+                self.ended = False
                 return [], 0.0
         last = slice(self.first[-2], self.first[-1])
         ends = self._ends(self.states[:, last])
@@ -138,43 +210,50 @@ class _Labels:
         return self._cuts(last.start + label), float(ends[label])
 
     def _ends(self, states: Array) -> Array:
-        """When all means are there, after a last group of what was left aside."""
+        """When all means are there, after a last group of what was left aside, which follows the last slot."""
         problem, regime, aside = self.problem, self.regime, states[-1]
         ends = regime.finish(tuple(states[:-1]), self.backward_s)
         if not self.aside[-1]:
             return ends
         load = load_of(problem, problem.tail, 0, 0, aside)
-        ready = float(problem.ready_s[problem.small].max())
-        more = regime.finish(regime.step(tuple(states[:-1]), ready, load), self.backward_s)
+        more = regime.finish(regime.step(tuple(states[:-1]), self.backward_s, load), self.backward_s)
         return np.where(aside > 0, more, ends)
 
-    def _reach(self, k: int) -> None:
+    def _reach(self, k: int, width: int | None) -> None:
         """Makes the labels of slot k."""
         reached = [self._send(k, option) for option in range(len(self.problem.options))]
-        states, parents, options = (np.concatenate(parts, axis=-1) for parts in zip(*reached, strict=True))
+        states, bounds, parents, options = (np.concatenate(parts, axis=-1) for parts in zip(*reached, strict=True))
+        if width:
+            best = np.argsort(bounds, kind="stable")[: 4 * width]
+            states, parents, options = states[:, best], parents[best], options[best]
         states, kept = _front(states, self.slack, self.scale)
+        if width:
+            states, kept = states[:, np.argsort(kept)[:width]], np.sort(kept)[:width]
         self._store(k, states, parents[kept], options[kept])
 
-    def _send(self, k: int, option: int) -> tuple[Array, Index, Index]:
-        """The labels that end a group at slot k, for every label at which it may begin."""
+    def _send(self, k: int, option: int) -> tuple[Array, Array, Index, Index]:
+        """The labels that end a group at slot k, for every label at which it may begin, and their bounds."""
         view = self.problem.views[option]
         nodes = np.flatnonzero((view.count[:k] < view.count[k]) & (self.least[0, :k] < np.inf))
-        nodes = nodes[self._promising(nodes, self.least[:, nodes], k, option)[1]]
+        nodes = nodes[self._promising(nodes, self.least[:, nodes], k, option)[2]]
         chosen = np.zeros(k, bool)
         chosen[nodes] = True
         labels = np.flatnonzero(chosen[self.slot[: self.used]])
-        states, kept = self._promising(self.slot[labels], self.states[:, labels], k, option)
-        return states[:, kept], labels[kept], np.full(len(kept), option)
+        states, bounds, kept = self._promising(self.slot[labels], self.states[:, labels], k, option)
+        return states[:, kept], bounds[kept], labels[kept], np.full(len(kept), option)
 
-    def _promising(self, starts: Index, states: Array, k: int, option: int) -> tuple[Array, Index]:
-        """The states (dims + 1, n) after one more group, and which of them may beat the goal."""
+    def _promising(self, starts: Index, states: Array, k: int, option: int) -> tuple[Array, Array, Index]:
+        """The states (dims + 1, n) after one more group, their bounds, and which of them may beat the goal."""
         lossless = self.problem.options[option].lossless
         aside = states[-1]
         load = load_of(self.problem, option, starts, k, aside if lossless else 0.0)
         after = self.regime.step(tuple(states[:-1]), self.problem.views[option].ready_s[k], load)
+        if k < self.problem.pieces:
+            after = self.regime.settle(after, self.soonest_s[k])
         left = np.zeros(len(starts)) if lossless else aside + (self.aside[k] - self.aside[starts])
-        bound = self.bounds.finish(self.regime, after, k, self.backward_s)
-        return np.stack([*after, left]), np.flatnonzero(bound < self.goal_s * (1 - ROUNDING))
+        states = np.stack([*after, left])
+        bounds = self.bounds.finish(states, k)
+        return states, bounds, np.flatnonzero(bounds < self.goal_s * (1 - ROUNDING))
 
     def _store(self, k: int, states: Array, parents: Index, options: Index) -> None:
         end = self.used + states.shape[1]
