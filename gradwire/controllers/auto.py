@@ -185,12 +185,12 @@ class Auto(Controller):
                 return step
 
     def _tell(self, step: Step, found: Found, plan: Plan, seconds: list[list[float]], best: int) -> None:
-        taken, predicted = 1e3 * self._expected_s, 1e3 * found.step_s
         others = ", ".join(f"{1e3 * median(own):.0f}" for i, own in enumerate(seconds) if i != best)
         self._say(
             step,
-            f"{words(plan)}: {taken:.0f} ms a step (predicted {predicted:.0f} ms for the best), others {others} ms, "
-            f"dense {1e3 * self._dense_s:.0f} ms while it was profiled",
+            f"{words(plan)}: {1e3 * self._expected_s:.0f} ms a step (predicted {1e3 * found.step_s:.0f} ms for the best"
+            + (f"; others took {others} ms" if others else "")
+            + f"; dense took {1e3 * self._dense_s:.0f} ms while it was profiled)",
         )
 
     def _say(self, step: Step, decision: str) -> None:
