@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.buckets import Bucket, Buckets
-from gradwire.collective import Broadcast, Collective, Local, Sum
+from gradwire.collective import Sum
 from gradwire.compressors import Workspace
 from gradwire.controllers import Controller, Step
 from gradwire.flights import Flights, ReductionError
@@ -65,9 +65,7 @@ class Engine:
         self._find_unused, self._replan, self._controller = find_unused, replan, controller
         plan = self._begin(plan)
         self._agree(plan)
-        local = transport.local
-        rank = transport.rank * local.world + local.rank if local else transport.rank
-        self._recorder = Recorder(device, rank)
+        self._recorder = Recorder(device, transport.place)
         self._flights = Flights(transport, self._recorder)
         self._steps = self._done_steps = 0
         self._error: BaseException | None = None
@@ -343,7 +341,7 @@ class Engine:
         named = {self.slots[slot].name: mean for slot, mean in means.items()}
         return Step(
             self._steps, self.plan, self.transport.ranks, states, lambda: named, self.stats,
-            self.slots, self.transport, self.trace,
+            self.slots, self.transport, self.device, self.trace,
         )  # fmt: skip
 
     def _agree_used(self) -> list[bool]:
@@ -360,9 +358,7 @@ class Engine:
         """The plan in the order in which rank 0's gradients became ready in the first step."""
         assert self._replan
         order = torch.tensor(self._order, device=self.device)
-        if self.transport.local:
-            self._run(Local(Broadcast(order, 0)))
-        self._run(Broadcast(order, 0))
+        self._run(self.transport.from_first, order)
         replan, self._replan = self._replan, None
         plan = replan([self.slots[slot] for slot in order.tolist()])
         plan.check(self.slots)
@@ -405,13 +401,11 @@ class Engine:
             raise ValueError("the ranks have different plans, models or seeds; give every rank the same ones")
 
     def _sum(self, tensor: Tensor) -> None:
-        if self.transport.local:
-            self._run(Local(Sum(tensor)))
-        self._run(Sum(tensor))
+        self._run(self.transport.sum_over_all, tensor)
 
-    def _run(self, op: Collective) -> None:
+    def _run(self, agree: Callable[[Tensor], None], tensor: Tensor) -> None:
         try:
-            self.transport.run(op)
+            agree(tensor)
         except RuntimeError as error:
             raise ReductionError(f"agreeing with the other ranks ended: {self._flights.why(error)}") from error
 

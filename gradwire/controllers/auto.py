@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import median
 from time import perf_counter
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
 from gradwire.compressors import BF16, FP32, QSGD, Cast, Codec, Compressor, Rounds
 from gradwire.controllers.base import Controller, Decision, Step
-from gradwire.controllers.measure import Sample, contention, from_rank_0, measure, slowest
+from gradwire.controllers.measure import Sample, contention, measure, slowest
 from gradwire.layout import Slot
 from gradwire.memory import NoMemory, Residual
 from gradwire.plan import Group, Plan, default_memory
@@ -30,7 +31,7 @@ from gradwire.schedule import (
     baselines,
     search,
     theil_sen,
-)  # fmt: skip
+)
 
 WARM, TRACED = 3, 12
 SETTLE, TRIED, ROUNDS, STILL_CLOSE = 2, 8, 3, 1.1
@@ -116,7 +117,7 @@ class Auto(Controller):
 
     def _choose(self, step: Step, times: "Times", dense: Plan | None = None) -> Course:
         """Measures, searches, tries, and leaves the fastest in force: `dense`, where nothing beats what it took."""
-        self.regime = Worker(contention(step.transport))
+        self.regime = Worker(contention(step.transport, step.device))
         self.profile = profile = self._measured(step, times)
         self.found = found = search(profile.problem(), self.regime, EPS)
         plans = self._agreed(step, shortlist(profile, found, self.regime))
@@ -131,18 +132,14 @@ class Auto(Controller):
 
     def _measured(self, step: Step, times: "Times") -> Profile:
         """The profile of this job: every candidate on its own network, the slowest rank's seconds."""
-        device = step.states[0].kept.device if step.states else torch.device("cpu")
         ordered = sorted(step.slots, key=lambda slot: times.ready_s[slot.name])
         sizes = [_first(ordered, elements) for elements in PROBED_ELEMENTS]
         pieces = [slots for i, slots in enumerate(sizes) if not i or slots != sizes[i - 1]]
         ways = [way for candidate in self.candidates for way in ways_of(candidate, step.transport.world)]
-        samples = [[measure(way, slots, step.transport, device) for slots in pieces] for way in ways]
-        numbers = torch.tensor([[[s.encode_s, s.wire_s, s.decode_s, s.local_s] for s in row] for row in samples])
-        agreed = slowest(numbers.double().flatten().to(device), step.transport).cpu().view(numbers.shape).tolist()
-        samples = [
-            [replace(s, encode_s=a[0], wire_s=a[1], decode_s=a[2], local_s=a[3]) for s, a in zip(row, own, strict=True)]
-            for row, own in zip(samples, agreed, strict=True)
-        ]
+        samples = [[measure(way, slots, step.transport, step.device) for slots in pieces] for way in ways]
+        mine = [number for row in samples for sample in row for number in sample.seconds]
+        agreed = iter(slowest(mine, step.transport, step.device))
+        samples = [[sample.of_seconds(*islice(agreed, len(sample.seconds))) for sample in row] for row in samples]
         local = step.transport.local
         return Profile(
             slots=tuple(SlotTime(slot.name, tuple(slot.shape), times.ready_s[slot.name]) for slot in ordered),
@@ -153,19 +150,18 @@ class Auto(Controller):
             ranks=step.ranks,
             gpus_per_host=local.world if local else 1,
             local=_local(samples) if local else {},
-            device=device.type,
+            device=step.device.type,
         )
 
     def _agreed(self, step: Step, plans: list[Plan]) -> list[Plan]:
         """Rank 0's plans, for all ranks: their profiles are equal, their arithmetic need not be."""
-        device = step.states[0].kept.device if step.states else torch.device("cpu")
         text = "\0".join(plan.to_json() for plan in plans).encode()
-        length = torch.tensor([len(text)], device=device)
-        from_rank_0(length, step.transport)
-        letters = torch.zeros(int(length), dtype=torch.uint8, device=device)
+        length = torch.tensor([len(text)], device=step.device)
+        step.transport.from_first(length)
+        letters = torch.zeros(int(length), dtype=torch.uint8, device=step.device)
         mine = torch.frombuffer(bytearray(text), dtype=torch.uint8)[: len(letters)]
-        letters[: len(mine)] = mine.to(device)
-        from_rank_0(letters, step.transport)
+        letters[: len(mine)] = mine.to(step.device)
+        step.transport.from_first(letters)
         return [Plan.from_json(line) for line in bytes(letters.tolist()).decode().split("\0")]
 
     def _watch(self) -> Generator[Plan | None, tuple[Step, float], Step]:
@@ -226,8 +222,8 @@ class Times:
 
     def on_slowest(self, step: Step) -> "Times":
         """The slowest rank's, slot by slot."""
-        numbers = torch.tensor([self.forward_s, self.optimizer_s, *self.ready_s.values()], dtype=torch.float64)
-        forward_s, optimizer_s, *ready_s = slowest(numbers, step.transport).tolist()
+        numbers = [self.forward_s, self.optimizer_s, *self.ready_s.values()]
+        forward_s, optimizer_s, *ready_s = slowest(numbers, step.transport, step.device)
         return Times(dict(zip(self.ready_s, ready_s, strict=True)), forward_s, optimizer_s)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from gradwire.compressors import State
@@ -37,6 +38,7 @@ class Step:
     stats: Callable[[], Stats]
     slots: Sequence[Slot]
     transport: Transport
+    device: torch.device
     record: Callable[[int], Trace]
 
 

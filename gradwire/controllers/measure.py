@@ -10,7 +10,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from gradwire.collective import Broadcast, Local, Sum
+from gradwire.collective import Local
 from gradwire.compressors import Workspace
 from gradwire.layout import Slot
 from gradwire.plan import Group
@@ -29,6 +29,15 @@ class Sample:
     wire_s: float
     decode_s: float
     local_s: float
+
+    @property
+    def seconds(self) -> tuple[float, float, float, float]:
+        """All that was timed."""
+        return self.encode_s, self.wire_s, self.decode_s, self.local_s
+
+    def of_seconds(self, encode_s: float, wire_s: float, decode_s: float, local_s: float) -> "Sample":
+        """The same reduction with other times."""
+        return replace(self, encode_s=encode_s, wire_s=wire_s, decode_s=decode_s, local_s=local_s)
 
 
 def measure(way: Group, slots: Sequence[Slot], transport: Transport, device: torch.device) -> Sample:
@@ -75,37 +84,26 @@ def _now(device: torch.device) -> float:
     return perf_counter()
 
 
-def slowest(numbers: Tensor, transport: Transport) -> Tensor:
-    """The largest of all ranks' `numbers` (n,), one by one, on all ranks."""
-    return _table(numbers, transport).amax(0)
+def slowest(numbers: Sequence[float], transport: Transport, device: torch.device) -> list[float]:
+    """The largest of all ranks' `numbers`, one by one, on all ranks."""
+    return _table(numbers, transport, device).amax(0).tolist()
 
 
-def _table(numbers: Tensor, transport: Transport) -> Tensor:
-    """All ranks' `numbers`, (ranks, n), on all ranks."""
-    local = transport.local
-    row = transport.rank * (local.world if local else 1) + (local.rank if local else 0)
-    table = torch.zeros(transport.ranks, len(numbers), dtype=numbers.dtype, device=numbers.device)
-    table[row] = numbers
-    if local:
-        transport.run(Local(Sum(table)))
-    transport.run(Sum(table))
+def _table(numbers: Sequence[float], transport: Transport, device: torch.device) -> Tensor:
+    """All ranks' n numbers, (ranks, n), on all ranks."""
+    table = torch.zeros(transport.ranks, len(numbers), dtype=torch.float64, device=device)
+    table[transport.place] = torch.tensor(numbers, dtype=torch.float64)
+    transport.sum_over_all(table)
     return table
 
 
-def contention(transport: Transport) -> float:
+def contention(transport: Transport, device: torch.device) -> float:
     """The share of its speed that backward loses while the engine computes, where that is most: on CPUs without a
     core to spare, half of it or more; none on a GPU."""
-    if torch.cuda.is_available():
+    if device.type == "cuda":
         return 0.0
-    machine = torch.tensor([float(crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))], dtype=torch.float64)
-    ranks_here = int(_table(machine, transport).eq(machine).sum())
+    machine = float(crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
+    ranks_here = int(_table([machine], transport, device).eq(machine).sum())
     cores = len(os.sched_getaffinity(0)) / ranks_here
     lost = min(0.75, max(0.0, 1 - cores / (torch.get_num_threads() + 1)))
-    return float(slowest(torch.tensor([lost], dtype=torch.float64), transport))
-
-
-def from_rank_0(numbers: Tensor, transport: Transport) -> None:
-    """Gives all ranks the `numbers` (n,) of rank 0."""
-    if transport.local:
-        transport.run(Local(Broadcast(numbers, 0)))
-    transport.run(Broadcast(numbers, 0))
+    return slowest([lost], transport, device)[0]

@@ -3,7 +3,9 @@
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from gradwire.collective import Collective
+from torch import Tensor
+
+from gradwire.collective import Broadcast, Collective, Local, Sum
 
 
 class Pending(Protocol):
@@ -39,6 +41,11 @@ class Transport(ABC):
         """How many ranks there are in all."""
         return self.world * (self.local.world if self.local else 1)
 
+    @property
+    def place(self) -> int:
+        """This rank's number among all of them."""
+        return self.rank * self.local.world + self.local.rank if self.local else self.rank
+
     @abstractmethod
     def start(self, op: Collective) -> Pending:
         """Starts `op` without waiting for it."""
@@ -46,6 +53,18 @@ class Transport(ABC):
     def run(self, op: Collective) -> None:
         """Starts `op` and waits for it."""
         self.start(op).wait()
+
+    def sum_over_all(self, tensor: Tensor) -> None:
+        """Adds up `tensor` over all ranks, those of the same host included, in place."""
+        if self.local:
+            self.run(Local(Sum(tensor)))
+        self.run(Sum(tensor))
+
+    def from_first(self, tensor: Tensor) -> None:
+        """Gives all ranks the `tensor` of the first, in place."""
+        if self.local:
+            self.run(Local(Broadcast(tensor, 0)))
+        self.run(Broadcast(tensor, 0))
 
     def abort(self, reason: str) -> None:  # noqa: B027
         """Gives up: the other ranks' collectives end with an error instead of waiting for this one."""
