@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.controllers import Auto
-from gradwire.controllers.auto import ROUNDS, SETTLE, TRACED, TRIED, WARM, ways_of
+from gradwire.controllers.auto import ROUNDS, SETTLE, TRACED, TRIED, WARM, _collectives, ways_of
+from gradwire.controllers.measure import Sample
 from gradwire.ddp import automatic
 from gradwire.plan import uniform
 
@@ -84,6 +86,17 @@ def test_the_profile_of_a_job_is_whole_and_survives_json():
     assert type(profile).from_json(profile.to_json()) == profile
     assert {type(candidate.way.compressor) for candidate in profile.candidates} == {gw.BF16, gw.TopK}
     running.close()
+
+
+def test_a_collective_of_two_messages_costs_what_both_took():
+    """The profile charges a codec's bytes once, so no round may be left out of their price."""
+    ways = [
+        gw.Group((), gw.QSGD(), gw.Residual(), gw.ScatterReduce()),
+        gw.Group((), gw.FP32(), gw.NoMemory(), gw.AllReduce()),
+    ]
+    rows = [[Sample(n, n, 0.0, 2e-6 * n, 0.0, 0.0) for n in (1000, 5000, 9000)]] * 2
+    for cost in _collectives(ways, rows).values():
+        assert float(cost(np.array(7000.0))) == pytest.approx(14e-3)
 
 
 def test_a_resumed_job_keeps_the_plan_that_was_found():

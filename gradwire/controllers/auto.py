@@ -310,19 +310,12 @@ def _candidate(way: Group, samples: Sequence[Sample], regime: Worker) -> Candida
 
 
 def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> dict[str, Affine | Table]:
-    """Seconds against bytes sent, by communicator; of one collective, where a compressor has several."""
+    """Seconds against bytes sent, by communicator: from codecs, whose messages are large and small, where there are."""
     costs: dict[str, Affine | Table] = {}
     for name in {way.communicator.name for way in ways}:
-        points = [
-            (sample.wire_bytes, sample.wire_s / way.communicator.rounds(way.compressor, 2))
-            for way, row in zip(ways, samples, strict=True) if way.communicator.name == name
-            for sample in row if not isinstance(way.compressor, Rounds)
-        ] or [
-            (sample.wire_bytes, sample.wire_s)
-            for way, row in zip(ways, samples, strict=True) if way.communicator.name == name
-            for sample in row
-        ]  # fmt: skip
-        costs[name] = _line(points)
+        own = [(way, row) for way, row in zip(ways, samples, strict=True) if way.communicator.name == name]
+        codecs = [(way, row) for way, row in own if isinstance(way.compressor, Codec)]
+        costs[name] = _line([(sample.wire_bytes, sample.wire_s) for _, row in codecs or own for sample in row])
     return costs
 
 
