@@ -1,10 +1,11 @@
 """Whole multi-rank jobs in one process: engines over `gw.Threads`, driven step by step from one thread."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -85,6 +86,24 @@ def raising(results: list[Any]) -> list[Any]:
         if isinstance(result, BaseException):
             raise result
     return results
+
+
+class Clock(threading.local):
+    """Each rank's engine has a thread, so each has its time; all of them pass `step_s` per step."""
+
+    step_s = 1.0
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += Clock.step_s
+        return self.now
+
+    @classmethod
+    def wound(cls, monkeypatch: pytest.MonkeyPatch, module: Any) -> Iterator[type["Clock"]]:
+        """For a fixture: `module` reads this clock while the test runs."""
+        monkeypatch.setattr(module, "perf_counter", cls())
+        yield cls
+        cls.step_s = 1.0
 
 
 class Job:

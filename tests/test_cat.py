@@ -1,11 +1,10 @@
 """CAT: the choice alone, and at work on ranks whose clocks the tests wind."""
 
 import re
-import threading
 
 import pytest
 import torch
-from harness import Job, draw, plan_of, raising, slots_of, together
+from harness import Clock, Job, draw, plan_of, raising, slots_of, together
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -19,22 +18,9 @@ SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.em
 ALPHA_S, BETA_S = 1.0, 1 / 64
 
 
-class Clock(threading.local):
-    """Each rank's engine has a thread, so each has its time; all of them pass `step_s` per step."""
-
-    step_s = 1.0
-    now = 0.0
-
-    def __call__(self) -> float:
-        self.now += Clock.step_s
-        return self.now
-
-
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    monkeypatch.setattr(cat, "perf_counter", Clock())
-    yield Clock
-    Clock.step_s = 1.0
+    yield from Clock.wound(monkeypatch, cat)
 
 
 def controlled(world: int = 2, **options) -> Job:

@@ -2,13 +2,12 @@
 
 import logging
 import re
-import threading
 from itertools import pairwise
 from math import isnan, nan
 
 import pytest
 import torch
-from harness import Job, draw, plan_of, raising, slots_of, together, total
+from harness import Clock, Job, draw, plan_of, raising, slots_of, together, total
 from torch import Tensor
 
 import gradwire as gw
@@ -21,22 +20,9 @@ SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.em
 READINGS: list[Gain] = ["delay", "energy", "norm"]
 
 
-class Clock(threading.local):
-    """Each rank's engine has a thread, so each has its time; all of them pass `step_s` per step."""
-
-    step_s = 1.0
-    now = 0.0
-
-    def __call__(self) -> float:
-        self.now += Clock.step_s
-        return self.now
-
-
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    monkeypatch.setattr(gravac, "perf_counter", Clock())
-    yield Clock
-    Clock.step_s = 1.0
+    yield from Clock.wound(monkeypatch, gravac)
 
 
 def controlled(world: int = 2, **options) -> Job:
