@@ -13,6 +13,7 @@ Batch = tuple[Tensor, Tensor]
 """Inputs and targets, on the CPU, batch dimension first."""
 
 _EVALUATION_CHUNK = 32
+_HELD_OUT_SEED = 1 << 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,3 +86,21 @@ def epoch(generator: Generator, samples: int, batch: int, rank: int, world: int)
         raise ValueError(f"{samples} training samples do not fill one step of {world} x {batch}: lower batch")
     order = torch.randperm(samples, generator=generator)[: steps * world * batch]
     return order.view(steps, world, batch)[:, rank]
+
+
+class RandomTask(Task):
+    """Random data of a fixed shape, for measuring step times: there is nothing to learn."""
+
+    def batches(self, rank: int, world: int, seed: int) -> Iterator[Batch]:
+        """Fresh random batches, different on every rank."""
+        generator = Generator().manual_seed(seed * world + rank)
+        while True:
+            yield self._draw(generator)
+
+    def held_out(self) -> Batch:
+        """One fixed random batch."""
+        return self._draw(Generator().manual_seed(_HELD_OUT_SEED))
+
+    @abstractmethod
+    def _draw(self, generator: Generator) -> Batch:
+        """A batch."""

@@ -1,6 +1,5 @@
 """The models that the published systems ran, in their published sizes, on random data of the real shape."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,13 +9,11 @@ from torch import Generator, nn
 from gradwire.lab.construct import unknown
 from gradwire.lab.models import MODELS, Model
 from gradwire.lab.models.hub import require_transformers
-from gradwire.lab.workloads.base import Batch, Task
-
-_HELD_OUT_SEED = 1 << 32
+from gradwire.lab.workloads.base import Batch, RandomTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published(Task):
+class Published(RandomTask):
     """A model in its published size, on random data of the real shape, for measuring step times.
 
     `layers`, `batch` and `size` (pixels along an image's side, or tokens) replace the published ones. Raises
@@ -66,16 +63,6 @@ class Published(Task):
 
     def _module(self) -> nn.Module:
         return self.published.build(self.stages, self.shape[1])
-
-    def batches(self, rank: int, world: int, seed: int) -> Iterator[Batch]:
-        """Fresh random batches, different on every rank."""
-        generator = Generator().manual_seed(seed * world + rank)
-        while True:
-            yield self._draw(generator)
-
-    def held_out(self) -> Batch:
-        """One fixed random batch."""
-        return self._draw(Generator().manual_seed(_HELD_OUT_SEED))
 
     def _draw(self, generator: Generator) -> Batch:
         outputs, (batch, size) = self.published.outputs, self.shape

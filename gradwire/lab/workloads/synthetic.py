@@ -1,20 +1,17 @@
 """The four models of the step-time benchmark, on random data of fixed shapes."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, nn
 
-from gradwire.lab.workloads.base import Batch, Task
+from gradwire.lab.workloads.base import Batch, RandomTask
 from gradwire.lab.workloads.models import GPT, LSTM, resnet18, vgg16
-
-_HELD_OUT_SEED = 1 << 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synthetic(Task):
+class Synthetic(RandomTask):
     """A model of fixed size for measuring step times; there is nothing to learn in its data.
 
     vgg16 (4.1 M parameters) and resnet18 (2.8 M): batches of 8 images of 3 x 32 x 32; lstm (6.3 M): 4 windows
@@ -41,16 +38,6 @@ class Synthetic(Task):
                 return LSTM(vocabulary=2000)
             case "gpt":
                 return GPT(vocabulary=4096, context=64)
-
-    def batches(self, rank: int, world: int, seed: int) -> Iterator[Batch]:
-        """Fresh random batches, different on every rank."""
-        generator = Generator().manual_seed(seed * world + rank)
-        while True:
-            yield self._draw(generator)
-
-    def held_out(self) -> Batch:
-        """One fixed random batch."""
-        return self._draw(Generator().manual_seed(_HELD_OUT_SEED))
 
     def _draw(self, generator: Generator) -> Batch:
         match self.model:
