@@ -15,16 +15,15 @@ benchmarks/results/collectives.json and prints Markdown tables.
 """
 
 import argparse
-import json
-import os
 import statistics
+import sys
 import time
 from itertools import groupby
-from pathlib import Path
+
+from ranks import as_rank, collect, save
 
 import gradwire as gw
 
-RESULTS = Path(__file__).parent / "results"
 DENSITIES = [0.001, 0.01, 0.1]
 COMMUNICATORS = [
     gw.AllGather(), gw.ScatterReduce(), gw.SplitGather(), gw.Exclusive(), gw.LeaderIndices(), gw.GlobalTopK(),
@@ -38,54 +37,25 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=1 << 22)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=RESULTS / "collectives.json")
-    parser.add_argument("--rank-job", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--save", default="collectives.json")
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.rank_job:
-        rank_job(options)
-        return
-    rows = [row for ranks in options.ranks for row in launched(options, ranks)]
-    result = {"date": time.strftime("%Y-%m-%d"), "link": options.link, "rows": rows, "choices": choices(rows)}
-    options.out.parent.mkdir(exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1))
+    if options.out:
+        as_rank(options.out, lambda: rank_job(options))
+    rows = [row for ranks in options.ranks for row in collect(__file__, sys.argv[1:], ranks, options.link)]
+    result = {"link": options.link, "rows": rows, "choices": choices(rows)}
     print_tables(result)
-    print(f"\nwritten to {options.out}")
+    save(options.save, **result)
 
 
-def launched(options: argparse.Namespace, ranks: int) -> list[dict]:
-    from gradwire.lab.launch import launch
-    from gradwire.lab.link import Link
-    from gradwire.lab.network import Network
-
-    part = options.out.with_suffix(f".{ranks}.part")
-    part.parent.mkdir(exist_ok=True)
-    argv = [__file__, "--rank-job", "--out", str(part), "--link", options.link]
-    argv += ["--elements", str(options.elements), "--repeats", str(options.repeats)]
-    with Network(ranks, Link.parse(options.link)) as network:
-        launch(argv, ranks, network=network)
-    rows = json.loads(part.read_text())
-    part.unlink()
-    return rows
-
-
-def rank_job(options: argparse.Namespace) -> None:
-    import torch
-    import torch.distributed as dist
-
+def rank_job(options: argparse.Namespace) -> list[dict]:
     from gradwire.lab.link import Link
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     transport = gw.ProcessGroup.own()
     prices = calibrate(transport, Link.parse(options.link), options.repeats)
     pairings = [(1.0, gw.FP32(), gw.AllReduce())]
     pairings += [(density, gw.TopK(density), c) for density in DENSITIES for c in COMMUNICATORS]
-    rows = [measure(pairing, options, transport, prices) for pairing in pairings]
-    if dist.get_rank() == 0:
-        options.out.write_text(json.dumps(rows))
-    dist.barrier()
-    time.sleep(0.2)
-    os._exit(0)
+    return [measure(pairing, options, transport, prices) for pairing in pairings]
 
 
 def calibrate(transport: gw.ProcessGroup, link, repeats: int) -> tuple[float, float]:

@@ -11,15 +11,13 @@ machine disturbs less. Writes benchmarks/results/steps.json and prints a Markdow
 
 import argparse
 import importlib.util
-import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+from ranks import as_rank, collect, save
+
 NAMES = [
     "nocomm", "ddp", "fp16 hook", "torch PowerSGD r4", "epfml PowerSGD r4", "gw fp32", "gw fp16", "gw topk 1%",
     "gw powersgd r4", "gw acpsgd r4", "gw qsgd", "gw efsign", "prototype topk 1%", "prototype low rank 4",
@@ -28,32 +26,16 @@ NAMES = [
 
 def main() -> None:
     arguments = parse()
-    if arguments.rank_job:
-        rank_job(arguments)
-        return
-    from gradwire.lab.launch import launch
-    from gradwire.lab.link import Link
-    from gradwire.lab.network import Network
-
-    RESULTS.mkdir(exist_ok=True)
-    rows = []
+    if arguments.out:
+        as_rank(arguments.out, lambda: rank_job(arguments))
+    rows: list[dict] = []
     for link in arguments.links.split(","):
-        network = None if link == "loopback" else Network(arguments.ranks, Link.parse(link))
         for model in arguments.models.split(","):
-            out = RESULTS / ".cell.json"
-            argv = [__file__, *sys.argv[1:], "--rank-job", model, "--out", str(out)]
-            if network is None:
-                launch(argv, arguments.ranks)
-            else:
-                with network:
-                    launch(argv, arguments.ranks, network=network)
-            cell = json.loads(out.read_text())
-            out.unlink()
+            cell = collect(__file__, [*sys.argv[1:], "--model", model], arguments.ranks, link)
             rows.append({"link": link, "ranks": arguments.ranks, "model": model, "ms": cell})
             print(row_text(rows[-1]), flush=True)
-    path = RESULTS / arguments.save
-    path.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1))
-    print(f"\n{markdown(rows)}\n\nwritten to {path}")
+            save(arguments.save, rows=rows)
+    print(f"\n{markdown(rows)}")
 
 
 def parse() -> argparse.Namespace:
@@ -67,21 +49,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prototype", default="", help="path of engine_prototype.py, to measure it as well")
     parser.add_argument("--epfml", default="", help="folder of a checkout of epfml/powersgd, to measure it as well")
     parser.add_argument("--save", default="steps.json")
-    parser.add_argument("--rank-job", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--model", default="", help=argparse.SUPPRESS)
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def rank_job(arguments: argparse.Namespace) -> None:
-    import torch
+def rank_job(arguments: argparse.Namespace) -> dict:
     import torch.distributed as dist
 
     from gradwire.lab.workloads import Synthetic
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     rank = dist.get_rank()
-    task = Synthetic(model=arguments.rank_job)
+    task = Synthetic(model=arguments.model)
     wanted = arguments.only.split(",") if arguments.only else NAMES
     known = setups(arguments)
     names = [name for name in wanted if name in known]
@@ -93,14 +72,10 @@ def rank_job(arguments: argparse.Namespace) -> None:
             times[name] += seconds
             split.setdefault(name, []).append(stats)
             dist.barrier()
-    if rank == 0:
-        Path(arguments.out).write_text(json.dumps({
-            name: {"median": 1e3 * statistics.median(seconds), "iqr": 1e3 * iqr(seconds)} | medians(split[name])
-            for name, seconds in times.items()
-        }))  # fmt: skip
-    dist.barrier()
-    time.sleep(0.2)  # gloo's threads let go of the last collective; else the interpreter's end may abort
-    os._exit(0)
+    return {
+        name: {"median": 1e3 * statistics.median(seconds), "iqr": 1e3 * iqr(seconds)} | medians(split[name])
+        for name, seconds in times.items()
+    }
 
 
 def measure(task, name: str, arguments: argparse.Namespace, rank: int) -> tuple[list[float], dict[str, float]]:
