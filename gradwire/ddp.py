@@ -156,6 +156,10 @@ class _Bridge:
 
     A gradient is taken as soon as autograd has it, so that groups need not follow DDP's buckets. DDP's bucket
     hook says which parameters of a bucket got none, and receives the means.
+
+    What travels dense is taken from DDP's bucket, into which DDP copies a gradient right after autograd has it:
+    when the next one is ready it is there, and its mean needs no copy back. DDP moves its buckets once, after the
+    first step; those that stayed for two steps stay for ever.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -163,6 +167,9 @@ class _Bridge:
         self.engine: Engine | None = None
         self._slot: dict[Tensor, int] = {}
         self._given: set[int] = set()
+        self._homes: dict[int, Tensor] = {}
+        self._settled: set[int] = set()
+        self._late: int | None = None
         self._synchronising = False
         self._removable: list[Any] = []
         self._group: Any = ddp.process_group
@@ -195,6 +202,8 @@ class _Bridge:
 
     def unhook(self) -> None:
         self.engine = None
+        self._homes.clear()
+        self._settled.clear()
         for hook in self._removable:
             hook.remove()
 
@@ -212,23 +221,50 @@ class _Bridge:
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
         if self._synchronising:
             assert self.engine is not None
+            self._give_late()
             self._given.add(slot)
-            self.engine.give(slot, parameter.grad)
+            self.engine.ready(slot)
+            if slot in self._settled and self.engine.dense(slot):
+                self._late = slot
+            else:
+                self.engine.give(slot, parameter.grad)
+
+    def _give_late(self) -> None:
+        """Gives the dense gradient that DDP has copied into its bucket since it was ready."""
+        if self._late is not None:
+            assert self.engine is not None
+            self.engine.give(self._late, self._homes[self._late])
+            self._late = None
 
     def _bucket_ready(self, state: None, bucket: GradBucket) -> Future[Tensor]:
         if self.engine is None:
             return self._dense(bucket)
+        self._give_late()
         sinks: dict[int, Tensor] = {}
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if not parameter.numel():
                 continue
             slot = self._slot[parameter]
             sinks[slot] = gradient
-            if slot not in self._given:
-                self.engine.give(slot, gradient if self.ddp.static_graph else None)
+            if self.ddp.static_graph:
+                self.engine.ready(slot)
+                self.engine.give(slot, gradient)
+            elif slot in self._given:
+                self._settle(slot, gradient)
+            else:
+                self.engine.give(slot, None)
         if bucket.is_last():
             self._given.clear()
         return self.engine.watch(sinks, bucket.buffer())
+
+    def _settle(self, slot: int, gradient: Tensor) -> None:
+        """Notes where in DDP's buckets a slot's gradient lies, and whether it did so in the step before."""
+        stayed = slot in self._homes and self._homes[slot].data_ptr() == gradient.data_ptr()
+        if slot in self._settled and not stayed:
+            raise RuntimeError("DDP moved its buckets in mid-training; call detach() and attach again")
+        self._homes[slot] = gradient
+        if stayed:
+            self._settled.add(slot)
 
     def _dense(self, bucket: GradBucket) -> Future[Tensor]:
         """Plain all-reduce: with one rank, and after detach."""

@@ -86,9 +86,17 @@ class Engine:
 
     # What the front ends call, from the thread that runs backward
 
+    def ready(self, slot: int) -> None:
+        """A slot's gradient is there; `give` follows, at once or when it is where it is to be taken from."""
+        self._recorder.gave(self.slots[slot].name, self._places[slot][0])
+
+    def dense(self, slot: int) -> bool:
+        """Whether the slot's group is sent as it is, so that its gradients, if neighbours in memory, need no copy."""
+        return self._reducers[self._places[slot][0]].raw
+
     def give(self, slot: int, grad: Tensor | None) -> None:
-        """Hands over a slot's gradient, which must stay as it is until the slot's mean is there; None where the
-        parameter took no part. Each slot is given exactly once per step."""
+        """Hands over a slot's gradient, which must stay as it is until the slot's mean is there, and may become it;
+        None where the parameter took no part. Each slot is given exactly once per step."""
         if grad is not None and grad.is_sparse:
             raise ValueError(f"parameter {self.slots[slot].name!r} has a sparse gradient; use Embedding(sparse=False)")
         self._raise_error()
@@ -98,8 +106,6 @@ class Engine:
         if self._replan:
             self._order.append(slot)
         group, index = self._places[slot]
-        if grad is not None:
-            self._recorder.gave(self.slots[slot].name, group)
         arrived = self._arrived[group]
         arrived.append((index, grad))
         if len(arrived) == len(self.plan.groups[group].slots):

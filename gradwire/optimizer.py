@@ -117,6 +117,7 @@ class DistributedOptimizer(Optimizer):
                 "use torch.utils.checkpoint with use_reentrant=False"
             )
         self._given.add(slot)
+        self._engine.ready(slot)
         self._engine.give(slot, parameter.grad)
 
     def _backward_done(self) -> None:
@@ -134,7 +135,8 @@ class DistributedOptimizer(Optimizer):
             parameter = self._parameters[slot.name]
             if engine.used(index):
                 parameter.grad = torch.empty_like(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad.copy_(mean)
+                if parameter.grad.data_ptr() != mean.data_ptr():  # a dense group of one is reduced where it is
+                    parameter.grad.copy_(mean)
 
     def _unhook(self) -> None:
         for hook in self._removable:

@@ -41,19 +41,22 @@ class Reducer:
     A gradient that is not finite is kept out of the memory; all ranks then see a mean of NaN, as they would
     without compression, and memories are what they were before the step. A slot that got no gradient sends
     nothing, and keeps what its memory holds.
+
+    A `raw` group is only cast: it keeps nothing, and where its gradients lie one after another already, as in a
+    bucket of DDP's, their mean takes their place.
     """
 
     def __init__(self, group: Group, slots: list[Slot], site: Site, index: int) -> None:
         self.group, self.site, self.index = group, site, index
         self.layout = Layout(tuple(slots))
         compressor, memory = group.compressor, group.memory
-        self._raw = isinstance(compressor, Cast) and not memory.remembers
+        self.raw = isinstance(compressor, Cast) and not memory.remembers
         self._leader = index % site.transport.local.world if site.transport.local else 0
         self.state = State(
             self.layout, site.transport.rank, site.transport.world, Workspace(site.device), site.scratch,
             remember=memory.remembers, seed=site.seed * 65_537 + index,
         )  # fmt: skip
-        dtype = compressor.wire_dtype if isinstance(compressor, Cast) and self._raw else torch.float32
+        dtype = compressor.wire_dtype if isinstance(compressor, Cast) and self.raw else torch.float32
         for name in memory.flat_state:
             self.state.flat[name] = torch.zeros(self.layout.numel, dtype=dtype, device=site.device)
         for name in compressor.flat_state:
@@ -94,25 +97,46 @@ class Reducer:
             self._grads[index] = grad
             if self.site.transport.local:
                 torch.mul(grad, self.site.local_share, out=self._staged()[1][index])
-            else:
-                self._add(index, grad, self.site.share)
-            if index in self._owed:
-                if self.site.transport.local:
+                if index in self._owed:
                     self._staged()[1][index].add_(self._owed[index], alpha=1 / self.site.share)
-                else:
-                    self._views["x"][index].add_(self._owed[index])
+            elif not self.raw:
+                self._take(index, grad)
 
     def reduce(self) -> Reduction:
         """The collectives of this step; afterwards `mean` holds the parameter-shaped results."""
-        if self.site.transport.local is None:
-            return self._between()
-        return self._inside()
+        if self.site.transport.local:
+            return self._inside()
+        return self._dense() if self.raw else self._between(self.state.flat["x"])
 
-    def _between(self) -> Reduction:
-        mean = yield from self.group.communicator.reduce(self.group.compressor, self.state.flat["x"], self.state)
-        if self._raw and self.site.remembers:
+    def _dense(self) -> Reduction:
+        x = self._lined_up()
+        if x is None:
+            x = self.state.flat["x"]
+            for index, grad in self._grads.items():
+                self._take(index, grad)
+        else:
+            x.mul_(self.site.share)
+        return (yield from self._between(x))
+
+    def _lined_up(self) -> Tensor | None:
+        """The gradients as one vector (n,), where they lie one after another in memory, in the type that is sent."""
+        first = self._grads.get(0)
+        if first is None or first.dtype != self.state.flat["x"].dtype or self._held or self._owed:
+            return None
+        memory, start = first.untyped_storage().data_ptr(), first.storage_offset()
+        for index, (slot, offset) in enumerate(zip(self.layout.slots, self.layout.offsets, strict=False)):
+            grad = self._grads[index]
+            if grad.untyped_storage().data_ptr() != memory or grad.storage_offset() != start + offset:
+                return None
+            if grad.stride() != slot.strides:
+                return None
+        return first.as_strided((self.layout.numel,), (1,))
+
+    def _between(self, x: Tensor) -> Reduction:
+        mean = yield from self.group.communicator.reduce(self.group.compressor, x, self.state)
+        if self.raw and self.site.remembers:
             self.state.settle(mean.sum(dtype=torch.float32).mul_(0))
-        elif not self._raw and (self.site.device.type != "cpu" or self.state.skipped):
+        elif not self.raw and (self.site.device.type != "cpu" or self.state.skipped):
             mean.add_(self.state.verdict)
         self.mean = self.layout.views(mean)
         return mean
@@ -127,7 +151,7 @@ class Reducer:
         if self.compresses:
             for index, grad in enumerate(staged):
                 self._add(index, grad, self.site.share)
-            handed[:-1].copy_((yield from self._between()))
+            handed[:-1].copy_((yield from self._between(self.state.flat["x"])))
             handed[-1:].copy_(self.state.verdict)
         else:
             for _ in range(self.group.communicator.rounds(self.group.compressor, self.site.transport.world)):
@@ -142,8 +166,13 @@ class Reducer:
         """NaN (1,) where this group's gradients were not finite on some rank, else 0."""
         return self.state.verdict
 
+    def _take(self, index: int, grad: Tensor) -> None:
+        self._add(index, grad, self.site.share)
+        if index in self._owed:
+            self._views["x"][index].add_(self._owed[index])
+
     def _add(self, index: int, grad: Tensor, share: float) -> None:
-        if not self._raw:
+        if not self.raw:
             total = grad.sum(dtype=torch.float32)
             if self.site.device.type == "cpu":
                 if not isfinite(total.item()):
@@ -157,7 +186,7 @@ class Reducer:
     def undo(self, verdict: Tensor) -> None:
         """Takes the whole job's verdict (1,) on the step; where it is NaN, all memories become what they were."""
         self.state.settle(verdict)
-        if self._raw or (self.site.device.type == "cpu" and not self.state.skipped):
+        if self.raw or (self.site.device.type == "cpu" and not self.state.skipped):
             return
         skip = verdict.isnan().float()[0]
         self.group.compressor.undo(self.state.flat["x"], self.state, skip)

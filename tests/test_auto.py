@@ -38,6 +38,7 @@ def train(running: Job, steps: range) -> list[list[Tensor]]:
             engine.forward_begins()
             engine.forward_ends()
             for slot, grad in enumerate(draw(SLOTS, running.world, number)[rank]):
+                engine.ready(slot)
                 engine.give(slot, grad)
             engine.wait()
             means.append([mean.clone() for mean in engine.means()])

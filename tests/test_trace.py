@@ -23,6 +23,7 @@ def traced(steps: int) -> list[list[Timeline]]:
                 engine.forward_begins()
                 engine.forward_ends()
                 for slot, grad in enumerate(draw(SLOTS, 2, number)[rank]):
+                    engine.ready(slot)
                     engine.give(slot, grad)
                 engine.wait()
 

@@ -44,7 +44,7 @@ def measure(way: Group, slots: Sequence[Slot], transport: Transport, device: tor
     """Reduces noise as large as the slots, twice, and takes the second time. All ranks call this together."""
     group = replace(way, slots=tuple(slot.name for slot in slots))
     reducer = Reducer(group, list(slots), Site(transport, device, 0, Workspace(device)), 0)
-    noise = [slot.view(torch.randn(slot.numel, device=device)).to(slot.dtype) for slot in slots]
+    noise = reducer.layout.views(torch.randn(reducer.layout.numel, device=device).to(slots[0].dtype))
     _reduce(reducer, noise)
     encode_s, wire_s, decode_s, local_s = _reduce(reducer, noise)
     sent = way.communicator.wire(way.compressor, reducer.layout, transport.world).wire_bytes

@@ -304,6 +304,22 @@ def views_static_graph_and_checkpointing_work() -> None:
 
 
 @scenario(2)
+def dense_groups_are_reduced_where_ddp_wants_them() -> None:
+    for compressor, in_place in ((gw.FP32(), True), (gw.FP16(), False), (gw.TopK(0.1), False)):
+        ddp = DistributedDataParallel(network(), gradient_as_bucket_view=True)
+        handle = gw.attach(ddp, compressor)
+        train(ddp, 5)
+        assert handle._engine
+        names = [slot.name for slot in handle._engine.slots]
+        for name, mean in zip(names, handle._engine.means(), strict=True):
+            parameter = ddp.module.get_parameter(name)
+            if parameter.ndim == 2:
+                assert parameter.grad is not None
+                assert torch.equal(parameter.grad, mean)
+                assert (parameter.grad.data_ptr() == mean.data_ptr()) == in_place
+
+
+@scenario(2)
 def uneven_inputs_end_with_join() -> None:
     ddp = DistributedDataParallel(network())
     gw.attach(ddp, gw.TopK(0.1))
