@@ -1,17 +1,20 @@
 """Multi-level compression: the second level is what would have been selected alone, and ranks send the same one."""
 
 import re
+from math import inf, nan
 
 import pytest
 import torch
-from harness import SMALL, WIDE, alone, draw, job, plan_of, slots_of
+from harness import SMALL, WIDE, Job, alone, draw, job, plan_of, slots_of
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective import Gather, Sum
+from gradwire.collective import Collective, Gather, Sum
 from gradwire.compressors.select import top_k
+from gradwire.layout import Slot
 
 SLOTS, WIDE_SLOTS = slots_of(SMALL), slots_of(WIDE)
+WIDE_NUMEL = sum(slot.numel for slot in WIDE_SLOTS)
 
 
 def both_levels(compressor: gw.MultiLevel, x: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -46,32 +49,97 @@ def test_what_was_achieved_is_what_is_observed(codec: gw.compressors.Codec):
     compressor = gw.MultiLevel(codec, 10)
     levels, observed = both_levels(compressor, x)
     energies = [v.square().sum() for v in (x, *levels)]
-    torch.testing.assert_close(observed[:3], torch.stack(energies), rtol=1e-4, atol=0.0)
-    assert observed[3:].tolist() == [v.count_nonzero() for v in levels]
-    assert observed[4] == 700
+    torch.testing.assert_close(observed[0], torch.stack(energies), rtol=1e-4, atol=0.0)
+    assert observed[1].tolist() == [len(x), *(v.count_nonzero() for v in levels)]
+    assert observed[1, 2] == 700
 
 
-def level_of(ops: list) -> str:
-    """Which level's payload followed the message of 24 bytes."""
-    assert len(ops) == 2
-    assert ops[0].result.nbytes == 24
-    if isinstance(ops[1], Sum):
-        return "dense"
-    assert isinstance(ops[1], Gather)
-    return "second" if ops[1].send.nbytes < 2000 else "first"
+def level_of(op: Collective, compressor: gw.MultiLevel, n: int) -> str:
+    """Which level's payload this message is: with 16 bytes behind it."""
+    sizes = {
+        compressor.second.payload_bytes(n): "second",  # pyright: ignore
+        compressor.codec.payload_bytes(n): "first",  # pyright: ignore
+        4 * n: "dense",
+    }
+    return sizes[(op.send if isinstance(op, Gather) else op.result).nbytes - 16]
 
 
-@pytest.mark.parametrize(("least", "expected"), [(0.0, "second"), (0.3, "first"), (0.99, "dense")])
-def test_the_first_level_that_holds_enough_is_sent(least: float, expected: str):
-    plan = plan_of(WIDE_SLOTS, gw.MultiLevel(gw.TopK(0.1), 100, least), gw.Residual(), gw.AllReduce(), groups=1)
+@pytest.mark.parametrize("codec", [gw.TopK(0.1), gw.RandomK(0.1)], ids=str)
+@pytest.mark.parametrize(("least", "expected"), [(0.0, "second"), (0.05, "first"), (0.99, "dense")])
+def test_the_first_level_that_holds_enough_is_sent(codec: gw.compressors.Codec, least: float, expected: str):
+    compressor = gw.MultiLevel(codec, 100, least)
+    plan = plan_of(WIDE_SLOTS, compressor, gw.Residual(), gw.AllReduce(), groups=1)
     with job(plan, WIDE_SLOTS, 3) as running:
         transport = running.transports[0]
-        for number in range(3):
+        for number in range(4):
             handed = len(transport.started)
             running.step(draw(WIDE_SLOTS, 3, number))
-            assert level_of(transport.started[handed:]) == expected
+            (op,) = transport.started[handed:]
+            assert level_of(op, compressor, WIDE_NUMEL) == (expected if number else "dense")
         residual = running.state("residual")
         assert (expected == "dense") == all(not left.any() for own in residual for left in own)
+
+
+def levels(running: Job, steps: list[list[list[Tensor]]]) -> list[str]:
+    """What one group sends in each of these steps."""
+    compressor, transport = running.engines[0].plan.groups[0].compressor, running.transports[0]
+    assert isinstance(compressor, gw.MultiLevel)
+    sent = []
+    for grads in steps:
+        handed = len(transport.started)
+        running.step(grads)
+        (op,) = transport.started[handed:]
+        sent.append(level_of(op, compressor, WIDE_NUMEL))
+    return sent
+
+
+def peaked(number: int) -> list[list[Tensor]]:
+    """Gradients of which few elements hold nearly everything."""
+    return [[g.mul_((g > 3).float()) for g in own] for own in draw(WIDE_SLOTS, 2, number)]
+
+
+def plan_of_levels(further: float = 10.0, order: list[Slot] = WIDE_SLOTS) -> gw.Plan:
+    compressor = gw.MultiLevel(gw.TopK(0.1), further, 0.2)
+    return plan_of(order, compressor, gw.Residual(), gw.AllReduce(), groups=1)
+
+
+def test_the_level_follows_one_step_late():
+    flat = draw(WIDE_SLOTS, 2, 0)
+    with job(plan_of_levels(), WIDE_SLOTS, 2) as running:
+        assert levels(running, [peaked(1), peaked(2), flat, peaked(3)]) == ["dense", "second", "second", "first"]
+
+
+def test_norms_survive_new_plans_and_checkpoints():
+    with job(plan_of_levels(), WIDE_SLOTS, 2) as running, job(plan_of_levels(), WIDE_SLOTS, 2) as resumed:
+        running.step(peaked(0))
+        states = running.states()
+        for rank, engine in enumerate(resumed.engines):
+            engine.adopt(*gw.checkpoint.unpack(states[rank]))
+        assert levels(resumed, [peaked(1)]) == ["second"]
+        for further, order in ((5.0, WIDE_SLOTS), (5.0, WIDE_SLOTS[::-1])):
+            running.install(plan_of_levels(further, order))
+            assert levels(running, [peaked(1)]) == ["second"]
+
+
+@pytest.mark.parametrize("bad", [nan, inf])
+def test_a_skipped_step_leaves_the_norms(bad: float):
+    with job(plan_of_levels(), WIDE_SLOTS, 2) as running:
+        poisoned = draw(WIDE_SLOTS, 2, 1)
+        poisoned[1][0][0, 0] = bad
+        assert levels(running, [peaked(0), poisoned, peaked(2)]) == ["dense", "second", "second"]
+
+
+def test_with_several_groups_a_decision_costs_one_message_of_at_most_64_bytes():
+    plan = plan_of(SLOTS, gw.TopK(0.3), gw.Residual(), gw.AllGather(), groups=4)
+    with job(plan, SLOTS, 2, controllers=[gw.GraVAC(4, 16) for _ in range(2)]) as running:
+        transport = running.transports[0]
+        for number in range(4):
+            handed = len(transport.started)
+            running.step(draw(SLOTS, 2, number))
+            *payloads, decision = transport.started[handed:]
+            assert len(payloads) == 4
+            assert isinstance(decision, Sum)
+            assert decision.result.nbytes == 4 * gw.GraVAC.numbers <= 64
 
 
 def test_ranks_whose_gradients_differ_wildly_choose_alike():

@@ -12,6 +12,8 @@ from gradwire.compressors.select import top_k
 from gradwire.compressors.sparse import RandomK, Sparse, TopK
 
 DENSE, FIRST, SECOND = range(3)
+TAIL = 4
+"""Numbers behind each payload: the square norms of everything and of both levels, and the flag."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,14 @@ class MultiLevel(Rounds):
     The second level has `further` times fewer elements, the largest of the first's: for `TopK` exactly those that
     it would have selected alone. `RandomK`'s elements are not nested; both levels are drawn from the whole.
 
-    The levels' square norms are summed over the ranks before one of them travels: a message of 24 bytes that makes
-    all ranks choose alike. On CUDA the host waits for it.
+    A step's square norms travel behind its payload, 12 bytes, and their sums over the ranks choose the next step's
+    level, alike on all ranks: no message, and nothing waits for them. The first step sends everything.
     """
 
     codec: Codec = field(default=TopK(0.1))
     further: float = 10.0
     min_energy: float = 0.02
-    rounds: ClassVar[int] = 2
+    rounds: ClassVar[int] = 1
     sparse: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -55,75 +57,90 @@ class MultiLevel(Rounds):
         return replace(codec, ratio=codec.ratio / self.further)
 
     def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return self.codec.init_slot(rows, columns, generator) | {"sent": torch.zeros(2)}
+        return self.codec.init_slot(rows, columns, generator) | {"norms": torch.full((3,), torch.nan)}
 
     def undo(self, x: Tensor, state: State, skip: Tensor) -> None:
         self.codec.undo(x, state, skip)
 
     def reduce(self, x: Tensor, state: State) -> Reduction:
-        first, second = self.encode(x, state)
-        sums = state.kept.tensor("sums", (6,))
-        torch.cat([self.observed(state), state.flag], out=sums)
-        yield Sum(sums)
-        state.settle(sums[5:])
-        level = self._level(sums)
-        mean = state.kept.tensor("mean", (len(x),))
+        n, level = len(x), self.level(state)
+        mean = state.kept.tensor("mean", (n + TAIL,))
+        self.encode(x, state)
         if level == DENSE:
-            return (yield Sum(mean.copy_(x)))
-        codec, payload = (self.codec, first) if level == FIRST else (self.second, second)
-        if codec.summable:
-            total = state.kept.tensor("total", (len(payload) // 4,)).copy_(payload.view(torch.float32))
-            rows = (yield Sum(total)).view(torch.uint8)[None]
+            mean[:n].copy_(x)
+            self._write_tail(mean[n:], state)
+            sums = (yield Sum(mean))[n:]
         else:
-            rows = yield Gather(payload, state.kept.tensor("receive", (state.world, len(payload)), torch.uint8))
-        codec.decode(rows, mean, state)
-        return mean
+            codec, message = (self.codec, self.second)[level - 1], self._messages(n, state)[level - 1]
+            self._write_tail(message[-4 * TAIL :].view(torch.float32), state)
+            if codec.summable:
+                rows = (yield Sum(message.view(torch.float32))).view(torch.uint8)[None]
+            else:
+                receive = state.kept.tensor("receive", (state.world, len(message)), torch.uint8)
+                rows = yield Gather(message, receive)
+            sums = rows[:, -4 * TAIL :].view(torch.float32).sum(0)
+            codec.decode(rows[:, : -4 * TAIL], mean[:n], state)
+        state.kept.tensor("sums", (TAIL,)).copy_(sums)
+        state.settle(sums[-1:])
+        return mean[:n]
+
+    def level(self, state: State) -> int:
+        """What this step sends, DENSE, FIRST or SECOND: by the norms of the step before, NaN where there was none."""
+        whole, first, second = state.slots[0]["norms"].tolist()
+        least = self.min_energy * whole
+        return SECOND if second >= least else FIRST if first >= least else DENSE
 
     def encode(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
         """The payloads of both levels of x (n,); what they hold is in `observed`."""
-        first, second = self._payloads(len(x), state)
+        n = len(x)
+        first, second = (message[: -4 * TAIL] for message in self._messages(n, state))
         self.codec.encode(x, first, state)
         if self.further == 1:
             second.copy_(first)
         else:
             self.encode_second(x, first, second, state)
-        levels = [_values(self.codec, first, len(x)), _values(self.second, second, len(x))]
-        energies = [torch.dot(values, values) for values in (x, *levels)]
-        counts = [values.count_nonzero() for values in levels]
-        state.kept.tensor("observed", (5,)).copy_(torch.stack([*energies, *counts]))
+        levels = [_values(self.codec, first, n), _values(self.second, second, n)]
+        norms, elements = self.observed(state)
+        torch.stack([torch.dot(values, values) for values in (x, *levels)], out=norms)
+        torch.stack([values.count_nonzero() for values in levels], out=elements[1:])
+        elements[0] = n
         return first, second
 
     def observed(self, state: State) -> Tensor:
-        """Of this rank and step, (5,): the square norms of x, first and second level, both levels' element counts."""
-        return state.kept.tensor("observed", (5,))
+        """Of this rank and step, (2, 3): the square norms of x, first and second level, and their element counts."""
+        return state.kept.tensor("observed", (2, 3))
 
     def sent(self, state: State) -> Tensor:
-        """Of the step before, per rank, (2,): the square norm of what was sent, and its elements."""
-        return state.slots[0]["sent"]
+        """Of this rank and step, (2,): the square norm of what is sent, and its elements."""
+        return self.observed(state)[:, self.level(state)]
 
     def commit(self, x: Tensor, state: State) -> None:
-        sums = state.kept.tensor("sums", (6,))
-        level = self._level(sums)
-        sent = state.slots[0]["sent"]
-        sent[0] = sums[level] / state.world
-        sent[1] = len(x) if level == DENSE else sums[2 + level] / state.world
+        level = self.level(state)
+        self._keep_norms(state)
         if not state.remember:
             return
         if level == DENSE:
             x.mul_(state.verdict.ne(0))
             return
-        codec = self.codec if level == FIRST else self.second
-        codec.commit(self._payloads(len(x), state)[level - 1], x, state)
+        codec, message = (self.codec, self.second)[level - 1], self._messages(len(x), state)[level - 1]
+        codec.commit(message[: -4 * TAIL], x, state)
 
-    def _level(self, sums: Tensor) -> int:
-        whole, first, second, *_ = sums.tolist()
-        least = self.min_energy * whole
-        return SECOND if second >= least else FIRST if first >= least else DENSE
+    def _keep_norms(self, state: State) -> None:
+        """Each slot has its group's norms, so that a group of any plan starts from some; on the host, which reads
+        them now, when nobody waits, and not while the next step's gradients are computed."""
+        norms = torch.cat([state.kept.tensor("sums", (TAIL,))[:3], state.verdict]).cpu()
+        if not norms[3].isnan():
+            for slot in state.slots:
+                slot["norms"] = norms[:3].clone()
 
-    def _payloads(self, n: int, state: State) -> tuple[Tensor, Tensor]:
-        first, second = self.codec.payload_bytes(n), self.second.payload_bytes(n)
-        both = state.kept.tensor("levels", (first + second,), torch.uint8)
-        return both[:first], both[first:]
+    def _write_tail(self, tail: Tensor, state: State) -> None:
+        tail[:3].copy_(self.observed(state)[0])
+        tail[3:].copy_(state.flag)
+
+    def _messages(self, n: int, state: State) -> tuple[Tensor, ...]:
+        """What travels of the first and of the second level, uint8: payload and tail."""
+        sizes = [codec.payload_bytes(n) + 4 * TAIL for codec in (self.codec, self.second)]
+        return state.kept.tensor("levels", (sum(sizes),), torch.uint8).split(sizes)
 
     def encode_second(self, x: Tensor, first: Tensor, second: Tensor, state: State) -> None:
         """Writes the second level's payload, from the first's where levels are nested."""

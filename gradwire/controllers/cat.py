@@ -18,7 +18,7 @@ from gradwire.controllers.gain import LEAST_ENERGY, Gain, gain_of
 from gradwire.controllers.levels import check_levels, with_levels
 from gradwire.plan import Plan
 
-SETTLE_STEPS, REVISIT_STEPS = 3, 300
+SETTLE_STEPS, REVISIT_STEPS = 4, 300
 SMOOTHING, TOLERANCE = 0.1, 0.05
 
 
@@ -92,8 +92,8 @@ class CAT(Controller):
 
     The gain of each factor follows from the energies of the two levels that steps select (`gain` says how it is read,
     see `Gain`), its seconds from alpha + beta * bytes, fitted to the steps so far. Both ends of the range are tried at
-    first and every 300 steps. A change costs a copy of the memories: a factor stays for 3 steps, and until another
-    promises 5 % more. Factors that hold too little of the energy are never sent.
+    first and every 300 steps. A change costs a copy of the memories: a factor stays for 4 steps, and until another
+    promises 5 % more. Factors that hold too little of the energy are never chosen.
     """
 
     min_factor: float = 10
@@ -109,7 +109,7 @@ class CAT(Controller):
             )
         self._factors = Factors.between(self.min_factor, self.max_factor, "geometric", 0.0).factors
         self._seen = [Seen() for _ in self._factors]
-        self._origin, self._index, self._stayed = Plan(()), 0, 0
+        self._origin, self._index, self._stayed, self._sent = Plan(()), 0, 0, 0.0
         self._marked_s: float | None = None
 
     @property
@@ -125,13 +125,13 @@ class CAT(Controller):
         return self._plan()
 
     def observe(self, step: Step, numbers: Tensor) -> None:
-        """Square norms of all and of both levels; seconds and bytes of the step before, and its bytes at factor 1."""
+        """Square norms of all and of both levels; seconds since the step before; bytes, and bytes at factor 1."""
         compressors = {group.slots[0]: group.compressor for group in step.plan.groups}
         for state in step.states:
             compressor, n = compressors[state.layout.slots[0].name], state.layout.numel
             if isinstance(compressor, MultiLevel):
                 dense_bytes = compressor.codec.payload_bytes(n) * self.min_factor
-                numbers[:3] += compressor.observed(state)[:3]
+                numbers[:3] += compressor.observed(state)[0]
                 numbers[4] += (compressor.sent(state)[1] * (dense_bytes / n)).clamp(max=4 * n)  # all go without indices
                 numbers[5:6] += dense_bytes + state.flag  # NaN where all ranks skip the step
         now, before = perf_counter(), self._marked_s
@@ -140,13 +140,14 @@ class CAT(Controller):
 
     def decide(self, step: Step, sums: Tensor) -> Plan | None:
         whole, first, second, seconds, sent, dense_bytes = sums.tolist()
+        timed, self._sent = self._sent, sent  # the seconds are those of the step before
         seen = self._seen[self._index]
         self._stayed += 1
-        if not (isfinite(whole + dense_bytes) and whole > 0 and sent > 0):
+        if not (isfinite(whole + dense_bytes) and whole > 0):
             return None
         self._seen[0].energy, seen.energy = max(first / whole, 1e-9), max(second / whole, 1e-9)
-        if seconds > 0 and self._stayed > 1:  # the first are those of the factor before, and of its new plan
-            seen.time(seconds / step.ranks, sent / step.ranks)
+        if seconds > 0 and self._stayed > 2:  # the first are those of the factor before, of its new plan and norms
+            seen.time(seconds / step.ranks, timed / step.ranks)
             seen.step = step.number
         if self._stayed < SETTLE_STEPS or isnan(seen.seconds):
             return None
@@ -163,12 +164,13 @@ class CAT(Controller):
         seen = [astuple(one) for one in self._seen]
         return {
             "seen": torch.tensor(seen, dtype=torch.float64),
-            "choice": torch.tensor([self._index, self._stayed]),
+            "choice": torch.tensor([self._index, self._stayed, self._sent], dtype=torch.float64),
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._seen = [Seen(*row) for row in state["seen"].tolist()]
-        self._index, self._stayed = state["choice"].tolist()
+        index, stayed, self._sent = state["choice"].tolist()
+        self._index, self._stayed = int(index), int(stayed)
 
     def _next(self, step: int, dense_bytes: float) -> tuple[int, str]:
         """The index of the factor to send next, and why."""

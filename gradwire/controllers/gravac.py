@@ -50,8 +50,8 @@ class GraVAC(Controller):
     `window` of steps, and stays with the one of the greatest gain per second (Tyagi and Swany, IEEE CLOUD 2023,
     https://arxiv.org/abs/2305.12201).
 
-    In each step every group sends the factor in force where its gain is `min_gain` or more, else the smaller factor
-    where that is, else everything. `scaling` is "exponential" (2, 4, 16, 256 times `min_factor`) or "geometric"
+    Every group sends the factor in force where its gain was `min_gain` or more in the step before, else the smaller
+    factor where that was, else everything. `scaling` is "exponential" (2, 4, 16, 256 times `min_factor`) or "geometric"
     (twice the last). `gain` says how gain is read, see `Gain`; `min_gain` follows from it. Factors within `tolerance`
     of each other count as equal, and the smaller wins. It searches anew when the learning rate of `scheduler` drops
     to half, steps take longer or less long, or the gain drifts.
@@ -103,7 +103,7 @@ class GraVAC(Controller):
         for state in step.states:
             compressor = compressors[state.layout.slots[0].name]
             if isinstance(compressor, MultiLevel):
-                numbers[:3] += compressor.observed(state)[:3]
+                numbers[:3] += compressor.observed(state)[0]
                 numbers[3:5] += compressor.sent(state)
                 numbers[5:6] += state.layout.numel + state.flag  # NaN where all ranks skip the step
         now, before = perf_counter(), self._marked_s

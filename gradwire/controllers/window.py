@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 class Observed(NamedTuple):
-    """What ranks add up in a step: square norms of gradient and residual (`whole`) and of both levels; of the step
-    before what was sent, in energy and elements; all elements; the seconds since the last step, the learning rate,
-    the loss, and of how many ranks losses are."""
+    """What ranks add up in a step: square norms of gradient and residual (`whole`) and of both levels; what is sent, in
+    energy and elements; all elements; the seconds since the last step, the learning rate, the loss, and of how many
+    ranks losses are."""
 
     whole: float
     first: float
