@@ -1,10 +1,11 @@
-"""A link that gets slower in mid-training: does the automatic plan follow, and does training notice?
+"""A link that gets slower in mid-training: does the plan follow, and does training notice?
 
     python benchmarks/link_drop.py                      # 1gbit, then 100mbit from step 250 on; 2 hosts
+    python benchmarks/link_drop.py --controller gravac --after 50mbit --at 400 --steps 800
 
-The byte-level LSTM trains under `gw.attach(ddp)`, with top-k among the candidates. When rank 0 has reached `--at`, the
-emulated link changes. Prints what was decided at which step, the step times around it and the loss's course, and writes
-benchmarks/results/link_drop.json.
+The byte-level LSTM trains under `gw.attach(ddp)`, with top-k among the candidates, or under GraVAC with windows of 50
+steps. When rank 0 has reached `--at`, the emulated link changes. Prints what was decided at which step, the step times
+around it and the loss's course, and writes benchmarks/results/link_drop.json, or link_drop_gravac.json.
 """
 
 import argparse
@@ -40,11 +41,13 @@ def main() -> None:
         launch([__file__, *sys.argv[1:], "--reached", str(reached), "--out", str(out)], 2, network=network)
         found = json.loads(out.read_text())
     print(report(found, arguments.at))
-    save("link_drop.json", before=arguments.before, after=arguments.after, at=arguments.at, **found)
+    name = "link_drop.json" if arguments.controller == "auto" else f"link_drop_{arguments.controller}.json"
+    save(name, before=arguments.before, after=arguments.after, at=arguments.at, **found)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--controller", default="auto", choices=("auto", "gravac"))
     parser.add_argument("--before", default="1gbit")
     parser.add_argument("--after", default="100mbit")
     parser.add_argument("--at", type=int, default=250)
@@ -65,8 +68,12 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
 
     task = LanguageModel(model="lstm", width=arguments.width, batch=4)
     ddp = DistributedDataParallel(task.build_model(0))
-    controller = gw.Auto([gw.FP32(), gw.BF16(), gw.QSGD(), gw.TopK(0.01)])
-    handle = gw.attach(ddp, gw.FP32(), controller=controller)
+    if arguments.controller == "auto":
+        controller = gw.Auto([gw.FP32(), gw.BF16(), gw.QSGD(), gw.TopK(0.01)])
+        handle = gw.attach(ddp, gw.FP32(), controller=controller)
+    else:
+        controller = gw.GraVAC(window=50)
+        handle = gw.attach(ddp, gw.TopK(0.1), controller=controller)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.3, momentum=0.9)
     batches = task.batches(dist.get_rank(), dist.get_world_size(), 0)
     losses: list[float] = []

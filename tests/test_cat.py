@@ -82,20 +82,46 @@ def test_alpha_and_beta_are_never_below_zero(samples, line):
     assert fit(samples) == pytest.approx(line)
 
 
+def assert_best(controller: gw.CAT, step: int, beta_s: float) -> None:
+    """No other factor promises more, by what was seen and these seconds, than it may before it is taken."""
+    _, known = controller._model(step, 0.0)
+
+    def rate(factor: float) -> float:
+        return energy_at(factor, known) / (ALPHA_S + beta_s * 4200 / factor)
+
+    assert rate(controller.factor) >= max(map(rate, controller._factors)) / (1 + 2 * cat.TOLERANCE)
+
+
 @pytest.mark.parametrize("beta_s", [0.0, BETA_S, 10.0])
 def test_it_sends_what_brute_force_finds(beta_s: float):
     """Of what was seen at all factors; within the tolerance in which it stays."""
     running = controlled(3)
     run(running, range(40), beta_s)
     controller = running.controllers[0]
-    _, known = controller._model(39, 0.0)
-
-    def rate(factor: float) -> float:
-        return energy_at(factor, known) / (ALPHA_S + beta_s * 4200 / factor)
-
-    assert rate(controller.factor) >= max(map(rate, controller._factors)) / (1 + 2 * cat.TOLERANCE)
+    assert_best(controller, 39, beta_s)
     assert controller.factor == 4 if beta_s == 0 else controller.factor > 4
     assert [other.decisions for other in running.controllers] == [controller.decisions] * 3
+    running.close()
+
+
+@pytest.mark.parametrize("before_s", [0.0, BETA_S, 1.0])
+def test_a_slower_link_is_answered_at_once(before_s: float):
+    """Soon it sends what brute force finds for the link as it is, whatever it had learnt of it before."""
+    running = controlled()
+    run(running, range(40), before_s)
+    run(running, range(40, 80), beta_s=10.0)
+    assert_best(running.controllers[0], 79, 10.0)
+    running.close()
+
+
+def test_a_single_slow_step_changes_nothing():
+    running = controlled()
+    run(running, range(40))
+    before = len(running.controllers[0].decisions)
+    for number in range(40, 80, 10):
+        run(running, range(number, number + 3), beta_s=10.0)
+        run(running, range(number + 3, number + 10))
+    assert len(running.controllers[0].decisions) == before
     running.close()
 
 

@@ -20,6 +20,7 @@ from gradwire.plan import Plan
 
 SETTLE_STEPS, REVISIT_STEPS = 4, 300
 SMOOTHING, TOLERANCE = 0.1, 0.05
+TIME_DRIFT, DRIFT_STEPS = 1.3, 5
 
 
 def energy_at(factor: float, known: Mapping[float, float]) -> float:
@@ -78,6 +79,10 @@ class Seen:
     wire_bytes: float = nan
     step: float = -inf
 
+    def slower(self, seconds: float, wire_bytes: float) -> bool:
+        """Whether a step took longer than those before, and not for its bytes."""
+        return seconds > TIME_DRIFT * self.seconds and wire_bytes <= TIME_DRIFT * self.wire_bytes
+
     def time(self, seconds: float, wire_bytes: float) -> None:
         """One more step's cost; seconds are smoothed."""
         before = seconds if isnan(self.seconds) else self.seconds
@@ -92,8 +97,9 @@ class CAT(Controller):
 
     The gain of each factor follows from the energies of the two levels that steps select (`gain` says how it is read,
     see `Gain`), its seconds from alpha + beta * bytes, fitted to the steps so far. Both ends of the range are tried at
-    first and every 300 steps. A change costs a copy of the memories: a factor stays for 4 steps, and until another
-    promises 5 % more. Factors that hold too little of the energy are never chosen.
+    first, every 300 steps, and where 5 steps in a row take 1.3 times as long as those before. A change costs a copy of
+    the memories: a factor stays for 4 steps, and until another promises 5 % more. Factors that hold too little of the
+    energy are never chosen.
     """
 
     min_factor: float = 10
@@ -109,7 +115,7 @@ class CAT(Controller):
             )
         self._factors = Factors.between(self.min_factor, self.max_factor, "geometric", 0.0).factors
         self._seen = [Seen() for _ in self._factors]
-        self._origin, self._index, self._stayed, self._sent = Plan(()), 0, 0, 0.0
+        self._origin, self._index, self._stayed, self._slow, self._sent = Plan(()), 0, 0, 0, 0.0
         self._marked_s: float | None = None
 
     @property
@@ -141,14 +147,13 @@ class CAT(Controller):
     def decide(self, step: Step, sums: Tensor) -> Plan | None:
         whole, first, second, seconds, sent, dense_bytes = sums.tolist()
         timed, self._sent = self._sent, sent  # the seconds are those of the step before
-        seen = self._seen[self._index]
         self._stayed += 1
         if not (isfinite(whole + dense_bytes) and whole > 0):
             return None
-        self._seen[0].energy, seen.energy = max(first / whole, 1e-9), max(second / whole, 1e-9)
         if seconds > 0 and self._stayed > 2:  # the first are those of the factor before, of its new plan and norms
-            seen.time(seconds / step.ranks, timed / step.ranks)
-            seen.step = step.number
+            self._time(step.number, seconds / step.ranks, timed / step.ranks)
+        seen = self._seen[self._index]
+        self._seen[0].energy, seen.energy = max(first / whole, 1e-9), max(second / whole, 1e-9)
         if self._stayed < SETTLE_STEPS or isnan(seen.seconds):
             return None
         index, text = self._next(step.number, dense_bytes / step.ranks)
@@ -164,13 +169,22 @@ class CAT(Controller):
         seen = [astuple(one) for one in self._seen]
         return {
             "seen": torch.tensor(seen, dtype=torch.float64),
-            "choice": torch.tensor([self._index, self._stayed, self._sent], dtype=torch.float64),
+            "choice": torch.tensor([self._index, self._stayed, self._slow, self._sent], dtype=torch.float64),
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._seen = [Seen(*row) for row in state["seen"].tolist()]
-        index, stayed, self._sent = state["choice"].tolist()
-        self._index, self._stayed = int(index), int(stayed)
+        *counts, self._sent = state["choice"].tolist()
+        self._index, self._stayed, self._slow = map(int, counts)
+
+    def _time(self, step: int, seconds: float, wire_bytes: float) -> None:
+        """One more step's cost; where steps have become slower, all that was seen is forgotten, and measured anew."""
+        self._slow = self._slow + 1 if self._seen[self._index].slower(seconds, wire_bytes) else 0
+        if self._slow == DRIFT_STEPS:
+            self._slow, self._seen = 0, [Seen() for _ in self._factors]
+        if not self._slow:
+            self._seen[self._index].time(seconds, wire_bytes)
+            self._seen[self._index].step = step
 
     def _next(self, step: int, dense_bytes: float) -> tuple[int, str]:
         """The index of the factor to send next, and why."""

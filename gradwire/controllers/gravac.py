@@ -22,7 +22,6 @@ from gradwire.plan import Plan
 logger = logging.getLogger("gradwire")
 
 TIME_DRIFT, GAIN_DRIFT, RATE_DROP = 1.3, 1.25, 0.5
-SLOWER = "steps take longer"
 
 
 @dataclass
@@ -35,8 +34,6 @@ class Reference:
 
     def drift(self, energy: float, seconds: float) -> str | None:
         """What has changed since, in words."""
-        if seconds > TIME_DRIFT * self.seconds:
-            return SLOWER
         if seconds * TIME_DRIFT < self.seconds:
             return "steps take less long"
         if not 1 / GAIN_DRIFT <= energy / self.energy <= GAIN_DRIFT:
@@ -120,10 +117,9 @@ class GraVAC(Controller):
         rate = row.learning_rate / step.ranks
         if rate < RATE_DROP * self._reference.rate:
             self._reference.rate = rate
-            self._factors.explore(0)
-            self.decisions.append(Decision(step.number + 1, "the learning rate dropped: explore"))
-            self._window.rows.clear()
-            self._begin_anew()
+            self._explore(step, "the learning rate dropped", 0)
+        elif self._factors.frozen and self._window.latest_seconds(step.ranks) > TIME_DRIFT * self._reference.seconds:
+            self._explore(step, "steps take longer", self._factors.index)  # slower links want larger factors
         elif self._window.full:
             self._close_window(step)
         self._reference.rate = max(rate, self._reference.rate)
@@ -149,6 +145,13 @@ class GraVAC(Controller):
     def _plan(self) -> Plan:
         factors = self._factors
         return with_levels(self._origin, factors.smaller, factors.factor, energy_of(self._least, self.gain))
+
+    def _explore(self, step: Step, reason: str, index: int) -> None:
+        """Begins to search at `index`, in the middle of a window."""
+        self._factors.explore(index)
+        self.decisions.append(Decision(step.number + 1, f"{reason}: explore from {self._factors.factor:g}x"))
+        self._window.rows.clear()
+        self._begin_anew()
 
     def _close_window(self, step: Step) -> None:
         """Decides what follows from the window that is full."""
@@ -180,7 +183,7 @@ class GraVAC(Controller):
         drift = self._reference.drift(summary.sent, summary.seconds)
         if drift is None:
             return f"stay at {self._factors.factor:g}x"
-        self._factors.explore(self._factors.index if drift is SLOWER else 0)  # slower links want larger factors
+        self._factors.explore(0)
         return f"{drift}: explore from {self._factors.factor:g}x"
 
     def _begin_anew(self) -> None:

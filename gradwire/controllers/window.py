@@ -1,7 +1,7 @@
 """Steps of the same compression, summed up: what ranks observed of them together."""
 
 from dataclasses import dataclass, field
-from math import isfinite, sqrt
+from math import isfinite, nan, sqrt
 from statistics import fmean, median, pstdev
 from typing import NamedTuple
 
@@ -55,6 +55,11 @@ class Window:
     def full(self) -> bool:
         return len(self.rows) >= self.steps
 
+    def latest_seconds(self, ranks: int) -> float:
+        """The median step of the last half window, NaN before that is over."""
+        half = self.steps // 2
+        return median(row.seconds / ranks for row in self.rows[-half:]) if len(self.rows) >= half else nan
+
     def summarize(self, ranks: int) -> Summary:
         """Sums over steps before any division: a step counts for what it holds."""
         rows = self.rows[self.steps // 4 :]
@@ -65,7 +70,7 @@ class Window:
             *((part / whole if whole else 1.0) for part in (first, second, sent)),
             factor=elements / sent_elements if sent_elements else 1.0,
             seconds=median(seconds) if seconds else 0.0,
-            loss=fmean(losses) if losses else float("nan"),
+            loss=fmean(losses) if losses else nan,
             loss_error=pstdev(losses) / sqrt(len(losses)) if losses else 0.0,
         )
 
