@@ -154,6 +154,20 @@ def test_a_slower_link_is_answered_within_two_windows(clock, drop: int):
     running.close()
 
 
+@pytest.mark.parametrize("drop", [6, 10, 14, 18, 22])
+def test_a_link_that_gets_slower_during_the_search_is_answered_after_it(clock, drop: int):
+    """In the end it stays where it would had the link been slow from the start."""
+    found = []
+    for slow_from in (0, drop):
+        running = controlled(gain="energy", min_gain=0.01)
+        for number in range(64):
+            clock.step_s = 1 + (40 if number >= slow_from else 0.4) / factor(running)
+            run(running, range(number, number + 1))
+        found.append(factor(running))
+        running.close()
+    assert found[0] == found[1] > 4
+
+
 class Schedule:
     rate = 0.1
 

@@ -11,7 +11,7 @@ PAST_PEAK = 0.75
 @dataclass
 class Factors:
     """Goes up through `factors`, from `index` on, until one is found; then it is `frozen`. `smaller` is what a step
-    falls back to. `throughputs` are NaN where nothing was tried."""
+    falls back to. `throughputs`, and `seconds` a step, are NaN where nothing was tried."""
 
     factors: tuple[float, ...]
     tolerance: float
@@ -19,6 +19,7 @@ class Factors:
     least: int = 0
     frozen: bool = False
     throughputs: list[float] = field(init=False)
+    seconds: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.explore(0)
@@ -44,6 +45,7 @@ class Factors:
         """Begins anew at `index`."""
         self.index, self.least, self.frozen = index, 0, False
         self.throughputs = [nan] * len(self.factors)
+        self.seconds = [nan] * len(self.factors)
 
     def step_back(self) -> None:
         """One factor down, and stays there."""

@@ -26,7 +26,8 @@ TIME_DRIFT, GAIN_DRIFT, RATE_DROP = 1.3, 1.25, 0.5
 
 @dataclass
 class Reference:
-    """What was found when a factor was settled on; NaN where none is. `rate` is the largest learning rate since."""
+    """What was found when a factor was settled on; NaN where none is. `seconds` are at first those of when it was
+    tried. `rate` is the largest learning rate since."""
 
     energy: float = nan
     seconds: float = nan
@@ -130,16 +131,16 @@ class GraVAC(Controller):
         factors, reference, guard = self._factors, self._reference, self._guard
         numbers = [
             factors.index, factors.least, factors.frozen, reference.energy, reference.seconds, reference.rate,
-            guard.loss, guard.residual, *factors.throughputs,
+            guard.loss, guard.residual, *factors.throughputs, *factors.seconds,
         ]  # fmt: skip
         return {"window": self._window.to_tensor(), "search": torch.tensor(numbers, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._window.load(state["window"])
-        index, least, frozen, energy, seconds, rate, loss, residual, *throughputs = state["search"].tolist()
+        index, least, frozen, energy, seconds, rate, loss, residual, *tried = state["search"].tolist()
         factors = self._factors
         factors.index, factors.least, factors.frozen = int(index), int(least), bool(frozen)
-        factors.throughputs = throughputs
+        factors.throughputs, factors.seconds = tried[: len(tried) // 2], tried[len(tried) // 2 :]
         self._reference, self._guard = Reference(energy, seconds, rate), Guard(loss, residual)
 
     def _plan(self) -> Plan:
@@ -155,13 +156,13 @@ class GraVAC(Controller):
 
     def _close_window(self, step: Step) -> None:
         """Decides what follows from the window that is full."""
-        summary, before = self._window.summarize(step.ranks), self._factors.factor
+        summary, before = self._window.summarize(step.ranks), (self._factors.factor, self._factors.frozen)
         throughput = gain_of(summary.sent, self.gain) / max(summary.seconds, 1e-9)
         text = self._judge(summary, throughput)
         gain = gain_of(summary.sent, self.gain)
         self.decisions.append(Decision(step.number + 1, text, summary.factor, gain, throughput))
         self._window.rows.clear()
-        if self._factors.factor != before or not self._factors.frozen:
+        if (self._factors.factor, True) != before or not self._factors.frozen:
             self._begin_anew()
 
     def _judge(self, summary: Summary, throughput: float) -> str:
@@ -173,6 +174,7 @@ class GraVAC(Controller):
             return text
         if self._factors.frozen:
             return self._watch(summary)
+        self._factors.seconds[self._factors.index] = summary.seconds
         gains = gain_of(summary.first, self.gain), gain_of(summary.second, self.gain)
         return self._factors.judge(gains, throughput, self._least)
 
@@ -187,5 +189,6 @@ class GraVAC(Controller):
         return f"{drift}: explore from {self._factors.factor:g}x"
 
     def _begin_anew(self) -> None:
-        self._reference = Reference(rate=self._reference.rate)
+        seconds = self._factors.seconds[self._factors.index] if self._factors.frozen else nan
+        self._reference = Reference(seconds=seconds, rate=self._reference.rate)
         self._guard.changed()
