@@ -1,7 +1,7 @@
 """A link that gets slower in mid-training: does the plan follow, and does training notice?
 
     python benchmarks/link_drop.py                      # 1gbit, then 100mbit from step 250 on; 2 hosts
-    python benchmarks/link_drop.py --controller gravac --after 50mbit --at 400 --steps 800
+    python benchmarks/link_drop.py --controller gravac --after 50mbit --at 220 --steps 600
 
 The byte-level LSTM trains under `gw.attach(ddp)`, with top-k among the candidates, or under GraVAC with windows of 50
 steps. When rank 0 has reached `--at`, the emulated link changes. Prints what was decided at which step, the step times

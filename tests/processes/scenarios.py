@@ -512,11 +512,11 @@ def the_optimizer_accumulates_and_finds_unused() -> None:
 
 @scenario(4)
 def controllers_decide_alike_whatever_each_rank_sees() -> None:
-    """75 steps of each, 300 in all; gradients differ a million times in size, and ranks come late at random."""
+    """75 steps of each, 375 in all; gradients differ a million times in size, and ranks come late at random."""
     chance = random.Random(dist.get_rank())
     controllers = [
         gw.GraVAC(2, 64, window=10), gw.LGreCo(interval=20), gw.Accordion(0.3, 0.05, Halving(), interval=15),
-        gw.WarmUp(0.5, steps=40),
+        gw.WarmUp(0.5, steps=40), gw.CAT(2, 64),
     ]  # fmt: skip
     for controller in controllers:
         module = network()
