@@ -12,6 +12,7 @@ all timed steps of rank 0. Writes benchmarks/results/auto.json and prints Markdo
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -64,11 +65,11 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"said": said, "ms": measured, "spread": spread, "predicted": predicted}
 
 
-def found(model: str) -> tuple[Any, Any, Any, list[str]]:
-    """The profile, the regime, the plan and the words of a job under `gw.attach(ddp)`."""
+def found(model: str, candidates: Sequence[Any] = ()) -> tuple[Any, Any, Any, list[str]]:
+    """The profile, the regime, the plan and the words of a job under `gw.attach(ddp, candidates=...)`."""
     import gradwire as gw
 
-    controller = gw.Auto()
+    controller = gw.Auto(candidates)
     step = Training(model, lambda ddp: gw.attach(ddp, gw.FP32(), controller=controller))
     for _ in range(MOST_STEPS):
         step.run()
