@@ -9,7 +9,6 @@ it raises the bound (bundle method; Brown's fictitious play 1951 where steps are
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,10 @@ from gradwire.schedule.regimes import Load, Regime, State
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MOST_KEPT = 12
 ROUGH = 1e-6
-SINGLE = 1 - 4e-6
-"""Loads are kept in single precision; a bound is taken so much lower."""
+WORTH = 0.9
+"""Groups are dropped where no more than this part is left."""
+SAFE = 1 - 1e-8
+"""Shares are known to some ten digits; a bound is taken so much lower."""
 
 
 def load_of(problem: Problem, option: int, first: Index | int, last: Index | int, aside: Array | float = 0.0) -> Load:
@@ -47,92 +48,150 @@ def least_slope(cost: Cost) -> float:
             return 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class Loads:
-    """What all groups of a problem cost, in single precision: `rows[k]` (3, options, pieces - k) holds encode, wire and
-    decode seconds of those that begin with piece k."""
+class Edges:
+    """The groups that a better plan may have, and what they cost, in the order of `start`: group g takes the pieces
+    `start[g]` to `end[g]` - 1 with `option[g]`, and no plan that has it ends before `least_s[g]`."""
 
-    problem: Problem
-    rows: list[NDArray[np.float32]]
+    def __init__(self, problem: Problem, regime: Regime, limit_s: float) -> None:
+        """All whose plans may end before `limit_s`."""
+        self.problem = problem
+        rows = [_row(problem, regime, start, limit_s) for start in range(problem.pieces)]
+        self.start, self.end, self.option = (np.concatenate(parts) for parts in list(zip(*rows, strict=True))[:3])
+        self.load = np.concatenate([row[3] for row in rows], axis=1)
+        self.least_s = np.zeros(len(self.start))
+        self._index()
 
-    @classmethod
-    def of(cls, problem: Problem) -> "Loads":
-        n, options = problem.pieces, range(len(problem.options))
-        rows = [np.empty((3, len(options), n - k), np.float32) for k in range(n)]
-        for k, row in enumerate(rows):
-            ends = np.arange(k + 1, n + 1)
-            for option in options:
-                for lane, seconds in enumerate(load_of(problem, option, k, ends)):
-                    row[lane, option] = seconds
-        return cls(problem, rows)
+    def keep(self, kept: Array) -> None:
+        """Drops the others."""
+        self.start, self.end, self.option = self.start[kept], self.end[kept], self.option[kept]
+        self.load, self.least_s = self.load[:, kept], self.least_s[kept]
+        self._index()
 
-    @cached_property
-    def ready_s(self) -> Array:
-        """(options, pieces + 1)."""
-        return np.stack([view.ready_s for view in self.problem.views])
+    def _index(self) -> None:
+        problem, nodes = self.problem, np.arange(self.problem.pieces + 1)
+        self.ready_s = np.stack([view.ready_s for view in problem.views])[self.option, self.end]
+        lossy = np.array([not option.lossless for option in problem.options])
+        self.aside = np.where(lossy[self.option], problem.aside[self.end] - problem.aside[self.start], 0)
+        self.by_end = np.lexsort((self.start, self.option, self.end))
+        self.first_from = np.searchsorted(self.start, nodes)
+        self.first_to = np.searchsorted(self.end[self.by_end], nodes)
 
-    @cached_property
-    def lossy(self) -> Array:
-        """(options, 1): 1 for those that leave small slots aside."""
-        return np.array([[float(not option.lossless)] for option in self.problem.options])
+    def into(self, k: int) -> Index:
+        """The groups that end before piece `k`, by option."""
+        return self.by_end[self.first_to[k] : self.first_to[k + 1] if k < self.problem.pieces else None]
 
-    @cached_property
-    def slope(self) -> float:
-        """Wire seconds that an element of a small slot costs at least."""
-        lossless = [option for option in self.problem.options if option.lossless]
-        return min((least_slope(o.wire) if o.units is None else 0.0 for o in lossless), default=0.0)
+
+def _row(problem: Problem, regime: Regime, start: int, limit_s: float) -> tuple[Index, Index, Index, Array]:
+    """Starts, ends, options and loads (3, groups) of the groups that begin with piece `start`. One that is nowhere
+    faster than another option's with the same slots is left out."""
+    ends = np.arange(start + 1, problem.pieces + 1)
+    zero, backward_s = (np.zeros(len(ends)),) * regime.dims, float(problem.ready_s[-1])
+    loads = np.array([load_of(problem, option, start, ends) for option in range(len(problem.options))])
+    kept = np.zeros((len(loads), len(ends)), bool)
+    for number, (load, view) in enumerate(zip(loads, problem.views, strict=True)):
+        end_s = regime.finish(regime.step(zero, view.ready_s[ends], Load(*load)), backward_s)
+        kept[number] = (view.count[start] < view.count[ends]) & (end_s < limit_s)
+        for other in _alike(problem, number):
+            as_fast = (loads[other] <= load).all(0)
+            kept[number] &= ~as_fast if other < number else ~(as_fast & (loads[other] < load).any(0))
+    options, chosen = np.nonzero(kept)
+    return np.full(len(options), start), ends[chosen], options, loads[options, :, chosen].T
+
+
+def _alike(problem: Problem, number: int) -> list[int]:
+    """The other options that take the same slots whatever was left aside."""
+    if not problem.small.any():
+        return [other for other in range(len(problem.options)) if other != number]
+    lossy = [other for other, option in enumerate(problem.options) if not option.lossless]
+    return [other for other in lossy if other != number] if number in lossy else []
 
 
 class Bounds:
     """Lower bounds on when all means are there: each is the state's numbers times `shares` (dims, pieces + 1), and the
     elements left aside times `aside` (pieces + 1,), at the piece where the state is, plus `rest` (pieces + 1,)."""
 
-    def __init__(self, loads: Loads, regime: Regime) -> None:
-        self.loads, self.regime = loads, regime
+    def __init__(self, problem: Problem, regime: Regime, limit_s: float) -> None:
+        self.problem, self.regime = problem, regime
+        self.edges = Edges(problem, regime, limit_s)
+        self.slope = _least_wire(problem)
         self.kept: list[tuple[Array, Array]] = []
         self.lower_s = 0.0
 
+    def drop(self, limit_s: float) -> None:
+        """Forgets the groups without which any plan that ends before `limit_s` does."""
+        kept = self.edges.least_s < limit_s
+        if kept.mean() < WORTH:
+            self.edges.keep(kept)
+
     def add(self, shares: Array) -> tuple[float, Cuts]:
-        """Keeps the bound of these shares. Returns the bound on the whole step, and the plan that attains it."""
-        problem, regime = self.loads.problem, self.regime
-        n = problem.pieces
+        """Keeps the bound of these shares. Returns the bound on the whole step, and the plan that attains it: the
+        bound is infinite and there is none where the groups left make no plan."""
+        problem, regime, edges = self.problem, self.regime, self.edges
         tail = bool(problem.small.any())
-        shares = np.vstack([regime.due(shares, tail), self.loads.slope * _least_after(shares[regime.wire])])
-        rest, best = np.zeros(n + 1), np.zeros(n, np.intp)
-        rest[n] = regime.last(shares[:-1, n], float(problem.ready_s[-1]))
+        shares = np.vstack([regime.due(shares, tail), self.slope * _least_after(shares[regime.wire])])
+        after = shares[:, edges.end]
+        seconds = regime.price(shares[:, edges.start], after, edges.ready_s, Load(*edges.load))
+        seconds += after[-1] * edges.aside
+        seconds *= SAFE
+        rest, best = self._backward(seconds, regime.last(shares[:-1, -1], float(problem.ready_s[-1])))
+        if self._keep(shares, rest):
+            edges.least_s = np.maximum(edges.least_s, self._forward(seconds)[edges.start] + seconds + rest[edges.end])
+        return float(rest[0]), self._cuts(best) if rest[0] < np.inf else []
+
+    def _backward(self, seconds: Array, last_s: float) -> tuple[Array, Index]:
+        """The least seconds from each piece to the end, and the groups with which the ways begin."""
+        edges, n = self.edges, self.problem.pieces
+        rest, best = np.full(n + 1, np.inf), np.zeros(n, np.intp)
+        rest[n] = last_s
         for k in range(n - 1, -1, -1):
-            after = shares[:, k + 1 :]
-            seconds = regime.price(shares[:, k, None], after, self.loads.ready_s[:, k + 1 :], Load(*self.loads.rows[k]))
-            seconds = seconds + self.loads.lossy * (after[-1] * (problem.aside[k + 1 :] - problem.aside[k]))
-            seconds += rest[k + 1 :]
-            best[k] = seconds.argmin()
-            rest[k] = seconds.flat[best[k]]
-        rest *= SINGLE
-        self._keep(shares, rest)
-        return float(rest[0]), self._cuts(best)
+            own = slice(edges.first_from[k], edges.first_from[k + 1])
+            if own.start < own.stop:
+                ways = seconds[own] + rest[edges.end[own]]
+                best[k] = own.start + ways.argmin()
+                rest[k] = ways[best[k] - own.start]
+        return rest, best
+
+    def _forward(self, seconds: Array) -> Array:
+        """The least seconds from the beginning to each piece."""
+        edges, n = self.edges, self.problem.pieces
+        seconds, starts = seconds[edges.by_end], edges.start[edges.by_end]
+        forward = np.full(n + 1, np.inf)
+        forward[0] = 0
+        for k in range(1, n + 1):
+            own = slice(edges.first_to[k], edges.first_to[k + 1] if k < n else len(starts))
+            if own.start < own.stop:
+                forward[k] = (seconds[own] + forward[starts[own]]).min()
+        return forward
 
     def finish(self, states: Array, k: int) -> Array:
         """The best bound for states (dims + 1, labels), whose last numbers are elements left aside, at piece `k`."""
         shares = np.stack([shares[:, k] for shares, _ in self.kept])
         return (shares @ states + np.array([[rest[k]] for _, rest in self.kept])).max(0)
 
-    def _keep(self, shares: Array, rest: Array) -> None:
-        """Of the many bounds, those that raised the step's are kept, and the first."""
-        better = rest[0] > self.lower_s
-        if better or len(self.kept) < len(WEIGHTS):
+    def _keep(self, shares: Array, rest: Array) -> bool:
+        """Of the many bounds, those that raised the step's are kept, and the first. Whether this one is."""
+        keep = rest[0] > self.lower_s or len(self.kept) < len(WEIGHTS)
+        if keep:
             self.kept.append((shares, rest))
             self.lower_s = max(self.lower_s, float(rest[0]))
         if len(self.kept) > MOST_KEPT:
             del self.kept[len(WEIGHTS)]
+        return keep
 
     def _cuts(self, best: Index) -> Cuts:
-        n, k = len(best), 0
+        edges, k = self.edges, 0
         cuts: Cuts = []
-        while k < n:
-            option, more = divmod(int(best[k]), n - k)
-            k += more + 1
-            cuts.append((k, option))
+        while k < len(best):
+            own = best[k]
+            k = int(edges.end[own])
+            cuts.append((k, int(edges.option[own])))
         return cuts
+
+
+def _least_wire(problem: Problem) -> float:
+    """Wire seconds that an element of a small slot costs at least."""
+    lossless = [option for option in problem.options if option.lossless]
+    return min((least_slope(option.wire) if option.units is None else 0.0 for option in lossless), default=0.0)
 
 
 def longest(problem: Problem, regime: Regime, cuts: Cuts) -> tuple[float, Array]:

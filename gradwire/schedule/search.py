@@ -16,21 +16,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradwire.schedule.bounds import WEIGHTS, Bounds, Loads, load_of, longest
+from gradwire.schedule.bounds import WEIGHTS, Bounds, load_of, longest
 from gradwire.schedule.costs import Array, Index
 from gradwire.schedule.problem import Choice, Cuts, Problem, assemble
-from gradwire.schedule.regimes import Backward, Regime, Work
+from gradwire.schedule.regimes import Backward, Load, Regime, Work
 
 SEEDS = (1, 2, 4, 8, 16, 32)
 ROUNDS = 60
 LEAST_PART = 0.01
 """The game ends after so many rounds, or when its steps become smaller than this."""
-BEAM = 6
+BEAM = 24
 """Labels that the beam keeps at each slot."""
-MOST_LABELS = 4_000
+MOST_LABELS = 20_000
 MOST_PIECES = 400
 """Merging says nothing of plans with more groups than that."""
-COARSE = 256
+COARSE = 2048
 """The first pass merges labels that differ by this part of the step, or less."""
 ROUNDING = 1e-12
 
@@ -78,45 +78,49 @@ class _Search:
 
     def __init__(self, problem: Problem, regime: Regime, eps: float, known: list[Found]) -> None:
         self.problem, self.regime, self.eps = problem, regime, eps
-        self.bounds = Bounds(Loads.of(problem), regime)
         self.lower_s = problem.around_s
-        self.best_s = float("inf")
-        self.best = Found((), self.best_s)
+        self.best = Found((), float("inf"))
         self.base = self.chain = np.repeat(regime.balance(0.5)[:, None], problem.pieces + 1, 1)
         self.base_s = -1.0
         for found in known:
             self._offer(found)
+        for cuts in _seeds(problem):
+            self._try(cuts)
+        self.limit_s = self.best.step_s
+        self.bounds = Bounds(problem, regime, self.limit_s - problem.around_s)
 
     def found(self) -> Found:
-        self._start()
-        self._play()
+        for weight in WEIGHTS:
+            self._bound(np.repeat(self.regime.balance(weight)[:, None], self.problem.pieces + 1, 1))
+        self._bound(self.chain)
+        self._play(0.0)
         if self._open:
             self._pass(0.0, BEAM)
-            self._play()
+            self._play(self.eps)
         part = COARSE
         few = self.eps == 0 or self.problem.pieces <= MOST_PIECES
-        while self._open and few and self._pass(self.best_s / part):
+        while self._open and few and self._pass(self.best.step_s / part):
             part *= 3
             if self.eps == 0 and part > COARSE:
                 self._pass(0.0)
                 return self._result(1.0)
-        return self._result(max(1.0, self.best_s / self.lower_s))
+        return self._result(max(1.0, self.best.step_s / self.lower_s))
 
     @property
     def _open(self) -> bool:
-        return self.best_s > self.lower_s * (1 + self.eps + ROUNDING)
+        return self.best.step_s > self.lower_s * (1 + self.eps + ROUNDING)
 
     def _result(self, bound: float) -> Found:
         return Found(self.best.groups, self.best.step_s, 1.0 if bound <= 1 + ROUNDING else bound)
 
     def _offer(self, found: Found) -> None:
-        if found.step_s < self.best_s:
-            self.best, self.best_s = found, found.step_s
+        if found.step_s < self.best.step_s:
+            self.best = found
 
     def _try(self, cuts: Cuts) -> Array:
         """Takes the plan if it is better. Returns the shares of its longest chain."""
         end_s, shares = longest(self.problem, self.regime, cuts)
-        if end_s + self.problem.around_s < self.best_s:
+        if end_s + self.problem.around_s < self.best.step_s:
             self._offer(evaluate(self.problem, assemble(self.problem, cuts), self.regime))
             self.chain = shares
         return shares
@@ -127,21 +131,19 @@ class _Search:
         higher = bound_s > self.base_s
         if higher:
             self.base, self.base_s = shares, bound_s
-            self.lower_s = max(self.lower_s, bound_s + self.problem.around_s)
-        return higher, self._try(cuts)
+            self.lower_s = max(self.lower_s, min(self.limit_s, bound_s + self.problem.around_s))
+        return higher, self._try(cuts) if cuts else shares
 
-    def _start(self) -> None:
-        """Simple plans, and simple shares."""
-        for cuts in _seeds(self.problem):
-            self._try(cuts)
-        for weight in WEIGHTS:
-            self._bound(np.repeat(self.regime.balance(weight)[:, None], self.problem.pieces + 1, 1))
-        self._bound(self.chain)
+    def _drop(self, eps: float) -> None:
+        """Leaves out the groups that are in no plan by a factor of 1 + `eps` faster than the best."""
+        self.limit_s = self.best.step_s / (1 + eps)
+        self.bounds.drop(self.limit_s - self.problem.around_s)
 
-    def _play(self) -> None:
+    def _play(self, eps: float) -> None:
         """The game: from the best shares so far, a part of the way towards the mean of the answers since."""
         towards, mixed, part = self.chain, 1, 0.3
         for _ in range(ROUNDS):
+            self._drop(eps)
             if not self._open or part < LEAST_PART:
                 return
             higher, answer = self._bound((1 - part) * self.base + part * towards)
@@ -151,13 +153,13 @@ class _Search:
 
     def _pass(self, merge_s: float, width: int | None = None) -> bool:
         """One pass over the slots; whether it ended within its limit."""
-        goal_s = self.best_s / (1 + (0 if width else self.eps))
-        labels = _Labels(self.problem, self.regime, self.bounds, goal_s - self.problem.around_s, merge_s)
+        self._drop(0 if width else self.eps)
+        labels = _Labels(self.bounds, self.limit_s - self.problem.around_s, merge_s)
         cuts, bound_s = labels.best(MOST_LABELS if self.eps > 0 and not width else None, width)
         if cuts:
             self._try(cuts)
         if not width:
-            self.lower_s = max(self.lower_s, min(goal_s, bound_s + self.problem.around_s))
+            self.lower_s = max(self.lower_s, min(self.limit_s, bound_s + self.problem.around_s))
         return labels.ended
 
 
@@ -175,31 +177,31 @@ def _seeds(problem: Problem) -> list[Cuts]:
 class _Labels:
     """One pass over the slots. Labels lie in flat arrays, those of a slot side by side."""
 
-    def __init__(self, problem: Problem, regime: Regime, bounds: Bounds, goal_s: float, merge_s: float) -> None:
-        self.problem, self.regime, self.bounds = problem, regime, bounds
+    def __init__(self, bounds: Bounds, goal_s: float, merge_s: float) -> None:
+        self.bounds, self.problem, self.regime, self.edges = bounds, bounds.problem, bounds.regime, bounds.edges
         self.goal_s, self.merge_s = goal_s, merge_s
-        self.backward_s = float(problem.ready_s[-1])
-        self.aside, self.ended = problem.aside, True
+        self.backward_s = float(self.problem.ready_s[-1])
+        self.aside, self.ended = self.problem.aside, True
+        dims = self.regime.dims
         slack = merge_s / goal_s * self.aside[-1]
-        self.slack = np.array([*[merge_s] * regime.dims, slack])[:, None]
-        self.scale = np.array([*[1.0] * regime.dims, goal_s / max(self.aside[-1], 1)])[:, None]
-        self.soonest_s = np.min([view.ready_s[1:] for view in problem.views], axis=0)
+        self.slack = np.array([*[merge_s] * dims, slack])[:, None]
+        self.scale = np.array([*[1.0] * dims, goal_s / max(self.aside[-1], 1)])[:, None]
+        self.soonest_s = np.full(self.problem.pieces, np.inf)
         """When a group that begins at each piece is ready at the earliest."""
-        self.states = np.zeros((regime.dims + 1, 1024))
-        self.slot = np.zeros(1024, np.intp)
+        np.minimum.at(self.soonest_s, self.edges.start, self.edges.ready_s)
+        self.states = np.zeros((dims + 1, 1024))
         self.parent = np.zeros(1024, np.intp)
+        self.end = np.zeros(1024, np.intp)
         self.option = np.zeros(1024, np.intp)
-        self.used = 1
-        self.first = [0, 1]
-        self.least = np.full((regime.dims + 1, problem.pieces + 1), np.inf)
-        self.least[:, 0] = 0
+        self.first = np.zeros(self.problem.pieces + 2, np.intp)
+        self.first[1:] = 1
 
     def best(self, most: int | None, width: int | None) -> tuple[Cuts, float]:
         """The groups of the best label, and its time: there are none where no label was good enough, and nothing is
         known of the time where there would be more than `most` labels. At each slot only `width` labels are kept."""
         for k in range(1, self.problem.pieces + 1):
             self._reach(k, width)
-            if most and self.used > most:
+            if most and self.first[k + 1] > most:
                 self.ended = False
                 return [], 0.0
         last = slice(self.first[-2], self.first[-1])
@@ -221,57 +223,52 @@ class _Labels:
 
     def _reach(self, k: int, width: int | None) -> None:
         """Makes the labels of slot k."""
-        reached = [self._send(k, option) for option in range(len(self.problem.options))]
-        states, bounds, parents, options = (np.concatenate(parts, axis=-1) for parts in zip(*reached, strict=True))
+        labels, edges = self._ways(k)
+        states = self._after(k, labels, edges)
+        bounds = self.bounds.finish(states, k)
+        chosen = np.flatnonzero(bounds < self.goal_s * (1 - ROUNDING))
         if width:
-            best = np.argsort(bounds, kind="stable")[: 4 * width]
-            states, parents, options = states[:, best], parents[best], options[best]
-        states, kept = _front(states, self.slack, self.scale)
+            chosen = chosen[np.argsort(bounds[chosen], kind="stable")[: 4 * width]]
+        states, kept = _front(states[:, chosen], self.slack, self.scale)
         if width:
             states, kept = states[:, np.argsort(kept)[:width]], np.sort(kept)[:width]
-        self._store(k, states, parents[kept], options[kept])
+        self._store(k, states, labels[chosen[kept]], self.edges.option[edges[chosen[kept]]])
 
-    def _send(self, k: int, option: int) -> tuple[Array, Array, Index, Index]:
-        """The labels that end a group at slot k, for every label at which it may begin, and their bounds."""
-        view = self.problem.views[option]
-        nodes = np.flatnonzero((view.count[:k] < view.count[k]) & (self.least[0, :k] < np.inf))
-        nodes = nodes[self._promising(nodes, self.least[:, nodes], k, option)[2]]
-        chosen = np.zeros(k, bool)
-        chosen[nodes] = True
-        labels = np.flatnonzero(chosen[self.slot[: self.used]])
-        states, bounds, kept = self._promising(self.slot[labels], self.states[:, labels], k, option)
-        return states[:, kept], bounds[kept], labels[kept], np.full(len(kept), option)
+    def _ways(self, k: int) -> tuple[Index, Index]:
+        """All labels at which a group that ends at slot k may begin, and these groups."""
+        edges = self.edges.into(k)
+        first, after = self.first[self.edges.start[edges]], self.first[self.edges.start[edges] + 1]
+        many = after - first
+        skipped = np.cumsum(many) - many
+        return np.arange(many.sum()) + np.repeat(first - skipped, many), np.repeat(edges, many)
 
-    def _promising(self, starts: Index, states: Array, k: int, option: int) -> tuple[Array, Array, Index]:
-        """The states (dims + 1, n) after one more group, their bounds, and which of them may beat the goal."""
-        lossless = self.problem.options[option].lossless
-        aside = states[-1]
-        load = load_of(self.problem, option, starts, k, aside if lossless else 0.0)
-        after = self.regime.step(tuple(states[:-1]), self.problem.views[option].ready_s[k], load)
+    def _after(self, k: int, labels: Index, edges: Index) -> Array:
+        """The states (dims + 1, n) after one more group."""
+        aside = self.states[-1, labels]
+        load = self.edges.load[:, edges]
+        lossless = np.array([option.lossless for option in self.problem.options])[self.edges.option[edges]]
+        taking = np.flatnonzero(lossless & (aside > 0))
+        for option in np.unique(self.edges.option[edges[taking]]).tolist():
+            by = taking[self.edges.option[edges[taking]] == option]
+            load[:, by] = load_of(self.problem, option, self.edges.start[edges[by]], k, aside[by])
+        after = self.regime.step(tuple(self.states[:-1, labels]), self.edges.ready_s[edges], Load(*load))
         if k < self.problem.pieces:
             after = self.regime.settle(after, self.soonest_s[k])
-        left = np.zeros(len(starts)) if lossless else aside + (self.aside[k] - self.aside[starts])
-        states = np.stack([*after, left])
-        bounds = self.bounds.finish(states, k)
-        return states, bounds, np.flatnonzero(bounds < self.goal_s * (1 - ROUNDING))
+        return np.stack([*after, np.where(lossless, 0, aside + self.edges.aside[edges])])
 
     def _store(self, k: int, states: Array, parents: Index, options: Index) -> None:
-        end = self.used + states.shape[1]
-        while end > len(self.slot):
+        added = slice(self.first[k], self.first[k] + states.shape[1])
+        while added.stop > len(self.end):
             self.states = np.concatenate([self.states, np.zeros_like(self.states)], axis=1)
-            self.slot, self.parent, self.option = (np.tile(a, 2) for a in (self.slot, self.parent, self.option))
-        added = slice(self.used, end)
-        self.states[:, added], self.slot[added] = states, k
+            self.end, self.parent, self.option = (np.tile(a, 2) for a in (self.end, self.parent, self.option))
+        self.states[:, added], self.end[added] = states, k
         self.parent[added], self.option[added] = parents, options
-        self.used = end
-        self.first.append(end)
-        if states.size:
-            self.least[:, k] = states.min(1)
+        self.first[k + 1 :] = added.stop
 
     def _cuts(self, label: int) -> Cuts:
         cuts: Cuts = []
         while label:
-            cuts.append((int(self.slot[label]), int(self.option[label])))
+            cuts.append((int(self.end[label]), int(self.option[label])))
             label = int(self.parent[label])
         return cuts[::-1]
 
