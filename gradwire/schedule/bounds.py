@@ -129,8 +129,8 @@ class Bounds:
         problem, regime, edges = self.problem, self.regime, self.edges
         tail = bool(problem.small.any())
         shares = np.vstack([regime.due(shares, tail), self.slope * _least_after(shares[regime.wire])])
-        after = shares[:, edges.end]
-        seconds = regime.price(shares[:, edges.start], after, edges.ready_s, Load(*edges.load))
+        before, after = (np.take(shares, at, axis=1) for at in (edges.start, edges.end))
+        seconds = regime.price(before, after, edges.ready_s, Load(*edges.load))
         seconds += after[-1] * edges.aside
         seconds *= SAFE
         rest, best = self._backward(seconds, regime.last(shares[:-1, -1], float(problem.ready_s[-1])))

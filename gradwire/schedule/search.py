@@ -25,9 +25,9 @@ SEEDS = (1, 2, 4, 8, 16, 32)
 ROUNDS = 60
 LEAST_PART = 0.01
 """The game ends after so many rounds, or when its steps become smaller than this."""
-BEAM = 24
-"""Labels that the beam keeps at each slot."""
-MOST_LABELS = 20_000
+BEAMS = (4, 12)
+"""Labels that the beam keeps at each slot, first and in the end."""
+MOST_LABELS = 8_000
 MOST_PIECES = 400
 """Merging says nothing of plans with more groups than that."""
 COARSE = 2048
@@ -93,10 +93,10 @@ class _Search:
         for weight in WEIGHTS:
             self._bound(np.repeat(self.regime.balance(weight)[:, None], self.problem.pieces + 1, 1))
         self._bound(self.chain)
-        self._play(0.0)
-        if self._open:
-            self._pass(0.0, BEAM)
-            self._play(self.eps)
+        for width in BEAMS:
+            if self._open:
+                self._pass(0.0, width)
+                self._play(0.0 if width < BEAMS[-1] else self.eps)
         part = COARSE
         few = self.eps == 0 or self.problem.pieces <= MOST_PIECES
         while self._open and few and self._pass(self.best.step_s / part):
@@ -183,9 +183,10 @@ class _Labels:
         self.backward_s = float(self.problem.ready_s[-1])
         self.aside, self.ended = self.problem.aside, True
         dims = self.regime.dims
-        slack = merge_s / goal_s * self.aside[-1]
-        self.slack = np.array([*[merge_s] * dims, slack])[:, None]
-        self.scale = np.array([*[1.0] * dims, goal_s / max(self.aside[-1], 1)])[:, None]
+        aside = max(self.aside[-1], 1.0)
+        seconds = sum(float(part) for part in load_of(self.problem, self.problem.tail, 0, 0, aside)) + 1e-300
+        self.scale = np.array([*[1.0] * dims, seconds / aside])[:, None]
+        self.slack = merge_s / self.scale
         self.soonest_s = np.full(self.problem.pieces, np.inf)
         """When a group that begins at each piece is ready at the earliest."""
         np.minimum.at(self.soonest_s, self.edges.start, self.edges.ready_s)
@@ -245,13 +246,13 @@ class _Labels:
     def _after(self, k: int, labels: Index, edges: Index) -> Array:
         """The states (dims + 1, n) after one more group."""
         aside = self.states[-1, labels]
-        load = self.edges.load[:, edges]
+        load = np.take(self.edges.load, edges, axis=1)
         lossless = np.array([option.lossless for option in self.problem.options])[self.edges.option[edges]]
         taking = np.flatnonzero(lossless & (aside > 0))
         for option in np.unique(self.edges.option[edges[taking]]).tolist():
             by = taking[self.edges.option[edges[taking]] == option]
             load[:, by] = load_of(self.problem, option, self.edges.start[edges[by]], k, aside[by])
-        after = self.regime.step(tuple(self.states[:-1, labels]), self.edges.ready_s[edges], Load(*load))
+        after = self.regime.step(tuple(np.take(self.states[:-1], labels, axis=1)), self.edges.ready_s[edges], Load(*load))
         if k < self.problem.pieces:
             after = self.regime.settle(after, self.soonest_s[k])
         return np.stack([*after, np.where(lossless, 0, aside + self.edges.aside[edges])])
@@ -277,12 +278,12 @@ def _front(states: Array, slack: Array, scale: Array) -> tuple[Array, Index]:
     """The states (dims, n) of which no other is nowhere larger, and which these are; with `slack` (dims, 1), nowhere
     larger by more than that, and each made the least of those it stands for."""
     left = np.argsort((states * scale).sum(0), kind="stable")
+    rest = states[:, left]
     kept: list[int] = []
     fronts: list[Array] = []
     while left.size:
-        own = states[:, left[0]][:, None]
-        covered = (own <= states[:, left] + slack).all(0)
+        covered = (rest[:, :1] <= rest + slack).all(0)
         kept.append(int(left[0]))
-        fronts.append(states[:, left[covered]].min(1))
-        left = left[~covered]
-    return np.stack(fronts, 1) if fronts else states[:, :0], np.array(kept, dtype=np.intp)
+        fronts.append(rest[:, covered].min(1))
+        left, rest = left[~covered], rest[:, ~covered]
+    return np.stack(fronts, 1) if fronts else states, np.array(kept, dtype=np.intp)
