@@ -9,6 +9,7 @@ it raises the bound (bundle method; Brown's fictitious play 1951 where steps are
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from gradwire.schedule.regimes import Load, Regime, State
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MOST_KEPT = 12
 ROUGH = 1e-6
+NEAR = 8
+"""One in so many groups is near."""
 WORTH = 0.9
 """Groups are dropped where no more than this part is left."""
 SAFE = 1 - 1e-8
@@ -48,37 +51,61 @@ def least_slope(cost: Cost) -> float:
             return 0.0
 
 
+@dataclass(frozen=True, eq=False)
 class Edges:
-    """The groups that a better plan may have, and what they cost, in the order of `start`: group g takes the pieces
-    `start[g]` to `end[g]` - 1 with `option[g]`, and no plan that has it ends before `least_s[g]`."""
+    """Possible groups in the order of `start`: number g takes the pieces `start[g]` to `end[g]` - 1 with `option[g]`,
+    and costs `load[:, g]`."""
 
-    def __init__(self, problem: Problem, regime: Regime, limit_s: float) -> None:
-        """All whose plans may end before `limit_s`."""
-        self.problem = problem
+    problem: Problem
+    start: Index
+    end: Index
+    option: Index
+    load: Array
+
+    @classmethod
+    def of(cls, problem: Problem, regime: Regime, limit_s: float) -> "Edges":
+        """All that plans may have which end before `limit_s`."""
         rows = [_row(problem, regime, start, limit_s) for start in range(problem.pieces)]
-        self.start, self.end, self.option = (np.concatenate(parts) for parts in list(zip(*rows, strict=True))[:3])
-        self.load = np.concatenate([row[3] for row in rows], axis=1)
-        self.least_s = np.zeros(len(self.start))
-        self._index()
+        start, end, option, load = (np.concatenate(parts, axis=-1) for parts in zip(*rows, strict=True))
+        return cls(problem, start, end, option, np.ascontiguousarray(load))
 
-    def keep(self, kept: Array) -> None:
-        """Drops the others."""
-        self.start, self.end, self.option = self.start[kept], self.end[kept], self.option[kept]
-        self.load, self.least_s = self.load[:, kept], self.least_s[kept]
-        self._index()
+    def only(self, kept: Array) -> "Edges":
+        """Some of them."""
+        taken = np.flatnonzero(kept)
+        own = (np.take(values, taken, axis=-1) for values in (self.start, self.end, self.option, self.load))
+        return Edges(self.problem, *own)
 
-    def _index(self) -> None:
-        problem, nodes = self.problem, np.arange(self.problem.pieces + 1)
-        self.ready_s = np.stack([view.ready_s for view in problem.views])[self.option, self.end]
-        lossy = np.array([not option.lossless for option in problem.options])
-        self.aside = np.where(lossy[self.option], problem.aside[self.end] - problem.aside[self.start], 0)
-        self.by_end = np.lexsort((self.start, self.option, self.end))
-        self.first_from = np.searchsorted(self.start, nodes)
-        self.first_to = np.searchsorted(self.end[self.by_end], nodes)
+    @cached_property
+    def ready_s(self) -> Array:
+        return np.stack([view.ready_s for view in self.problem.views])[self.option, self.end]
+
+    @cached_property
+    def lossless(self) -> NDArray[np.bool_]:
+        return np.array([option.lossless for option in self.problem.options])[self.option]
+
+    @cached_property
+    def aside(self) -> Array:
+        """How many elements of small slots each leaves aside."""
+        aside = self.problem.aside
+        return np.where(self.lossless, 0, aside[self.end] - aside[self.start])
+
+    @cached_property
+    def by_end(self) -> Index:
+        return np.argsort(self.end, kind="stable")
+
+    @cached_property
+    def first_from(self) -> list[int]:
+        """The first that begins with each piece or later."""
+        return np.searchsorted(self.start, np.arange(self.problem.pieces + 1)).tolist()
+
+    @cached_property
+    def first_to(self) -> list[int]:
+        """The first in `by_end` that ends before each piece or later."""
+        return np.searchsorted(self.end[self.by_end], np.arange(self.problem.pieces + 2)).tolist()
 
     def into(self, k: int) -> Index:
-        """The groups that end before piece `k`, by option."""
-        return self.by_end[self.first_to[k] : self.first_to[k + 1] if k < self.problem.pieces else None]
+        """Those that end before piece `k`."""
+        return self.by_end[self.first_to[k] : self.first_to[k + 1]]
 
 
 def _row(problem: Problem, regime: Regime, start: int, limit_s: float) -> tuple[Index, Index, Index, Array]:
@@ -112,56 +139,56 @@ class Bounds:
 
     def __init__(self, problem: Problem, regime: Regime, limit_s: float) -> None:
         self.problem, self.regime = problem, regime
-        self.edges = Edges(problem, regime, limit_s)
+        self.edges = self.near = Edges.of(problem, regime, limit_s)
         self.slope = _least_wire(problem)
         self.kept: list[tuple[Array, Array]] = []
         self.lower_s = 0.0
+        self.least_s = self.seconds = np.zeros(len(self.edges.start))
+        self.is_near = np.ones(len(self.edges.start), bool)
+        """When plans with each group end at the earliest, and what it takes by the best bound."""
 
     def drop(self, limit_s: float) -> None:
         """Forgets the groups without which any plan that ends before `limit_s` does."""
-        kept = self.edges.least_s < limit_s
+        kept = self.least_s < limit_s
         if kept.mean() < WORTH:
-            self.edges.keep(kept)
+            self.edges, self.near = self.edges.only(kept), self.edges.only(kept & self.is_near)
+            self.least_s, self.seconds, self.is_near = self.least_s[kept], self.seconds[kept], self.is_near[kept]
 
     def add(self, shares: Array) -> tuple[float, Cuts]:
         """Keeps the bound of these shares. Returns the bound on the whole step, and the plan that attains it: the
         bound is infinite and there is none where the groups left make no plan."""
-        problem, regime, edges = self.problem, self.regime, self.edges
-        tail = bool(problem.small.any())
-        shares = np.vstack([regime.due(shares, tail), self.slope * _least_after(shares[regime.wire])])
-        before, after = (np.take(shares, at, axis=1) for at in (edges.start, edges.end))
-        seconds = regime.price(before, after, edges.ready_s, Load(*edges.load))
-        seconds += after[-1] * edges.aside
-        seconds *= SAFE
-        rest, best = self._backward(seconds, regime.last(shares[:-1, -1], float(problem.ready_s[-1])))
+        shares = self._completed(shares)
+        seconds = self._seconds(self.edges, shares)
+        rest, best = _backward(self.edges, seconds, self._last(shares))
+        through_s = _forward(self.edges, seconds)[self.edges.start] + seconds + rest[self.edges.end]
+        self.least_s = np.maximum(self.least_s, through_s)
+        few = len(through_s) // NEAR
+        nearest = through_s <= np.partition(through_s, few)[few] if few else True
         if self._keep(shares, rest):
-            edges.least_s = np.maximum(edges.least_s, self._forward(seconds)[edges.start] + seconds + rest[edges.end])
-        return float(rest[0]), self._cuts(best) if rest[0] < np.inf else []
+            self.seconds, self.is_near = seconds, self.is_near & False
+        self.is_near |= nearest
+        self.near = self.edges.only(self.is_near)
+        return float(rest[0]), _cuts(self.edges, best) if rest[0] < np.inf else []
 
-    def _backward(self, seconds: Array, last_s: float) -> tuple[Array, Index]:
-        """The least seconds from each piece to the end, and the groups with which the ways begin."""
-        edges, n = self.edges, self.problem.pieces
-        rest, best = np.full(n + 1, np.inf), np.zeros(n, np.intp)
-        rest[n] = last_s
-        for k in range(n - 1, -1, -1):
-            own = slice(edges.first_from[k], edges.first_from[k + 1])
-            if own.start < own.stop:
-                ways = seconds[own] + rest[edges.end[own]]
-                best[k] = own.start + ways.argmin()
-                rest[k] = ways[best[k] - own.start]
-        return rest, best
+    def guess(self, shares: Array) -> tuple[float, Cuts]:
+        """The same from the groups alone that looked best to the last bound that was kept: no bound, but fast."""
+        shares = self._completed(shares)
+        rest, best = _backward(self.near, self._seconds(self.near, shares), self._last(shares))
+        return float(rest[0]), _cuts(self.near, best) if rest[0] < np.inf else []
 
-    def _forward(self, seconds: Array) -> Array:
-        """The least seconds from the beginning to each piece."""
-        edges, n = self.edges, self.problem.pieces
-        seconds, starts = seconds[edges.by_end], edges.start[edges.by_end]
-        forward = np.full(n + 1, np.inf)
-        forward[0] = 0
-        for k in range(1, n + 1):
-            own = slice(edges.first_to[k], edges.first_to[k + 1] if k < n else len(starts))
-            if own.start < own.stop:
-                forward[k] = (seconds[own] + forward[starts[own]]).min()
-        return forward
+    def _completed(self, shares: Array) -> Array:
+        """With those of the elements left aside."""
+        tail = bool(self.problem.small.any())
+        return np.vstack([self.regime.due(shares, tail), self.slope * _least_after(shares[self.regime.wire])])
+
+    def _seconds(self, edges: Edges, shares: Array) -> Array:
+        """By how much each group raises the mean."""
+        before, after = (np.take(shares, at, axis=1) for at in (edges.start, edges.end))
+        seconds = self.regime.price(before, after, edges.ready_s, Load(*edges.load))
+        return SAFE * (seconds + after[-1] * edges.aside)
+
+    def _last(self, shares: Array) -> float:
+        return self.regime.last(shares[:-1, -1], float(self.problem.ready_s[-1]))
 
     def finish(self, states: Array, k: int) -> Array:
         """The best bound for states (dims + 1, labels), whose last numbers are elements left aside, at piece `k`."""
@@ -178,14 +205,40 @@ class Bounds:
             del self.kept[len(WEIGHTS)]
         return keep
 
-    def _cuts(self, best: Index) -> Cuts:
-        edges, k = self.edges, 0
-        cuts: Cuts = []
-        while k < len(best):
-            own = best[k]
-            k = int(edges.end[own])
-            cuts.append((k, int(edges.option[own])))
-        return cuts
+
+def _backward(edges: Edges, seconds: Array, last_s: float) -> tuple[Array, Index]:
+    """The least seconds from each piece to the end, and the groups with which the ways begin."""
+    n, first = edges.problem.pieces, edges.first_from
+    rest, best = np.full(n + 1, np.inf), np.zeros(n, np.intp)
+    rest[n] = last_s
+    for k in range(n - 1, -1, -1):
+        if first[k] < first[k + 1]:
+            ways = seconds[first[k] : first[k + 1]] + rest[edges.end[first[k] : first[k + 1]]]
+            own = ways.argmin()
+            best[k], rest[k] = first[k] + own, ways[own]
+    return rest, best
+
+
+def _forward(edges: Edges, seconds: Array) -> Array:
+    """The least seconds from the beginning to each piece."""
+    n, first = edges.problem.pieces, edges.first_to
+    seconds, starts = seconds[edges.by_end], edges.start[edges.by_end]
+    forward = np.full(n + 1, np.inf)
+    forward[0] = 0
+    for k in range(1, n + 1):
+        if first[k] < first[k + 1]:
+            forward[k] = (seconds[first[k] : first[k + 1]] + forward[starts[first[k] : first[k + 1]]]).min()
+    return forward
+
+
+def _cuts(edges: Edges, best: Index) -> Cuts:
+    k = 0
+    cuts: Cuts = []
+    while k < len(best):
+        own = best[k]
+        k = int(edges.end[own])
+        cuts.append((k, int(edges.option[own])))
+    return cuts
 
 
 def _least_wire(problem: Problem) -> float:

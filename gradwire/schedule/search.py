@@ -22,9 +22,9 @@ from gradwire.schedule.problem import Choice, Cuts, Problem, assemble
 from gradwire.schedule.regimes import Backward, Load, Regime, Work
 
 SEEDS = (1, 2, 4, 8, 16, 32)
-ROUNDS = 60
+GAMES, ROUNDS = 4, 16
 LEAST_PART = 0.01
-"""The game ends after so many rounds, or when its steps become smaller than this."""
+"""A game ends after so many rounds; there are no more when its steps become smaller than this."""
 BEAMS = (4, 12)
 """Labels that the beam keeps at each slot, first and in the end."""
 MOST_LABELS = 8_000
@@ -125,14 +125,13 @@ class _Search:
             self.chain = shares
         return shares
 
-    def _bound(self, shares: Array) -> tuple[bool, Array]:
-        """Whether the bound of these shares is the highest, and the longest chain of the plan that attains it."""
+    def _bound(self, shares: Array) -> Array:
+        """Takes the bound of these shares if it is the highest. Returns the longest chain of the plan that attains it."""
         bound_s, cuts = self.bounds.add(shares)
-        higher = bound_s > self.base_s
-        if higher:
+        if bound_s > self.base_s:
             self.base, self.base_s = shares, bound_s
             self.lower_s = max(self.lower_s, min(self.limit_s, bound_s + self.problem.around_s))
-        return higher, self._try(cuts) if cuts else shares
+        return self._try(cuts) if cuts else shares
 
     def _drop(self, eps: float) -> None:
         """Leaves out the groups that are in no plan by a factor of 1 + `eps` faster than the best."""
@@ -140,16 +139,26 @@ class _Search:
         self.bounds.drop(self.limit_s - self.problem.around_s)
 
     def _play(self, eps: float) -> None:
-        """The game: from the best shares so far, a part of the way towards the mean of the answers since."""
-        towards, mixed, part = self.chain, 1, 0.3
-        for _ in range(ROUNDS):
+        """The game: from the best shares so far, a part of the way towards the mean of the answers since. It is played
+        with few groups, and what comes of it is held against all of them."""
+        towards, part = self.chain, 0.3
+        for _ in range(GAMES):
             self._drop(eps)
             if not self._open or part < LEAST_PART:
                 return
-            higher, answer = self._bound((1 - part) * self.base + part * towards)
-            mixed = 1 if higher else mixed + 1
-            towards = towards + (answer - towards) / mixed
-            part = min(1.3 * part, 0.5) if higher else 0.8 * part
+            base, base_s, mixed = self.base, self.base_s, 1
+            for _ in range(ROUNDS):
+                shares = (1 - part) * base + part * towards
+                guess_s, cuts = self.bounds.guess(shares)
+                if not cuts:
+                    break
+                higher = guess_s > base_s
+                if higher:
+                    base, base_s = shares, guess_s
+                mixed = 1 if higher else mixed + 1
+                towards = towards + (self._try(cuts) - towards) / mixed
+                part = min(1.3 * part, 0.5) if higher else 0.8 * part
+            towards = self._bound(base)
 
     def _pass(self, merge_s: float, width: int | None = None) -> bool:
         """One pass over the slots; whether it ended within its limit."""
@@ -247,7 +256,7 @@ class _Labels:
         """The states (dims + 1, n) after one more group."""
         aside = self.states[-1, labels]
         load = np.take(self.edges.load, edges, axis=1)
-        lossless = np.array([option.lossless for option in self.problem.options])[self.edges.option[edges]]
+        lossless = self.edges.lossless[edges]
         taking = np.flatnonzero(lossless & (aside > 0))
         for option in np.unique(self.edges.option[edges[taking]]).tolist():
             by = taking[self.edges.option[edges[taking]] == option]
