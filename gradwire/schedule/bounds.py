@@ -69,9 +69,12 @@ class Edges:
         start, end, option, load = (np.concatenate(parts, axis=-1) for parts in zip(*rows, strict=True))
         return cls(problem, start, end, option, np.ascontiguousarray(load))
 
-    def only(self, kept: Array) -> "Edges":
+    @property
+    def cuts(self) -> Cuts:
+        return list(zip(self.end.tolist(), self.option.tolist(), strict=True))
+
+    def only(self, taken: Index | list[int]) -> "Edges":
         """Some of them."""
-        taken = np.flatnonzero(kept)
         own = (np.take(values, taken, axis=-1) for values in (self.start, self.end, self.option, self.load))
         return Edges(self.problem, *own)
 
@@ -151,13 +154,13 @@ class Bounds:
         """Forgets the groups without which any plan that ends before `limit_s` does."""
         kept = self.least_s < limit_s
         if kept.mean() < WORTH:
-            self.edges, self.near = self.edges.only(kept), self.edges.only(kept & self.is_near)
+            self.edges, self.near = self.edges.only(np.flatnonzero(kept)), self.edges.only(np.flatnonzero(kept & self.is_near))
             self.least_s, self.seconds, self.is_near = self.least_s[kept], self.seconds[kept], self.is_near[kept]
 
-    def add(self, shares: Array) -> tuple[float, Cuts]:
+    def add(self, shares: Array) -> tuple[float, Edges | None]:
         """Keeps the bound of these shares. Returns the bound on the whole step, and the plan that attains it: the
         bound is infinite and there is none where the groups left make no plan."""
-        shares = self._completed(shares)
+        shares = self.completed(shares)
         seconds = self._seconds(self.edges, shares)
         rest, best = _backward(self.edges, seconds, self._last(shares))
         through_s = _forward(self.edges, seconds)[self.edges.start] + seconds + rest[self.edges.end]
@@ -167,23 +170,28 @@ class Bounds:
         if self._keep(shares, rest):
             self.seconds, self.is_near = seconds, self.is_near & False
         self.is_near |= nearest
-        self.near = self.edges.only(self.is_near)
-        return float(rest[0]), _cuts(self.edges, best) if rest[0] < np.inf else []
+        self.near = self.edges.only(np.flatnonzero(self.is_near))
+        return float(rest[0]), _plan(self.edges, best) if rest[0] < np.inf else None
 
-    def guess(self, shares: Array) -> tuple[float, Cuts]:
+    def guess(self, shares: Array) -> tuple[float, Edges | None]:
         """The same from the groups alone that looked best to the last bound that was kept: no bound, but fast."""
-        shares = self._completed(shares)
+        shares = self.completed(shares)
         rest, best = _backward(self.near, self._seconds(self.near, shares), self._last(shares))
-        return float(rest[0]), _cuts(self.near, best) if rest[0] < np.inf else []
+        return float(rest[0]), _plan(self.near, best) if rest[0] < np.inf else None
 
-    def _completed(self, shares: Array) -> Array:
+    def of(self, plan: Edges, shares: Array) -> Array:
+        """What a plan comes to by completed `shares` (dims + 1, mixes, pieces + 1)."""
+        last = [self._last(own) for own in shares.swapaxes(0, 1)]
+        return self._seconds(plan, shares).sum(-1) + last
+
+    def completed(self, shares: Array) -> Array:
         """With those of the elements left aside."""
         tail = bool(self.problem.small.any())
         return np.vstack([self.regime.due(shares, tail), self.slope * _least_after(shares[self.regime.wire])])
 
     def _seconds(self, edges: Edges, shares: Array) -> Array:
         """By how much each group raises the mean."""
-        before, after = (np.take(shares, at, axis=1) for at in (edges.start, edges.end))
+        before, after = (np.take(shares, at, axis=-1) for at in (edges.start, edges.end))
         seconds = self.regime.price(before, after, edges.ready_s, Load(*edges.load))
         return SAFE * (seconds + after[-1] * edges.aside)
 
@@ -231,14 +239,12 @@ def _forward(edges: Edges, seconds: Array) -> Array:
     return forward
 
 
-def _cuts(edges: Edges, best: Index) -> Cuts:
-    k = 0
-    cuts: Cuts = []
-    while k < len(best):
-        own = best[k]
-        k = int(edges.end[own])
-        cuts.append((k, int(edges.option[own])))
-    return cuts
+def _plan(edges: Edges, best: Index) -> Edges:
+    """The groups of the way from the first piece."""
+    own = [int(best[0])]
+    while (k := edges.end[own[-1]]) < len(best):
+        own.append(int(best[k]))
+    return edges.only(own)
 
 
 def _least_wire(problem: Problem) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 
 from gradwire.schedule.bounds import WEIGHTS, Bounds, load_of, longest
 from gradwire.schedule.costs import Array, Index
+from gradwire.schedule.game import Game
 from gradwire.schedule.problem import Choice, Cuts, Problem, assemble
 from gradwire.schedule.regimes import Backward, Load, Regime, Work
 
@@ -88,6 +89,7 @@ class _Search:
             self._try(cuts)
         self.limit_s = self.best.step_s
         self.bounds = Bounds(problem, regime, self.limit_s - problem.around_s)
+        self.game = Game(self.bounds)
 
     def found(self) -> Found:
         for weight in WEIGHTS:
@@ -125,13 +127,15 @@ class _Search:
             self.chain = shares
         return shares
 
-    def _bound(self, shares: Array) -> Array:
-        """Takes the bound of these shares if it is the highest. Returns the longest chain of the plan that attains it."""
-        bound_s, cuts = self.bounds.add(shares)
+    def _bound(self, shares: Array) -> None:
+        """Takes the bound of these shares if it is the highest, and plays its plan and their longest chain."""
+        bound_s, plan = self.bounds.add(shares)
         if bound_s > self.base_s:
             self.base, self.base_s = shares, bound_s
             self.lower_s = max(self.lower_s, min(self.limit_s, bound_s + self.problem.around_s))
-        return self._try(cuts) if cuts else shares
+        if plan:
+            self.game.add(plan, shares)
+            self.game.add(plan, self._try(plan.cuts))
 
     def _drop(self, eps: float) -> None:
         """Leaves out the groups that are in no plan by a factor of 1 + `eps` faster than the best."""
@@ -139,26 +143,17 @@ class _Search:
         self.bounds.drop(self.limit_s - self.problem.around_s)
 
     def _play(self, eps: float) -> None:
-        """The game: from the best shares so far, a part of the way towards the mean of the answers since. It is played
-        with few groups, and what comes of it is held against all of them."""
-        towards, part = self.chain, 0.3
+        """The game, with few groups; what comes of it is held against all of them."""
         for _ in range(GAMES):
             self._drop(eps)
-            if not self._open or part < LEAST_PART:
+            if not self._open:
                 return
-            base, base_s, mixed = self.base, self.base_s, 1
             for _ in range(ROUNDS):
-                shares = (1 - part) * base + part * towards
-                guess_s, cuts = self.bounds.guess(shares)
-                if not cuts:
+                guess_s, plan = self.bounds.guess(self.game.mix())
+                if not plan:
                     break
-                higher = guess_s > base_s
-                if higher:
-                    base, base_s = shares, guess_s
-                mixed = 1 if higher else mixed + 1
-                towards = towards + (self._try(cuts) - towards) / mixed
-                part = min(1.3 * part, 0.5) if higher else 0.8 * part
-            towards = self._bound(base)
+                self.game.add(plan, self._try(plan.cuts))
+            self._bound(self.game.mix())
 
     def _pass(self, merge_s: float, width: int | None = None) -> bool:
         """One pass over the slots; whether it ended within its limit."""

@@ -1,0 +1,50 @@
+"""The game between a planner and the chains of waits, among the plans and chains that were met so far.
+
+Its matrix holds what each plan comes to by each chain. How to mix the chains is found by regret matching+ (Tammelin
+2014), which goes on from where it was when a plan and its longest chain are added: double oracle (McMahan, Gordon and
+Blum, ICML 2003).
+"""
+
+import numpy as np
+
+from gradwire.schedule.bounds import Bounds, Edges
+from gradwire.schedule.costs import Array
+
+STEPS = 150
+
+
+class Game:
+    """See the module."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.plans: list[Edges] = []
+        self.chains: list[Array] = []
+        self.costs = np.zeros((0, 0))
+        self.regret = np.zeros(0), np.zeros(0)
+
+    def add(self, plan: Edges, chain: Array) -> None:
+        """Another plan and another chain, or mean of chains."""
+        self.plans.append(plan)
+        self.chains.append(chain)
+        costs = np.zeros((len(self.plans), len(self.chains)))
+        costs[:-1, :-1] = self.costs
+        completed = self.bounds.completed(chain)[:, None]
+        costs[:-1, -1] = [self.bounds.of(other, completed)[0] for other in self.plans[:-1]]
+        costs[-1] = self.bounds.of(plan, np.stack([self.bounds.completed(own) for own in self.chains], 1))
+        self.costs = costs
+        self.regret = np.append(self.regret[0], 0), np.append(self.regret[1], 0)
+
+    def mix(self) -> Array:
+        """Shares against which every plan comes to about the same at best."""
+        plans, chains = (regret + 1e-9 for regret in self.regret)
+        total = np.zeros(len(chains))
+        for step in range(STEPS):
+            weights = chains / chains.sum()
+            cost = self.costs @ weights
+            plans = np.maximum(plans + plans @ cost / plans.sum() - cost, 0) + 1e-15
+            gain = plans @ self.costs / plans.sum()
+            chains = np.maximum(chains + gain - gain @ weights, 0) + 1e-15
+            total += step * chains / chains.sum()
+        self.regret = plans, chains
+        return np.tensordot(total / total.sum(), np.stack(self.chains), 1)
