@@ -10,7 +10,7 @@ import numpy as np
 from gradwire.schedule.bounds import Bounds, Edges
 from gradwire.schedule.costs import Array
 
-STEPS = 150
+STEPS = 60
 
 
 class Game:
@@ -20,19 +20,19 @@ class Game:
         self.bounds = bounds
         self.plans: list[Edges] = []
         self.chains: list[Array] = []
+        self.completed: list[Array] = []
         self.costs = np.zeros((0, 0))
         self.regret = np.zeros(0), np.zeros(0)
 
     def add(self, plan: Edges, chain: Array) -> None:
         """Another plan and another chain, or mean of chains."""
+        completed = self.bounds.completed(chain)
+        column = [self.bounds.of(other, completed[:, None])[0] for other in self.plans]
         self.plans.append(plan)
         self.chains.append(chain)
-        costs = np.zeros((len(self.plans), len(self.chains)))
-        costs[:-1, :-1] = self.costs
-        completed = self.bounds.completed(chain)[:, None]
-        costs[:-1, -1] = [self.bounds.of(other, completed)[0] for other in self.plans[:-1]]
-        costs[-1] = self.bounds.of(plan, np.stack([self.bounds.completed(own) for own in self.chains], 1))
-        self.costs = costs
+        self.completed.append(completed)
+        row = self.bounds.of(plan, np.stack(self.completed, 1))
+        self.costs = np.block([[self.costs, np.reshape(column, (-1, 1))], [row]])
         self.regret = np.append(self.regret[0], 0), np.append(self.regret[1], 0)
 
     def mix(self) -> Array:

@@ -23,7 +23,7 @@ from gradwire.schedule.problem import Choice, Cuts, Problem, assemble
 from gradwire.schedule.regimes import Backward, Load, Regime, Work
 
 SEEDS = (1, 2, 4, 8, 16, 32)
-GAMES, ROUNDS = 4, 16
+GAMES, ROUNDS = 3, 8
 LEAST_PART = 0.01
 """A game ends after so many rounds; there are no more when its steps become smaller than this."""
 BEAMS = (4, 12)
@@ -31,7 +31,7 @@ BEAMS = (4, 12)
 MOST_LABELS = 8_000
 MOST_PIECES = 400
 """Merging says nothing of plans with more groups than that."""
-COARSE = 2048
+COARSE = 2500
 """The first pass merges labels that differ by this part of the step, or less."""
 ROUNDING = 1e-12
 
@@ -102,7 +102,7 @@ class _Search:
         part = COARSE
         few = self.eps == 0 or self.problem.pieces <= MOST_PIECES
         while self._open and few and self._pass(self.best.step_s / part):
-            part *= 3
+            part *= 2
             if self.eps == 0 and part > COARSE:
                 self._pass(0.0)
                 return self._result(1.0)
