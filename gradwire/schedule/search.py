@@ -28,9 +28,8 @@ LEAST_PART = 0.01
 """A game ends after so many rounds; there are no more when its steps become smaller than this."""
 BEAMS = (4, 12)
 """Labels that the beam keeps at each slot, first and in the end."""
-MOST_LABELS = 8_000
-MOST_PIECES = 400
-"""Merging says nothing of plans with more groups than that."""
+MOST_COMPARED = 20_000_000
+"""Pairs of labels that a pass may compare."""
 COARSE = 2500
 """The first pass merges labels that differ by this part of the step, or less."""
 ROUNDING = 1e-12
@@ -68,7 +67,7 @@ def search(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[F
     """The shortest step, to within a factor of 1 + eps; `known` plans to beat make it faster.
 
     `bound` is what was proven. With eps = 0 it is 1, and the time may grow exponentially for odd costs. Else effort
-    is limited, and where the limit is met (a pass that makes more than MOST_LABELS labels is the last) `bound` is
+    is limited, and where the limit is met (a pass that compares more than MOST_COMPARED pairs of labels is the last) `bound` is
     larger than 1 + eps.
     """
     return _Search(problem, regime, eps, list(known)).found()
@@ -100,8 +99,7 @@ class _Search:
                 self._pass(0.0, width)
                 self._play(0.0 if width < BEAMS[-1] else self.eps)
         part = COARSE
-        few = self.eps == 0 or self.problem.pieces <= MOST_PIECES
-        while self._open and few and self._pass(self.best.step_s / part):
+        while self._open and self._pass(self.best.step_s / part):
             part *= 2
             if self.eps == 0 and part > COARSE:
                 self._pass(0.0)
@@ -159,7 +157,7 @@ class _Search:
         """One pass over the slots; whether it ended within its limit."""
         self._drop(0 if width else self.eps)
         labels = _Labels(self.bounds, self.limit_s - self.problem.around_s, merge_s)
-        cuts, bound_s = labels.best(MOST_LABELS if self.eps > 0 and not width else None, width)
+        cuts, bound_s = labels.best(MOST_COMPARED if self.eps > 0 and not width else None, width)
         if cuts:
             self._try(cuts)
         if not width:
@@ -185,7 +183,7 @@ class _Labels:
         self.bounds, self.problem, self.regime, self.edges = bounds, bounds.problem, bounds.regime, bounds.edges
         self.goal_s, self.merge_s = goal_s, merge_s
         self.backward_s = float(self.problem.ready_s[-1])
-        self.aside, self.ended = self.problem.aside, True
+        self.aside, self.ended, self.compared = self.problem.aside, True, 0
         dims = self.regime.dims
         aside = max(self.aside[-1], 1.0)
         seconds = sum(float(part) for part in load_of(self.problem, self.problem.tail, 0, 0, aside)) + 1e-300
@@ -203,10 +201,10 @@ class _Labels:
 
     def best(self, most: int | None, width: int | None) -> tuple[Cuts, float]:
         """The groups of the best label, and its time: there are none where no label was good enough, and nothing is
-        known of the time where there would be more than `most` labels. At each slot only `width` labels are kept."""
+        known of the time where more than `most` pairs would be compared. At each slot only `width` labels are kept."""
         for k in range(1, self.problem.pieces + 1):
             self._reach(k, width)
-            if most and self.first[k + 1] > most:
+            if most and self.compared > most:
                 self.ended = False
                 return [], 0.0
         last = slice(self.first[-2], self.first[-1])
@@ -235,6 +233,7 @@ class _Labels:
         if width:
             chosen = chosen[np.argsort(bounds[chosen], kind="stable")[: 4 * width]]
         states, kept = _front(states[:, chosen], self.slack, self.scale)
+        self.compared += len(chosen) * len(kept) + len(labels)
         if width:
             states, kept = states[:, np.argsort(kept)[:width]], np.sort(kept)[:width]
         self._store(k, states, labels[chosen[kept]], self.edges.option[edges[chosen[kept]]])
