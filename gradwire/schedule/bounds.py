@@ -21,8 +21,8 @@ from gradwire.schedule.regimes import Load, Regime, State
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MOST_KEPT = 12
 ROUGH = 1e-6
-NEAR = 12_000
-"""So many groups look best to a bound."""
+NEAR = 8
+"""So many groups a piece are near, those that look best to a bound."""
 WORTH = 0.9
 """Groups are dropped where no more than this part is left."""
 SAFE = 1 - 1e-8
@@ -165,7 +165,8 @@ class Bounds:
         rest, best = _backward(self.edges, seconds, self._last(shares))
         through_s = _forward(self.edges, seconds)[self.edges.start] + seconds + rest[self.edges.end]
         self.least_s = np.maximum(self.least_s, through_s)
-        nearest = through_s <= np.partition(through_s, NEAR)[NEAR] if len(through_s) > NEAR else True
+        few = NEAR * self.problem.pieces
+        nearest = through_s <= np.partition(through_s, few)[few] if few < len(through_s) else True
         if self._keep(shares, rest):
             self.seconds, self.is_near = seconds, self.is_near & False
         self.is_near |= nearest

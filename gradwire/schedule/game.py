@@ -10,7 +10,7 @@ import numpy as np
 from gradwire.schedule.bounds import Bounds, Edges
 from gradwire.schedule.costs import Array
 
-STEPS = 60
+STEPS = 100
 
 
 class Game:

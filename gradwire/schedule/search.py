@@ -23,9 +23,10 @@ from gradwire.schedule.problem import Choice, Cuts, Problem, assemble
 from gradwire.schedule.regimes import Backward, Load, Regime, Work
 
 SEEDS = (1, 2, 4, 8, 16, 32)
-GAMES, ROUNDS = 3, 8
-LEAST_PART = 0.01
-"""A game ends after so many rounds; there are no more when its steps become smaller than this."""
+GAMES = 4
+LEAST_ROUNDS = 6
+PIECES = 60
+"""A game has a round for so many pieces, and no fewer than LEAST_ROUNDS."""
 BEAMS = (4, 12)
 """Labels that the beam keeps at each slot, first and in the end."""
 MOST_COMPARED = 20_000_000
@@ -146,7 +147,7 @@ class _Search:
             self._drop(eps)
             if not self._open:
                 return
-            for _ in range(ROUNDS):
+            for _ in range(max(LEAST_ROUNDS, self.problem.pieces // PIECES)):
                 guess_s, plan = self.bounds.guess(self.game.mix())
                 if not plan:
                     break
