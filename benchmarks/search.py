@@ -21,8 +21,8 @@ import numpy as np
 from schedule_cases import REGIMES, random_problem
 
 from gradwire.schedule import Affine, Option, Problem, Regime, Table, search
-from gradwire.schedule.bounds import load_of
 from gradwire.schedule.costs import Array
+from gradwire.schedule.edges import load_of
 
 RESULTS = Path(__file__).parent / "results"
 EPS = 0.01

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gradwire.schedule.bounds import load_of
 from gradwire.schedule.costs import Array, Index
+from gradwire.schedule.edges import load_of
 from gradwire.schedule.problem import Problem, assemble
 from gradwire.schedule.regimes import Regime
 from gradwire.schedule.search import Found, evaluate

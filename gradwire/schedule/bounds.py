@@ -8,13 +8,11 @@ it raises the bound (bundle method; Brown's fictitious play 1951 where steps are
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gradwire.schedule.costs import NOTHING, Affine, Array, Chain, Cost, Index, Total
+from gradwire.schedule.costs import Affine, Array, Chain, Cost, Index, Total
+from gradwire.schedule.edges import Edges, load_of
 from gradwire.schedule.problem import Cuts, Problem
 from gradwire.schedule.regimes import Load, Regime, State
 
@@ -27,15 +25,6 @@ WORTH = 0.9
 """Groups are dropped where no more than this part is left."""
 SAFE = 1 - 1e-8
 """Shares are known to some ten digits; a bound is taken so much lower."""
-
-
-def load_of(problem: Problem, option: int, first: Index | int, last: Index | int, aside: Array | float = 0.0) -> Load:
-    """What groups of the pieces first..last-1 and `aside` elements of small slots cost."""
-    how, view = problem.options[option], problem.views[option]
-    elements = view.elements[last] - view.elements[first] + aside
-    units = elements if how.units is None else view.units[last] - view.units[first]
-    wire = how.wire(units) if how.local is NOTHING else how.wire(units) + how.local(elements)
-    return Load(how.encode(elements), wire, how.decode(elements))
 
 
 def least_slope(cost: Cost) -> float:
@@ -51,91 +40,6 @@ def least_slope(cost: Cost) -> float:
             return 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class Edges:
-    """Possible groups in the order of `start`: number g takes the pieces `start[g]` to `end[g]` - 1 with `option[g]`,
-    and costs `load[:, g]`."""
-
-    problem: Problem
-    start: Index
-    end: Index
-    option: Index
-    load: Array
-
-    @classmethod
-    def of(cls, problem: Problem, regime: Regime, limit_s: float) -> "Edges":
-        """All that plans may have which end before `limit_s`."""
-        rows = [_row(problem, regime, start, limit_s) for start in range(problem.pieces)]
-        start, end, option, load = (np.concatenate(parts, axis=-1) for parts in zip(*rows, strict=True))
-        return cls(problem, start, end, option, np.ascontiguousarray(load))
-
-    @property
-    def cuts(self) -> Cuts:
-        return list(zip(self.end.tolist(), self.option.tolist(), strict=True))
-
-    def only(self, taken: Index | list[int]) -> "Edges":
-        """Some of them."""
-        own = (np.take(values, taken, axis=-1) for values in (self.start, self.end, self.option, self.load))
-        return Edges(self.problem, *own)
-
-    @cached_property
-    def ready_s(self) -> Array:
-        return np.stack([view.ready_s for view in self.problem.views])[self.option, self.end]
-
-    @cached_property
-    def lossless(self) -> NDArray[np.bool_]:
-        return np.array([option.lossless for option in self.problem.options])[self.option]
-
-    @cached_property
-    def aside(self) -> Array:
-        """How many elements of small slots each leaves aside."""
-        aside = self.problem.aside
-        return np.where(self.lossless, 0, aside[self.end] - aside[self.start])
-
-    @cached_property
-    def by_end(self) -> Index:
-        return np.argsort(self.end, kind="stable")
-
-    @cached_property
-    def first_from(self) -> list[int]:
-        """The first that begins with each piece or later."""
-        return np.searchsorted(self.start, np.arange(self.problem.pieces + 1)).tolist()
-
-    @cached_property
-    def first_to(self) -> list[int]:
-        """The first in `by_end` that ends before each piece or later."""
-        return np.searchsorted(self.end[self.by_end], np.arange(self.problem.pieces + 2)).tolist()
-
-    def into(self, k: int) -> Index:
-        """Those that end before piece `k`."""
-        return self.by_end[self.first_to[k] : self.first_to[k + 1]]
-
-
-def _row(problem: Problem, regime: Regime, start: int, limit_s: float) -> tuple[Index, Index, Index, Array]:
-    """Starts, ends, options and loads (3, groups) of the groups that begin with piece `start`. One that is nowhere
-    faster than another option's with the same slots is left out."""
-    ends = np.arange(start + 1, problem.pieces + 1)
-    zero, backward_s = (np.zeros(len(ends)),) * regime.dims, float(problem.ready_s[-1])
-    loads = np.array([load_of(problem, option, start, ends) for option in range(len(problem.options))])
-    kept = np.zeros((len(loads), len(ends)), bool)
-    for number, (load, view) in enumerate(zip(loads, problem.views, strict=True)):
-        end_s = regime.finish(regime.step(zero, view.ready_s[ends], Load(*load)), backward_s)
-        kept[number] = (view.count[start] < view.count[ends]) & (end_s < limit_s)
-        for other in _alike(problem, number):
-            as_fast = (loads[other] <= load).all(0)
-            kept[number] &= ~as_fast if other < number else ~(as_fast & (loads[other] < load).any(0))
-    options, chosen = np.nonzero(kept)
-    return np.full(len(options), start), ends[chosen], options, loads[options, :, chosen].T
-
-
-def _alike(problem: Problem, number: int) -> list[int]:
-    """The other options that take the same slots whatever was left aside."""
-    if not problem.small.any():
-        return [other for other in range(len(problem.options)) if other != number]
-    lossy = [other for other, option in enumerate(problem.options) if not option.lossless]
-    return [other for other in lossy if other != number] if number in lossy else []
-
-
 class Bounds:
     """Lower bounds on when all means are there: each is the state's numbers times `shares` (dims, pieces + 1), and the
     elements left aside times `aside` (pieces + 1,), at the piece where the state is, plus `rest` (pieces + 1,)."""
@@ -146,16 +50,19 @@ class Bounds:
         self.slope = _least_wire(problem)
         self.kept: list[tuple[Array, Array]] = []
         self.lower_s = 0.0
-        self.least_s = self.seconds = np.zeros(len(self.edges.start))
+        self.least_s = np.zeros(len(self.edges.start))
         self.is_near = np.ones(len(self.edges.start), bool)
-        """When plans with each group end at the earliest, and what it takes by the best bound."""
+        """When plans with each group end at the earliest."""
 
     def drop(self, limit_s: float) -> None:
         """Forgets the groups without which any plan that ends before `limit_s` does."""
         kept = self.least_s < limit_s
-        if kept.mean() < WORTH:
-            self.edges, self.near = self.edges.only(np.flatnonzero(kept)), self.edges.only(np.flatnonzero(kept & self.is_near))
-            self.least_s, self.seconds, self.is_near = self.least_s[kept], self.seconds[kept], self.is_near[kept]
+        if np.count_nonzero(kept) < WORTH * len(kept):
+            self.edges, self.near = (
+                self.edges.only(np.flatnonzero(kept)),
+                self.edges.only(np.flatnonzero(kept & self.is_near)),
+            )
+            self.least_s, self.is_near = self.least_s[kept], self.is_near[kept]
 
     def add(self, shares: Array) -> tuple[float, Edges | None]:
         """Keeps the bound of these shares. Returns the bound on the whole step, and the plan that attains it: the
@@ -168,16 +75,16 @@ class Bounds:
         few = NEAR * self.problem.pieces
         nearest = through_s <= np.partition(through_s, few)[few] if few < len(through_s) else True
         if self._keep(shares, rest):
-            self.seconds, self.is_near = seconds, self.is_near & False
+            self.is_near[:] = False
         self.is_near |= nearest
         self.near = self.edges.only(np.flatnonzero(self.is_near))
         return float(rest[0]), _plan(self.edges, best) if rest[0] < np.inf else None
 
-    def guess(self, shares: Array) -> tuple[float, Edges | None]:
-        """The same from the groups alone that looked best to the last bound that was kept: no bound, but fast."""
+    def guess(self, shares: Array) -> Edges | None:
+        """The same plan of the near groups alone, and no bound: much faster."""
         shares = self.completed(shares)
         rest, best = _backward(self.near, self._seconds(self.near, shares), self._last(shares))
-        return float(rest[0]), _plan(self.near, best) if rest[0] < np.inf else None
+        return _plan(self.near, best) if rest[0] < np.inf else None
 
     def of(self, plan: Edges, shares: Array) -> Array:
         """What a plan comes to by completed `shares` (dims + 1, mixes, pieces + 1)."""

@@ -47,4 +47,4 @@ class Game:
             chains = np.maximum(chains + gain - gain @ weights, 0) + 1e-15
             total += step * chains / chains.sum()
         self.regret = plans, chains
-        return np.tensordot(total / total.sum(), np.stack(self.chains), 1)
+        return (total / total.sum() * np.stack(self.chains, -1)).sum(-1)

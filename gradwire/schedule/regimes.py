@@ -8,32 +8,15 @@ is the start of backward. The wire carries one group at a time, in order.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from gradwire.schedule.costs import Array
+from gradwire.schedule.work import Backward, Interval, Work
 
 State = tuple[Array, ...]
-
-
-class Work(NamedTuple):
-    """One group's seconds: ready that long into backward alone, and what it takes."""
-
-    ready_s: float
-    encode_s: float
-    wire_s: float
-    decode_s: float
-
-
-class Interval(NamedTuple):
-    """A group's time on a lane."""
-
-    lane: str
-    start_s: float
-    end_s: float
-    group: int
 
 
 class Load(NamedTuple):
@@ -44,24 +27,7 @@ class Load(NamedTuple):
     decode: Array
 
 
-@dataclass
-class Backward:
-    """Backward, which loses a share `slow` of its speed while somebody else computes, in `busy`."""
-
-    slow: float
-    busy: list[tuple[float, float]] = field(default_factory=list)
-
-    def at(self, work_s: float) -> float:
-        """When it has done so many seconds of work."""
-        now, left = 0.0, work_s
-        for start, end in self.busy:
-            if left <= start - now:
-                return now + left
-            left -= start - now
-            if left < (done := (end - start) * (1 - self.slow)):
-                return start + left / (1 - self.slow)
-            now, left = end, left - done
-        return now + left
+NO_LOAD = Load(np.zeros(1), np.zeros(1), np.zeros(1))
 
 
 class Regime(ABC):
@@ -84,9 +50,9 @@ class Regime(ABC):
     def finish(self, state: State, backward_s: float) -> Array:
         """When all means are there."""
 
-    @abstractmethod
     def settle(self, state: State, ready: Array | float) -> State:
         """The largest state from which all goes on as from this one, if the next group is not ready before `ready`."""
+        return self.step(state, ready, NO_LOAD)
 
     @abstractmethod
     def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
@@ -145,11 +111,6 @@ class ComputeStream(Regime):
     def finish(self, state: State, backward_s: float) -> Array:
         return np.maximum(state[2], backward_s + state[3])
 
-    def settle(self, state: State, ready: Array | float) -> State:
-        encoded, wire, decoded, computed = state
-        wire = np.maximum(wire, ready + encoded)
-        return encoded, wire, np.maximum(decoded, wire), computed
-
     def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
         sent = before[0] - after[0]
         on_wire = sent + before[1]
@@ -197,11 +158,6 @@ class OwnStream(Regime):
     def finish(self, state: State, backward_s: float) -> Array:
         return state[2]
 
-    def settle(self, state: State, ready: Array | float) -> State:
-        encoder = np.maximum(state[0], ready)
-        wire = np.maximum(state[1], encoder)
-        return encoder, wire, np.maximum(state[2], wire)
-
     def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
         begun = after[:3].sum(0) - before[:3].sum(0)
         on_wire = after[1] + after[2] - before[2]
@@ -234,9 +190,6 @@ class SideStream(Regime):
 
     def finish(self, state: State, backward_s: float) -> Array:
         return state[0]
-
-    def settle(self, state: State, ready: Array | float) -> State:
-        return (np.maximum(state[0], ready),)
 
     def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
         return ready * (after[0] - before[0]) + (load.encode + load.wire + load.decode) * after[0]

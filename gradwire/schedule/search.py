@@ -16,11 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradwire.schedule.bounds import WEIGHTS, Bounds, load_of, longest
+from gradwire.schedule.bounds import WEIGHTS, Bounds, longest
 from gradwire.schedule.costs import Array, Index
+from gradwire.schedule.edges import load_of
 from gradwire.schedule.game import Game
 from gradwire.schedule.problem import Choice, Cuts, Problem, assemble
-from gradwire.schedule.regimes import Backward, Load, Regime, Work
+from gradwire.schedule.regimes import Load, Regime
+from gradwire.schedule.work import Backward, Work
 
 SEEDS = (1, 2, 4, 8, 16, 32)
 GAMES = 4
@@ -68,8 +70,8 @@ def search(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[F
     """The shortest step, to within a factor of 1 + eps; `known` plans to beat make it faster.
 
     `bound` is what was proven. With eps = 0 it is 1, and the time may grow exponentially for odd costs. Else effort
-    is limited, and where the limit is met (a pass that compares more than MOST_COMPARED pairs of labels is the last) `bound` is
-    larger than 1 + eps.
+    is limited (a pass that compares more than MOST_COMPARED pairs of labels is the last), and where the limit is met
+    `bound` is larger than 1 + eps.
     """
     return _Search(problem, regime, eps, list(known)).found()
 
@@ -81,8 +83,7 @@ class _Search:
         self.problem, self.regime, self.eps = problem, regime, eps
         self.lower_s = problem.around_s
         self.best = Found((), float("inf"))
-        self.base = self.chain = np.repeat(regime.balance(0.5)[:, None], problem.pieces + 1, 1)
-        self.base_s = -1.0
+        self.chain = np.repeat(regime.balance(0.5)[:, None], problem.pieces + 1, 1)
         for found in known:
             self._offer(found)
         for cuts in _seeds(problem):
@@ -127,11 +128,9 @@ class _Search:
         return shares
 
     def _bound(self, shares: Array) -> None:
-        """Takes the bound of these shares if it is the highest, and plays its plan and their longest chain."""
+        """Takes the bound of these shares. They, its plan and that plan's longest chain enter the game."""
         bound_s, plan = self.bounds.add(shares)
-        if bound_s > self.base_s:
-            self.base, self.base_s = shares, bound_s
-            self.lower_s = max(self.lower_s, min(self.limit_s, bound_s + self.problem.around_s))
+        self.lower_s = max(self.lower_s, min(self.limit_s, bound_s + self.problem.around_s))
         if plan:
             self.game.add(plan, shares)
             self.game.add(plan, self._try(plan.cuts))
@@ -148,7 +147,7 @@ class _Search:
             if not self._open:
                 return
             for _ in range(max(LEAST_ROUNDS, self.problem.pieces // PIECES)):
-                guess_s, plan = self.bounds.guess(self.game.mix())
+                plan = self.bounds.guess(self.game.mix())
                 if not plan:
                     break
                 self.game.add(plan, self._try(plan.cuts))
@@ -190,7 +189,7 @@ class _Labels:
         seconds = sum(float(part) for part in load_of(self.problem, self.problem.tail, 0, 0, aside)) + 1e-300
         self.scale = np.array([*[1.0] * dims, seconds / aside])[:, None]
         self.slack = merge_s / self.scale
-        self.soonest_s = np.full(self.problem.pieces, np.inf)
+        self.soonest_s = np.full(self.problem.pieces, self.backward_s)
         """When a group that begins at each piece is ready at the earliest."""
         np.minimum.at(self.soonest_s, self.edges.start, self.edges.ready_s)
         self.states = np.zeros((dims + 1, 1024))
@@ -256,7 +255,9 @@ class _Labels:
         for option in np.unique(self.edges.option[edges[taking]]).tolist():
             by = taking[self.edges.option[edges[taking]] == option]
             load[:, by] = load_of(self.problem, option, self.edges.start[edges[by]], k, aside[by])
-        after = self.regime.step(tuple(np.take(self.states[:-1], labels, axis=1)), self.edges.ready_s[edges], Load(*load))
+        after = self.regime.step(
+            tuple(np.take(self.states[:-1], labels, axis=1)), self.edges.ready_s[edges], Load(*load)
+        )
         if k < self.problem.pieces:
             after = self.regime.settle(after, self.soonest_s[k])
         return np.stack([*after, np.where(lossless, 0, aside + self.edges.aside[edges])])

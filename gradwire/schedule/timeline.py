@@ -6,8 +6,9 @@ from itertools import pairwise
 from gradwire.plan import Plan
 from gradwire.schedule.problem import Choice, Problem
 from gradwire.schedule.profile import Profile, describe
-from gradwire.schedule.regimes import Backward, Interval, Regime, Worker
+from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import works_of
+from gradwire.schedule.work import Backward, Interval
 
 
 @dataclass(frozen=True)

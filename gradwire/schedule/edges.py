@@ -1,0 +1,108 @@
+"""The groups that plans may have, as the edges of a graph whose nodes are the places between pieces."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.schedule.costs import NOTHING, Array, Index
+from gradwire.schedule.problem import Cuts, Problem
+from gradwire.schedule.regimes import Load, Regime
+
+
+def load_of(problem: Problem, option: int, first: Index | int, last: Index | int, aside: Array | float = 0.0) -> Load:
+    """What groups of the pieces first..last-1 and `aside` elements of small slots cost."""
+    how, view = problem.options[option], problem.views[option]
+    elements = view.elements[last] - view.elements[first] + aside
+    units = elements if how.units is None else view.units[last] - view.units[first]
+    wire = how.wire(units) if how.local is NOTHING else how.wire(units) + how.local(elements)
+    return Load(how.encode(elements), wire, how.decode(elements))
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Possible groups in the order of `start`: number g takes the pieces `start[g]` to `end[g]` - 1 with `option[g]`,
+    and costs `load[:, g]`."""
+
+    problem: Problem
+    start: Index
+    end: Index
+    option: Index
+    load: Array
+
+    @classmethod
+    def of(cls, problem: Problem, regime: Regime, limit_s: float) -> "Edges":
+        """All that plans may have which end before `limit_s`."""
+        rows = [_row(problem, regime, start, limit_s) for start in range(problem.pieces)]
+        start = np.repeat(np.arange(problem.pieces), [len(ends) for ends, _, _ in rows])
+        end = np.concatenate([ends for ends, _, _ in rows])
+        option = np.concatenate([options for _, options, _ in rows])
+        load = np.concatenate([load for _, _, load in rows], axis=1)
+        return cls(problem, start, end, option, np.ascontiguousarray(load))
+
+    @property
+    def cuts(self) -> Cuts:
+        return list(zip(self.end.tolist(), self.option.tolist(), strict=True))
+
+    def only(self, taken: Index | list[int]) -> "Edges":
+        """Some of them."""
+        load = np.take(self.load, taken, axis=1)
+        return Edges(self.problem, self.start[taken], self.end[taken], self.option[taken], load)
+
+    @cached_property
+    def ready_s(self) -> Array:
+        return np.stack([view.ready_s for view in self.problem.views])[self.option, self.end]
+
+    @cached_property
+    def lossless(self) -> NDArray[np.bool_]:
+        return np.array([option.lossless for option in self.problem.options])[self.option]
+
+    @cached_property
+    def aside(self) -> Array:
+        """How many elements of small slots each leaves aside."""
+        aside = self.problem.aside
+        return np.where(self.lossless, 0, aside[self.end] - aside[self.start])
+
+    @cached_property
+    def by_end(self) -> Index:
+        return np.argsort(self.end, kind="stable")
+
+    @cached_property
+    def first_from(self) -> list[int]:
+        """The first that begins with each piece or later."""
+        return np.searchsorted(self.start, np.arange(self.problem.pieces + 1)).tolist()
+
+    @cached_property
+    def first_to(self) -> list[int]:
+        """The first in `by_end` that ends before each piece or later."""
+        return np.searchsorted(self.end[self.by_end], np.arange(self.problem.pieces + 2)).tolist()
+
+    def into(self, k: int) -> Index:
+        """Those that end before piece `k`."""
+        return self.by_end[self.first_to[k] : self.first_to[k + 1]]
+
+
+def _row(problem: Problem, regime: Regime, start: int, limit_s: float) -> tuple[Index, Index, Array]:
+    """Ends, options and loads (3, groups) of the groups that begin with piece `start`. One that is nowhere
+    faster than another option's with the same slots is left out."""
+    ends = np.arange(start + 1, problem.pieces + 1)
+    zero, backward_s = (np.zeros(len(ends)),) * regime.dims, float(problem.ready_s[-1])
+    loads = np.array([load_of(problem, option, start, ends) for option in range(len(problem.options))])
+    kept = np.zeros((len(loads), len(ends)), bool)
+    for number, (load, view) in enumerate(zip(loads, problem.views, strict=True)):
+        end_s = regime.finish(regime.step(zero, view.ready_s[ends], Load(*load)), backward_s)
+        kept[number] = (view.count[start] < view.count[ends]) & (end_s < limit_s)
+        for other in _alike(problem, number):
+            as_fast = (loads[other] <= load).all(0)
+            kept[number] &= ~as_fast if other < number else ~(as_fast & (loads[other] < load).any(0))
+    options, chosen = np.nonzero(kept)
+    return ends[chosen], options, loads[options, :, chosen].T
+
+
+def _alike(problem: Problem, number: int) -> list[int]:
+    """The other options that take the same slots whatever was left aside."""
+    if not problem.small.any():
+        return [other for other in range(len(problem.options)) if other != number]
+    lossy = [other for other, option in enumerate(problem.options) if not option.lossless]
+    return [other for other in lossy if other != number] if number in lossy else []

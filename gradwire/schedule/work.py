@@ -1,0 +1,42 @@
+"""What groups take, when they are at work, and backward meanwhile."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Work(NamedTuple):
+    """One group's seconds: ready that long into backward alone, and what it takes."""
+
+    ready_s: float
+    encode_s: float
+    wire_s: float
+    decode_s: float
+
+
+class Interval(NamedTuple):
+    """A group's time on a lane."""
+
+    lane: str
+    start_s: float
+    end_s: float
+    group: int
+
+
+@dataclass
+class Backward:
+    """Backward, which loses a share `slow` of its speed while somebody else computes, in `busy`."""
+
+    slow: float
+    busy: list[tuple[float, float]] = field(default_factory=list)
+
+    def at(self, work_s: float) -> float:
+        """When it has done so many seconds of work."""
+        now, left = 0.0, work_s
+        for start, end in self.busy:
+            if left <= start - now:
+                return now + left
+            left -= start - now
+            if left < (done := (end - start) * (1 - self.slow)):
+                return start + left / (1 - self.slow)
+            now, left = end, left - done
+        return now + left
