@@ -2,9 +2,9 @@
 
 A step ends when its longest chain of waits does. So for any shares of chances that sum to one, the mean of chains is a
 lower bound, and where the shares depend on the slots alone, it is a sum over groups, whose least value over all plans
-dynamic programming finds. `Bounds` holds several such means. The best shares are those of a game: the planner answers
-shares with the plan of the least mean, the other side answers the plan with its longest chain, and mixes that in where
-it raises the bound (bundle method; Brown's fictitious play 1951 where steps are plain means). Costs may have any shape.
+dynamic programming finds. `Bounds` holds several such means. The best shares are those of a game, see `game`. Costs may
+have any shape. What plans with a group come to at least follows from the same sums, forwards and backwards: groups with
+which no plan can beat the best one are dropped (reduced-cost fixing).
 """
 
 from collections.abc import Callable

@@ -5,10 +5,12 @@ after some groups of the slots before k, and how many elements of small slots th
 same slot, one that is nowhere larger makes the other superfluous; one that cannot beat the best plan known goes too.
 This is exact for any costs that do not fall with size.
 
-To within some per cent it goes in three stages, each of which ends the search where the plan is proven good enough:
-the game of `bounds` gives lower bounds and plans; a beam keeps few labels at each slot, those of the least bounds; and
-labels that differ by little are merged into one that takes the smallest of each number, so that the last label's time
-is a lower bound on every plan's, and the groups it stands for are a plan. Merging is refined until that is enough.
+Before labels are made, the game of `game` gives lower bounds and plans, and groups that no better plan can have are
+dropped (`edges`). To within some per cent it goes in three stages, each of which ends the search where the plan is
+proven good enough: the game; a beam, which keeps few labels at each slot, those of the least bounds, and the game
+again; and labels that differ by little are merged into one that takes the smallest of each number, so that the last
+label's time is a lower bound on every plan's, and the groups it stands for are a plan. Merging is refined until that
+is enough.
 """
 
 from collections.abc import Sequence
