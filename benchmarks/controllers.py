@@ -150,8 +150,8 @@ def row(run: Run, task: str, seed: int, metric: str, goal: float) -> dict[str, A
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    lines = ["| task | configuration | last metric | s to the dense metric, seeds that reached it | MB per rank | ratio in bytes |"]
-    lines.append("|---|---|---|---|---|---|")
+    heads = "task", "configuration", "last metric", "s to the dense metric, in how many", "MB per rank", "ratio in bytes"
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for task, name in dict.fromkeys((r["task"], r["configuration"]) for r in rows):
         own = [r for r in rows if (r["task"], r["configuration"]) == (task, name)]
         seconds = [r["seconds_to_goal"] for r in own if r["seconds_to_goal"] is not None]
