@@ -150,7 +150,7 @@ def row(run: Run, task: str, seed: int, metric: str, goal: float) -> dict[str, A
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    heads = "task", "configuration", "last metric", "s to the dense metric, in how many", "MB per rank", "ratio in bytes"
+    heads = "task", "configuration", "last metric", "s to that of dense, of how many", "MB per rank", "ratio in bytes"
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for task, name in dict.fromkeys((r["task"], r["configuration"]) for r in rows):
         own = [r for r in rows if (r["task"], r["configuration"]) == (task, name)]
