@@ -157,9 +157,9 @@ class _Bridge:
     A gradient is taken as soon as autograd has it, so that groups need not follow DDP's buckets. DDP's bucket
     hook says which parameters of a bucket got none, and receives the means.
 
-    What travels dense is taken from DDP's bucket, into which DDP copies a gradient right after autograd has it:
-    when the next one is ready it is there, and its mean needs no copy back. DDP moves its buckets once, after the
-    first step; those that stayed for two steps stay for ever.
+    DDP copies a gradient into its bucket right after autograd has it: when the next one is ready it is there. It is
+    given only then, for its mean may then be written there at once, and what travels dense is reduced right there.
+    DDP moves its buckets once, after the first step; those that stayed for two steps stay for ever.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -169,7 +169,7 @@ class _Bridge:
         self._given: set[int] = set()
         self._homes: dict[int, Tensor] = {}
         self._settled: set[int] = set()
-        self._late: int | None = None
+        self._late: tuple[int, Tensor | None] | None = None
         self._synchronising = False
         self._removable: list[Any] = []
         self._group: Any = ddp.process_group
@@ -224,17 +224,22 @@ class _Bridge:
             self._give_late()
             self._given.add(slot)
             self.engine.ready(slot)
-            if slot in self._settled and self.engine.dense(slot):
-                self._late = slot
+            if slot in self._settled:
+                self._late = slot, parameter.grad
             else:
                 self.engine.give(slot, parameter.grad)
 
     def _give_late(self) -> None:
-        """Gives the dense gradient that DDP has copied into its bucket since it was ready."""
-        if self._late is not None:
-            assert self.engine is not None
-            self.engine.give(self._late, self._homes[self._late])
-            self._late = None
+        """Gives the gradient that DDP has copied into its bucket since it was ready."""
+        if self._late is None:
+            return
+        assert self.engine is not None
+        (slot, gradient), self._late = self._late, None
+        home = self._homes[slot]
+        if self.engine.dense(slot):
+            self.engine.give(slot, home)
+        else:  # a skipped step is undone with the gradient as it was
+            self.engine.give(slot, gradient, None if self.ddp.gradient_as_bucket_view else home)
 
     def _bucket_ready(self, state: None, bucket: GradBucket) -> Future[Tensor]:
         if self.engine is None:

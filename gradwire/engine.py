@@ -26,6 +26,9 @@ from gradwire.stats import Stats
 from gradwire.trace import Trace
 from gradwire.transports import Transport
 
+Given = tuple[int, Tensor | None, Tensor | None]
+"""A slot's place in its group, its gradient, and where its mean is wanted."""
+
 CLOSE_S = 5.0
 CONTROLLER = ""  # where a controller's state stands among those of parameters, which all have names
 
@@ -94,9 +97,10 @@ class Engine:
         """Whether the slot's group is sent as it is, so that its gradients, if neighbours in memory, need no copy."""
         return self._reducers[self._places[slot][0]].raw
 
-    def give(self, slot: int, grad: Tensor | None) -> None:
+    def give(self, slot: int, grad: Tensor | None, sink: Tensor | None = None) -> None:
         """Hands over a slot's gradient, which must stay as it is until the slot's mean is there, and may become it;
-        None where the parameter took no part. Each slot is given exactly once per step."""
+        None where the parameter took no part. Each slot is given exactly once per step. `sink` is where the mean is
+        wanted, and may be written to from now on."""
         if grad is not None and grad.is_sparse:
             raise ValueError(f"parameter {self.slots[slot].name!r} has a sparse gradient; use Embedding(sparse=False)")
         self._raise_error()
@@ -107,7 +111,7 @@ class Engine:
             self._order.append(slot)
         group, index = self._places[slot]
         arrived = self._arrived[group]
-        arrived.append((index, grad))
+        arrived.append((index, grad, sink))
         if len(arrived) == len(self.plan.groups[group].slots):
             self._arrived[group] = []
             self._last_given = self._recorder.mark()
@@ -246,16 +250,16 @@ class Engine:
 
         self._inbox.put(run)
 
-    def _group_ready(self, group: int, arrived: list[tuple[int, Tensor | None]], epoch: int) -> None:
+    def _group_ready(self, group: int, arrived: list[Given], epoch: int) -> None:
         if self._error:
             return
         start = self._recorder.mark()
         reducer = self._reducers[group]
-        for index, grad in arrived:
+        for index, grad, sink in arrived:
             if grad is not None and self._stream:
                 grad.record_stream(self._stream)
-            reducer.give(index, grad)
-        self._ready[group] = [index for index, grad in arrived if grad is not None]
+            reducer.give(index, grad, sink)
+        self._ready[group] = [index for index, grad, _ in arrived if grad is not None]
         self._recorder.add("encode", start, group, label="take the gradients in")
         while self._next in self._ready:
             self._flights.start(self._reducers[self._next])
@@ -390,7 +394,7 @@ class Engine:
             for index, name in enumerate(members.slots)
         }
         self._places = [places[slot] for slot in range(len(self.slots))]
-        self._arrived: list[list[tuple[int, Tensor | None]]] = [[] for _ in plan.groups]
+        self._arrived: list[list[Given]] = [[] for _ in plan.groups]
         for exported in before:
             for name, tensors in exported.items():
                 self._reducers[places[slot_of[name]][0]].adopt(name, tensors)

@@ -43,7 +43,7 @@ class Reducer:
     nothing, and keeps what its memory holds.
 
     A `raw` group is only cast: it keeps nothing, and where its gradients lie one after another already, as in a
-    bucket of DDP's, their mean takes their place.
+    bucket of DDP's, their mean takes their place. Other means may be written straight to where they are wanted.
     """
 
     def __init__(self, group: Group, slots: list[Slot], site: Site, index: int) -> None:
@@ -72,6 +72,7 @@ class Reducer:
         self._views = {name: self.layout.views(flat) for name, flat in self.state.flat.items()}
         self._tensors = [{name: views[i] for name, views in self._views.items()} for i in range(len(slots))]
         self._grads: dict[int, Tensor] = {}
+        self._sinks: dict[int, Tensor] = {}
         self._held: dict[int, dict[str, Tensor]] = {}
         self._owed: dict[int, Tensor] = {}
         self.mean: list[Tensor] = []
@@ -86,8 +87,9 @@ class Reducer:
         """Whether a flat tensor outlives the step; without memory x does not, and may be the mean."""
         return name != "x" or self.group.memory.remembers
 
-    def give(self, index: int, grad: Tensor | None) -> None:
-        """Hands over the gradient of slot `index`; None where the parameter took no part in the step."""
+    def give(self, index: int, grad: Tensor | None, sink: Tensor | None = None) -> None:
+        """Hands over the gradient of slot `index`; None where the parameter took no part in the step. `sink` is where
+        its mean is wanted."""
         if grad is None:
             kept = {name: views[index] for name, views in self._views.items() if self._kept(name)}
             self._held[index] = {name: view.clone() for name, view in kept.items()}
@@ -99,7 +101,10 @@ class Reducer:
                 torch.mul(grad, self.site.local_share, out=self._staged()[1][index])
                 if index in self._owed:
                     self._staged()[1][index].add_(self._owed[index], alpha=1 / self.site.share)
-            elif not self.raw:
+                return
+            if sink is not None:
+                self._sinks[index] = sink
+            if not self.raw:
                 self._take(index, grad)
 
     def reduce(self) -> Reduction:
@@ -133,13 +138,26 @@ class Reducer:
         return first.as_strided((self.layout.numel,), (1,))
 
     def _between(self, x: Tensor) -> Reduction:
+        self.state.sinks = self._flat_sinks()
         mean = yield from self.group.communicator.reduce(self.group.compressor, x, self.state)
+        parts = self.layout.parts(mean) if isinstance(mean, Tensor) else mean
         if self.raw and self.site.remembers:
-            self.state.settle(mean.sum(dtype=torch.float32).mul_(0))
+            self.state.settle(torch.stack([part.sum(dtype=torch.float32) for part in parts]).sum().mul_(0))
         elif not self.raw and (self.site.device.type != "cpu" or self.state.skipped):
-            mean.add_(self.state.verdict)
-        self.mean = self.layout.views(mean)
+            for part in parts:
+                part.add_(self.state.verdict)
+        self.mean = [slot.view(part) for slot, part in zip(self.layout.slots, parts, strict=True)]
         return mean
+
+    def _flat_sinks(self) -> list[Tensor]:
+        """Where the slots' means are wanted, (numel,) each, if all of them may be written there as they are."""
+        slots = self.layout.slots
+        fit = len(self._sinks) == len(slots) and not self._owed
+        if not fit or any(self._sinks[i].stride() != slot.strides for i, slot in enumerate(slots)):
+            return []
+        if any(sink.dtype != torch.float32 for sink in self._sinks.values()):
+            return []
+        return [self._sinks[i].as_strided((slot.numel,), (1,)) for i, slot in enumerate(slots)]
 
     def _inside(self) -> Reduction:
         """Dense inside the host, compressed by this group's leader, handed to all with the verdict behind it."""
@@ -151,7 +169,9 @@ class Reducer:
         if self.compresses:
             for index, grad in enumerate(staged):
                 self._add(index, grad, self.site.share)
-            handed[:-1].copy_((yield from self._between(self.state.flat["x"])))
+            mean = yield from self._between(self.state.flat["x"])
+            assert isinstance(mean, Tensor)
+            handed[:-1].copy_(mean)
             handed[-1:].copy_(self.state.verdict)
         else:
             for _ in range(self.group.communicator.rounds(self.group.compressor, self.site.transport.world)):
@@ -213,6 +233,7 @@ class Reducer:
             if self.mean[index].isfinite().all():
                 del self._owed[index]
         self._grads.clear()
+        self._sinks.clear()
         self._held.clear()
         self.state.flag.zero_()
         self.state.verdict.zero_()

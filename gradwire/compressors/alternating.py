@@ -42,7 +42,7 @@ class ACPSGD(LowRank):
         views.pack_dense(sent, state.flag)
         yield Sum(sent.flat)
         state.settle(sent.flag)
-        return views.decode(sent)
+        return views.decode(sent, state)
 
     def _commit_factors(self, views: Views, state: State) -> None:
         basis, sent, own, name = _turn(views, state)

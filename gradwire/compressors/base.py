@@ -13,8 +13,9 @@ from gradwire.collective import Collective
 from gradwire.layout import Layout
 
 T = TypeVar("T")
-Reduction = Generator[Collective, Tensor, Tensor]
-"""Yields collectives, is sent their results, returns the mean (n,), bit for bit the same on every rank."""
+Reduction = Generator[Collective, Tensor, Tensor | list[Tensor]]
+"""Yields collectives, is sent their results, returns the mean, bit for bit the same on every rank: (n,), or the list of
+`State.sinks` when it was written there."""
 
 
 class Workspace:
@@ -57,6 +58,9 @@ class State:
     `remember` says that a memory wants what was sent taken out of x. `flag` (1,) is NaN where this rank's
     gradient was not finite, else 0; algorithms send it along with their first collective and pass the sum to
     `settle`. When any group's verdict is NaN, all ranks skip the step for all groups: nothing is committed.
+
+    `sinks`, where there are any, are where the slots' means are wanted, (numel,) each; algorithms may write them there
+    instead of into memory of their own, if they do not read them in `commit`: they are somebody else's by then.
     """
 
     layout: Layout
@@ -72,6 +76,7 @@ class State:
     slots: list[dict[str, Tensor]] = field(default_factory=list)
     flag: Tensor = field(init=False)
     verdict: Tensor = field(init=False)
+    sinks: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.flag = torch.zeros(1, device=self.kept.device)

@@ -76,7 +76,7 @@ class LowRank(Rounds):
 
     def _reduce_dense(self, x: Tensor, state: State) -> Reduction:
         """In as many messages as later, for the sequence of collectives must not depend on the step."""
-        mean = _mean(x, state)
+        mean = _mean(len(x), state)
         mean[:-1].copy_(x)
         mean[-1:].copy_(state.flag)
         for part in mean.chunk(self.rounds):
@@ -88,9 +88,9 @@ class LowRank(Rounds):
         return state.kept.once(self, lambda: Views(self, x, state))
 
 
-def _mean(x: Tensor, state: State) -> Tensor:
+def _mean(n: int, state: State) -> Tensor:
     """(n + 1,): the mean, and room for a flag."""
-    return state.kept.tensor("mean", (len(x) + 1,))
+    return state.kept.tensor("mean", (n + 1,))
 
 
 class Message:
@@ -106,20 +106,19 @@ class Message:
 
 
 class Views:
-    """One group's tensors, made once: `matrices` (rows, columns) and `dense` slots of x (n,) and of the mean, the
-    matrices' tensors that last (`kept`), the messages for P and Q, and this rank's own product, `own_p` or `own_q`,
-    which outlives the sum."""
+    """One group's tensors, made once: `matrices` (rows, columns) and `dense` slots of x (n,), which are those of the
+    indices `low_rank` and `vectors`, the matrices' tensors that last (`kept`), the messages for P and Q, and this
+    rank's own product, `own_p` or `own_q`, which outlives the sum."""
 
     def __init__(self, compressor: LowRank, x: Tensor, state: State) -> None:
         slots = state.layout.slots
         ranks = [compressor.factor_rank(*slot.matrix) for slot in slots]
         low = [i for i, r in enumerate(ranks) if r]
         dense = [i for i, r in enumerate(ranks) if not r]
-        self.mean = _mean(x, state)[:-1]
-        parts, mean_parts = state.layout.parts(x), state.layout.parts(self.mean)
+        parts = state.layout.parts(x)
+        self.low_rank, self.vectors = low, dense
         self.matrices = [parts[i].view(slots[i].matrix) for i in low]
-        self.means = [mean_parts[i].view(slots[i].matrix) for i in low]
-        self.dense, self.dense_means = [parts[i] for i in dense], [mean_parts[i] for i in dense]
+        self.dense = [parts[i] for i in dense]
         self.kept = [state.slots[i] for i in low]
         rows = [(ranks[i], slots[i].matrix[0]) for i in low]
         columns = [(ranks[i], slots[i].matrix[1]) for i in low]
@@ -133,12 +132,14 @@ class Views:
         copy_all(message.dense, self.dense)
         message.flag.copy_(flag)
 
-    def decode(self, message: Message) -> Tensor:
-        """The mean (n,): Pᵀ Q, and what was dense in `message`."""
-        for mean, p, q in zip(self.means, self.p.factors, self.q.factors, strict=True):
-            torch.mm(p.T, q, out=mean)
-        copy_all(self.dense_means, message.dense)
-        return self.mean
+    def decode(self, message: Message, state: State) -> Tensor | list[Tensor]:
+        """The mean: Pᵀ Q, and what was dense in `message`."""
+        mean = _mean(state.layout.numel, state)[:-1]
+        parts = state.sinks or state.layout.parts(mean)
+        for i, matrix, p, q in zip(self.low_rank, self.matrices, self.p.factors, self.q.factors, strict=True):
+            torch.mm(p.T, q, out=parts[i].view(matrix.shape))
+        copy_all([parts[i] for i in self.vectors], message.dense)
+        return state.sinks or mean
 
     def take(self, p: Message, q: Message, state: State) -> None:
         """Takes Pᵀ Q and what was dense out of x; on a CUDA step that is skipped, P or Q is 0 and dense slots stay."""
@@ -184,7 +185,7 @@ class PowerSGD(LowRank):
             torch.mm(p, matrix, out=q)
         views.q.product.copy_(views.own_q.product)
         yield Sum(views.q.flat)
-        return views.decode(views.p)
+        return views.decode(views.p, state)
 
     def _commit_factors(self, views: Views, state: State) -> None:
         if state.remember:

@@ -320,6 +320,22 @@ def dense_groups_are_reduced_where_ddp_wants_them() -> None:
 
 
 @scenario(2)
+def where_means_are_written_makes_no_difference() -> None:
+    for compressor in (gw.FP32(), gw.FP16(), gw.TopK(0.1), gw.PowerSGD(2), gw.ACPSGD(2)):
+        results = []
+        for view in (True, False):
+            ddp = DistributedDataParallel(network(), gradient_as_bucket_view=view)
+            handle = gw.attach(ddp, compressor)
+            train(ddp, 6)
+            results.append(flat(ddp))
+        assert torch.equal(*results), compressor
+        if isinstance(compressor, gw.PowerSGD | gw.ACPSGD):
+            assert handle._engine
+            homes = ddp._comm_hooks[0][0].__self__._homes
+            assert all(homes[i].data_ptr() == mean.data_ptr() for i, mean in enumerate(handle._engine.means()))
+
+
+@scenario(2)
 def uneven_inputs_end_with_join() -> None:
     ddp = DistributedDataParallel(network())
     gw.attach(ddp, gw.TopK(0.1))
