@@ -2,8 +2,9 @@
 
     python benchmarks/ablation.py                                # DGC and EFSignSGD, four models, 2 ranks, 1 Gbit/s
 
-The searched plan beside layer by layer, 25 MB buckets, the best of 40 bucket sizes and the best of 32 even splits (the
-best as predicted from the same profile), one compressor for all weights, vectors dense. They take turns: a fresh model,
+What `gw.attach(ddp, candidates=...)` chose, and what its search alone found, beside layer by layer, 25 MB buckets, the
+best of 40 bucket sizes and the best of 32 even splits (the best as predicted from the same profile), one compressor for
+all weights, vectors dense. They take turns: a fresh model,
 a few steps to warm up, then timed ones. Figures are medians in ms over all timed steps of rank 0. Writes
 benchmarks/results/ablation.json and prints a Markdown table.
 """
@@ -17,7 +18,7 @@ from auto import found, timed
 from ranks import as_rank, collect, save
 
 COMPRESSORS = ("DGC", "EFSignSGD")
-RULES = ("searched", "layer-wise", "25 MB", "best bucket", "best even split")
+RULES = ("auto", "searched", "layer-wise", "25 MB", "best bucket", "best even split")
 
 
 def main() -> None:
@@ -56,16 +57,17 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     from gradwire.schedule import baselines, search, timeline
 
     compressor = getattr(gw, arguments.compressor)()
-    profile, regime, _, _ = found(arguments.model, [gw.FP32(), compressor])
+    profile, regime, chosen, _ = found(arguments.model, [gw.FP32(), compressor])
     problem = profile.problem()
     option = [candidate.way.compressor for candidate in profile.candidates].index(compressor)
-    plans = dict(zip(RULES, (profile.plan(each.groups) for each in (
+    others = [
         search(problem, regime, 0.01),
         baselines.layer_wise(problem, regime, option),
         baselines.buckets(problem, regime, option),
         baselines.best_buckets(problem, regime, option),
         baselines.best_even_split(problem, regime, option),
-    )), strict=True))  # fmt: skip
+    ]
+    plans = dict(zip(RULES, [chosen, *(profile.plan(each.groups) for each in others)], strict=True))
     seconds: dict[str, list[float]] = {name: [] for name in plans}
     for _ in range(arguments.repeats):
         for name, plan in plans.items():
@@ -85,8 +87,8 @@ HEAD = (
 
 
 def line(row: dict[str, Any]) -> str:
-    """Each rule's ms, its ratio to the searched plan's, and its groups."""
-    best = row["ms"]["searched"]
+    """Each rule's ms, its ratio to the automatic plan's, and its groups."""
+    best = row["ms"]["auto"]
     cells = [f"{row['ms'][rule]:.0f} {row['ms'][rule] / best:.2f}x ({row['groups'][rule]})" for rule in RULES]
     return f"| {row['model']} | {row['compressor']} | " + " | ".join(cells) + " |"
 
