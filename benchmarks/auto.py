@@ -19,7 +19,7 @@ from typing import Any
 from ranks import as_rank, collect, save
 
 WARM = 3
-MOST_STEPS = 150
+MOST_STEPS = 200
 
 
 def main() -> None:
@@ -76,6 +76,7 @@ def found(model: str, candidates: Sequence[Any] = ()) -> tuple[Any, Any, Any, li
         if controller.chosen:
             step.run()
             break
+    assert controller.chosen, f"no plan after {MOST_STEPS} steps"
     plan = step.handle.plan
     step.handle.detach()
     return controller.profile, controller.regime, plan, [decision.decision for decision in controller.decisions]
