@@ -4,17 +4,15 @@
 
 What `gw.attach(ddp, candidates=...)` chose, and what its search alone found, beside layer by layer, 25 MB buckets, the
 best of 40 bucket sizes and the best of 32 even splits (the best as predicted from the same profile), one compressor for
-all weights, vectors dense. They take turns: a fresh model,
-a few steps to warm up, then timed ones. Figures are medians in ms over all timed steps of rank 0. Writes
-benchmarks/results/ablation.json and prints a Markdown table.
+all weights, vectors dense. They take turns: a fresh model, a few steps to warm up, then timed ones. Figures are medians
+in ms over all timed steps of rank 0. Writes benchmarks/results/ablation.json and prints a Markdown table.
 """
 
 import argparse
 import sys
-from statistics import median
 from typing import Any
 
-from auto import found, timed
+from auto import found, in_turns
 from ranks import as_rank, collect, save
 
 COMPRESSORS = ("DGC", "EFSignSGD")
@@ -54,7 +52,7 @@ def parse() -> argparse.Namespace:
 
 def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     import gradwire as gw
-    from gradwire.schedule import baselines, search, timeline
+    from gradwire.schedule import baselines, search
 
     compressor = getattr(gw, arguments.compressor)()
     profile, regime, chosen, _ = found(arguments.model, [gw.FP32(), compressor])
@@ -68,16 +66,8 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
         baselines.best_even_split(problem, regime, option),
     ]
     plans = dict(zip(RULES, [chosen, *(profile.plan(each.groups) for each in others)], strict=True))
-    seconds: dict[str, list[float]] = {name: [] for name in plans}
-    for _ in range(arguments.repeats):
-        for name, plan in plans.items():
-            seconds[name] += timed(arguments.model, plan, arguments.steps)
-    return {
-        "ms": {name: 1e3 * median(own) for name, own in seconds.items()},
-        "spread": {name: 1e3 * (max(own) - min(own)) for name, own in seconds.items()},
-        "predicted": {name: 1e3 * timeline(profile, plan, regime).step_s for name, plan in plans.items()},
-        "groups": {name: len(plan.groups) for name, plan in plans.items()},
-    }
+    groups = {name: len(plan.groups) for name, plan in plans.items()}
+    return {"groups": groups} | in_turns(arguments, profile, regime, plans)
 
 
 HEAD = (

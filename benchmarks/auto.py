@@ -51,10 +51,15 @@ def parse() -> argparse.Namespace:
 
 
 def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
-    from gradwire.schedule import timeline
-
     profile, regime, chosen, said = found(arguments.model)
     plans: dict[str, Any] = {"auto": chosen, "DDP": None} | fixed(profile)
+    return {"said": said} | in_turns(arguments, profile, regime, plans)
+
+
+def in_turns(arguments: argparse.Namespace, profile: Any, regime: Any, plans: dict[str, Any]) -> dict[str, Any]:
+    """What steps with each plan took, None being plain DDP, how far they lie apart, and what was predicted."""
+    from gradwire.schedule import timeline
+
     seconds: dict[str, list[float]] = {name: [] for name in plans}
     for _ in range(arguments.repeats):
         for name, plan in plans.items():
@@ -62,7 +67,7 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     predicted = {name: 1e3 * timeline(profile, plan, regime).step_s for name, plan in plans.items() if plan}
     measured = {name: 1e3 * median(own) for name, own in seconds.items()}
     spread = {name: 1e3 * (max(own) - min(own)) for name, own in seconds.items()}
-    return {"said": said, "ms": measured, "spread": spread, "predicted": predicted}
+    return {"ms": measured, "spread": spread, "predicted": predicted}
 
 
 def found(model: str, candidates: Sequence[Any] = ()) -> tuple[Any, Any, Any, list[str]]:

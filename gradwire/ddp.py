@@ -157,9 +157,9 @@ class _Bridge:
     A gradient is taken as soon as autograd has it, so that groups need not follow DDP's buckets. DDP's bucket
     hook says which parameters of a bucket got none, and receives the means.
 
-    DDP copies a gradient into its bucket right after autograd has it: when the next one is ready it is there. It is
-    given only then, for its mean may then be written there at once, and what travels dense is reduced right there.
-    DDP moves its buckets once, after the first step; those that stayed for two steps stay for ever.
+    DDP copies a gradient into its bucket right after autograd has it: when the next one is ready it is there. What
+    travels dense is given only then, and reduced right there; so is what may have its mean written there. DDP moves its
+    buckets once, after the first step; those that stayed for two steps stay for ever.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -224,7 +224,7 @@ class _Bridge:
             self._give_late()
             self._given.add(slot)
             self.engine.ready(slot)
-            if slot in self._settled:
+            if slot in self._settled and (self.engine.dense(slot) or self._may_sink(slot)):
                 self._late = slot, parameter.grad
             else:
                 self.engine.give(slot, parameter.grad)
@@ -238,8 +238,13 @@ class _Bridge:
         home = self._homes[slot]
         if self.engine.dense(slot):
             self.engine.give(slot, home)
-        else:  # a skipped step is undone with the gradient as it was
-            self.engine.give(slot, gradient, None if self.ddp.gradient_as_bucket_view else home)
+        else:
+            self.engine.give(slot, gradient, home)
+
+    def _may_sink(self, slot: int) -> bool:
+        """Whether its mean may go where DDP wants it: not over the gradient, with which a skipped step is undone."""
+        assert self.engine is not None
+        return self.engine.fills_sinks(slot) and not self.ddp.gradient_as_bucket_view
 
     def _bucket_ready(self, state: None, bucket: GradBucket) -> Future[Tensor]:
         if self.engine is None:

@@ -97,6 +97,10 @@ class Engine:
         """Whether the slot's group is sent as it is, so that its gradients, if neighbours in memory, need no copy."""
         return self._reducers[self._places[slot][0]].raw
 
+    def fills_sinks(self, slot: int) -> bool:
+        """Whether the slot's mean may be written to a sink."""
+        return self._reducers[self._places[slot][0]].group.compressor.fills_sinks
+
     def give(self, slot: int, grad: Tensor | None, sink: Tensor | None = None) -> None:
         """Hands over a slot's gradient, which must stay as it is until the slot's mean is there, and may become it;
         None where the parameter took no part. Each slot is given exactly once per step. `sink` is where the mean is

@@ -111,13 +111,14 @@ class Compressor(ABC):
 
     `biased` compressors drop what they do not send and want a memory. `sparse` ones send some coordinates
     exactly and none of the others. Those that `carries_dense` send biases and norm scales as they are beside the
-    rest, so that these need no group of their own. `flat_state` names tensors of gradient size that the algorithm
-    keeps.
+    rest, so that these need no group of their own. Those that fill `State.sinks` say so. `flat_state` names tensors of
+    gradient size that the algorithm keeps.
     """
 
     biased: ClassVar[bool] = True
     sparse: ClassVar[bool] = False
     carries_dense: ClassVar[bool] = False
+    fills_sinks: ClassVar[bool] = False
     flat_state: ClassVar[tuple[str, ...]] = ()
 
     def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ class LowRank(Rounds):
     min_compression_rate: float = 2.0
     start_step: int = 0
     carries_dense: ClassVar[bool] = True
+    fills_sinks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.rank < 1:
