@@ -70,12 +70,13 @@ def every_plan(problem: Problem, regime: Regime) -> float:
     if (tail := aside > 0).any():
         state = tuple(values[tail] for values in state)
         load = load_of(problem, problem.tail, 0, 0, aside[tail])
-        ends[tail] = regime.finish(regime.step(state, backward_s, load), backward_s)
+        ends[tail] = regime.finish(regime.step(state, backward_s, load, backward_s), backward_s)
     return problem.around_s + float(ends.min())
 
 
 def groups_to(problem: Problem, regime: Regime, states: list[Array], k: int) -> Iterator[Array]:
     """The states after a group that ends at piece k: from everywhere, with every option."""
+    backward_s = float(problem.ready_s[-1])
     for start in range(k):
         *state, aside = states[start]
         for number, option in enumerate(problem.options):
@@ -85,7 +86,7 @@ def groups_to(problem: Problem, regime: Regime, states: list[Array], k: int) -> 
                 yield np.stack([*state, left])
                 continue
             load = load_of(problem, number, start, k, aside if option.lossless else 0 * aside)
-            yield np.stack([*regime.step(tuple(state), view.ready_s[k], load), left])
+            yield np.stack([*regime.step(tuple(state), view.ready_s[k], load, backward_s), left])
 
 
 def seconds(slots: int, share: int, bytes_per_s: float, regime: Regime) -> dict:

@@ -145,7 +145,7 @@ class Auto(Controller):
             slots=tuple(SlotTime(slot.name, tuple(slot.shape), times.ready_s[slot.name]) for slot in ordered),
             forward_s=times.forward_s,
             optimizer_s=times.optimizer_s,
-            candidates=tuple(_candidate(way, row, self.regime) for way, row in zip(ways, samples, strict=True)),
+            candidates=tuple(_candidate(way, row) for way, row in zip(ways, samples, strict=True)),
             collectives=_collectives(ways, samples),
             ranks=step.ranks,
             gpus_per_host=local.world if local else 1,
@@ -304,10 +304,9 @@ def _first(slots: Sequence[Slot], elements: int) -> list[Slot]:
     return taken
 
 
-def _candidate(way: Group, samples: Sequence[Sample], regime: Worker) -> Candidate:
-    slower = 1 / (1 - regime.contention)  # measured while training waited
+def _candidate(way: Group, samples: Sequence[Sample]) -> Candidate:
     sizes = torch.tensor([float(sample.elements) for sample in samples]).numpy()
-    encode, decode = ([slower * getattr(s, name) for s in samples] for name in ("encode_s", "decode_s"))
+    encode, decode = ([getattr(s, name) for s in samples] for name in ("encode_s", "decode_s"))
     return Candidate(way, *(Table.of(sizes, torch.tensor(t, dtype=torch.float64).numpy()) for t in (encode, decode)))
 
 

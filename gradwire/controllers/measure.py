@@ -98,12 +98,12 @@ def _table(numbers: Sequence[float], transport: Transport, device: torch.device)
 
 
 def contention(transport: Transport, device: torch.device) -> float:
-    """The share of its speed that backward loses while the engine computes, where that is most: on CPUs without a
-    core to spare, half of it or more; none on a GPU."""
+    """The share of its speed that backward loses while the engine computes, where that is most: what one thread more
+    takes from threads that share their cores fairly, half of it at most; none on a GPU."""
     if device.type == "cuda":
         return 0.0
     machine = float(crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
     ranks_here = int(_table([machine], transport, device).eq(machine).sum())
-    cores = len(os.sched_getaffinity(0)) / ranks_here
-    lost = min(0.75, max(0.0, 1 - cores / (torch.get_num_threads() + 1)))
+    cores, threads = len(os.sched_getaffinity(0)) / ranks_here, torch.get_num_threads()
+    lost = max(0.0, 1 - max(cores, threads) / (threads + 1))
     return slowest([lost], transport, device)[0]

@@ -161,14 +161,13 @@ def _least_wire(problem: Problem) -> float:
 
 
 def longest(problem: Problem, regime: Regime, cuts: Cuts) -> tuple[float, Array]:
-    """When all means of a plan are there, and the shares of its longest chain: 1 or 0 at the groups' ends, in
-    proportion between them."""
+    """When all means of a plan are there at the earliest, and the shares of its longest chain: 1 or 0 at the groups'
+    ends, in proportion between them."""
     loads, ready = _loads_of(problem, cuts)
-    states = np.zeros((regime.dims, len(ready) + 1))
+    states, backward_s = np.zeros((regime.dims, len(ready) + 1)), float(problem.ready_s[-1])
     for group, (load, at) in enumerate(zip(loads.T, ready, strict=True)):
-        states[:, group + 1] = regime.step(tuple(states[:, group]), at, Load(*load))
-    backward_s = float(problem.ready_s[-1])
-    growth = _growth(lambda state: regime.step(state, ready, Load(*loads)), states[:, :-1])
+        states[:, group + 1] = regime.least(tuple(states[:, group]), at, Load(*load), backward_s)
+    growth = _growth(lambda state: regime.least(state, ready, Load(*loads), backward_s), states[:, :-1])
     last = _growth(lambda state: (regime.finish(state, backward_s),), states[:, -1:])[0, :, 0]
     shares = [last]
     for group in range(len(ready) - 1, -1, -1):

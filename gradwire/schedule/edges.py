@@ -91,7 +91,7 @@ def _row(problem: Problem, regime: Regime, start: int, limit_s: float) -> tuple[
     loads = np.array([load_of(problem, option, start, ends) for option in range(len(problem.options))])
     kept = np.zeros((len(loads), len(ends)), bool)
     for number, (load, view) in enumerate(zip(loads, problem.views, strict=True)):
-        end_s = regime.finish(regime.step(zero, view.ready_s[ends], Load(*load)), backward_s)
+        end_s = regime.finish(regime.step(zero, view.ready_s[ends], Load(*load), backward_s), backward_s)
         kept[number] = (view.count[start] < view.count[ends]) & (end_s < limit_s)
         for other in _alike(problem, number):
             as_fast = (loads[other] <= load).all(0)

@@ -2,8 +2,8 @@
 
 A regime says it twice, and tests hold one against the other. `run` plays groups through and records spans. `step` is
 the same as a recurrence over states, vectorised for the search: a state is a tuple of numbers, and all that follows
-never gets faster when one of them grows. `price` follows from `step` and serves lower bounds, see `bounds`. Time zero
-is the start of backward. The wire carries one group at a time, in order.
+never gets faster when one of them grows. `price` follows from `step`, or from `least`, and serves lower bounds, see
+`bounds`. Time zero is the start of backward. The wire carries one group at a time, in order.
 """
 
 from abc import ABC, abstractmethod
@@ -43,8 +43,12 @@ class Regime(ABC):
         """When each group is encoded, sent and decoded."""
 
     @abstractmethod
-    def step(self, state: State, ready: Array | float, load: Load) -> State:
-        """The state after one more group, which is ready at `ready` in backward alone."""
+    def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
+        """The state after one more group, which is ready at `ready` in backward alone, of all its `backward_s`."""
+
+    def least(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
+        """No more than `step`, and convex: what `price` follows from."""
+        return self.step(state, ready, load, backward_s)
 
     @abstractmethod
     def finish(self, state: State, backward_s: float) -> Array:
@@ -52,7 +56,7 @@ class Regime(ABC):
 
     def settle(self, state: State, ready: Array | float) -> State:
         """The largest state from which all goes on as from this one, if the next group is not ready before `ready`."""
-        return self.step(state, ready, NO_LOAD)
+        return self.step(state, ready, NO_LOAD, 0.0)
 
     @abstractmethod
     def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
@@ -102,7 +106,7 @@ class ComputeStream(Regime):
             spans.append(Interval("decode", start, free, group))
         return spans
 
-    def step(self, state: State, ready: Array | float, load: Load) -> State:
+    def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
         encoded, wire, decoded, computed = state
         encoded = encoded + load.encode
         wire = np.maximum(wire, ready + encoded) + load.wire
@@ -150,7 +154,7 @@ class OwnStream(Regime):
             spans += [Interval(*lane, group) for lane in zip(("encode", "wire", "decode"), starts, ends, strict=True)]
         return spans
 
-    def step(self, state: State, ready: Array | float, load: Load) -> State:
+    def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
         encoder = np.maximum(state[0], ready) + load.encode
         wire = np.maximum(state[1], encoder) + load.wire
         return encoder, wire, np.maximum(state[2], wire) + load.decode
@@ -185,7 +189,7 @@ class SideStream(Regime):
                 now += seconds
         return spans
 
-    def step(self, state: State, ready: Array | float, load: Load) -> State:
+    def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
         return (np.maximum(state[0], ready) + (load.encode + load.wire + load.decode),)
 
     def finish(self, state: State, backward_s: float) -> Array:
@@ -201,30 +205,40 @@ class SideStream(Regime):
 @dataclass(frozen=True)
 class Worker(Regime):
     """The engine: a worker (a thread, or a CUDA stream) encodes a group, starts its collective, then waits for the
-    collective before it and decodes that: two in flight. While it computes, backward loses the share `contention` of
-    its speed. The collectives of a compressor with several rounds count as one, begun when the last can begin.
-    State: the worker, the wire, the decoding that is due, by how much backward is late."""
+    collective before it and decodes that: two in flight. While it computes during backward, both lose the share
+    `contention` of their speed, a half at most: that is sharing. The collectives of a compressor with several rounds
+    count as one, begun when the last can begin. State: the worker, the wire, the decoding that is due, by how much
+    backward is late, and the worker less `lag` for each second of backward done, which grows by what is computed,
+    shared or not."""
 
     contention: float = 0.0
-    dims = 4
+    dims = 5
     wire = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.contention <= 1:
-            raise ValueError(f"contention={self.contention} is the share of backward's speed that is lost: 0 to 1")
+        if not 0 <= self.contention <= 0.5:
+            raise ValueError(f"contention={self.contention} is the share of its speed that each of two loses: 0 to 0.5")
 
     @property
     def slow(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.contention
 
+    @property
+    def lag(self) -> float:
+        """By how many seconds backward and the worker are later for each of the other's that they share."""
+        return self.contention / (1 - self.contention)
+
     def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
         spans: list[Interval] = []
         now = wire = 0.0
+        backward_s = max(work.ready_s for work in works)
 
         def compute(lane: str, start: float, seconds: float, group: int) -> float:
-            backward.busy.append((start, start + seconds))
-            spans.append(Interval(lane, start, start + seconds, group))
-            return start + seconds
+            shared = min(seconds, max(0.0, backward.at(backward_s) - start))
+            end = start + seconds + self.lag * shared
+            backward.busy.append((start, end))
+            spans.append(Interval(lane, start, end, group))
+            return end
 
         flying: list[tuple[int, float]] = []
         for group, work in enumerate(works):
@@ -240,32 +254,56 @@ class Worker(Regime):
             now = compute("decode", max(now, arrived), works[group].decode_s, group)
         return spans
 
-    def step(self, state: State, ready: Array | float, load: Load) -> State:
-        worker, wire, due, late = state
+    def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
+        worker, wire, due, late, _ = state
+        encoded = self._computed(np.maximum(worker, ready + late), load.encode, backward_s + late)
+        late = late + self.lag * load.encode
+        sent = np.maximum(wire, encoded) + load.wire
+        worker = self._computed(np.maximum(encoded, wire), due, backward_s + late)
+        late = late + self.lag * due  # too much once backward has ended, when the worker is later still: no matter
+        work = np.maximum(self.least(state, ready, load, backward_s)[4], worker - self.lag * backward_s)
+        return worker, sent, load.decode + 0 * worker, late, np.maximum(work, worker - self.lag * (worker - late))
+
+    def _computed(self, start: Array, seconds: Array, backward_ends: Array) -> Array:
+        """When the worker is done, if it begins at `start`."""
+        return start + seconds + self.lag * np.minimum(seconds, np.maximum(0, backward_ends - start))
+
+    def least(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
+        worker, wire, due, late, work = state
         encoded = np.maximum(worker, ready + late) + load.encode
         sent = np.maximum(wire, encoded) + load.wire
-        worker = np.maximum(encoded, wire) + due
-        return worker, sent, load.decode + 0 * worker, late + self.contention * (load.encode + due)
+        computed = load.encode + due
+        work = np.maximum(work, ready - self.lag * ready + late) + computed
+        return np.maximum(encoded, wire) + due, sent, load.decode + 0 * worker, late + self.lag * computed, work
 
     def finish(self, state: State, backward_s: float) -> Array:
-        return np.maximum(state[0], state[1]) + state[2]
+        return np.maximum(np.maximum(state[0], state[1]), state[4] + self.lag * backward_s) + state[2]
 
     def settle(self, state: State, ready: Array | float) -> State:
         worker = np.maximum(state[0], ready + state[3])
-        return worker, np.maximum(state[1], worker), state[2], state[3]
+        return worker, np.maximum(state[1], worker), *state[2:]
 
     def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
-        begun = before[3] - after[3]
-        encoded = before[0] + begun + self.contention * after[3]
-        return ready * begun + load.encode * encoded + load.wire * after[1] + load.decode * after[2]
+        entered = after[4] - before[4]
+        begun = before[3] - after[3] - entered
+        computed = before[0] + begun + self.lag * after[3] + after[4]
+        return (
+            ready * (begun + entered - self.lag * entered)
+            + load.encode * computed
+            + load.wire * after[1]
+            + load.decode * after[2]
+        )
 
     def balance(self, weight: float) -> Array:
-        return np.array([1 - weight, weight, 0.0, 0.0])
+        return np.array([1 - weight, weight, 0.0, 0.0, 0.0])
 
     def due(self, shares: Array, tail: bool) -> Array:
-        decoding = shares[0] + self.contention * shares[3]
+        decoding = shares[0] + self.lag * shares[3] + shares[4]
         least = np.minimum.accumulate(np.append(decoding[1:], decoding[-1] if tail else 1.0)[::-1])[::-1]
-        return np.stack([shares[0], shares[1], least, shares[3]])
+        return np.stack([shares[0], shares[1], least, shares[3], shares[4]])
+
+    def last(self, shares: Array, backward_s: float) -> float:
+        return float(shares[4]) * self.lag * backward_s
 
 
 IN_FLIGHT = 2

@@ -223,7 +223,7 @@ class _Labels:
         if not self.aside[-1]:
             return ends
         load = load_of(problem, problem.tail, 0, 0, aside)
-        more = regime.finish(regime.step(tuple(states[:-1]), self.backward_s, load), self.backward_s)
+        more = regime.finish(regime.step(tuple(states[:-1]), self.backward_s, load, self.backward_s), self.backward_s)
         return np.where(aside > 0, more, ends)
 
     def _reach(self, k: int, width: int | None) -> None:
@@ -258,7 +258,7 @@ class _Labels:
             by = taking[self.edges.option[edges[taking]] == option]
             load[:, by] = load_of(self.problem, option, self.edges.start[edges[by]], k, aside[by])
         after = self.regime.step(
-            tuple(np.take(self.states[:-1], labels, axis=1)), self.edges.ready_s[edges], Load(*load)
+            tuple(np.take(self.states[:-1], labels, axis=1)), self.edges.ready_s[edges], Load(*load), self.backward_s
         )
         if k < self.problem.pieces:
             after = self.regime.settle(after, self.soonest_s[k])
