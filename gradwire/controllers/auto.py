@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from statistics import median
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,9 +31,10 @@ from gradwire.schedule import (
     baselines,
     search,
     theil_sen,
+    timeline,
 )
 
-WARM, TRACED = 3, 12
+WARM, TIMED, TRACED = 3, 8, 8
 SETTLE, TRIED, ROUNDS, STILL_CLOSE = 2, 8, 3, 1.1
 WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
 MOST_TRIED, WORTH_TRYING = 4, 1.25
@@ -95,39 +96,46 @@ class Auto(Controller):
 
     def _run(self, step: Step) -> Course:
         if not self.chosen:
-            for _ in range(WARM):
-                step, _ = yield None
             dense = step.plan
-            times, self._dense_s, step = yield from self._traced(step)
+            self._dense_s = median((yield from _timed(WARM + TIMED))[WARM:])
+            times, step = yield from self._traced(step, _quiet(dense))
             yield from self._choose(step, times, dense)
         while True:
             step = yield from self._watch()
-            times, _, step = yield from self._traced(step)
+            times, step = yield from self._traced(step)
             yield from self._choose(step, times)
 
-    def _traced(self, step: Step) -> Generator[Plan | None, tuple[Step, float], tuple["Times", float, Step]]:
-        """What the next steps' compute takes, and a whole step's seconds, on the slowest rank."""
+    def _traced(
+        self, step: Step, plan: Plan | None = None
+    ) -> Generator[Plan | None, tuple[Step, float], tuple["Times", Step]]:
+        """What the next steps' compute takes on the slowest rank, with `plan` or as it is."""
         trace = step.record(TRACED)
-        seconds: list[float] = []
-        for _ in range(TRACED + 2):
-            step, second = yield None
-            seconds.append(second)
-        times = Times.of(trace.timelines(), step.slots)
-        return times.on_slowest(step), median(seconds[1:]), step
+        yield plan
+        for _ in range(TRACED + 1):
+            step, _ = yield None
+        return Times.of(trace.timelines(), step.slots).on_slowest(step), step
 
     def _choose(self, step: Step, times: "Times", dense: Plan | None = None) -> Course:
-        """Measures, searches, tries, and leaves the fastest in force: `dense`, where nothing beats what it took."""
+        """Measures, searches, tries, searches again with what was learnt, and leaves the fastest in force: `dense`,
+        where nothing beats what it took."""
         self.regime = Worker(contention(step.transport, step.device))
-        self.profile = profile = self._measured(step, times)
-        self.found = found = search(profile.problem(), self.regime, EPS)
-        plans = self._agreed(step, shortlist(profile, found, self.regime))
+        self.profile = self._measured(step, times)
+        first = self.found = search(self.profile.problem(), self.regime, EPS)
+        plans = self._agreed(step, shortlist(self.profile, self.found, self.regime))
         seconds = yield from _tournament(plans)
+        self.profile = learnt(self.profile, self.regime, plans, seconds)
+        self.found = search(self.profile.problem(), self.regime, EPS)
+        (again,) = self._agreed(step, [self.profile.plan(self.found.groups)])
+        if again not in plans:
+            best = min(range(len(plans)), key=lambda i: median(seconds[i]))
+            plans = [*plans[:best], *plans[best + 1 :], plans[best], again]
+            seconds = [*seconds[:best], *seconds[best + 1 :], *(yield from _tournament(plans[-2:]))]
         if dense and min(map(median, seconds)) > self._dense_s:
             self._say(step, "nothing that was planned is faster than dense steps were: trying dense again")
             plans, seconds = [*plans, dense], [*seconds, (yield from _tried(dense))]
         best = min(range(len(plans)), key=lambda i: median(seconds[i]))
         self._expected_s, self.chosen = median(seconds[best]), True
-        self._tell(step, found, plans[best], seconds, best)
+        self._tell(step, first, plans[best], seconds, best)
         yield plans[best]
 
     def _measured(self, step: Step, times: "Times") -> Profile:
@@ -137,9 +145,6 @@ class Auto(Controller):
         pieces = [slots for i, slots in enumerate(sizes) if not i or slots != sizes[i - 1]]
         ways = [way for candidate in self.candidates for way in ways_of(candidate, step.transport.world)]
         samples = [[measure(way, slots, step.transport, step.device) for slots in pieces] for way in ways]
-        mine = [number for row in samples for sample in row for number in sample.seconds]
-        agreed = iter(slowest(mine, step.transport, step.device))
-        samples = [[sample.of_seconds(*islice(agreed, len(sample.seconds))) for sample in row] for row in samples]
         local = step.transport.local
         return Profile(
             slots=tuple(SlotTime(slot.name, tuple(slot.shape), times.ready_s[slot.name]) for slot in ordered),
@@ -184,7 +189,8 @@ class Auto(Controller):
         others = ", ".join(f"{1e3 * median(own):.0f}" for i, own in enumerate(seconds) if i != best)
         self._say(
             step,
-            f"{words(plan)}: {1e3 * self._expected_s:.0f} ms a step (predicted {1e3 * found.step_s:.0f} ms for the best"
+            f"{words(plan)}: {1e3 * self._expected_s:.0f} ms a step "
+            f"(at first {1e3 * found.step_s:.0f} ms was predicted for the best"
             + (f"; others took {others} ms" if others else "")
             + f"; dense took {1e3 * self._dense_s:.0f} ms while it was profiled)",
         )
@@ -209,11 +215,11 @@ class Times:
         ready: dict[str, list[float]] = {slot.name: [] for slot in slots}
         forward: list[float] = []
         optimizer: list[float] = []
-        for timeline in timelines:
-            began = max(span.end_s for span in timeline.spans if span.lane == "forward")
+        for spans in [step.spans for step in timelines]:
+            began = max(span.end_s for span in spans if span.lane == "forward")
             forward.append(began)
-            optimizer.append(sum(s.end_s - s.start_s for s in timeline.spans if s.lane == "optimizer"))
-            for span in timeline.spans:
+            optimizer.append(sum(s.end_s - s.start_s for s in spans if s.lane == "optimizer"))
+            for span in spans:
                 if span.lane == "backward" and span.slots:
                     ready[span.slots[0]].append(span.end_s - began)
         last_s = max(median(seconds) for seconds in ready.values() if seconds)  # a parameter may get no gradient
@@ -252,6 +258,19 @@ def shortlist(profile: Profile, found: Found, regime: Regime) -> list[Plan]:
     return [plan for i, plan in enumerate(plans) if plan not in plans[:i]][:MOST_TRIED]
 
 
+def learnt(profile: Profile, regime: Worker, plans: Sequence[Plan], seconds: Sequence[Sequence[float]]) -> Profile:
+    """The profile, so that it predicts what steps with these `plans` took: nobody measures beforehand what threads
+    cost that wake each other and share caches. What grows with the number of groups is taken for encoding, the rest
+    for the time around backward."""
+    predicted = [timeline(profile, plan, regime).step_s for plan in plans]
+    excess_s = np.array([median(own) for own in seconds]) - predicted
+    groups = np.array([len(plan.groups) for plan in plans])
+    group_s = theil_sen(groups, excess_s).cost.per_unit if len(set(groups)) > 1 else 0.0
+    around_s = float(np.median(excess_s - group_s * groups))
+    dearer = (replace(candidate, encode=candidate.encode.plus(group_s)) for candidate in profile.candidates)
+    return replace(profile, candidates=tuple(dearer), optimizer_s=max(0.0, profile.optimizer_s + around_s))
+
+
 def words(plan: Plan) -> str:
     """The plan in a few words."""
     names = list(dict.fromkeys(f"{group.compressor} by {group.communicator}" for group in plan.groups))
@@ -277,13 +296,22 @@ def _tournament(plans: Sequence[Plan]) -> Generator[Plan | None, tuple[Step, flo
     return seconds
 
 
+def _quiet(dense: Plan) -> Plan:
+    """All in one group, which leaves backward alone: networks cost CPU time, and nobody says whose."""
+    (first, *_), slots = dense.groups, tuple(slot for group in dense.groups for slot in group.slots)
+    return Plan((replace(first, slots=slots),))
+
+
 def _tried(plan: Plan) -> Generator[Plan | None, tuple[Step, float], list[float]]:
     """Seconds of steps with `plan`, once it has settled."""
     yield plan
-    for _ in range(SETTLE):
-        yield None
+    return (yield from _timed(SETTLE + TRIED))[SETTLE:]
+
+
+def _timed(steps: int) -> Generator[Plan | None, tuple[Step, float], list[float]]:
+    """Seconds of the next steps."""
     seconds: list[float] = []
-    for _ in range(TRIED):
+    for _ in range(steps):
         _, second = yield None
         seconds.append(second)
     return seconds
@@ -305,9 +333,9 @@ def _first(slots: Sequence[Slot], elements: int) -> list[Slot]:
 
 
 def _candidate(way: Group, samples: Sequence[Sample]) -> Candidate:
-    sizes = torch.tensor([float(sample.elements) for sample in samples]).numpy()
-    encode, decode = ([getattr(s, name) for s in samples] for name in ("encode_s", "decode_s"))
-    return Candidate(way, *(Table.of(sizes, torch.tensor(t, dtype=torch.float64).numpy()) for t in (encode, decode)))
+    sizes = np.array([float(sample.elements) for sample in samples])
+    encode, decode = (np.array([getattr(sample, name) for sample in samples]) for name in ("encode_s", "decode_s"))
+    return Candidate(way, Table.of(sizes, encode), Table.of(sizes, decode))
 
 
 def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> dict[str, Affine | Table]:

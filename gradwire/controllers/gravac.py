@@ -29,15 +29,15 @@ class Reference:
     """What was found when a factor was settled on; NaN where none is. `seconds` are at first those of when it was
     tried. `rate` is the largest learning rate since."""
 
-    energy: float = nan
+    gain: float = nan
     seconds: float = nan
     rate: float = 0.0
 
-    def drift(self, energy: float, seconds: float) -> str | None:
+    def drift(self, gain: float, seconds: float) -> str | None:
         """What has changed since, in words."""
         if seconds * TIME_DRIFT < self.seconds:
             return "steps take less long"
-        if not 1 / GAIN_DRIFT <= energy / self.energy <= GAIN_DRIFT:
+        if not 1 / GAIN_DRIFT <= gain / self.gain <= GAIN_DRIFT:
             return "the gain drifted"
         return None
 
@@ -130,18 +130,18 @@ class GraVAC(Controller):
     def state_dict(self) -> dict[str, Tensor]:
         factors, reference, guard = self._factors, self._reference, self._guard
         numbers = [
-            factors.index, factors.least, factors.frozen, reference.energy, reference.seconds, reference.rate,
+            factors.index, factors.least, factors.frozen, reference.gain, reference.seconds, reference.rate,
             guard.loss, guard.residual, *factors.throughputs, *factors.seconds,
         ]  # fmt: skip
         return {"window": self._window.to_tensor(), "search": torch.tensor(numbers, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._window.load(state["window"])
-        index, least, frozen, energy, seconds, rate, loss, residual, *tried = state["search"].tolist()
+        index, least, frozen, gain, seconds, rate, loss, residual, *tried = state["search"].tolist()
         factors = self._factors
         factors.index, factors.least, factors.frozen = int(index), int(least), bool(frozen)
         factors.throughputs, factors.seconds = tried[: len(tried) // 2], tried[len(tried) // 2 :]
-        self._reference, self._guard = Reference(energy, seconds, rate), Guard(loss, residual)
+        self._reference, self._guard = Reference(gain, seconds, rate), Guard(loss, residual)
 
     def _plan(self) -> Plan:
         factors = self._factors
@@ -157,15 +157,15 @@ class GraVAC(Controller):
     def _close_window(self, step: Step) -> None:
         """Decides what follows from the window that is full."""
         summary, before = self._window.summarize(step.ranks), (self._factors.factor, self._factors.frozen)
-        throughput = gain_of(summary.sent, self.gain) / max(summary.seconds, 1e-9)
-        text = self._judge(summary, throughput)
         gain = gain_of(summary.sent, self.gain)
+        throughput = gain / max(summary.seconds, 1e-9)
+        text = self._judge(summary, gain, throughput)
         self.decisions.append(Decision(step.number + 1, text, summary.factor, gain, throughput))
         self._window.rows.clear()
         if (self._factors.factor, True) != before or not self._factors.frozen:
             self._begin_anew()
 
-    def _judge(self, summary: Summary, throughput: float) -> str:
+    def _judge(self, summary: Summary, gain: float, throughput: float) -> str:
         residual = 1 / summary.sent - 1 if summary.sent else 0.0
         if rise := self._guard.notice(summary.loss, summary.loss_error, residual):
             self._factors.step_back()
@@ -173,16 +173,16 @@ class GraVAC(Controller):
             logger.warning("GraVAC: %s", text)
             return text
         if self._factors.frozen:
-            return self._watch(summary)
+            return self._watch(gain, summary.seconds)
         self._factors.seconds[self._factors.index] = summary.seconds
         gains = gain_of(summary.first, self.gain), gain_of(summary.second, self.gain)
         return self._factors.judge(gains, throughput, self._least)
 
-    def _watch(self, summary: Summary) -> str:
+    def _watch(self, gain: float, seconds: float) -> str:
         """Goes on as it is, unless something changed since the factor was settled on."""
-        if isnan(self._reference.energy):
-            self._reference = Reference(summary.sent, summary.seconds, self._reference.rate)
-        drift = self._reference.drift(summary.sent, summary.seconds)
+        if isnan(self._reference.gain):
+            self._reference = Reference(gain, seconds, self._reference.rate)
+        drift = self._reference.drift(gain, seconds)
         if drift is None:
             return f"stay at {self._factors.factor:g}x"
         self._factors.explore(0)

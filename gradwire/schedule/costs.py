@@ -30,6 +30,10 @@ class Affine:
     def __call__(self, size: Array, /) -> Array:
         return self.fixed + self.per_unit * np.asarray(size, float)
 
+    def plus(self, fixed: float) -> "Affine":
+        """So much more for any size."""
+        return Affine(self.fixed + fixed, self.per_unit)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -56,6 +60,10 @@ class Table:
     def __call__(self, size: Array, /) -> Array:
         inside = np.interp(size, self.sizes, self.values)
         return inside + self._last_slope * np.maximum(np.asarray(size, float) - self.sizes[-1], 0)
+
+    def plus(self, fixed: float) -> "Table":
+        """So much more for any size."""
+        return Table(self.sizes, tuple(value + fixed for value in self.values))
 
     @property
     def _last_slope(self) -> float:
