@@ -19,7 +19,7 @@ from typing import Any
 from ranks import as_rank, collect, save
 
 WARM = 3
-MOST_STEPS = 200
+MOST_STEPS = 300
 
 
 def main() -> None:

@@ -15,14 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.controllers import Auto
-from gradwire.controllers.auto import ROUNDS, SETTLE, TRACED, TRIED, WARM, _collectives, ways_of
+from gradwire.controllers.auto import MOST_TRIED, ROUNDS, SETTLE, TIMED, TRACED, TRIED, WARM, _collectives, ways_of
 from gradwire.controllers.measure import Sample
 from gradwire.ddp import automatic
 from gradwire.plan import uniform
 
 SLOTS = slots_of(SMALL)
 DENSE = uniform(SLOTS, gw.FP32())
-MOST_STEPS = WARM + TRACED + 3 + (4 * ROUNDS + 1) * (SETTLE + TRIED + 1) + 2
+MOST_STEPS = WARM + TIMED + TRACED + 3 + ((MOST_TRIED + 2) * ROUNDS + 1) * (SETTLE + TRIED + 1) + 2
 
 
 def automatic_job(world: int, candidates: list, **options) -> Job:

@@ -2,12 +2,15 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
 import gradwire as gw
+from gradwire.controllers.auto import learnt
 from gradwire.layout import Slot
 from gradwire.plan import Plan, default_communicator, default_memory, uniform
 from gradwire.schedule import (
@@ -20,6 +23,7 @@ from gradwire.schedule import (
     SlotTime,
     Table,
     Worker,
+    baselines,
     over_link,
     search,
     timeline,
@@ -136,3 +140,22 @@ def test_lanes_carry_one_thing_at_a_time(regime):
         spans = [span for span in drawn.spans if span.lane == lane]
         for before, after in pairwise(spans):
             assert before.end_s <= after.start_s + 1e-12
+
+
+def test_what_steps_took_beyond_the_prediction_is_learnt():
+    job, regime = profile(), Worker(0.5)
+    rules = [baselines.one_group, baselines.layer_wise, partial(baselines.even_split, groups=2)]
+    plans = [job.plan(rule(job.problem(), regime, option).groups) for rule in rules for option in (0, 2)]
+    before = np.array([timeline(job, plan, regime).step_s for plan in plans])
+    took = before + [0.004 + 0.003 * len(plan.groups) for plan in plans]
+    after = learnt(job, regime, plans, [[0.0, second, 1.0] for second in took])
+    predicted = np.array([timeline(after, plan, regime).step_s for plan in plans])
+    assert (np.abs(predicted - took) < 0.3 * (took - before)).all()  # not 0: what hides under the wire costs nothing
+
+
+def test_nothing_is_learnt_about_groups_from_plans_of_as_many():
+    job, regime = profile(), Worker()
+    plan = job.plan(baselines.one_group(job.problem(), regime, 0).groups)
+    after = learnt(job, regime, [plan], [[1.0]])
+    assert after.candidates == job.candidates
+    assert timeline(after, plan, regime).step_s == pytest.approx(1.0)

@@ -18,7 +18,7 @@ from gradwire.lab.job import Log, Peers, Replica, Spec, run_rank
 from gradwire.lab.results import Record, Totals
 from gradwire.lab.workloads import Task, TextTask
 
-EVALUATIONS = 10
+EVALUATIONS = 25
 RECORDS = 50
 WARM_UP_STEPS = 20
 
@@ -45,7 +45,7 @@ def optimizer_for(
 
 
 def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
-    """Trains for `spec.steps` steps; `log` gets a `Record` about 50 times, about 10 of them evaluated.
+    """Trains for `spec.steps` steps; `log` gets a `Record` about 50 times, about 25 of them evaluated.
 
     Raises RuntimeError where the replicas differ at the end."""
     task = make_task(spec.task, spec.options)
