@@ -15,7 +15,8 @@ from gradwire.layout import Layout, Slot
 from gradwire.memory import Memory, NoMemory, Residual
 
 T = TypeVar("T")
-GROUP_BYTES = 4 << 20
+GROUP_BYTES = 8 << 20
+BULKY_BYTES = 4 << 20
 FIRST_BYTES = 1 << 20
 MOST_GROUPS = 8
 
@@ -117,8 +118,8 @@ def uniform(
     communicator: Communicator | None = None,
     dense: Callable[[Slot], bool] | None = None,
 ) -> Plan:
-    """One way for all: slots in the given order, cut into groups of 4 MB of gradient or more, the first of them
-    smaller where the wire sets the pace.
+    """One way for all: slots in the given order, cut into groups of 8 MB of gradient or more; where the wire sets the
+    pace of 4 MB or more, the first of them smaller.
 
     Slots for which `dense` holds travel uncompressed in a group of their own, sent last: their bytes do not
     matter, their accuracy does. By default these are the vectors, unless the compressor carries them itself.
@@ -160,7 +161,7 @@ def _cut(slots: Sequence[Slot], early: bool) -> list[tuple[str, ...]]:
     groups: list[tuple[str, ...]] = []
     names: list[str] = []
     size = 0
-    full = max(GROUP_BYTES, 4 * sum(slot.numel for slot in slots) // MOST_GROUPS)
+    full = max(BULKY_BYTES if early else GROUP_BYTES, 4 * sum(slot.numel for slot in slots) // MOST_GROUPS)
     for slot in slots:
         names.append(slot.name)
         size += 4 * slot.numel
