@@ -55,7 +55,8 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     from gradwire.schedule import baselines, search
 
     compressor = getattr(gw, arguments.compressor)()
-    profile, regime, chosen, _ = found(arguments.model, [gw.FP32(), compressor])
+    controller, chosen = found(arguments.model, [gw.FP32(), compressor])
+    profile, regime = controller.profile, controller.regime
     problem = profile.problem()
     option = [candidate.way.compressor for candidate in profile.candidates].index(compressor)
     others = [
@@ -67,7 +68,7 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     ]
     plans = dict(zip(RULES, [chosen, *(profile.plan(each.groups) for each in others)], strict=True))
     groups = {name: len(plan.groups) for name, plan in plans.items()}
-    return {"groups": groups} | in_turns(arguments, profile, regime, plans)
+    return {"groups": groups} | in_turns(arguments, controller, plans)
 
 
 HEAD = (

@@ -18,7 +18,7 @@ from typing import Any
 
 from ranks import as_rank, collect, save
 
-WARM = 3
+WARM = 5
 MOST_STEPS = 300
 
 
@@ -51,27 +51,31 @@ def parse() -> argparse.Namespace:
 
 
 def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
-    profile, regime, chosen, said = found(arguments.model)
-    plans: dict[str, Any] = {"auto": chosen, "DDP": None} | fixed(profile)
-    return {"said": said} | in_turns(arguments, profile, regime, plans)
+    controller, chosen = found(arguments.model)
+    plans: dict[str, Any] = {"auto": chosen, "DDP": None} | fixed(controller.profile)
+    said = [decision.decision for decision in controller.decisions]
+    return {"said": said, "alone": controller.alone} | in_turns(arguments, controller, plans)
 
 
-def in_turns(arguments: argparse.Namespace, profile: Any, regime: Any, plans: dict[str, Any]) -> dict[str, Any]:
-    """What steps with each plan took, None being plain DDP, how far they lie apart, and what was predicted."""
+def in_turns(arguments: argparse.Namespace, controller: Any, plans: dict[str, Any]) -> dict[str, Any]:
+    """What steps with each plan took, None being plain DDP, how far they lie apart, and what was predicted. With the
+    plan "auto" the engine stands aside if the controller wants it to."""
     from gradwire.schedule import timeline
 
     seconds: dict[str, list[float]] = {name: [] for name in plans}
     for _ in range(arguments.repeats):
         for name, plan in plans.items():
-            seconds[name] += timed(arguments.model, plan, arguments.steps)
-    predicted = {name: 1e3 * timeline(profile, plan, regime).step_s for name, plan in plans.items() if plan}
+            seconds[name] += timed(arguments.model, plan, arguments.steps, name == "auto" and controller.alone)
+    predicted = {
+        name: 1e3 * timeline(controller.profile, plan, controller.regime).step_s for name, plan in plans.items() if plan
+    }
     measured = {name: 1e3 * median(own) for name, own in seconds.items()}
     spread = {name: 1e3 * (max(own) - min(own)) for name, own in seconds.items()}
     return {"ms": measured, "spread": spread, "predicted": predicted}
 
 
-def found(model: str, candidates: Sequence[Any] = ()) -> tuple[Any, Any, Any, list[str]]:
-    """The profile, the regime, the plan and the words of a job under `gw.attach(ddp, candidates=...)`."""
+def found(model: str, candidates: Sequence[Any] = ()) -> tuple[Any, Any]:
+    """The controller and the plan of a job under `gw.attach(ddp, candidates=...)`."""
     import gradwire as gw
 
     controller = gw.Auto(candidates)
@@ -84,7 +88,7 @@ def found(model: str, candidates: Sequence[Any] = ()) -> tuple[Any, Any, Any, li
     assert controller.chosen, f"no plan after {MOST_STEPS} steps"
     plan = step.handle.plan
     step.handle.detach()
-    return controller.profile, controller.regime, plan, [decision.decision for decision in controller.decisions]
+    return controller, plan
 
 
 def fixed(profile: Any) -> dict[str, Any]:
@@ -103,11 +107,18 @@ def fixed(profile: Any) -> dict[str, Any]:
     return {name: plan for i, (name, plan) in enumerate(plans.items()) if plan not in list(plans.values())[:i]}
 
 
-def timed(model: str, plan: Any, steps: int) -> list[float]:
-    """Seconds of each of the steps after a few to warm up."""
+def timed(model: str, plan: Any, steps: int, aside: bool = False) -> list[float]:
+    """Seconds of each of the steps after a few to warm up; with `aside` the engine is there, and stands aside."""
     import gradwire as gw
 
-    step = Training(model, (lambda ddp: gw.attach(ddp, plan)) if plan else (lambda ddp: None))
+    class Aside(gw.controllers.Controller):
+        def decide(self, step: Any, sums: Any) -> None:
+            self.aside = 1 << 30
+
+    def attach(ddp: Any) -> Any:
+        return gw.attach(ddp, plan, controller=Aside() if aside else None) if plan else None
+
+    step = Training(model, attach)
     for _ in range(WARM):
         step.run()
     seconds = [step.run() for _ in range(steps)]

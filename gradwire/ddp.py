@@ -3,6 +3,8 @@
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -44,9 +46,10 @@ class Handle:
 
     def trace(self, steps: int = 1) -> Trace:
         """Records the next `steps` whole steps; `timelines()` of what this returns are there once the forward pass
-        after them has begun. Raises ValueError with one rank, where nothing is reduced."""
-        if not self._engine:
-            raise ValueError("there is one rank, and nothing to trace; use torch.profiler")
+        after them has begun. Raises ValueError where the engine reduces nothing."""
+        if not self._engine or self._engine.aside:
+            why = "DDP reduces by itself now" if self._engine else "there is one rank"
+            raise ValueError(f"{why}, and nothing to trace; use torch.profiler")
         return self._engine.trace(steps)
 
     def state_dict(self) -> checkpoint.StateDict:
@@ -112,8 +115,10 @@ def attach(
     own = transport or ProcessGroup.own(ddp.process_group, device)
     if own.ranks == 1:
         return Handle(None, bridge.unhook)
-    unused = ddp.find_unused_parameters
-    engine = Engine(plan, slots, own, device, seed=seed, find_unused=unused, replan=replan, controller=controller)
+    engine = Engine(
+        plan, slots, own, device, seed=seed, find_unused=ddp.find_unused_parameters, replan=replan,
+        controller=controller, may_stand_aside=not ddp.static_graph,
+    )  # fmt: skip
     bridge.hook_in(engine, parameters)
     return Handle(engine, bridge.unhook)
 
@@ -160,6 +165,9 @@ class _Bridge:
     DDP copies a gradient into its bucket right after autograd has it: when the next one is ready it is there. What
     travels dense is given only then, and reduced right there; so is what may have its mean written there. DDP moves its
     buckets once, after the first step; those that stayed for two steps stay for ever.
+
+    DDP does not give up a hook, and with one it divides in a pass of its own. So where the engine stands aside, DDP
+    gets a new reducer, as it does when it is unpickled, and the hook when the engine is back.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -171,7 +179,10 @@ class _Bridge:
         self._settled: set[int] = set()
         self._late: tuple[int, Tensor | None] | None = None
         self._synchronising = False
+        self._aside_since: float | None = None
+        self._aside_s: list[float] = []
         self._removable: list[Any] = []
+        self._on_gradients: list[Any] = []
         self._group: Any = ddp.process_group
 
     @classmethod
@@ -195,22 +206,65 @@ class _Bridge:
         self._slot = {parameters[slot.name]: index for index, slot in enumerate(engine.slots)}
         self._removable.append(self.ddp.register_forward_pre_hook(self._forward_begins))
         self._removable.append(self.ddp.register_forward_hook(self._forward_ends))
-        if not self.ddp.static_graph:  # there a parameter's hook may fire more than once
-            for parameter, slot in self._slot.items():
-                hook = partial(self._gradient_ready, slot)
-                self._removable.append(parameter.register_post_accumulate_grad_hook(hook))
+        if self._aside_since is None:
+            self._see_gradients()
+        else:
+            self._come_back()
 
     def unhook(self) -> None:
         self.engine = None
-        self._homes.clear()
-        self._settled.clear()
         for hook in self._removable:
             hook.remove()
+        self._removable.clear()
+        self._forget_gradients()
+
+    def _see_gradients(self) -> None:
+        if not self.ddp.static_graph:  # there a parameter's hook may fire more than once
+            for parameter, slot in self._slot.items():
+                hook = partial(self._gradient_ready, slot)
+                self._on_gradients.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _forget_gradients(self) -> None:
+        self._homes.clear()
+        self._settled.clear()
+        for hook in self._on_gradients:
+            hook.remove()
+        self._on_gradients.clear()
+
+    def _take_turns(self, engine: Engine) -> None:
+        """Before a step: leaves it to DDP, or not, as the engine wants."""
+        now = perf_counter()
+        if self._aside_since is not None:
+            self._aside_s.append(now - self._aside_since)
+            self._aside_since = now
+            if len(self._aside_s) == engine.aside:
+                engine.stood_aside(median(self._aside_s))
+                self._aside_s.clear()
+            if not engine.aside:
+                self._come_back()
+        elif engine.aside:
+            self._stand_aside()
+            self._aside_since = now
+
+    def _stand_aside(self) -> None:
+        self._forget_gradients()
+        ddp: Any = self.ddp
+        parameters, sparse = ddp._build_params_for_reducer()
+        names = ddp._build_debug_param_to_name_mapping(parameters)
+        ddp._ddp_init_helper(parameters, sparse, names, ddp.static_graph)
+
+    def _come_back(self) -> None:
+        self._aside_since = None
+        self._aside_s.clear()
+        dist._register_comm_hook(self.ddp.reducer, None, self._bucket_ready)  # pyright: ignore
+        self._see_gradients()
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         if torch.is_grad_enabled():  # DDP, too, decides in forward whether the next backward synchronises
             self._synchronising = self.ddp.require_backward_grad_sync
             assert self.engine is not None
+            if self._synchronising:
+                self._take_turns(self.engine)
             self.engine.forward_begins()
 
     def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:

@@ -43,7 +43,7 @@ class Engine:
 
     `replan(slots)` makes the plan for slots that became ready in that order; rank 0's order, once seen, is
     used by all. `find_unused` agrees after each step which slots had a gradient on no rank at all. `controller`
-    may change the plan after any later step.
+    may change the plan after any later step, and have the engine stand aside where the front end says that it may.
 
     Raises ValueError, on all ranks, where ranks have different plans or parameters.
     """
@@ -59,6 +59,7 @@ class Engine:
         find_unused: bool = False,
         replan: Callable[[list[Slot]], Plan] | None = None,
         controller: Controller | None = None,
+        may_stand_aside: bool = False,
     ) -> None:
         plan.check(slots)
         if controller:
@@ -66,6 +67,7 @@ class Engine:
         self.slots, self.transport, self.device = list(slots), transport, device
         self._site = Site(transport, device, seed, Workspace(device))
         self._find_unused, self._replan, self._controller = find_unused, replan, controller
+        self._may_stand_aside = may_stand_aside
         plan = self._begin(plan)
         self._agree(plan)
         self._recorder = Recorder(device, transport.place)
@@ -192,19 +194,41 @@ class Engine:
                 self._reducers[group].adopt(slot.name, exported[slot.name])
 
     @property
+    def aside(self) -> int:
+        """For how many steps the front end is to reduce by itself."""
+        return self._controller.aside if self._controller else 0
+
+    def stood_aside(self, median_s: float) -> None:
+        """The front end reduced `aside` steps by itself, whose median took so long; all ranks call this after the same
+        step. The controller decides what follows."""
+        assert self._controller
+        self._settle()
+        steps, world = self._controller.aside, self.transport.ranks
+        self._steps += steps
+        self._done_steps += steps
+        self._flights.wire_bytes += steps * (2 * (world - 1) * self._gradient_bytes // world)
+        numbers = torch.tensor([median_s, 1.0], device=self.device)
+        self._sum(numbers)
+        if plan := self._decide({}, numbers.cpu()):
+            self._install(plan)
+
+    @property
     def steps(self) -> int:
         return self._steps
 
     def stats(self) -> Stats:
         spans = self._recorder.totals()
         world = self.transport.ranks
-        gradient_bytes = sum(slot.numel * slot.dtype.itemsize for slot in self.slots)
         return Stats(
             steps=self._done_steps,
             wire_bytes=self._flights.wire_bytes,
-            dense_bytes=self._done_steps * (2 * (world - 1) * gradient_bytes // world),
+            dense_bytes=self._done_steps * (2 * (world - 1) * self._gradient_bytes // world),
             **{f"{name}_s": spans.get(name, 0.0) for name in ("encode", "wire", "decode", "wait")},
         )
+
+    @property
+    def _gradient_bytes(self) -> int:
+        return sum(slot.numel * slot.dtype.itemsize for slot in self.slots)
 
     def close(self) -> None:
         """Ends the engine's thread, and the transport."""
@@ -355,7 +379,7 @@ class Engine:
         named = {self.slots[slot].name: mean for slot, mean in means.items()}
         return Step(
             self._steps, self.plan, self.transport.ranks, states, lambda: named, self.stats,
-            self.slots, self.transport, self.device, self.trace,
+            self.slots, self.transport, self.device, self.trace, self._may_stand_aside,
         )  # fmt: skip
 
     def _agree_used(self) -> list[bool]:

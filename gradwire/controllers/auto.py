@@ -5,6 +5,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -41,8 +42,18 @@ MOST_TRIED, WORTH_TRYING = 4, 1.25
 PROBED_ELEMENTS = (1 << 14, 1 << 17, 1 << 19, 1 << 21)
 EPS = 0.01
 
-Course = Generator[Plan | None, tuple[Step, float], None]
-"""Yields what `decide` returns; is sent the next step and the seconds that it took."""
+
+@dataclass(frozen=True)
+class Aside:
+    """So many steps without the engine."""
+
+    steps: int
+
+
+T = TypeVar("T")
+Course = Generator[Plan | Aside | None, tuple[Step, float], T]
+"""Yields what `decide` is to do; is sent the next step and the seconds that it took, or that the median of those took
+that the engine stood aside for."""
 
 _log = logging.getLogger("gradwire")
 
@@ -56,6 +67,8 @@ class Auto(Controller):
 
     A candidate is a compressor, or a `Group` without slots that names memory and communicator as well. By default
     only such as need no tuning and no leap of faith: fp32, bf16, and 8 bits with a residual.
+
+    Where nothing beats DDP without a hook, DDP reduces by itself (`alone`), and Auto looks only at how long steps take.
 
     `chosen` says whether it has settled on a plan; `profile`, `regime` and `found` are what the last search saw and
     found; `decisions` tells what was done and why.
@@ -73,9 +86,9 @@ class Auto(Controller):
         self.found: Found | None = None
         self._dense_s = float("inf")
         self._expected_s = 0.0
-        self.chosen = False
+        self.chosen = self.alone = False
         self._last = 0.0
-        self._course: Course | None = None
+        self._course: Course[None] | None = None
 
     def observe(self, step: Step, numbers: Tensor) -> None:
         now = perf_counter()
@@ -85,29 +98,30 @@ class Auto(Controller):
     def decide(self, step: Step, sums: Tensor) -> Plan | None:
         if self._course is None:
             self._course = self._run(step)
-            return next(self._course)
-        return self._course.send((step, float(sums[0] / sums[1])))
+            todo = next(self._course)
+        else:
+            todo = self._course.send((step, float(sums[0] / sums[1])))
+        self.aside = todo.steps if isinstance(todo, Aside) else 0
+        return None if isinstance(todo, Aside) else todo
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"chosen": torch.tensor(self.chosen)}
+        return {"chosen": torch.tensor(self.chosen), "alone": torch.tensor(self.alone)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.chosen, self._course = bool(state["chosen"]), None
+        self.chosen, self.alone, self._course, self.aside = bool(state["chosen"]), bool(state["alone"]), None, 0
 
-    def _run(self, step: Step) -> Course:
+    def _run(self, step: Step) -> Course[None]:
         if not self.chosen:
             dense = step.plan
-            self._dense_s = median((yield from _timed(WARM + TIMED))[WARM:])
+            self._dense_s = yield from _dense(step, WARM + TIMED)
             times, step = yield from self._traced(step, _quiet(dense))
             yield from self._choose(step, times, dense)
         while True:
-            step = yield from self._watch()
+            step = yield from self._watch(step)
             times, step = yield from self._traced(step)
             yield from self._choose(step, times)
 
-    def _traced(
-        self, step: Step, plan: Plan | None = None
-    ) -> Generator[Plan | None, tuple[Step, float], tuple["Times", Step]]:
+    def _traced(self, step: Step, plan: Plan | None = None) -> Course[tuple["Times", Step]]:
         """What the next steps' compute takes on the slowest rank, with `plan` or as it is."""
         trace = step.record(TRACED)
         yield plan
@@ -115,7 +129,7 @@ class Auto(Controller):
             step, _ = yield None
         return Times.of(trace.timelines(), step.slots).on_slowest(step), step
 
-    def _choose(self, step: Step, times: "Times", dense: Plan | None = None) -> Course:
+    def _choose(self, step: Step, times: "Times", dense: Plan | None = None) -> Course[None]:
         """Measures, searches, tries, searches again with what was learnt, and leaves the fastest in force: `dense`,
         where nothing beats what it took."""
         self.regime = Worker(contention(step.transport, step.device))
@@ -132,9 +146,11 @@ class Auto(Controller):
             seconds = [*seconds[:best], *seconds[best + 1 :], *(yield from _tournament(plans[-2:]))]
         if dense and min(map(median, seconds)) > self._dense_s:
             self._say(step, "nothing that was planned is faster than dense steps were: trying dense again")
-            plans, seconds = [*plans, dense], [*seconds, (yield from _tried(dense))]
+            yield dense
+            plans, seconds = [*plans, dense], [*seconds, [(yield from _dense(step, SETTLE + TRIED))]]
         best = min(range(len(plans)), key=lambda i: median(seconds[i]))
         self._expected_s, self.chosen = median(seconds[best]), True
+        self.alone = step.may_stand_aside and plans[best] is dense
         self._tell(step, first, plans[best], seconds, best)
         yield plans[best]
 
@@ -169,15 +185,16 @@ class Auto(Controller):
         step.transport.from_first(letters)
         return [Plan.from_json(line) for line in bytes(letters.tolist()).decode().split("\0")]
 
-    def _watch(self) -> Generator[Plan | None, tuple[Step, float], Step]:
+    def _watch(self, step: Step) -> Course[Step]:
         """Returns when steps have long taken another time than they did."""
         strange = 0
         while True:
-            seconds: list[float] = []
-            for _ in range(WINDOW - 1):
-                seconds.append((yield None)[1])
-            step, last = yield None
-            now = median([*seconds, last])
+            if self.alone and step.may_stand_aside:
+                step, now = yield Aside(WINDOW)
+            else:
+                seconds = yield from _timed(WINDOW - 1)
+                step, last = yield None
+                now = median([*seconds, last])
             self._expected_s = self._expected_s or now
             strange = strange + 1 if max(now / self._expected_s, self._expected_s / now) > DRIFT else 0
             if strange == PATIENCE:
@@ -189,7 +206,7 @@ class Auto(Controller):
         others = ", ".join(f"{1e3 * median(own):.0f}" for i, own in enumerate(seconds) if i != best)
         self._say(
             step,
-            f"{words(plan)}: {1e3 * self._expected_s:.0f} ms a step "
+            f"{'DDP by itself' if self.alone else words(plan)}: {1e3 * self._expected_s:.0f} ms a step "
             f"(at first {1e3 * found.step_s:.0f} ms was predicted for the best"
             + (f"; others took {others} ms" if others else "")
             + f"; dense took {1e3 * self._dense_s:.0f} ms while it was profiled)",
@@ -282,7 +299,7 @@ def _alone(problem: Problem, regime: Regime, option: int) -> Found:
     return min(tried, key=lambda found: found.step_s)
 
 
-def _tournament(plans: Sequence[Plan]) -> Generator[Plan | None, tuple[Step, float], list[list[float]]]:
+def _tournament(plans: Sequence[Plan]) -> Course[list[list[float]]]:
     """The seconds of steps with each plan, which take turns; who falls far behind drops out."""
     seconds: list[list[float]] = [[] for _ in plans]
     alive = list(range(len(plans)))
@@ -302,13 +319,20 @@ def _quiet(dense: Plan) -> Plan:
     return Plan((replace(first, slots=slots),))
 
 
-def _tried(plan: Plan) -> Generator[Plan | None, tuple[Step, float], list[float]]:
+def _dense(step: Step, steps: int) -> Course[float]:
+    """The median seconds of dense steps: DDP's own, where it can do without the engine."""
+    if step.may_stand_aside:
+        return (yield Aside(steps))[1]
+    return median((yield from _timed(steps))[SETTLE:])
+
+
+def _tried(plan: Plan) -> Course[list[float]]:
     """Seconds of steps with `plan`, once it has settled."""
     yield plan
     return (yield from _timed(SETTLE + TRIED))[SETTLE:]
 
 
-def _timed(steps: int) -> Generator[Plan | None, tuple[Step, float], list[float]]:
+def _timed(steps: int) -> Course[list[float]]:
     """Seconds of the next steps."""
     seconds: list[float] = []
     for _ in range(steps):

@@ -27,7 +27,8 @@ class Step:
     the leaders do): where a group has a memory, `flat["x"]` is still gradient and residual before anything was
     taken out. `means()` are the reduced gradients by parameter, equal on all ranks, and `stats()` this rank's
     totals: for `decide` alone, when they are there. In `decide` the `transport` is idle; what runs on it must run on
-    all ranks alike. `record(steps)` traces the steps that follow.
+    all ranks alike. `record(steps)` traces the steps that follow. `may_stand_aside` says whether who hands over
+    gradients can also reduce them without the engine.
     """
 
     number: int
@@ -40,6 +41,7 @@ class Step:
     transport: Transport
     device: torch.device
     record: Callable[[int], Trace]
+    may_stand_aside: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,9 @@ class Controller(ABC):
     """
 
     numbers: ClassVar[int] = 0
+    aside: int = 0
+    """For so many steps from now on gradients are reduced without the engine, where `Step.may_stand_aside`. Then
+    `decide` is asked again; its sums are those of the median step's seconds and of 1."""
 
     def check(self, plan: Plan) -> None:  # noqa: B027
         """Raises ValueError, naming the call that works, where the plan's compressors do not give what this needs."""

@@ -173,24 +173,69 @@ def sparse_collectives_skip_a_step_that_is_not_finite_on_one_rank() -> None:
         handle.detach()
 
 
+class Turns(gw.controllers.Controller):
+    """Leaves every second pair of steps to the front end."""
+
+    def decide(self, step, sums):
+        assert not self.aside or sums[1] == step.ranks
+        self.aside = 0 if self.aside else 2
+
+
+def accumulated(ddp: DistributedDataParallel) -> Tensor:
+    """After steps of three micro-batches."""
+    for step in range(7):
+        ddp.zero_grad(set_to_none=step % 3 == 0)
+        for part in range(3):
+            inputs, targets = batch(10 * step + part)
+            with ddp.no_sync() if part < 2 else nullcontext():
+                nn.functional.cross_entropy(ddp(inputs), targets).backward()
+        with torch.no_grad():
+            for p in ddp.parameters():
+                p.sub_(p.grad, alpha=0.1)
+    return flat(ddp)
+
+
+@scenario(2, 3)
+def ddp_reduces_by_itself_while_the_engine_stands_aside() -> None:
+    for options in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.005, "find_unused_parameters": True}):
+        ddp = DistributedDataParallel(network(), **options)
+        handle = gw.attach(ddp, gw.FP32(), controller=Turns())
+        train(ddp, 12)
+        torch.testing.assert_close(flat(ddp), dense_ddp(12))
+        assert handle.stats().steps == 11  # those that the engine stands aside for count when they are over
+        assert handle.stats().wire_bytes >= handle.stats().dense_bytes
+        handle.detach()
+        gw.attach(ddp, gw.TopK(0.1))  # whoever reduced last
+        train(ddp, 3)
+        assert same_on_all_ranks(flat(ddp))
+    ddp = DistributedDataParallel(network())
+    gw.attach(ddp, gw.FP32(), controller=Turns())
+    torch.testing.assert_close(accumulated(ddp), accumulated(DistributedDataParallel(network())))
+
+
+@scenario(2)
+def what_memories_hold_survives_while_the_engine_stands_aside() -> None:
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, gw.TopK(0.1), controller=Turns())
+    train(ddp, 2)  # the third step is DDP's
+    before = handle.state_dict()
+    train(ddp, 1, first=2)
+    with pytest.raises(ValueError, match="DDP reduces by itself now"):
+        handle.trace()
+    after = handle.state_dict()
+    for key in (key for key in before if key.endswith("residual")):
+        assert torch.equal(before[key], after[key])
+    assert any(before[key].any() for key in before if key.endswith("residual"))
+    train(ddp, 4, first=3)
+    assert same_on_all_ranks(flat(ddp))
+
+
 @scenario(2, 3)
 def accumulation_sends_the_sum_once() -> None:
-    def accumulate(ddp: DistributedDataParallel) -> Tensor:
-        for step in range(4):
-            ddp.zero_grad()
-            for part in range(3):
-                inputs, targets = batch(10 * step + part)
-                with ddp.no_sync() if part < 2 else nullcontext():
-                    nn.functional.cross_entropy(ddp(inputs), targets).backward()
-            with torch.no_grad():
-                for p in ddp.parameters():
-                    p.sub_(p.grad, alpha=0.1)
-        return flat(ddp)
-
     ddp = DistributedDataParallel(network())
     handle = gw.attach(ddp, gw.FP32())
-    torch.testing.assert_close(accumulate(ddp), accumulate(DistributedDataParallel(network())))
-    assert handle.stats().steps == 4
+    torch.testing.assert_close(accumulated(ddp), accumulated(DistributedDataParallel(network())))
+    assert handle.stats().steps == 7
 
 
 class Branches(nn.Module):
