@@ -235,6 +235,7 @@ class _Bridge:
         """Before a step: leaves it to DDP, or not, as the engine wants."""
         now = perf_counter()
         if self._aside_since is not None:
+            engine.stepped_aside()
             self._aside_s.append(now - self._aside_since)
             self._aside_since = now
             if len(self._aside_s) == engine.aside:

@@ -198,19 +198,22 @@ class Engine:
         """For how many steps the front end is to reduce by itself."""
         return self._controller.aside if self._controller else 0
 
+    def stepped_aside(self) -> None:
+        """The front end has reduced a step by itself."""
+        self._steps += 1
+        self._done_steps += 1
+        self._flights.wire_bytes += self._dense_bytes
+
     def stood_aside(self, median_s: float) -> None:
-        """The front end reduced `aside` steps by itself, whose median took so long; all ranks call this after the same
-        step. The controller decides what follows."""
-        assert self._controller
+        """The front end has reduced `aside` steps by itself, whose median took so long; all ranks call this after the
+        same step. The controller decides what follows."""
         self._settle()
-        steps, world = self._controller.aside, self.transport.ranks
-        self._steps += steps
-        self._done_steps += steps
-        self._flights.wire_bytes += steps * (2 * (world - 1) * self._gradient_bytes // world)
         numbers = torch.tensor([median_s, 1.0], device=self.device)
         self._sum(numbers)
         if plan := self._decide({}, numbers.cpu()):
             self._install(plan)
+        for reducer in self._reducers:
+            reducer.state.step = self._steps
 
     @property
     def steps(self) -> int:
@@ -218,17 +221,18 @@ class Engine:
 
     def stats(self) -> Stats:
         spans = self._recorder.totals()
-        world = self.transport.ranks
         return Stats(
             steps=self._done_steps,
             wire_bytes=self._flights.wire_bytes,
-            dense_bytes=self._done_steps * (2 * (world - 1) * self._gradient_bytes // world),
+            dense_bytes=self._done_steps * self._dense_bytes,
             **{f"{name}_s": spans.get(name, 0.0) for name in ("encode", "wire", "decode", "wait")},
         )
 
     @property
-    def _gradient_bytes(self) -> int:
-        return sum(slot.numel * slot.dtype.itemsize for slot in self.slots)
+    def _dense_bytes(self) -> int:
+        """What a rank sends in a dense step."""
+        world = self.transport.ranks
+        return 2 * (world - 1) * sum(slot.numel * slot.dtype.itemsize for slot in self.slots) // world
 
     def close(self) -> None:
         """Ends the engine's thread, and the transport."""

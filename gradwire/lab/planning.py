@@ -115,6 +115,7 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
         log({"step": number, "doing": "trying plans" if controller.found else "measuring dense steps"})
         if controller.chosen:
             break
+    controller.alone = False  # what is to be seen is the plan, though DDP by itself may be faster
     for _ in range(SETTLE):
         next(steps)
     trace = handle.trace(SHOWN)

@@ -202,7 +202,7 @@ def ddp_reduces_by_itself_while_the_engine_stands_aside() -> None:
         handle = gw.attach(ddp, gw.FP32(), controller=Turns())
         train(ddp, 12)
         torch.testing.assert_close(flat(ddp), dense_ddp(12))
-        assert handle.stats().steps == 11  # those that the engine stands aside for count when they are over
+        assert handle.stats().steps == 11  # whether DDP's own are over is known when the next begins
         assert handle.stats().wire_bytes >= handle.stats().dense_bytes
         handle.detach()
         gw.attach(ddp, gw.TopK(0.1))  # whoever reduced last
