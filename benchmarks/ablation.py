@@ -52,7 +52,7 @@ def parse() -> argparse.Namespace:
 
 def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     import gradwire as gw
-    from gradwire.schedule import baselines, search
+    from gradwire.schedule import baselines
 
     compressor = getattr(gw, arguments.compressor)()
     controller, chosen = found(arguments.model, [gw.FP32(), compressor])
@@ -60,7 +60,7 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     problem = profile.problem()
     option = [candidate.way.compressor for candidate in profile.candidates].index(compressor)
     others = [
-        search(problem, regime, 0.01),
+        controller.found,
         baselines.layer_wise(problem, regime, option),
         baselines.buckets(problem, regime, option),
         baselines.best_buckets(problem, regime, option),

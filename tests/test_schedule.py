@@ -15,7 +15,7 @@ RULES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("regime", REGIMES, ids=str)
+@pytest.mark.parametrize("regime", [*REGIMES, Worker(0.5)], ids=str)
 def test_the_search_equals_brute_force(regime):
     for seed in range(24):
         problem = random_problem(seed, most=8)

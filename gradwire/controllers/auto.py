@@ -141,14 +141,15 @@ class Auto(Controller):
         self.found = search(self.profile.problem(), self.regime, EPS)
         (again,) = self._agreed(step, [self.profile.plan(self.found.groups)])
         if again not in plans:
-            best = min(range(len(plans)), key=lambda i: median(seconds[i]))
-            plans = [*plans[:best], *plans[best + 1 :], plans[best], again]
-            seconds = [*seconds[:best], *seconds[best + 1 :], *(yield from _tournament(plans[-2:]))]
+            best = _fastest(seconds)
+            seconds.pop(best)
+            plans += [plans.pop(best), again]
+            seconds += yield from _tournament(plans[-2:])
         if dense and min(map(median, seconds)) > self._dense_s:
             self._say(step, "nothing that was planned is faster than dense steps were: trying dense again")
             yield dense
             plans, seconds = [*plans, dense], [*seconds, [(yield from _dense(step, SETTLE + TRIED))]]
-        best = min(range(len(plans)), key=lambda i: median(seconds[i]))
+        best = _fastest(seconds)
         self._expected_s, self.chosen = median(seconds[best]), True
         self.alone = step.may_stand_aside and plans[best] is dense
         self._tell(step, first, plans[best], seconds, best)
@@ -297,6 +298,11 @@ def words(plan: Plan) -> str:
 def _alone(problem: Problem, regime: Regime, option: int) -> Found:
     tried = [baselines.best_buckets(problem, regime, option), baselines.one_group(problem, regime, option)]
     return min(tried, key=lambda found: found.step_s)
+
+
+def _fastest(seconds: Sequence[Sequence[float]]) -> int:
+    """Whose median is the least."""
+    return min(range(len(seconds)), key=lambda i: median(seconds[i]))
 
 
 def _tournament(plans: Sequence[Plan]) -> Course[list[list[float]]]:

@@ -255,25 +255,30 @@ class Worker(Regime):
         return spans
 
     def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
-        worker, wire, due, late, _ = state
+        worker, wire, due, late, work = state
+        work = self._worked(work, late, ready, load.encode + due)
         encoded = self._computed(np.maximum(worker, ready + late), load.encode, backward_s + late)
         late = late + self.lag * load.encode
         sent = np.maximum(wire, encoded) + load.wire
         worker = self._computed(np.maximum(encoded, wire), due, backward_s + late)
         late = late + self.lag * due  # too much once backward has ended, when the worker is later still: no matter
-        work = np.maximum(self.least(state, ready, load, backward_s)[4], worker - self.lag * backward_s)
+        work = np.maximum(work, worker - self.lag * backward_s)
         return worker, sent, load.decode + 0 * worker, late, np.maximum(work, worker - self.lag * (worker - late))
 
     def _computed(self, start: Array, seconds: Array, backward_ends: Array) -> Array:
         """When the worker is done, if it begins at `start`."""
         return start + seconds + self.lag * np.minimum(seconds, np.maximum(0, backward_ends - start))
 
+    def _worked(self, work: Array, late: Array, ready: Array | float, computed: Array) -> Array:
+        """The last of the state's numbers after so much more was computed, not before `ready`."""
+        return np.maximum(work, ready - self.lag * ready + late) + computed
+
     def least(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
         worker, wire, due, late, work = state
         encoded = np.maximum(worker, ready + late) + load.encode
         sent = np.maximum(wire, encoded) + load.wire
         computed = load.encode + due
-        work = np.maximum(work, ready - self.lag * ready + late) + computed
+        work = self._worked(work, late, ready, computed)
         return np.maximum(encoded, wire) + due, sent, load.decode + 0 * worker, late + self.lag * computed, work
 
     def finish(self, state: State, backward_s: float) -> Array:
