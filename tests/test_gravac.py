@@ -93,6 +93,15 @@ def test_the_smaller_factor_follows_where_nothing_is_lost():
     assert (factors.smaller, factors.factor) == (20, 160)
 
 
+@pytest.mark.parametrize(("gain", "stays_at"), [(0.9, 160), (0.8, 160), (0.6, 40), (0.3, 40)])
+def test_a_gain_that_falls_once_residuals_are_full_steps_back(gain: float, stays_at: float):
+    factors = Factors.between(10, 1000, "exponential", tolerance=0.01)
+    factors.throughputs, factors.seconds = [1.0, 1.5, 2.0, 2.5, 2.4], [0.9, 0.6, 0.4, 0.32, 0.3]
+    factors.index, factors.frozen = 3, True
+    assert factors.reconsider(gain) == (stays_at < 160)
+    assert factors.factor == stays_at
+
+
 @pytest.mark.parametrize("reading", READINGS)
 def test_readings_of_the_gain_are_one_measurement(reading: Gain):
     shares = [0.0, 0.01, 0.05, 0.5, 1.0]

@@ -70,10 +70,22 @@ class Factors:
         self.index += 1
         return f"scale up to {self.factor:g}x"
 
+    def reconsider(self, gain: float) -> bool:
+        """Whether a smaller factor is the better one, now that the one in force gains so much; then that one is in
+        force. A residual may take longer than a window to fill, and the gain is less once it is full."""
+        before = self.index
+        self.throughputs[before] = gain / self.seconds[before]
+        if any(self.throughputs[before] < t * (1 - self.tolerance) for t in self.throughputs[:before]):
+            self._stay(before)
+        return self.index < before
+
     def _freeze(self, reason: str) -> str:
-        """Stays with the best; of those within the tolerance with the smallest."""
-        tried = [index for index, throughput in enumerate(self.throughputs) if not isnan(throughput)]
+        self._stay(len(self.factors) - 1)
+        return f"{reason}: stay at {self.factor:g}x"
+
+    def _stay(self, largest: int) -> None:
+        """Settles on the best up to the index `largest`; of those within the tolerance on the smallest."""
+        tried = [index for index in range(largest + 1) if not isnan(self.throughputs[index])]
         best = max((self.throughputs[index] for index in tried), default=0.0)
         near = [index for index in tried if self.throughputs[index] >= best * (1 - self.tolerance)]
         self.index, self.frozen = min(near, default=0), True
-        return f"{reason}: stay at {self.factor:g}x"

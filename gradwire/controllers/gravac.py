@@ -179,7 +179,9 @@ class GraVAC(Controller):
         return self._factors.judge(gains, throughput, self._least)
 
     def _watch(self, gain: float, seconds: float) -> str:
-        """Goes on as it is, unless something changed since the factor was settled on."""
+        """Goes on as it is, unless something changed since the factor was settled on, or its gain fell."""
+        if self._factors.reconsider(gain):
+            return f"the gain fell to {gain:.2f}: step back to {self._factors.factor:g}x"
         if isnan(self._reference.gain):
             self._reference = Reference(gain, seconds, self._reference.rate)
         drift = self._reference.drift(gain, seconds)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compressors import FP32, Compressor
 from gradwire.controllers import Auto
-from gradwire.controllers.auto import MOST_TRIED, ROUNDS, SETTLE, TRACED, TRIED, WARM
+from gradwire.controllers.auto import MOST_TRIED, ROUNDS, SETTLE, TRACED, TRIED, WARM, WINDOW
 from gradwire.ddp import Handle, attach
 from gradwire.lab.catalogue import make_task
 from gradwire.lab.configuration import parse
@@ -25,7 +25,7 @@ from gradwire.plan import Group, Plan, default_communicator, default_memory
 from gradwire.schedule import Profile, Span, Timeline
 
 SHOWN = 5
-MOST_STEPS = WARM + TRACED + 3 + MOST_TRIED * ROUNDS * (1 + SETTLE + TRIED) + SETTLE + SHOWN + 1
+MOST_STEPS = WARM + TRACED + 3 + MOST_TRIED * ROUNDS * (1 + SETTLE + TRIED) + WINDOW + SETTLE + SHOWN + 1
 """Ends sooner where fewer plans are worth trying."""
 _ARGUMENT = re.compile(r"\w+=|[\d.]+(e-?\d+)?$")
 
@@ -116,6 +116,8 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
         if controller.chosen:
             break
     controller.alone = False  # what is to be seen is the plan, though DDP by itself may be faster
+    while controller.aside:
+        next(steps)
     for _ in range(SETTLE):
         next(steps)
     trace = handle.trace(SHOWN)

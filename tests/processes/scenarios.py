@@ -25,6 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
+from gradwire.controllers import auto
+from gradwire.lab import planning
+from gradwire.lab.job import Peers
 
 SCENARIOS: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {}
 COMPRESSORS = [
@@ -228,6 +231,23 @@ def what_memories_hold_survives_while_the_engine_stands_aside() -> None:
     assert any(before[key].any() for key in before if key.endswith("residual"))
     train(ddp, 4, first=3)
     assert same_on_all_ranks(flat(ddp))
+
+
+@scenario(2)
+def a_plan_is_shown_where_ddp_by_itself_is_faster() -> None:
+    def slow(plan):
+        yield plan
+        return [1e9]
+
+    cpu, lines = torch.device("cpu"), []
+    peers = Peers(dist.get_rank(), 2, cpu, gw.transports.ProcessGroup.own(device=cpu))
+    spec = planning.PlanSpec(task="digits", options=["width=4"], candidates=[])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "_tried", slow)
+        planning.plan(spec, peers, lines.append)
+    planned = planning.Planned.from_line(lines[-1])
+    assert "DDP by itself" in planned.decisions[-1]
+    assert {"encode", "wire"} <= {span.lane for span in planned.timeline.spans}
 
 
 @scenario(2, 3)
