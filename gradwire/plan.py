@@ -17,7 +17,7 @@ from gradwire.memory import Memory, NoMemory, Residual
 T = TypeVar("T")
 GROUP_BYTES = 8 << 20
 BULKY_BYTES = 4 << 20
-FIRST_BYTES = 1 << 20
+EDGE_BYTES = 1 << 20
 MOST_GROUPS = 8
 
 
@@ -118,8 +118,8 @@ def uniform(
     communicator: Communicator | None = None,
     dense: Callable[[Slot], bool] | None = None,
 ) -> Plan:
-    """One way for all: slots in the given order, cut into groups of 8 MB of gradient or more; where the wire sets the
-    pace of 4 MB or more, the first of them smaller.
+    """One way for all: slots in the given order, cut into groups of 8 MB of gradient or more, the last of them smaller;
+    where the wire sets the pace of 4 MB or more, the first of them smaller.
 
     Slots for which `dense` holds travel uncompressed in a group of their own, sent last: their bytes do not
     matter, their accuracy does. By default these are the vectors, unless the compressor carries them itself.
@@ -157,18 +157,31 @@ def bulky(compressor: Compressor, slots: Sequence[Slot]) -> bool:
 
 
 def _cut(slots: Sequence[Slot], early: bool) -> list[tuple[str, ...]]:
-    """Groups that are worth a collective; where `early`, smaller ones first, to have the wire busy early."""
-    groups: list[tuple[str, ...]] = []
-    names: list[str] = []
-    size = 0
+    """Groups that are worth a collective. Where `early`, smaller ones first, to have the wire busy early; else smaller
+    ones last, for what is sent last hides under nothing."""
     full = max(BULKY_BYTES if early else GROUP_BYTES, 4 * sum(slot.numel for slot in slots) // MOST_GROUPS)
+    if early:
+        return _grow(slots, full)
+    return [names[::-1] for names in reversed(_grow(slots[::-1], full))]
+
+
+def _grow(slots: Sequence[Slot], full: int) -> list[tuple[str, ...]]:
+    """Neighbours together: a group of 1 MB of gradient or more, then of twice that, and so on up to `full` bytes; what
+    is left over, where it is less than 1 MB, joins the one before."""
+    groups: list[tuple[str, ...]] = []
+    names: tuple[str, ...] = ()
+    size = 0
     for slot in slots:
-        names.append(slot.name)
+        names += (slot.name,)
         size += 4 * slot.numel
-        if size >= (min(full, FIRST_BYTES << len(groups)) if early else full):
-            groups.append(tuple(names))
-            names, size = [], 0
-    return [*groups, tuple(names)] if names else groups
+        if size >= min(full, EDGE_BYTES << len(groups)):
+            groups.append(names)
+            names, size = (), 0
+    if groups and size < EDGE_BYTES:
+        groups[-1] += names
+    elif names:
+        groups.append(names)
+    return groups
 
 
 def _to_dict(part: Any) -> dict[str, Any]:

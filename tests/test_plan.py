@@ -121,6 +121,24 @@ def test_the_default_plan_sends_small_tensors_dense_and_last():
     assert set(dense.slots) == {slot.name for slot in SLOTS if len(slot.shape) < 2}
 
 
+@pytest.mark.parametrize(
+    ("compressor", "megabytes"),
+    [(gw.TopK(0.01), [8, 8, 4, 2, 1]), (gw.PowerSGD(4), [8, 8, 4, 2, 1]), (gw.QSGD(), [1, 2, 4, 4, 4, 4, 4])],
+    ids=str,
+)
+def test_groups_are_small_where_nothing_hides_them(compressor, megabytes: list[int]):
+    """What is sent last; where the wire sets the pace what is sent first."""
+
+    def quarters(count: int) -> list[int]:
+        groups = uniform(slots_of({f"{i}.weight": torch.empty(256, 256) for i in range(count)}), compressor).groups
+        assert [name for group in groups for name in group.slots] == [f"{i}.weight" for i in range(count)]
+        return [len(group.slots) for group in groups]
+
+    even = 4 * sum(megabytes)
+    assert quarters(even) == [4 * size for size in megabytes]
+    assert len(quarters(even + 1)) == len(megabytes)
+
+
 OTHER = [
     (uniform(SLOTS, gw.TopK(0.06)), SLOTS, 0),
     (uniform(SLOTS[::-1], TOP_K), SLOTS, 0),
