@@ -4,8 +4,8 @@
     python benchmarks/training.py --link loopback --seeds 0    # the losses alone: they do not depend on the link
 
 A two-layer LSTM on the standard library's sources, SGD with momentum 0.9, gradients clipped to norm 1, learning rate 1
-falling to 0 along a cosine. The wall time is that of the training steps of rank 0, without evaluation. What does not come
-within 2 % of dense's last loss in as many steps trains again, for half as many more. Writes
+falling to 0 along a cosine. The wall time is that of the training steps of rank 0, without evaluation. What does not
+come within 2 % of dense's last loss in as many steps trains again, for half as many more. Writes
 benchmarks/results/training.json and prints a Markdown table.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import statistics
 import sys
 import time
+from math import inf
 
 from ranks import as_rank, collect, save
 
@@ -57,7 +58,7 @@ def compare(arguments: argparse.Namespace) -> list[dict]:
     runs: list[dict] = []
     for name, compressor in CONFIGURATIONS.items():
         runs.append(train(name, compressor, arguments, arguments.steps))
-        if time_to(runs[-1], NEAR * runs[0]["loss"]) is None:
+        if time_to(runs[-1], NEAR * runs[0]["loss"]) == inf:
             runs.append(train(name, compressor, arguments, round(LONGER * arguments.steps)))
     return runs
 
@@ -109,21 +110,20 @@ def markdown(runs: list[dict]) -> str:
         mine = [run for run in runs if run["name"] == name]
         equal = [run for run in mine if run["steps"] == dense[run["seed"]]["steps"]]
         worse = [run["loss"] / dense[run["seed"]]["loss"] - 1 for run in equal]
-        arrived = {run["seed"]: run for run in mine if time_to(run, near[run["seed"]])}
-        times = {seed: time_to(run, near[seed]) for seed, run in arrived.items()}
-        reached = [f"{times[seed]:.0f} ({arrived[seed]['steps']})" if seed in times else "not" for seed in dense]
-        sooner = [time_to(dense[seed], near[seed]) / seconds for seed, seconds in times.items()]
+        best = [min((time_to(run, near[seed]), run["steps"]) for run in mine if run["seed"] == seed) for seed in dense]
+        reached = [f"{seconds:.0f} ({steps})" if seconds < inf else "not" for seconds, steps in best]
+        sooner = [time_to(dense[seed], near[seed]) / seconds for seed, (seconds, _) in zip(dense, best, strict=True)]
         lines.append(
             f"| {name} | {', '.join(format(run['loss'], '.3f') for run in equal)} "
             f"| {', '.join(f'{w:+.1%}' for w in worse)} | {statistics.median(run['wall_s'] for run in equal):.0f} "
-            f"| {', '.join(reached)} | {', '.join(f'{s:.1f}x' for s in sooner) or '-'} |"
+            f"| {', '.join(reached)} | {', '.join(f'{times:.1f}x' if times else '-' for times in sooner)} |"
         )
     return "\n".join(lines)
 
 
-def time_to(run: dict, loss: float) -> float | None:
-    """Seconds until the held-out loss was first at most `loss`."""
-    return next((wall_s for _, wall_s, held_out in run["curve"] if held_out <= loss), None)
+def time_to(run: dict, loss: float) -> float:
+    """Seconds until the held-out loss was first at most `loss`; infinite where it never was."""
+    return next((wall_s for _, wall_s, held_out in run["curve"] if held_out <= loss), inf)
 
 
 if __name__ == "__main__":
