@@ -113,6 +113,13 @@ def test_exit_code_and_last_words_of_a_rank_are_reported() -> None:
     assert failed.value.stderr == "one\nno such folder: data"
 
 
+def test_what_a_rank_raised_is_its_last_word_though_gloo_aborts_it() -> None:
+    words = "import os; os.write(2, b'[rank0]: ValueError: no such plan\\n[rank0]:[W1122 gloo.cpp:1] bye\\n'); os.abort()"
+    with pytest.raises(RankFailed) as failed:
+        launch(["-c", words], 1)
+    assert str(failed.value) == "rank 0 ended with signal SIGABRT: ValueError: no such plan"
+
+
 def test_ranks_that_take_too_long_are_ended(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="still ran after 1 s"):
         launch(["-c", SLEEP, str(tmp_path)], 2, timeout_s=1)

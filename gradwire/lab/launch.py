@@ -27,7 +27,7 @@ _ENTER = Path(__file__).with_name("enter.py")
 _POLL_S = 0.05
 _GRACE_S = 5
 _STDERR_LINES = 30
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]:\s*")  # torch puts it before each line of a traceback
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?!\[)\s*")  # torch puts it before each line of a traceback
 _LOST_PEER = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|remote process exited")
 
 # It reports each rank that it ends; RankFailed says what matters of that.
@@ -42,7 +42,9 @@ class RankFailed(RuntimeError):
         self.exit_code = exit_code
         self.stderr = stderr
         how = f"exit code {exit_code}" if exit_code > 0 else f"signal {signal.Signals(-exit_code).name}"
-        last_line = _RANK_PREFIX.sub("", stderr.rpartition("\n")[2])
+        lines = stderr.splitlines()
+        raised = [line for line in lines if _RANK_PREFIX.match(line)]  # gloo may abort a rank that has raised
+        last_line = _RANK_PREFIX.sub("", (raised or lines or [""])[-1])
         super().__init__(f"rank {rank} ended with {how}" + (f": {last_line}" if last_line else ""))
 
 
