@@ -15,7 +15,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.controllers import Auto
-from gradwire.controllers.auto import MOST_TRIED, ROUNDS, SETTLE, TIMED, TRACED, TRIED, WARM, _collectives, ways_of
+from gradwire.controllers.auto import (
+    MOST_TRIED,
+    ROUNDS,
+    SETTLE,
+    TIMED,
+    TRACED,
+    TRIED,
+    WARM,
+    _collectives,
+    safe,
+    ways_of,
+)
 from gradwire.controllers.measure import Sample
 from gradwire.ddp import automatic
 from gradwire.plan import uniform
@@ -114,6 +125,14 @@ def test_a_resumed_job_keeps_the_plan_that_was_found():
     assert [engine.plan for engine in second.engines] == [found] * 2
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize(("world", "expected"), [(2, {"AllGather"}), (4, {"AllGather", "ScatterReduce"})])
+def test_by_default_8_bits_travel_with_a_residual_and_scattered_among_more_than_two(world: int, expected: set[str]):
+    ways = [way for candidate in safe(world) for way in ways_of(candidate, world)]
+    assert [way.compressor for way in ways[:2]] == [gw.FP32(), gw.BF16()]
+    assert {(way.compressor, way.memory) for way in ways[2:]} == {(gw.QSGD(), gw.Residual())}
+    assert {way.communicator.name for way in ways[2:]} == expected
 
 
 def test_an_own_way_to_send_is_a_candidate_too():

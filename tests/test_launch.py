@@ -114,7 +114,9 @@ def test_exit_code_and_last_words_of_a_rank_are_reported() -> None:
 
 
 def test_what_a_rank_raised_is_its_last_word_though_gloo_aborts_it() -> None:
-    words = "import os; os.write(2, b'[rank0]: ValueError: no such plan\\n[rank0]:[W1122 gloo.cpp:1] bye\\n'); os.abort()"
+    words = (
+        "import os; os.write(2, b'[rank0]: ValueError: no such plan\\n[rank0]:[W1122 gloo.cpp:1] bye\\n'); os.abort()"
+    )
     with pytest.raises(RankFailed) as failed:
         launch(["-c", words], 1)
     assert str(failed.value) == "rank 0 ended with signal SIGABRT: ValueError: no such plan"

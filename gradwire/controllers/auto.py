@@ -77,10 +77,9 @@ class Auto(Controller):
     numbers = 2
 
     def __init__(self, candidates: Sequence[Compressor | Group] = ()) -> None:
-        chosen = list(candidates) or [FP32(), BF16(), Group((), QSGD(), Residual(), AllGather())]
-        if not any(isinstance(_compressor(candidate), Cast) for candidate in chosen):
-            chosen.insert(0, FP32())
-        self.candidates = chosen
+        self.candidates = list(candidates)
+        if candidates and not any(isinstance(_compressor(candidate), Cast) for candidate in candidates):
+            self.candidates.insert(0, FP32())
         self.profile: Profile | None = None
         self.regime = Worker()
         self.found: Found | None = None
@@ -160,7 +159,8 @@ class Auto(Controller):
         ordered = sorted(step.slots, key=lambda slot: times.ready_s[slot.name])
         sizes = [_first(ordered, elements) for elements in PROBED_ELEMENTS]
         pieces = [slots for i, slots in enumerate(sizes) if not i or slots != sizes[i - 1]]
-        ways = [way for candidate in self.candidates for way in ways_of(candidate, step.transport.world)]
+        world = step.transport.world
+        ways = [way for candidate in self.candidates or safe(world) for way in ways_of(candidate, world)]
         samples = [[measure(way, slots, step.transport, step.device) for slots in pieces] for way in ways]
         local = step.transport.local
         return Profile(
@@ -249,6 +249,11 @@ class Times:
         numbers = [self.forward_s, self.optimizer_s, *self.ready_s.values()]
         forward_s, optimizer_s, *ready_s = slowest(numbers, step.transport, step.device)
         return Times(dict(zip(self.ready_s, ready_s, strict=True)), forward_s, optimizer_s)
+
+
+def safe(world: int) -> list[Compressor | Group]:
+    """What needs no tuning and no leap of faith: fp32, bf16, and 8 bits with a residual."""
+    return [FP32(), BF16(), *(replace(way, memory=Residual()) for way in ways_of(QSGD(), world))]
 
 
 def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:

@@ -19,7 +19,10 @@ from gradwire.controllers.settings import setting_of
 from gradwire.layout import Layout, Slot
 from gradwire.plan import Group, Plan
 
-SCALES = {"ratio": (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8), "rank": (1 / 4, 1 / 2, 3 / 4, 1, 3 / 2, 2, 4)}
+SCALES = {
+    "ratio": (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 3 / 2, 2, 4, 8),
+    "rank": (1 / 4, 1 / 2, 3 / 4, 1, 5 / 4, 3 / 2, 2, 3, 4),
+}
 MOST_GROUPS = 16
 Budget = Literal["error", "bytes", "seconds"]
 
