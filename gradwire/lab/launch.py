@@ -83,6 +83,7 @@ def launch(
             _wait(context, timeout_s)
     except SignalException as stopped:
         signal.raise_signal(stopped.sigval)  # the ranks are gone: now do what this process does by itself
+        raise  # it ignores the signal, and the job is not done
 
 
 def _arguments(argv: list[str], network: Network | None, host: int) -> tuple[str, ...]:
