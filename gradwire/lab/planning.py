@@ -114,10 +114,9 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
         seconds.setdefault(_plan(handle), []).append(taken_s)
         log({"step": number, "doing": "trying plans" if controller.found else "measuring dense steps"})
         if controller.chosen:
-            break
-    controller.alone = False  # what is to be seen is the plan, though DDP by itself may be faster
-    while controller.aside:
-        next(steps)
+            controller.alone = False  # what is to be seen is the plan, though DDP by itself may be faster
+            if not controller.aside:
+                break
     for _ in range(SETTLE):
         next(steps)
     trace = handle.trace(SHOWN)
