@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.controllers.auto import learnt
+from gradwire.controllers.auto import learnt, shortlist
 from gradwire.layout import Slot
 from gradwire.plan import Plan, default_communicator, default_memory, uniform
 from gradwire.schedule import (
@@ -140,6 +140,15 @@ def test_lanes_carry_one_thing_at_a_time(regime):
         spans = [span for span in drawn.spans if span.lane == lane]
         for before, after in pairwise(spans):
             assert before.end_s <= after.start_s + 1e-12
+
+
+@pytest.mark.parametrize(("group_s", "tried"), [(0.0, True), (0.05, False)], ids=["groups are cheap", "dear"])
+def test_layer_by_layer_is_tried_where_it_may_be_fast(group_s, tried):
+    job, regime = profile(), Worker()
+    job = replace(job, candidates=tuple(replace(way, encode=way.encode.plus(group_s)) for way in job.candidates))
+    problem = job.problem()
+    layers = [job.plan(baselines.layer_wise(problem, regime, option).groups) for option in range(len(WAYS))]
+    assert any(plan in layers for plan in shortlist(job, search(problem, regime), regime)) == tried
 
 
 def test_what_steps_took_beyond_the_prediction_is_learnt():

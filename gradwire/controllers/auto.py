@@ -271,12 +271,13 @@ def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
 
 def shortlist(profile: Profile, found: Found, regime: Regime) -> list[Plan]:
     """What is worth trying: the best plan; the best candidate alone in DDP's buckets, for where computing beside
-    backward costs more than the model knows; the best of each candidate alone that the model puts close behind."""
+    backward costs more than the model knows; the same layer by layer, for where it costs less; the best of each
+    candidate alone. Of the last two what the model puts close behind."""
     problem = profile.problem()
     alone = [_alone(problem, regime, option) for option in range(len(problem.options))]
     best = min(range(len(alone)), key=lambda option: alone[option].step_s)
-    close = sorted(alone, key=lambda rival: rival.step_s)
-    close = [rival for rival in close if rival.step_s < WORTH_TRYING * found.step_s]
+    rivals = [baselines.layer_wise(problem, regime, best), *sorted(alone, key=lambda rival: rival.step_s)]
+    close = [rival for rival in rivals if rival.step_s < WORTH_TRYING * found.step_s]
     plans = [profile.plan(each.groups) for each in [found, baselines.buckets(problem, regime, best), *close]]
     return [plan for i, plan in enumerate(plans) if plan not in plans[:i]][:MOST_TRIED]
 
