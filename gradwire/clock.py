@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter, deque
+from threading import Lock
 
 import torch
 
@@ -10,12 +11,14 @@ Mark = float | torch.cuda.Event
 
 
 class Clock:
-    """Adds up spans by name. On CUDA a span lies between two events of the current stream and is read later."""
+    """Adds up spans by name, of any thread. On CUDA a span lies between two events of the current stream and is read
+    later."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._totals: Counter[str] = Counter()
         self._open: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._reading = Lock()
 
     def mark(self) -> Mark:
         """Now."""
@@ -32,16 +35,18 @@ class Clock:
             return
         assert isinstance(start, torch.cuda.Event)
         assert isinstance(end, torch.cuda.Event)
-        self._open.append((name, start, end))
-        while self._open and self._open[0][2].query():
-            self._close()
+        with self._reading:
+            self._open.append((name, start, end))
+            while self._open and self._open[0][2].query():
+                self._close()
 
     def totals(self) -> dict[str, float]:
         """Seconds by name; waits for spans that are still open on the GPU."""
-        while self._open:
-            self._open[0][2].synchronize()
-            self._close()
-        return dict(self._totals)
+        with self._reading:
+            while self._open:
+                self._open[0][2].synchronize()
+                self._close()
+            return dict(self._totals)
 
     def _close(self) -> None:
         name, start, end = self._open.popleft()

@@ -72,11 +72,12 @@ class Handle:
             self._engine.install(plan)
 
     def detach(self) -> None:
-        """Back to dense reduction. What memories hold is in `state_dict()`, if you want it."""
-        self._detach()
-        if self._engine:
-            self._engine.close()
-        self._engine = None
+        """DDP reduces dense again; a `DistributedOptimizer`, without which nobody reduces, takes no step any more. What
+        memories hold is in `state_dict()` before, if you want it."""
+        engine, self._engine = self._engine, None
+        if engine:
+            self._detach()
+            engine.close()
 
 
 def attach(
@@ -167,7 +168,8 @@ class _Bridge:
     buckets once, after the first step; those that stayed for two steps stay for ever.
 
     DDP does not give up a hook, and with one it divides in a pass of its own. So where the engine stands aside, DDP
-    gets a new reducer, as it does when it is unpickled, and the hook when the engine is back.
+    gets a new reducer, as it does when it is unpickled, and the hook when the engine is back. Meanwhile a step is over
+    when a gradient came since the one before and the next forward pass begins: not every pass is followed by backward.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -175,10 +177,11 @@ class _Bridge:
         self.engine: Engine | None = None
         self._slot: dict[Tensor, int] = {}
         self._given: set[int] = set()
+        self._accumulated: set[int] = set()
         self._homes: dict[int, Tensor] = {}
         self._settled: set[int] = set()
         self._late: tuple[int, Tensor | None] | None = None
-        self._synchronising = False
+        self._synchronising = self._reduced = False
         self._aside_since: float | None = None
         self._aside_s: list[float] = []
         self._removable: list[Any] = []
@@ -225,6 +228,9 @@ class _Bridge:
                 self._on_gradients.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def _forget_gradients(self) -> None:
+        self._given.clear()
+        self._accumulated.clear()
+        self._late = None
         self._homes.clear()
         self._settled.clear()
         for hook in self._on_gradients:
@@ -233,8 +239,15 @@ class _Bridge:
 
     def _take_turns(self, engine: Engine) -> None:
         """Before a step: leaves it to DDP, or not, as the engine wants."""
+        if engine.aside and self.ddp._join_config.enable:
+            raise RuntimeError(
+                "the automatic plan counts steps, of which DDP.join() gives each rank another number; name a compressor"
+            )
         now = perf_counter()
         if self._aside_since is not None:
+            if not self._reduced:
+                return
+            self._reduced = False
             engine.stepped_aside()
             self._aside_s.append(now - self._aside_since)
             self._aside_since = now
@@ -253,10 +266,18 @@ class _Bridge:
         parameters, sparse = ddp._build_params_for_reducer()
         names = ddp._build_debug_param_to_name_mapping(parameters)
         ddp._ddp_init_helper(parameters, sparse, names, ddp.static_graph)
+        self._reduced = False
+        for parameter in self._slot if ddp.find_unused_parameters else [next(iter(self._slot))]:
+            self._on_gradients.append(parameter.register_post_accumulate_grad_hook(self._reduces))
+
+    def _reduces(self, parameter: Tensor) -> None:
+        self._reduced |= self._synchronising
 
     def _come_back(self) -> None:
         self._aside_since = None
         self._aside_s.clear()
+        self._forget_gradients()
+        self._accumulated = {slot for parameter, slot in self._slot.items() if parameter.grad is not None}
         dist._register_comm_hook(self.ddp.reducer, None, self._bucket_ready)  # pyright: ignore
         self._see_gradients()
 
@@ -283,6 +304,8 @@ class _Bridge:
                 self._late = slot, parameter.grad
             else:
                 self.engine.give(slot, parameter.grad)
+        else:
+            self._accumulated.add(slot)
 
     def _give_late(self) -> None:
         """Gives the gradient that DDP has copied into its bucket since it was ready."""
@@ -311,15 +334,17 @@ class _Bridge:
                 continue
             slot = self._slot[parameter]
             sinks[slot] = gradient
-            if self.ddp.static_graph:
+            if slot in self._given:
+                self._settle(slot, gradient)
+            elif self.ddp.static_graph or (slot in self._accumulated and parameter.grad is not None):
                 self.engine.ready(slot)
                 self.engine.give(slot, gradient)
-            elif slot in self._given:
-                self._settle(slot, gradient)
             else:
                 self.engine.give(slot, None)
-        if bucket.is_last():
+        if bucket.is_last():  # DDP, too, ignores what backward does from here to the next forward pass
+            self._synchronising = False
             self._given.clear()
+            self._accumulated.clear()
         return self.engine.watch(sinks, bucket.buffer())
 
     def _settle(self, slot: int, gradient: Tensor) -> None:

@@ -68,10 +68,10 @@ class Engine:
         self._site = Site(transport, device, seed, Workspace(device))
         self._find_unused, self._replan, self._controller = find_unused, replan, controller
         self._may_stand_aside = may_stand_aside
-        plan = self._begin(plan)
-        self._agree(plan)
         self._recorder = Recorder(device, transport.place)
         self._flights = Flights(transport, self._recorder)
+        plan = self._begin(plan)
+        self._agree(plan)
         self._steps = self._done_steps = 0
         self._error: BaseException | None = None
         self._reducers: list[Reducer] = []
@@ -163,7 +163,6 @@ class Engine:
     def install(self, plan: Plan) -> None:
         """Puts `plan` in force from the next step on; every parameter keeps its state. All ranks must do this
         after the same step. Raises ValueError where plan and model, or the ranks' plans, do not fit."""
-        plan.check(self.slots)
         self._put(self._begin(plan))
 
     def export(self) -> dict[str, dict[str, Tensor]]:
@@ -179,8 +178,13 @@ class Engine:
         return exported
 
     def adopt(self, exported: dict[str, dict[str, Tensor]], steps: int) -> None:
-        """Takes over an exported state; parameters it lacks keep theirs."""
+        """Takes over an exported state; parameters it lacks keep theirs. Raises ValueError, naming it, for a
+        parameter that the model lacks."""
         self._settle()
+        if unknown := exported.keys() - {slot.name for slot in self.slots} - {CONTROLLER}:
+            raise ValueError(
+                f"the state has parameter {min(unknown)!r}, which the model lacks; load what this model saved"
+            )
         self._steps = steps
         if self._controller and CONTROLLER in exported:
             state = {name.removeprefix("shared/"): tensor for name, tensor in exported[CONTROLLER].items()}
@@ -242,6 +246,7 @@ class Engine:
         self.transport.close()
 
     def _put(self, plan: Plan) -> None:
+        plan.check(self.slots)
         self._settle()
         self._agree(plan)
         self._replan = None
@@ -253,7 +258,13 @@ class Engine:
         return self._controller.begin(plan) if self._controller else plan
 
     def _settle(self) -> None:
-        """Returns when the books of the step that was begun are closed as well."""
+        """Returns when the books of the step that was begun are closed as well. Raises RuntimeError where backward
+        ended before all gradients were there."""
+        if self._count % len(self.slots) and not self._error:
+            raise RuntimeError(
+                f"backward ended after {self._count} of {len(self.slots)} gradients; "
+                "save and change plans between whole steps"
+            )
         with self._progress:
             self._progress.wait_for(lambda: self._error or self._settled == self._epoch)
         self._raise_error()
@@ -313,12 +324,15 @@ class Engine:
         last, for nobody waits for it."""
         self._used = self._agree_used()
         verdict = torch.stack([reducer.verdict for reducer in self._reducers]).sum(0)
+        if any(reducer.owes for reducer in self._reducers):  # where nothing else is remembered nobody looks for NaN
+            added = [mean.sum(dtype=torch.float32) for reducer in self._reducers for mean in reducer.mean]
+            verdict.add_(torch.stack(added).sum().mul_(0))
         for reducer in self._reducers:
             reducer.undo(verdict)
         means = {
             slot: mean
-            for reducer in self._reducers
-            for slot, mean in zip(self._slots_of[id(reducer)], reducer.mean, strict=True)
+            for reducer, slots in zip(self._reducers, self._slots_of, strict=True)
+            for slot, mean in zip(slots, reducer.mean, strict=True)
         }
         plan = self._decide(means, sums())
         self._next = 0
@@ -347,8 +361,8 @@ class Engine:
 
     def _close_step(self) -> None:
         start = self._recorder.mark()
-        for reducer in self._reducers:
-            reducer.close([self._used[slot] for slot in self._slots_of[id(reducer)]])
+        for reducer, slots in zip(self._reducers, self._slots_of, strict=True):
+            reducer.close([self._used[slot] for slot in slots])
         self._recorder.add("decode", start, label="memories give up what was sent")
 
     def _observe(self) -> Callable[[], Tensor]:
@@ -387,12 +401,11 @@ class Engine:
         )  # fmt: skip
 
     def _agree_used(self) -> list[bool]:
-        used = torch.zeros(len(self.slots), device=self.device)
-        for group, indices in self._ready.items():
-            for index in indices:
-                used[self._slots_of[id(self._reducers[group])][index]] = 1
         if not self._find_unused:
             return [True] * len(self.slots)
+        mine = [self._slots_of[group][index] for group, indices in self._ready.items() for index in indices]
+        used = torch.zeros(len(self.slots), device=self.device)
+        used[mine] = 1
         self._sum(used)
         return used.gt(0).tolist()
 
@@ -412,18 +425,13 @@ class Engine:
         remembers = any(group.memory.remembers or group.compressor.flat_state for group in plan.groups)
         site = replace(self._site, remembers=remembers)
         slot_of = {slot.name: index for index, slot in enumerate(self.slots)}
+        self._slots_of = [[slot_of[name] for name in group.slots] for group in plan.groups]
         self._reducers = [
-            Reducer(group, [self.slots[slot_of[name]] for name in group.slots], site, index)
-            for index, group in enumerate(plan.groups)
+            Reducer(group, [self.slots[slot] for slot in slots], site, index)
+            for index, (group, slots) in enumerate(zip(plan.groups, self._slots_of, strict=True))
         ]
-        self._slots_of = {
-            id(reducer): [slot_of[name] for name in group.slots]
-            for reducer, group in zip(self._reducers, plan.groups, strict=True)
-        }
         places = {
-            slot_of[name]: (group, index)
-            for group, members in enumerate(plan.groups)
-            for index, name in enumerate(members.slots)
+            slot: (group, index) for group, slots in enumerate(self._slots_of) for index, slot in enumerate(slots)
         }
         self._places = [places[slot] for slot in range(len(self.slots))]
         self._arrived: list[list[Given]] = [[] for _ in plan.groups]
@@ -455,10 +463,12 @@ class Engine:
         self._error = error
         self._flights.forget()
         _forget_frames(error)  # they hold messages under way, and those the connections that abort is to close
-        self.transport.abort(str(error))
-        self._buckets.fail(error)
-        with self._progress:
-            self._progress.notify_all()
+        try:
+            self.transport.abort(str(error))
+        finally:  # whoever waits is told, whatever else is broken
+            self._buckets.fail(error)
+            with self._progress:
+                self._progress.notify_all()
 
     def _raise_error(self) -> None:
         if self._error:

@@ -29,7 +29,7 @@ class DistributedOptimizer(Optimizer):
     The arguments are those of `gradwire.attach`; `handle` is what that returns.
 
     Raises ValueError for what `attach` refuses, and RuntimeError from backward where a parameter got no
-    gradient on this rank, unless `find_unused_parameters`.
+    gradient on this rank, unless `find_unused_parameters`, and from `step` after `handle.detach()`.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class DistributedOptimizer(Optimizer):
         _share_initial_values(model, process_group)
         self._find_unused = find_unused_parameters
         self._given: set[int] = set()
-        self._synchronising = True
+        self._accumulated: set[int] = set()
+        self._synchronising, self._forwarded, self._detached = True, False, False
         self._removable: list[Any] = []
         self._engine: Engine | None = None
         if own.ranks > 1:
@@ -76,7 +77,9 @@ class DistributedOptimizer(Optimizer):
         self.state = optimizer.state
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The wrapped optimizer's step."""
+        """The wrapped optimizer's step. Raises RuntimeError where `handle` was detached."""
+        if self._detached:
+            raise RuntimeError("detach() ended the exchange of gradients; wrap the optimizer anew, or the model in DDP")
         return self.inner.step(closure)
 
     def state_dict(self) -> dict[str, Any]:
@@ -99,6 +102,7 @@ class DistributedOptimizer(Optimizer):
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         if self._engine and torch.is_grad_enabled():
+            self._forwarded = True
             self._engine.forward_begins()
 
     def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
@@ -107,9 +111,14 @@ class DistributedOptimizer(Optimizer):
 
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
         if not self._synchronising:
+            self._accumulated.add(slot)
             return
         assert self._engine is not None
         if not self._given:
+            if not self._forwarded:  # the loss came from another method than forward
+                self._engine.forward_begins()
+                self._engine.forward_ends()
+            self._forwarded = False
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_done)  # pyright: ignore[reportAttributeAccessIssue]
         if slot in self._given:
             raise RuntimeError(
@@ -123,13 +132,15 @@ class DistributedOptimizer(Optimizer):
     def _backward_done(self) -> None:
         engine = self._engine
         assert engine is not None
-        missing = set(range(len(engine.slots))) - self._given
+        absent = set(range(len(engine.slots))) - self._given
+        unused = absent - self._accumulated
         self._given.clear()
-        if missing and not self._find_unused:
-            name = engine.slots[min(missing)].name
+        self._accumulated.clear()
+        if unused and not self._find_unused:
+            name = engine.slots[min(unused)].name
             raise RuntimeError(f"parameter {name!r} got no gradient; pass find_unused_parameters=True, or freeze it")
-        for slot in missing:
-            engine.give(slot, None)
+        for slot in absent:
+            engine.give(slot, None if slot in unused else self._parameters[engine.slots[slot].name].grad)
         engine.wait()
         for index, (slot, mean) in enumerate(zip(engine.slots, engine.means(), strict=True)):
             parameter = self._parameters[slot.name]
@@ -141,7 +152,7 @@ class DistributedOptimizer(Optimizer):
     def _unhook(self) -> None:
         for hook in self._removable:
             hook.remove()
-        self._engine = None
+        self._engine, self._detached = None, True
 
 
 @torch.no_grad()

@@ -93,6 +93,8 @@ class Plan:
         known = {slot.name for slot in slots}
         if twice := {name for name in planned if planned.count(name) > 1}:
             raise ValueError(f"the plan has parameter {min(twice)!r} in two groups; each belongs in one")
+        if any(not group.slots for group in self.groups):
+            raise ValueError("the plan has a group without parameters; leave it out")
         if unknown := set(planned) - known:
             raise ValueError(f"the plan names parameter {min(unknown)!r}, which the model lacks; make a plan for it")
         if missing := known - set(planned):

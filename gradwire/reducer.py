@@ -186,6 +186,11 @@ class Reducer:
         """NaN (1,) where this group's gradients were not finite on some rank, else 0."""
         return self.state.verdict
 
+    @property
+    def owes(self) -> bool:
+        """Whether something of another plan's memory is still to be sent."""
+        return bool(self._owed)
+
     def _take(self, index: int, grad: Tensor) -> None:
         self._add(index, grad, self.site.share)
         if index in self._owed:
@@ -229,8 +234,8 @@ class Reducer:
             for name, kept in held.items():
                 view = self._views[name][index]
                 view.add_(kept) if used[index] and not self.state.skipped else view.copy_(kept)
-        for index in self._owed.keys() & self._grads.keys():
-            if self.mean[index].isfinite().all():
+        if self._owed and not self.state.verdict.isnan():
+            for index in self._owed.keys() & self._grads.keys():
                 del self._owed[index]
         self._grads.clear()
         self._sinks.clear()

@@ -127,6 +127,20 @@ def test_a_resumed_job_keeps_the_plan_that_was_found():
     second.close()
 
 
+def test_a_job_that_was_saved_while_it_tried_plans_begins_anew_with_dense_steps():
+    first = automatic_job(2, [gw.TopK(0.1)])
+    steps = next(n for n in range(1, MOST_STEPS) if train(first, range(n - 1, n)) and first.engines[0].plan != DENSE)
+    assert not first.controllers[0].chosen
+    states = first.states()
+    second = automatic_job(2, [gw.TopK(0.1)])
+    raising(together(2, lambda rank: second.engines[rank].adopt(*gw.checkpoint.unpack(states[rank]))))
+    assert second.engines[0].plan != DENSE
+    train(second, range(steps, steps + 2))
+    assert [engine.plan for engine in second.engines] == [DENSE] * 2
+    first.close()
+    second.close()
+
+
 @pytest.mark.parametrize(("world", "expected"), [(2, {"AllGather"}), (4, {"AllGather", "ScatterReduce"})])
 def test_by_default_8_bits_travel_with_a_residual_and_scattered_among_more_than_two(world: int, expected: set[str]):
     ways = [way for candidate in safe(world) for way in ways_of(candidate, world)]

@@ -131,3 +131,27 @@ def test_a_later_state_replaces_what_was_still_owed():
         adopt(other, saved)
         adopt(other, fresh)
         assert not any(residual.any() for residual in residuals(other.states()))
+
+
+def test_another_models_state_is_refused_and_changes_nothing():
+    case = Case(gw.TopK(0.1), gw.Residual(), gw.AllGather(), bits=0)
+    with job(plan_for(case), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        before = running.states()
+        with pytest.raises(ValueError, match="parameter 'other', which the model lacks"):
+            running.engines[0].adopt({"other": {"residual": torch.ones(3)}}, 7)
+        for key, tensor in running.states()[0].items():
+            assert torch.equal(tensor, before[0][key])
+
+
+def test_what_is_owed_survives_a_step_that_another_group_spoils():
+    case = Case(gw.TopK(0.1), gw.Residual(), gw.AllGather(), bits=0)
+    with job(plan_for(case), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        owed = running.state("residual")
+        running.install(plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce()))
+        spoilt = draw(SLOTS, 2, 1)
+        spoilt[1][-1].fill_(torch.nan)
+        running.step(spoilt)
+        for before, after in zip(owed, running.state("residual"), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

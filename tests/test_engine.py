@@ -275,6 +275,14 @@ def test_a_rank_that_leaves_does_not_let_the_others_hang():
         assert "rank 1 was told to stop" in str(error)
 
 
+def test_between_two_gradients_nothing_is_saved():
+    with job(uniform(SLOTS, gw.TopK(0.1)), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        running.engines[0].give(0, draw(SLOTS, 2, 1)[0][0])
+        with pytest.raises(RuntimeError, match=f"after 1 of {len(SLOTS)} gradients"):
+            running.engines[0].export()
+
+
 def test_bucket_futures_give_the_means():
     with job(uniform(SLOTS, gw.FP16()), SLOTS, 2) as running:
 

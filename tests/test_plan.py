@@ -1,6 +1,7 @@
 """Plans: JSON, what they refuse and advise, and that all ranks have the same."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -112,6 +113,8 @@ def test_a_plan_for_another_model_is_refused():
         plan.check(SLOTS[1:])
     with pytest.raises(ValueError, match="two groups"):
         gw.Plan(plan.groups + plan.groups[:1]).check(SLOTS)
+    with pytest.raises(ValueError, match="group without parameters"):
+        gw.Plan((*plan.groups, replace(plan.groups[0], slots=()))).check(SLOTS)
 
 
 def test_the_default_plan_sends_small_tensors_dense_and_last():

@@ -3,7 +3,6 @@
 from torch import Tensor
 
 from gradwire.collective import Sum
-from gradwire.communicators.ranges import release
 from gradwire.compressors import Reduction, State
 
 
@@ -22,4 +21,4 @@ def sum_values(x: Tensor, indices: Tensor, meant: Tensor, state: State) -> Reduc
 
 def release_values(x: Tensor, indices: Tensor, meant: Tensor, state: State) -> None:
     """Takes x[indices] out of x at the end of the step."""
-    release(x, indices, x[indices].mul_(meant), state)
+    state.release(x, indices, x[indices].mul_(meant))

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gradwire.collective import Broadcast, Hop
 from gradwire.communicators.base import SparseCommunicator, flags, frame, framed
-from gradwire.communicators.ranges import release
 from gradwire.communicators.wire import Wire, broadcast, depth, hops
 from gradwire.compressors import Compressor, Reduction, Sparse, State
 from gradwire.layout import Layout
@@ -63,12 +62,12 @@ class GlobalTopK(SparseCommunicator):
         if not state.remember:
             return
         entries = compressor.layout(len(x))
-        release(x, *entries.unpack(state.kept.tensor("mine", (entries.nbytes,), torch.uint8)), state)
+        state.release(x, *entries.unpack(state.kept.tensor("mine", (entries.nbytes,), torch.uint8)))
         for level in range(depth(state.world)):
             if partners(state.rank, state.world, level)[1] is not None:
                 indices = state.kept.tensor(f"dropped indices {level}", (2 * entries.k,), torch.int64)
                 values = state.kept.tensor(f"dropped values {level}", (2 * entries.k,))
-                release(x, indices, -values, state)
+                state.release(x, indices, -values)
 
 
 def partners(rank: int, world: int, level: int) -> tuple[int | None, int | None]:

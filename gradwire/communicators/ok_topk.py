@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.collective import Exchange, Gather
 from gradwire.communicators.base import SparseCommunicator, flags, frame, framed
-from gradwire.communicators.ranges import even, release, share, split
+from gradwire.communicators.ranges import even, share, split
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, Reduction, Sparse, State
 from gradwire.compressors.entries import Entries
@@ -93,7 +93,7 @@ class OkTopk(SparseCommunicator):
         if state.remember:
             send, _ = framed(state, "send", state.world, entries.nbytes)
             for row in send:
-                release(x, *entries.unpack(row), state)
+                state.release(x, *entries.unpack(row))
             a, b = bounds[state.rank], bounds[state.rank + 1]
             total, mean = state.kept.tensor("total", (n,)), state.kept.tensor("mean", (n,))
             state.take(x[a:b], total[a:b].neg_().add_(mean[a:b]))

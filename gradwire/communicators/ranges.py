@@ -7,7 +7,6 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from gradwire.compressors import State
 from gradwire.compressors.select import largest
 
 
@@ -56,10 +55,3 @@ def split_on_device(
         missing = row == len(x)
         values = x[row.masked_fill(missing, 0)].masked_fill_(missing, 0)
         yield (row.masked_fill(missing, end - 1), values) if start < end else (row[:0], values[:0])
-
-
-def release(x: Tensor, indices: Tensor, values: Tensor, state: State) -> None:
-    """x[indices] -= values, with repeated indices added up; on CUDA by nothing where the step is skipped."""
-    if x.device.type != "cpu":
-        values = values * state.verdict.eq(0)
-    x.index_add_(0, indices, values, alpha=-1)

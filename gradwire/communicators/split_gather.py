@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.collective import Exchange, Gather
 from gradwire.communicators.base import SparseCommunicator, flags, frame, framed
-from gradwire.communicators.ranges import even, release, share, split
+from gradwire.communicators.ranges import even, share, split
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, Reduction, Sparse, State
 from gradwire.compressors.entries import Entries
@@ -86,7 +86,7 @@ class SplitGather(SparseCommunicator):
         send, _ = self._buffer(state, "send", room)
         for row, (a, b) in zip(send, pairwise(bounds), strict=True):
             if a < b:
-                release(x[a:b], *Entries(b - a, room.there).unpack(row), state)
+                state.release(x[a:b], *Entries(b - a, room.there).unpack(row))
         a, b = bounds[state.rank], bounds[state.rank + 1]
         total, mean = state.kept.tensor("total", (b - a,)), state.kept.tensor("mean", (len(x),))
         state.take(x[a:b], total.neg_().add_(mean[a:b]))

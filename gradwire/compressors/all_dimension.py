@@ -117,9 +117,7 @@ class AllDimensionTopK(Codec):
 
     def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
         for cut, flat, values, indices in self._walk(x, payload, state.layout):
-            if x.device.type != "cpu":
-                values = values * state.verdict.eq(0)
-            flat.index_add_(0, cut.positions(indices), values, alpha=-1)
+            state.release(flat, cut.positions(indices), values)
 
     def _walk(self, x: Tensor, payload: Tensor, layout: Layout) -> Iterator[tuple[Slices, Tensor, Tensor, Tensor]]:
         """Each slot's slices, its part (numel,) of x, its values (sent,) and its indices (count, kept)."""

@@ -103,7 +103,15 @@ class State:
 
     def take(self, x: Tensor, sent: Tensor) -> None:
         """x -= sent; on CUDA, where nobody asks whether the step is skipped, by nothing if it is."""
-        x.sub_(sent if x.device.type == "cpu" else sent * self.verdict.eq(0))
+        x.sub_(self._unless_skipped(sent))
+
+    def release(self, x: Tensor, indices: Tensor, values: Tensor) -> None:
+        """x[indices] -= values, with repeated indices added up; on CUDA by nothing where the step is skipped."""
+        x.index_add_(0, indices, self._unless_skipped(values), alpha=-1)
+
+    def _unless_skipped(self, sent: Tensor) -> Tensor:
+        # not a product: a skipped step's mean is NaN, and so is 0 times NaN
+        return sent if sent.device.type == "cpu" else sent.masked_fill(self.verdict.isnan(), 0)
 
 
 class Compressor(ABC):

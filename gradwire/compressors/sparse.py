@@ -52,10 +52,7 @@ class Sparse(Codec):
             out.index_add_(0, indices, values)
 
     def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
-        indices, values = self.entries(payload, len(x))
-        if x.device.type != "cpu":
-            values = values * state.verdict.eq(0)
-        x.index_add_(0, indices, values, alpha=-1)
+        state.release(x, *self.entries(payload, len(x)))
 
     def entries(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """The payload's indices (k,) int64 and values (k,)."""

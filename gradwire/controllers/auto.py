@@ -83,11 +83,16 @@ class Auto(Controller):
         self.profile: Profile | None = None
         self.regime = Worker()
         self.found: Found | None = None
+        self._dense_plan: Plan | None = None
         self._dense_s = float("inf")
         self._expected_s = 0.0
         self.chosen = self.alone = False
         self._last = 0.0
         self._course: Course[None] | None = None
+
+    def begin(self, plan: Plan) -> Plan:
+        self._dense_plan = plan
+        return plan
 
     def observe(self, step: Step, numbers: Tensor) -> None:
         now = perf_counter()
@@ -111,12 +116,15 @@ class Auto(Controller):
 
     def _run(self, step: Step) -> Course[None]:
         if not self.chosen:
-            dense = step.plan
+            assert self._dense_plan
+            if step.plan != self._dense_plan:  # what a job tried when it was saved
+                yield self._dense_plan
             self._dense_s = yield from _dense(step, WARM + TIMED)
-            times, step = yield from self._traced(step, _quiet(dense))
-            yield from self._choose(step, times, dense)
+            times, step = yield from self._traced(step, _quiet(self._dense_plan))
+            yield from self._choose(step, times, self._dense_plan)
         while True:
             step = yield from self._watch(step)
+            self.chosen = False
             times, step = yield from self._traced(step)
             yield from self._choose(step, times)
 

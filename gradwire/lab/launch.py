@@ -94,7 +94,7 @@ def _arguments(argv: list[str], network: Network | None, host: int) -> tuple[str
 def _shared_environment(network: Network | None) -> dict[str, str]:
     return {
         "MASTER_ADDR": network.address(0) if network else "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         "GLOO_SOCKET_IFNAME": network.interface if network else "lo",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         # c10d warns, at every start, that emulated hosts have no names
@@ -111,7 +111,8 @@ def _rank_environment(rank: int, ranks: int, ranks_per_host: int) -> dict[str, s
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

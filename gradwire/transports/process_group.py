@@ -1,5 +1,6 @@
 """Ranks are processes: torch.distributed over gloo or NCCL."""
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -111,7 +112,8 @@ class ProcessGroup(Transport):
 
     def abort(self, reason: str) -> None:
         """Leaves the reason where the others look for it, and closes this rank's connections."""
-        _store().compare_set(self._failure_key, "", reason)  # unlike set, waits until it is there; the first one stays
+        with suppress(RuntimeError):  # the store's host may be gone as well
+            _store().compare_set(self._failure_key, "", reason)  # unlike set, waits until it is there; the first stays
         self.close()
 
     def close(self) -> None:

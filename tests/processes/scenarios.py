@@ -217,6 +217,27 @@ def ddp_reduces_by_itself_while_the_engine_stands_aside() -> None:
 
 
 @scenario(2)
+def while_the_engine_stands_aside_steps_count_not_forward_passes() -> None:
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, gw.FP32(), controller=Turns())
+    for step in range(9):
+        (inputs, targets), (others, _) = batch(step), batch(step + 100)
+        (nn.functional.cross_entropy(ddp(inputs), targets) + ddp(others).square().mean()).backward()
+        if dist.get_rank() == step % 2 and step < 8:
+            ddp(inputs)
+    assert handle.stats().steps == 8
+    assert same_on_all_ranks(torch.cat([p.grad.flatten() for p in ddp.parameters()]))
+
+
+@scenario(2)
+def join_is_refused_where_the_engine_stands_aside() -> None:
+    ddp = DistributedDataParallel(network())
+    gw.attach(ddp, gw.FP32(), controller=Turns())
+    with ddp.join():
+        refused(RuntimeError, "name a compressor", lambda: train(ddp, 3))
+
+
+@scenario(2)
 def what_memories_hold_survives_while_the_engine_stands_aside() -> None:
     ddp = DistributedDataParallel(network())
     handle = gw.attach(ddp, gw.TopK(0.1), controller=Turns())
@@ -290,6 +311,44 @@ def unused_parameters_are_as_in_ddp() -> None:
             assert ours is None
         else:
             torch.testing.assert_close(ours, theirs)
+
+
+def late_branch_gradients(module: nn.Module, no_sync) -> list[Tensor]:
+    """A branch that only the micro-batches that accumulate use, on rank 0 alone."""
+    for step in range(3):
+        module.zero_grad()
+        for part in range(3):
+            inputs, targets = batch(10 * step + part)
+            with no_sync() if part < 2 else nullcontext():
+                loss = nn.functional.cross_entropy(module(inputs, part < 2 and dist.get_rank() == 0, True), targets)
+                loss.backward()
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters()]
+
+
+@scenario(2, 3)
+def what_was_accumulated_counts_though_the_last_micro_batch_does_not_use_it() -> None:
+    ddp = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    expected = late_branch_gradients(ddp, ddp.no_sync)
+    ddp = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    gw.attach(ddp, gw.FP32())
+    module = Branches()
+    inner = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer = gw.DistributedOptimizer(inner, module, gw.FP32(), find_unused_parameters=True)
+    for ours in (late_branch_gradients(ddp, ddp.no_sync), late_branch_gradients(module, optimizer.no_sync)):
+        torch.testing.assert_close(ours, expected)
+        assert same_on_all_ranks(torch.cat([grad.flatten() for grad in ours]))
+
+
+@scenario(2)
+def a_backward_pass_that_ddp_ignores_is_ignored() -> None:
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, gw.TopK(0.1))
+    for step in range(4):
+        train(ddp, 1, first=step)
+        if dist.get_rank() == 0:
+            ddp.module(batch(step)[0]).sum().backward()
+    assert handle.stats().steps == 4
+    assert same_on_all_ranks(flat(ddp))
 
 
 @scenario(2)
@@ -493,9 +552,23 @@ def detached_is_dense_and_may_attach_again() -> None:
     handle.detach()
     train(ddp)
     torch.testing.assert_close(flat(ddp), dense_ddp())
-    gw.attach(ddp, gw.QSGD())
+    again = gw.attach(ddp, gw.QSGD())
+    handle.detach()  # an old handle has no say any more
     train(ddp)
+    assert again.stats().steps == 5
     assert same_on_all_ranks(flat(ddp))
+
+
+@scenario(2)
+def a_detached_optimizer_takes_no_step() -> None:
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = gw.DistributedOptimizer(inner, model, gw.TopK(0.1))
+    train(model, 2, optimizer=optimizer)
+    optimizer.handle.detach()
+    refused(RuntimeError, "wrap the optimizer anew", lambda: train(model, 1, optimizer=optimizer))
+    train(model, 2, optimizer=gw.DistributedOptimizer(inner, model, gw.FP32()))
+    assert same_on_all_ranks(flat(model))
 
 
 @scenario(2, 3)
