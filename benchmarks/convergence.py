@@ -34,6 +34,7 @@ from gradwire.plan import uniform
 RANKS = 2
 FILE = "convergence.json"
 RIVALS = ("TopK", "AllDimensionTopK", "Interleaved")
+SLOWER = " at a quarter of the rate"
 DENSITIES = {"1 %": 0.01, "lowest": 1e-9}
 """What AllDimensionTopK is asked for; "lowest" is one element of each slice, below which it cannot go."""
 
@@ -111,7 +112,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="rivals,rest,each", help="in this order")
+    parser.add_argument("--parts", default="rivals,rest,each,slower", help="in this order")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--tasks", default="text,images")
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
@@ -127,8 +128,12 @@ def missing(part: str, task: str, seed: int) -> list[Run]:
     """The runs of a part that the results file lacks."""
     setting = settings()[task]
     done = {run["name"] for run in known() if (run["task"], run["seed"]) == (task, seed)}
-    runs = rest(setting) if part == "rest" else rivals(setting.slots)
-    return [run for run in runs if run.name not in done and (part == "rest" or run.each == (part == "each"))]
+    beside = rivals(setting.slots)
+    parts = {
+        "rivals": [run for run in beside if not run.each], "rest": rest(setting),
+        "each": [run for run in beside if run.each], "slower": slower(setting),
+    }  # fmt: skip
+    return [run for run in parts[part] if run.name not in done]
 
 
 def job(arguments: argparse.Namespace) -> list[dict]:
@@ -161,6 +166,12 @@ def rivals(slots: list[Slot]) -> list[Run]:
         assert all(abs(payload_bytes(run, slots) / size - 1) < 0.01 for run in rival)
         runs += rival
     return runs
+
+
+def slower(setting: Setting) -> list[Run]:
+    """Where rows are sent in turn, the rate tells whether it is the delay that costs."""
+    dense, whole, rows, *_ = rivals(setting.slots)
+    return [replace(run, name=run.name + SLOWER, lr=setting.lr / 4) for run in (dense, whole, rows)]
 
 
 def matched(size: float, slots: list[Slot], each: bool = False) -> float:
@@ -259,7 +270,8 @@ def markdown(task: str, results: list[dict]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for run in sorted((seeds_of(mine, name) for name in names), key=lambda run: middle(run, "loss")):
-        worse = statistics.median(changes(run, seeds_of(mine, "dense")))
+        base = seeds_of(mine, "dense" + SLOWER if run[0]["name"].endswith(SLOWER) else "dense")
+        worse = statistics.median(changes(run, base))
         lines.append(
             f"| {run[0]['name']} | {run[0]['sent']:.0f} | {spread(run, 'loss', '.4f')} | {len(run)} | {worse:+.1%} "
             f"| {'yes' if worse <= 0.02 else 'no'} | {run[0]['note']} |"
