@@ -5,8 +5,9 @@
 
 In each cell a job first trains under `gw.attach(ddp)` until the plan is found. Then its plan, plain DDP, and each
 candidate layer by layer, in 25 MB groups and in one group take turns: a fresh model, a few steps to warm up, then
-timed ones. "Predicted" is what the job's profile says of a plan before it was tried. Figures are medians in ms over
-all timed steps of rank 0. Writes benchmarks/results/auto.json and prints Markdown tables.
+timed ones. "Predicted" is what the job's profile says of a plan, and what Auto expects of DDP where that reduces by
+itself. Figures are medians in ms over all timed steps of rank 0. Writes benchmarks/results/auto.json and prints
+Markdown tables.
 """
 
 import argparse
@@ -69,6 +70,8 @@ def in_turns(arguments: argparse.Namespace, controller: Any, plans: dict[str, An
     predicted = {
         name: 1e3 * timeline(controller.profile, plan, controller.regime).step_s for name, plan in plans.items() if plan
     }
+    if controller.alone:  # the profile knows what dense steps take with the engine
+        predicted["auto"] = 1e3 * controller.expected_s
     measured = {name: 1e3 * median(own) for name, own in seconds.items()}
     spread = {name: 1e3 * (max(own) - min(own)) for name, own in seconds.items()}
     return {"ms": measured, "spread": spread, "predicted": predicted}

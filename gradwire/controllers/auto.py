@@ -70,8 +70,8 @@ class Auto(Controller):
 
     Where nothing beats DDP without a hook, DDP reduces by itself (`alone`), and Auto looks only at how long steps take.
 
-    `chosen` says whether it has settled on a plan; `profile`, `regime` and `found` are what the last search saw and
-    found; `decisions` tells what was done and why.
+    `chosen` says whether it has settled on a plan, with which it expects steps of `expected_s`; `profile`, `regime` and
+    `found` are what the last search saw and found; `decisions` tells what was done and why.
     """
 
     numbers = 2
@@ -85,7 +85,7 @@ class Auto(Controller):
         self.found: Found | None = None
         self._dense_plan: Plan | None = None
         self._dense_s = float("inf")
-        self._expected_s = 0.0
+        self.expected_s = 0.0
         self.chosen = self.alone = False
         self._last = 0.0
         self._course: Course[None] | None = None
@@ -152,12 +152,13 @@ class Auto(Controller):
             seconds.pop(best)
             plans += [plans.pop(best), again]
             seconds += yield from _tournament(plans[-2:])
+            self.profile = learnt(self.profile, self.regime, plans, seconds)
         if dense and min(map(median, seconds)) > self._dense_s:
             self._say(step, "nothing that was planned is faster than dense steps were: trying dense again")
             yield dense
             plans, seconds = [*plans, dense], [*seconds, [(yield from _dense(step, SETTLE + TRIED))]]
         best = _fastest(seconds)
-        self._expected_s, self.chosen = median(seconds[best]), True
+        self.expected_s, self.chosen = median(seconds[best]), True
         self.alone = step.may_stand_aside and plans[best] is dense
         self._tell(step, first, plans[best], seconds, best)
         yield plans[best]
@@ -204,10 +205,10 @@ class Auto(Controller):
                 seconds = yield from _timed(WINDOW - 1)
                 step, last = yield None
                 now = median([*seconds, last])
-            self._expected_s = self._expected_s or now
-            strange = strange + 1 if max(now / self._expected_s, self._expected_s / now) > DRIFT else 0
+            self.expected_s = self.expected_s or now
+            strange = strange + 1 if max(now / self.expected_s, self.expected_s / now) > DRIFT else 0
             if strange == PATIENCE:
-                expected = 1e3 * self._expected_s
+                expected = 1e3 * self.expected_s
                 self._say(step, f"steps take {1e3 * now:.0f} ms, not {expected:.0f} ms any more: planning anew")
                 return step
 
@@ -215,7 +216,7 @@ class Auto(Controller):
         others = ", ".join(f"{1e3 * median(own):.0f}" for i, own in enumerate(seconds) if i != best)
         self._say(
             step,
-            f"{'DDP by itself' if self.alone else words(plan)}: {1e3 * self._expected_s:.0f} ms a step "
+            f"{'DDP by itself' if self.alone else words(plan)}: {1e3 * self.expected_s:.0f} ms a step "
             f"(at first {1e3 * found.step_s:.0f} ms was predicted for the best"
             + (f"; others took {others} ms" if others else "")
             + f"; dense took {1e3 * self._dense_s:.0f} ms while it was profiled)",
@@ -291,16 +292,19 @@ def shortlist(profile: Profile, found: Found, regime: Regime) -> list[Plan]:
 
 
 def learnt(profile: Profile, regime: Worker, plans: Sequence[Plan], seconds: Sequence[Sequence[float]]) -> Profile:
-    """The profile, so that it predicts what steps with these `plans` took: nobody measures beforehand what threads
-    cost that wake each other and share caches. What grows with the number of groups is taken for encoding, the rest
-    for the time around backward."""
-    predicted = [timeline(profile, plan, regime).step_s for plan in plans]
-    excess_s = np.array([median(own) for own in seconds]) - predicted
+    """The profile, so that it predicts what steps with these `plans` took, with the fastest exactly: nobody measures
+    beforehand what threads cost that wake each other and share caches. What grows with the number of groups is taken
+    for encoding, the rest for the time around backward."""
+    took_s = np.array([median(own) for own in seconds])
     groups = np.array([len(plan.groups) for plan in plans])
-    group_s = theil_sen(groups, excess_s).cost.per_unit if len(set(groups)) > 1 else 0.0
-    around_s = float(np.median(excess_s - group_s * groups))
-    dearer = (replace(candidate, encode=candidate.encode.plus(group_s)) for candidate in profile.candidates)
-    return replace(profile, candidates=tuple(dearer), optimizer_s=max(0.0, profile.optimizer_s + around_s))
+    if len(set(groups)) > 1:
+        excess_s = took_s - [timeline(profile, plan, regime).step_s for plan in plans]
+        group_s = theil_sen(groups, excess_s).cost.per_unit
+        dearer = (replace(candidate, encode=candidate.encode.plus(group_s)) for candidate in profile.candidates)
+        profile = replace(profile, candidates=tuple(dearer))
+    best = int(took_s.argmin())
+    around_s = took_s[best] - timeline(profile, plans[best], regime).step_s
+    return replace(profile, optimizer_s=max(0.0, profile.optimizer_s + around_s))
 
 
 def words(plan: Plan) -> str:
