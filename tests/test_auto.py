@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.controllers import Auto
 from gradwire.controllers.auto import (
+    DUELS,
     MOST_TRIED,
     ROUNDS,
     SETTLE,
@@ -33,7 +34,7 @@ from gradwire.plan import uniform
 
 SLOTS = slots_of(SMALL)
 DENSE = uniform(SLOTS, gw.FP32())
-MOST_STEPS = WARM + TIMED + TRACED + 3 + ((MOST_TRIED + 2) * ROUNDS + 1) * (SETTLE + TRIED + 1) + 2
+MOST_STEPS = WARM + TIMED + TRACED + 3 + ((MOST_TRIED + 2) * ROUNDS + 2 * DUELS) * (SETTLE + TRIED + 1) + 2
 
 
 def automatic_job(world: int, candidates: list, **options) -> Job:
@@ -155,6 +156,11 @@ def test_an_own_way_to_send_is_a_candidate_too():
     assert [str(each.communicator) for each in ways_of(gw.TopK(0.1), 4)] == ["AllGather()", "ScatterReduce()"]
     assert [str(each.communicator) for each in ways_of(gw.TopK(0.1), 2)] == ["AllGather()"]
     assert [str(each.communicator) for each in ways_of(gw.PowerSGD(4), 4)] == ["AllReduce()"]
+
+
+def test_a_compressor_whose_cost_nobody_knows_is_no_candidate():
+    with pytest.raises(ValueError, match="name its sparsifier"):
+        Auto([gw.MultiLevel()])
 
 
 def test_a_dense_candidate_is_always_there():

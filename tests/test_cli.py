@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gradwire as gw
-from gradwire.cli import main
+from gradwire.cli import main, training
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
 from gradwire.lab.launch import RankFailed, launch
@@ -156,6 +156,35 @@ def test_training_two_configurations_writes_everything(tmp_path: Path, capsys: p
     out = capsys.readouterr().out
     assert "topk:0.1+residual" in out
     assert str(run / "report.html") in out
+
+
+def test_what_was_trained_before_a_failure_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = training._train
+
+    def train(configuration, *rest):
+        if configuration.text == "dense":
+            return real(configuration, *rest)
+        raise RankFailed(0, 1, "it was shot")
+
+    monkeypatch.setattr(training, "_train", train)
+    options = ["--task", "digits", "--set", "width=4", "--steps", "3", "--out", str(tmp_path)]
+    assert main(["train", "dense", "topk:0.1", *options]) == 1
+    captured = capsys.readouterr()
+    assert "it was shot" in captured.err
+    assert "dense" in captured.out
+    assert list(tmp_path.glob("*/report.html"))
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["simulate", "resnet50", "--ranks", "8", "--link", "25gbit", "--out", str(tmp_path / "file")]) == 1
+    captured = capsys.readouterr()
+    assert "best plan" in captured.out
+    assert captured.err.splitlines()[-1].startswith("gradwire: ")
 
 
 def test_bench_writes_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,12 +184,13 @@ class Schedule:
         return [self.rate]
 
 
-def test_it_explores_when_the_learning_rate_drops():
+@pytest.mark.parametrize("rate", [0.05, 0.01])
+def test_it_explores_when_the_learning_rate_drops_to_half_or_less(rate: float):
     schedule = Schedule()
     running = controlled(scheduler=schedule, max_factor=16, min_gain=0.01)
     run(running, range(30))
     assert running.controllers[0]._factors.frozen
-    schedule.rate = 0.01
+    schedule.rate = rate
     run(running, range(30, 32))
     assert not running.controllers[0]._factors.frozen
     assert factor(running) == 4

@@ -35,6 +35,12 @@ def test_the_programme_equals_brute_force(seed: int):
     assert values[rows, chosen].sum() == pytest.approx(best)
 
 
+def test_a_budget_that_only_the_cheapest_fit_is_kept_in_spite_of_rounding():
+    costs = np.array([[0.0, 1.0], [0.1, 1.0], [0.2, 1.0], [0.3, 1.0]])
+    assert allocate(np.array([[1.0, 0.0]] * 4), costs, 0.1 + 0.2 + 0.3) == [0] * 4
+    assert allocate(np.array([[1.0, 0.0]] * 4), costs[::-1], 0.1 + 0.2 + 0.3) == [0] * 4
+
+
 def test_many_layers_come_close_to_the_bound_and_fit():
     rng = np.random.default_rng(1)
     sizes = rng.lognormal(5, 2, (300, 1)) * 2.0 ** np.arange(8)

@@ -110,6 +110,14 @@ def test_sign_sgd_is_a_count_of_votes(world: int):
         assert world % 2 or expected.eq(0).any(), "a tie is nobody's"
 
 
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_what_has_no_gradient_stays_where_it_is_under_a_vote(world: int):
+    slots = slots_of({"w": torch.empty(13, 5)})
+    nothing = [[torch.zeros(13, 5)] for _ in range(world)]
+    with job(plan_of(slots, gw.SignSGD(), gw.NoMemory(), gw.AllGather()), slots, world) as running:
+        assert not sum(running.step(nothing)[0][0] for _ in range(2)).any()
+
+
 def test_signum_votes_with_the_running_mean():
     world, momentum = 3, 0.7
     slots = slots_of({"w": torch.empty(13, 5)})

@@ -11,7 +11,7 @@ import torch
 
 import gradwire as gw
 from gradwire.controllers.auto import learnt, shortlist
-from gradwire.layout import Slot
+from gradwire.layout import Layout, Slot
 from gradwire.plan import Plan, default_communicator, default_memory, uniform
 from gradwire.schedule import (
     Affine,
@@ -28,6 +28,7 @@ from gradwire.schedule import (
     search,
     timeline,
 )  # fmt: skip
+from gradwire.schedule.profile import wire_bytes
 
 WAYS = [gw.FP32(), gw.QSGD(), gw.TopK(0.01), gw.PowerSGD(rank=2)]
 SLOTS = [
@@ -124,6 +125,15 @@ def test_the_found_plans_timeline_is_what_the_search_said(regime, gpus_per_host)
     assert all(span.start_s <= span.end_s for span in drawn.spans)
 
 
+@pytest.mark.parametrize("compressor", [gw.ACPSGD(2), gw.Interleaved(gw.TopK(0.1), gw.TopK(0.01), 3)], ids=str)
+def test_what_differs_from_step_to_step_costs_its_mean(compressor):
+    way = gw.Group((), compressor, gw.Residual(), default_communicator(compressor))
+    layout = Layout((Slot.of("tall", torch.empty(400, 20)),))
+    sent = [way.communicator.wire(compressor, layout, 4, step).wire_bytes for step in range(6)]
+    assert len(set(sent)) > 1
+    assert wire_bytes(way, layout, 4) == pytest.approx(np.mean(sent), abs=1)
+
+
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_spans_say_what_the_communicator_says_goes_over_the_wire(way):
     plan = uniform(SLOTS, way)
@@ -149,6 +159,13 @@ def test_layer_by_layer_is_tried_where_it_may_be_fast(group_s, tried):
     problem = job.problem()
     layers = [job.plan(baselines.layer_wise(problem, regime, option).groups) for option in range(len(WAYS))]
     assert any(plan in layers for plan in shortlist(job, search(problem, regime), regime)) == tried
+
+
+def test_a_model_of_vectors_alone_finds_plans():
+    slots = [Slot.of(name, torch.empty(40)) for name in ("scale", "shift")]
+    job = replace(profile(), slots=tuple(SlotTime(slot.name, slot.shape, 0.01) for slot in slots))
+    for plan in shortlist(job, search(job.problem(), Worker()), Worker()):
+        plan.check(slots)
 
 
 def test_what_steps_took_beyond_the_prediction_is_learnt():

@@ -60,6 +60,13 @@ def test_the_papers_warm_up():
     assert shares == pytest.approx([0.25, 0.0629, 0.0158, 0.00398, 0.001], rel=0.01)
 
 
+def test_dense_steps_have_no_dgc_memory():
+    plan = plan_of(SLOTS, gw.DGC(0.01), gw.DGCMemory(), gw.AllGather())
+    gw.WarmUp().check(plan)
+    with pytest.raises(ValueError, match=re.escape("use WarmUp(dense=0)")):
+        gw.WarmUp(dense=5).check(plan)
+
+
 def accordion(schedule: Schedule | None = None, interval: int = 3) -> gw.Accordion:
     return gw.Accordion(0.5, 0.25, schedule or Schedule(), interval)
 
@@ -80,6 +87,20 @@ def test_accordion_compresses_each_layer_by_its_own_change():
     assert [seen[at]["first.weight"] for at in (19, 39, 59, 69)] == [0.5, 0.25, 0.25, 0.5]
     assert [seen[at]["second.weight"] for at in (19, 39, 59, 69)] == [0.5, 0.5, 0.5, 0.5]
     assert running.controllers[0].decisions[-1].decision == "the learning rate dropped: 2 layers low, 0 high"
+    running.close()
+
+
+def test_a_rate_that_falls_from_step_to_step_drops_now_and_then():
+    schedule = Schedule()
+    running = start(lambda: accordion(schedule, 20))
+    for number in range(72):
+        schedule.rate = 0.1 * 0.98**number
+        running.step(draw(SLOTS, 2, 0))
+    decisions = [(decision.step, decision.decision.partition(":")[0]) for decision in running.controllers[0].decisions]
+    assert decisions == [
+        (20, "norms compared"), (36, "the learning rate dropped"),
+        (56, "norms compared"), (71, "the learning rate dropped"),
+    ]  # fmt: skip
     running.close()
 
 

@@ -80,6 +80,8 @@ def test_an_all_reduce_is_a_ring_or_trees_whichever_is_faster():
 
 def test_the_latency_is_the_profiles():
     assert latency_of(JOB) == pytest.approx(1e-4)
+    for hosts in (2, 8, 100):
+        assert latency_of(moved(JOB, Cluster(hosts, 100 * MBIT, latency_s=3e-5))) == pytest.approx(3e-5)
 
 
 def test_a_given_plan_is_simulated_as_it_is():

@@ -136,7 +136,7 @@ def bench_(
     sizes = {"layers": layers, "batch": batch, "size": size}
     if suite:
         with mistakes():
-            if configurations or json_file or plan:
+            if configurations or json_file or controller or plan:
                 raise ValueError(f"suite {suite} has configurations of its own and writes suite.json: give neither")
             rows = rows_of(suite, Cuts(model=model, ranks=hosts, link=link, **sizes))
         return _bench_suite(suite, rows, effort, out)
@@ -173,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
         return app(arguments, standalone_mode=False) or 0
     except (typer.TyperException, NetworkUnavailable) as mistake:
         return _tell(mistake, 2)
-    except RankFailed as failure:
+    except (RankFailed, OSError) as failure:
         return _tell(failure, 1)
 
 

@@ -47,4 +47,5 @@ def progress_bars() -> Progress:
         TextColumn("left"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
+        speed_estimate_period=3600,  # of turns that take minutes too
     )

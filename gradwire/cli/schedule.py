@@ -93,9 +93,8 @@ def simulate_(
         "command": shlex.join(["gradwire", *sys.argv[1:]]),
     }
     title = f"{Path(job).stem}: {gpus_per_host} ranks a host" if gpus_per_host > 1 else Path(job).stem
-    paths = simulation.write(out / f"{datetime.now():%Y%m%d-%H%M%S}-simulate", title, outcomes, facts)
     console().print(simulation.table(outcomes).to_rich())
-    print(*paths, sep="\n")
+    print(*simulation.write(out / f"{datetime.now():%Y%m%d-%H%M%S}-simulate", title, outcomes, facts), sep="\n")
 
 
 def _plan(spec: PlanSpec, place: Place, home: Path) -> Planned | None:

@@ -38,17 +38,24 @@ def compare_suite(name: str, comparisons: list[Comparison], place: Place, out: P
 
 
 def _compare(comparison: Comparison, place: Place, folder: Path) -> list[Run]:
-    """The runs, where this process leads; else none."""
-    with runner(place) as ranks, progress_bars() as progress:
-        runs = [_train(name, spec, ranks, folder, progress) for name, spec in comparison.specs()]
-    if not ranks.leads:
-        return []
-    facts = comparison.facts() | circumstances(place)
-    metric = comparison.make_task().metric
-    paths = training.write(folder, runs, metric, facts)
-    console().print(tables.training(runs, metric).to_rich())
-    print(*paths, sep="\n")
+    """The runs, where this process leads; else none. Where one fails, those before it are written all the same."""
+    runs: list[Run] = []
+    try:
+        with runner(place) as ranks, progress_bars() as progress:
+            for name, spec in comparison.specs():
+                run = _train(name, spec, ranks, folder, progress)
+                if ranks.leads:
+                    runs.append(run)
+    finally:
+        if runs:
+            _report(comparison, place, folder, runs)
     return runs
+
+
+def _report(comparison: Comparison, place: Place, folder: Path, runs: list[Run]) -> None:
+    metric = comparison.make_task().metric
+    console().print(tables.training(runs, metric).to_rich())
+    print(*training.write(folder, runs, metric, comparison.facts() | circumstances(place)), sep="\n")
 
 
 def _train(configuration: Configuration, spec: TrainSpec, ranks: Runner, folder: Path, progress: Progress) -> Run:

@@ -23,6 +23,7 @@ class ACPSGD(LowRank):
 
     min_compression_rate: float = 1.0
     rounds: ClassVar[int] = 1
+    period: ClassVar[int] = 2
 
     def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
         r = self.factor_rank(rows, columns)

@@ -120,10 +120,12 @@ class Compressor(ABC):
     `biased` compressors drop what they do not send and want a memory. `sparse` ones send some coordinates
     exactly and none of the others. Those that `carries_dense` send biases and norm scales as they are beside the
     rest, so that these need no group of their own. Those that fill `State.sinks` say so. `flat_state` names tensors of
-    gradient size that the algorithm keeps.
+    gradient size that the algorithm keeps. Steps may differ in the bytes that they send; `period` of them in a row are
+    as many as any others.
     """
 
     biased: ClassVar[bool] = True
+    period: ClassVar[int] = 1
     sparse: ClassVar[bool] = False
     carries_dense: ClassVar[bool] = False
     fills_sinks: ClassVar[bool] = False

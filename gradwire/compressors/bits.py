@@ -9,13 +9,14 @@ from torch import Tensor
 _EIGHT_BITS = 0x0102_0408_1020_4080
 
 
-def pack_signs(x: Tensor, codes: Tensor) -> None:
-    """Writes x >= 0 for each of x (n,) float32 into codes (ceil(n/8),) uint8, first element lowest."""
+def pack_signs(x: Tensor, codes: Tensor, zero_is_plus: bool = True) -> None:
+    """Writes x >= 0 for each of x (n,) float32, or x > 0, into codes (ceil(n/8),) uint8, first element lowest."""
     if x.device.type == "cpu":
-        codes.copy_(torch.from_numpy(np.packbits(np.greater_equal(x.numpy(), 0), bitorder="little")))
+        plus = (np.greater_equal if zero_is_plus else np.greater)(x.numpy(), 0)
+        codes.copy_(torch.from_numpy(np.packbits(plus, bitorder="little")))
         return
     bits = torch.zeros(8 * len(codes), dtype=torch.bool, device=x.device)
-    torch.ge(x, 0, out=bits[: len(x)])
+    (torch.ge if zero_is_plus else torch.gt)(x, 0, out=bits[: len(x)])
     # one multiplication moves bit 0 of each of eight bytes to its place in the top byte
     gathered = bits.view(torch.int64).mul(_EIGHT_BITS).bitwise_right_shift(56)
     codes.copy_(gathered.bitwise_and(0xFF))

@@ -23,7 +23,7 @@ class Interleaved(Codec):
 
     first: Codec = field(default=AllDimensionTopK())
     second: Codec = field(default=TopK())
-    period: int = 2
+    period: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     divisible = False
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ class ReusedThreshold(Sparse):
     """
 
     ratio: float = 0.01
-    period: int = 5
+    period: int = 5  # pyright: ignore[reportIncompatibleVariableOverride]
     warmup: int = 15
     divisible = False
 

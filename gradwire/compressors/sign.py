@@ -69,6 +69,7 @@ class SignSGD(Codec):
     """The sign of the majority of the ranks' signs: -1, 0 at a tie, or 1, whatever the gradients' size
     (Bernstein et al., ICML 2018, https://arxiv.org/abs/1802.04434). Choose the learning rate as for Adam.
 
+    Zero votes plus and minus in turn, by rank and step, so that what no rank has a gradient for stays where it is.
     Keeps no memory: what it sends is no estimate of the gradient that anything could be taken from.
     """
 
@@ -76,8 +77,9 @@ class SignSGD(Codec):
         return -(-n // 8)
 
     def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
+        zero_is_plus = (state.rank + state.step) % 2 == 0
         for start, end in spans(len(x)):
-            pack_signs(x[start:end], payload[start // 8 : -(-end // 8)])
+            pack_signs(x[start:end], payload[start // 8 : -(-end // 8)], zero_is_plus)
 
     def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
         for start, end in spans(len(out)):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import Compressor
-from gradwire.controllers.base import Controller, Decision, Step
+from gradwire.controllers.base import Controller, Decision, Step, rate_dropped
 from gradwire.controllers.recompress import recompress, with_options
 from gradwire.controllers.settings import setting_of
 from gradwire.plan import Group, Plan
@@ -19,7 +19,7 @@ CRITICAL = 0.5
 class Accordion(Controller):
     """Each layer sends with `low` compression where its gradient, summed over `interval` steps, has changed its norm by
     half or more since the interval before, else with `high` compression; all send with `low` in the first interval
-    and after every drop of the learning rate (Agarwal et al., MLSys 2021, https://arxiv.org/abs/2010.16248).
+    and after every drop of the learning rate to half or less (Agarwal et al., MLSys 2021, https://arxiv.org/abs/2010.16248).
 
     `low` and `high` are ratios of sparsifiers or ranks of low-rank compressors, such as 0.1 and 0.01, or 4 and 1.
     `scheduler` is the optimizer's. Summed are the reduced gradients, which all ranks have and into which
@@ -75,8 +75,9 @@ class Accordion(Controller):
                 self._layers[name].add(mean)
         self._steps += 1
         rate, before = float(sums[0]), self._rate
-        self._rate = rate
-        if rate < before * (1 - 1e-6):
+        self._rate = max(rate, before)
+        if rate_dropped(rate, before):
+            self._rate = rate
             self._close(step, "the learning rate dropped", dropped=True)
         elif self._steps >= self.interval:
             self._close(step, "norms compared", dropped=False)

@@ -21,7 +21,7 @@ def allocate(values: Matrix, costs: Matrix, budget: float) -> list[int]:
     for layer, (own_values, own_costs) in enumerate(zip(values, costs, strict=True)):
         all_costs = (cost[:, None] + own_costs).ravel()
         all_values = (value[:, None] + own_values).ravel()
-        kept = _worth_keeping(all_costs, all_values, budget - rest[layer + 1], price)
+        kept = _worth_keeping(all_costs, all_values, budget * (1 + 1e-12) - rest[layer + 1], price)
         cost, value = all_costs[kept], all_values[kept]
         steps.append((kept, len(own_costs)))
     at, chosen = len(value) - 1, []
@@ -34,7 +34,7 @@ def allocate(values: Matrix, costs: Matrix, budget: float) -> list[int]:
 def _worth_keeping(costs: Matrix, values: Matrix, budget: float, price: float) -> NDArray[np.intp]:
     """Indices by ascending cost, and so descending value, of what fits and is not worse than a cheaper one."""
     order = np.argsort(costs, kind="stable")
-    order = order[costs[order] <= budget * (1 + 1e-12)]
+    order = order[costs[order] <= budget]
     sorted_values = values[order]
     before = np.minimum.accumulate(np.concatenate(([np.inf], sorted_values[:-1])))
     front = order[sorted_values < before]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
-from gradwire.compressors import BF16, FP32, QSGD, Cast, Codec, Compressor, Rounds
+from gradwire.compressors import BF16, FP32, QSGD, Cast, Codec, Compressor, MultiLevel, Rounds
 from gradwire.controllers.base import Controller, Decision, Step
 from gradwire.controllers.measure import Sample, contention, measure, slowest
 from gradwire.layout import Slot
@@ -36,7 +36,7 @@ from gradwire.schedule import (
 )
 
 WARM, TIMED, TRACED = 3, 8, 8
-SETTLE, TRIED, ROUNDS, STILL_CLOSE = 2, 8, 3, 1.1
+SETTLE, TRIED, ROUNDS, DUELS, STILL_CLOSE = 2, 8, 3, 2, 1.1
 WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
 MOST_TRIED, WORTH_TRYING = 4, 1.25
 PROBED_ELEMENTS = (1 << 14, 1 << 17, 1 << 19, 1 << 21)
@@ -78,6 +78,8 @@ class Auto(Controller):
 
     def __init__(self, candidates: Sequence[Compressor | Group] = ()) -> None:
         self.candidates = list(candidates)
+        if any(isinstance(_compressor(candidate), MultiLevel) for candidate in candidates):
+            raise ValueError("MultiLevel() costs what the gradient makes it; name its sparsifier, such as TopK(0.1)")
         if candidates and not any(isinstance(_compressor(candidate), Cast) for candidate in candidates):
             self.candidates.insert(0, FP32())
         self.profile: Profile | None = None
@@ -153,11 +155,13 @@ class Auto(Controller):
             plans += [plans.pop(best), again]
             seconds += yield from _tournament(plans[-2:])
             self.profile = learnt(self.profile, self.regime, plans, seconds)
-        if dense and min(map(median, seconds)) > self._dense_s:
-            self._say(step, "nothing that was planned is faster than dense steps were: trying dense again")
-            yield dense
-            plans, seconds = [*plans, dense], [*seconds, [(yield from _dense(step, SETTLE + TRIED))]]
         best = _fastest(seconds)
+        if dense and WORTH_TRYING * median(seconds[best]) > self._dense_s:
+            self._say(step, "no plan is much faster than dense steps were: the best and dense in turns")
+            seconds.pop(best)
+            plans += [plans.pop(best), dense]
+            seconds += yield from _duel(step, *plans[-2:])
+            best = _fastest(seconds)
         self.expected_s, self.chosen = median(seconds[best]), True
         self.alone = step.may_stand_aside and plans[best] is dense
         self._tell(step, first, plans[best], seconds, best)
@@ -334,6 +338,16 @@ def _tournament(plans: Sequence[Plan]) -> Course[list[list[float]]]:
         alive = [i for i in alive if median(seconds[i]) < STILL_CLOSE * best_s]
         if len(alive) == 1:
             break
+    return seconds
+
+
+def _duel(step: Step, plan: Plan, dense: Plan) -> Course[list[list[float]]]:
+    """The seconds of steps with `plan`, and those of dense ones, in turns: what came first was another moment."""
+    seconds: list[list[float]] = [[], []]
+    for _ in range(DUELS):
+        yield dense
+        seconds[1].append((yield from _dense(step, SETTLE + TRIED)))
+        seconds[0] += yield from _tried(plan)
     return seconds
 
 

@@ -17,6 +17,13 @@ from gradwire.trace import Trace
 from gradwire.transports import Transport
 
 MESSAGE_NUMBERS = 16
+RATE_DROP = 0.5
+
+
+def rate_dropped(rate: float, before: float) -> bool:
+    """Whether the learning rate has fallen to half of what it was, or below; rounding aside. A rate that falls from
+    step to step drops now and then, not all the time."""
+    return rate <= RATE_DROP * before * (1 + 1e-6) and before > 0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import MultiLevel
-from gradwire.controllers.base import Controller, Decision, Step
+from gradwire.controllers.base import Controller, Decision, Step, rate_dropped
 from gradwire.controllers.factors import Factors, Scaling
 from gradwire.controllers.gain import LEAST_ENERGY, Gain, energy_of, gain_of
 from gradwire.controllers.guard import Guard
@@ -21,7 +21,7 @@ from gradwire.plan import Plan
 
 logger = logging.getLogger("gradwire")
 
-TIME_DRIFT, GAIN_DRIFT, RATE_DROP = 1.3, 1.25, 0.5
+TIME_DRIFT, GAIN_DRIFT = 1.3, 1.25
 
 
 @dataclass
@@ -116,7 +116,7 @@ class GraVAC(Controller):
         row = Observed(*sums.tolist())
         self._window.add(row)
         rate = row.learning_rate / step.ranks
-        if rate < RATE_DROP * self._reference.rate:
+        if rate_dropped(rate, self._reference.rate):
             self._reference.rate = rate
             self._explore(step, "the learning rate dropped", 0)
         elif self._factors.frozen and self._window.latest_seconds(step.ranks) > TIME_DRIFT * self._reference.seconds:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import sqrt
+from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.communicators import AllReduce
 from gradwire.compressors import FP16, QSGD, Cast, Codec, Compressor, LowRank, MultiLevel, RandomK, Sparse, TernGrad
 from gradwire.controllers.allocate import allocate
 from gradwire.controllers.base import MESSAGE_NUMBERS, Controller, Decision, Step
@@ -18,6 +18,7 @@ from gradwire.controllers.recompress import recompress, with_options
 from gradwire.controllers.settings import setting_of
 from gradwire.layout import Layout, Slot
 from gradwire.plan import Group, Plan
+from gradwire.schedule.profile import wire_bytes
 
 SCALES = {
     "ratio": (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 3 / 2, 2, 4, 8),
@@ -160,19 +161,24 @@ class LGreCo(Controller):
         if self.budget == "error":
             chosen = allocate(sizes, errors, error)
         else:
-            chosen = allocate(errors, sizes, self._byte_budget(size, step.ranks))
+            chosen = allocate(errors, sizes, self._byte_budget(size, step))
         picked = {name: self._choices[name][choice] for name, choice in zip(self._names, chosen, strict=True)}
         now = float(sizes[rows, chosen].sum()), float(errors[rows, chosen].sum())
         text = f"{now[0] / size:.3g} times the bytes at {now[1] / max(error, 1e-30):.3g} times the error"
         self.decisions.append(Decision(step.number + 1, text))
         return _joined(recompress(self._origin, lambda group, name: picked.get(name, group.compressor)))
 
-    def _byte_budget(self, uniform: float, ranks: int) -> float:
+    def _byte_budget(self, uniform: float, step: Step) -> float:
         if self.budget == "bytes" or not self._wire[1]:
             return self.limit if self.limit and self.budget == "bytes" else uniform
-        gathered = any(not isinstance(group.communicator, AllReduce) for group in self._origin.groups)
-        wire_per_byte = ranks - 1 if gathered else 2 * (ranks - 1) / ranks
-        return (self.limit or 0.0) * self._wire[0] / self._wire[1] / wire_per_byte
+        slots = {slot.name: slot for slot in step.slots}
+        sent = payload = 0
+        for group in self._origin.groups:
+            layout = Layout(tuple(slots[name] for name in group.slots))
+            if _measured(group.compressor):
+                sent += wire_bytes(group, layout, step.transport.world)
+                payload += sum(_bytes(group.compressor, slot) for slot in layout.slots)
+        return (self.limit or 0.0) * self._wire[0] / self._wire[1] * payload / sent
 
 
 def _measured(compressor: Compressor) -> bool:
@@ -196,7 +202,8 @@ def _bytes(choice: Compressor, slot: Slot) -> float:
     """The layer's share of a payload, without what a group costs."""
     if isinstance(choice, LowRank):
         rank = choice.factor_rank(*slot.matrix)
-        return choice.group_bytes(Layout((slot,)), choice.start_step) if rank else 4 * slot.numel
+        steps = range(choice.start_step, choice.start_step + choice.period)
+        return fmean(choice.group_bytes(Layout((slot,)), step) for step in steps) if rank else 4 * slot.numel
     assert isinstance(choice, Codec)
     if isinstance(choice, Sparse | RandomK):
         return choice.count(slot.numel) * (6 if isinstance(choice, Sparse) else 4)

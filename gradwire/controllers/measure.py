@@ -15,6 +15,7 @@ from gradwire.compressors import Workspace
 from gradwire.layout import Slot
 from gradwire.plan import Group
 from gradwire.reducer import Reducer, Site
+from gradwire.schedule.profile import wire_bytes
 from gradwire.transports import Transport
 
 
@@ -47,7 +48,7 @@ def measure(way: Group, slots: Sequence[Slot], transport: Transport, device: tor
     table = _table(mine, transport, device).reshape(transport.ranks, repeats, -1)
     encode_s, decode_s = table[..., :2].amax(0).quantile(0.5, dim=0).tolist()
     wire_s, local_s = table[..., 2:].amin(0).quantile(0.5, dim=0).tolist()
-    sent = way.communicator.wire(way.compressor, reducer.layout, transport.world).wire_bytes
+    sent = wire_bytes(way, reducer.layout, transport.world)
     return Sample(reducer.layout.numel, sent, encode_s, wire_s, decode_s, local_s)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from gradwire.compressors import FP32, Compressor
 from gradwire.controllers.base import Controller, Decision, Step
 from gradwire.controllers.recompress import has, recompress, with_options
+from gradwire.memory import DGCMemory
 from gradwire.plan import Group, Plan
 
 
@@ -39,6 +40,12 @@ class WarmUp(Controller):
                 f"WarmUp changes a sparsifier's ratio, and {plan.groups[0].compressor} has none; "
                 "use e.g. attach(ddp, DGC(0.001), controller=WarmUp())"
             )
+        for group in plan.groups if self.dense else ():
+            if has(group.compressor, "ratio") and isinstance(group.memory, DGCMemory):
+                raise ValueError(
+                    f"the first dense={self.dense} steps send all, of which DGCMemory keeps no momentum; "
+                    "use WarmUp(dense=0), or start=1.0"
+                )
         if self.start <= max(ratios):
             raise ValueError(
                 f"start={self.start} sends no more than the compressor's ratio={max(ratios)}; "

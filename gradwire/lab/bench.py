@@ -79,7 +79,7 @@ def _time(replica: Replica, task: Task, batch: Batch, steps: int) -> tuple[list[
         optimizer.zero_grad()
         replica.peers.synchronize()
         step_ms.append(1e3 * (time.perf_counter() - start))
-    return step_ms[WARM_UP_STEPS:], replica.totals(WARM_UP_STEPS + steps) - before
+    return step_ms[WARM_UP_STEPS:], replica.peers.mean_of(replica.totals(WARM_UP_STEPS + steps) - before)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -64,6 +64,11 @@ class Peers:
         dist.all_reduce(total)
         return (total / self.world).tolist()
 
+    def mean_of(self, totals: Totals) -> Totals:
+        """The mean over the ranks of what each counted."""
+        mean = Totals(*self.mean([number or 0 for number in astuple(totals)]))
+        return mean if totals.interface_bytes is not None else replace(mean, interface_bytes=None)
+
     def interface_bytes(self) -> int | None:
         """This rank's share of what its host has sent."""
         if self.interface is None:
@@ -83,7 +88,8 @@ def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
         torch.set_num_threads(1)
     here = torch.device(device)
     if here.type == "cuda":
-        here = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        place = "RANK" if interface else "LOCAL_RANK"  # an emulated host has all of the machine's GPUs
+        here = torch.device("cuda", int(os.environ.get(place, "0")))
         torch.cuda.set_device(here)
     dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
     try:

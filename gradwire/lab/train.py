@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gradwire.lab.catalogue import make_task
 from gradwire.lab.configuration import parse
 from gradwire.lab.job import Log, Peers, Replica, Spec, run_rank
-from gradwire.lab.results import Record, Totals
+from gradwire.lab.results import Record
 from gradwire.lab.workloads import Task, TextTask
 
 EVALUATIONS = 25
@@ -103,15 +103,14 @@ class _Meter:
     def record(self, number: int, steps: int) -> Record:
         """What happened since the last record; all ranks call it after the same step."""
         peers, totals = self._replica.peers, self._replica.totals(number)
-        loss, *sums = peers.mean([float(self.loss) / len(self._step_ms), *(n or 0 for n in astuple(totals))])
-        mean = Totals(*sums)
-        if totals.interface_bytes is None:
-            mean = replace(mean, interface_bytes=None)
+        (loss,) = peers.mean([float(self.loss) / len(self._step_ms)])
         step_ms, self._step_ms = self._step_ms, []
         self.loss.zero_()
         replicas = self._replica.hash() if number == steps else None
         decisions = [asdict(decision) for decision in self._replica.decisions()]
-        return Record(number, self._wall_s, loss, mean, step_ms, replicas=replicas, decisions=decisions)
+        return Record(
+            number, self._wall_s, loss, peers.mean_of(totals), step_ms, replicas=replicas, decisions=decisions
+        )
 
 
 if __name__ == "__main__":

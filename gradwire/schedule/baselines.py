@@ -38,6 +38,8 @@ def buckets(problem: Problem, regime: Regime, option: int, size_bytes: float = B
 def best_buckets(problem: Problem, regime: Regime, option: int, sizes: int = 40) -> Found:
     """The best of `sizes` bucket sizes, from the smallest that makes sense to the whole model."""
     total = 4 * float(problem.views[option].elements[-1])
+    if not total:  # all slots travel dense
+        return one_group(problem, regime, option)
     tried = np.geomspace(total, max(total / 1000, 1), sizes)
     return min((buckets(problem, regime, option, size) for size in tried), key=lambda found: found.step_s)
 

@@ -125,12 +125,14 @@ class Profile:
 
     def wire_bytes(self, group: Choice) -> int:
         """What one rank, or one host, sends for the group."""
-        return _wire_bytes(self.candidates[group.option].way, [self.slots[i].shape for i in group.slots], self.hosts)
+        return wire_bytes(
+            self.candidates[group.option].way, _layout([self.slots[i].shape for i in group.slots]), self.hosts
+        )
 
     def _option(self, candidate: Candidate) -> Option:
         way, wire, units = candidate.way, self.collectives[candidate.way.communicator.name], None
         if isinstance(way.compressor, Rounds):
-            units = np.array([float(_wire_bytes(way, [slot.shape], self.hosts)) for slot in self.slots])
+            units = np.array([float(wire_bytes(way, _layout([slot.shape]), self.hosts)) for slot in self.slots])
             wire = Total(((wire, 1), *((wire, 0) for _ in range(way.compressor.rounds - 1))))
         else:
             wire = Chain(wire, self._bytes(way))
@@ -140,7 +142,9 @@ class Profile:
     def _bytes(self, way: Group) -> Table:
         """Bytes on the wire against elements."""
         sizes = np.unique(np.geomspace(1, max(2, sum(slot.numel for slot in self.slots)), 64).astype(int))
-        return Table.of(sizes.astype(float), np.array([_wire_bytes(way, [(int(n),)], self.hosts) for n in sizes]))
+        return Table.of(
+            sizes.astype(float), np.array([wire_bytes(way, _layout([(int(n),)]), self.hosts) for n in sizes])
+        )
 
     def save(self, path: str | Path) -> None:
         """Writes the profile to a file, as JSON."""
@@ -215,8 +219,10 @@ def _costs(data: dict[str, Any]) -> dict[str, Affine | Table]:
     return {name: from_data(cost) for name, cost in data.items()}
 
 
-def _wire_bytes(way: Group, shapes: Sequence[tuple[int, ...]], hosts: int) -> int:
-    return way.communicator.wire(way.compressor, _layout(shapes), hosts, STEADY).wire_bytes
+def wire_bytes(way: Group, layout: Layout, hosts: int) -> int:
+    """What one of `hosts` sends per step, on average, of a group that is laid out so, once warm-ups are over."""
+    steps = range(STEADY, STEADY + way.compressor.period)
+    return sum(way.communicator.wire(way.compressor, layout, hosts, step).wire_bytes for step in steps) // len(steps)
 
 
 def _layout(shapes: Sequence[tuple[int, ...]]) -> Layout:

@@ -13,7 +13,7 @@ from gradwire.schedule import baselines
 from gradwire.schedule.costs import Affine, Table
 from gradwire.schedule.profile import Candidate, Profile, over_link
 from gradwire.schedule.regimes import Regime, Worker
-from gradwire.schedule.search import Found, evaluate, search
+from gradwire.schedule.search import evaluate, search
 
 BEST = "best plan"
 GIVEN = "given plan"
@@ -68,7 +68,7 @@ def simulate(
     there = moved(profile, cluster)
     problem = there.problem()
     alone_s = problem.around_s + float(problem.ready_s[-1])
-    found = [_bucketed(there, regime, option) for option in range(len(there.candidates))]
+    found = [baselines.best_buckets(problem, regime, option, SIZES) for option in range(len(there.candidates))]
     named = dict(zip(names(profile.candidates), found, strict=True))
     if plan:
         named[GIVEN] = evaluate(problem, there.choices(plan), regime)
@@ -120,6 +120,8 @@ def latency_of(profile: Profile) -> float:
     """What a message cost beside its bytes where the profile was taken."""
     unit = over_link(profile.candidates, profile.hosts, 1.0, float("inf"))
     messages = {name: float(np.asarray(cost(np.zeros(1)))[0]) for name, cost in unit.items()}
+    if isinstance(profile.collectives.get("AllReduce"), Table):  # that of `all_reduce`, where trees have fewer
+        messages["AllReduce"] = 2 * min(profile.hosts - 1, depth(profile.hosts))
     fixed = {name: float(profile.collectives[name](np.zeros(1))[0]) for name in messages}
     return min(fixed[name] / count for name, count in messages.items())
 
@@ -138,10 +140,6 @@ def _name(compressor: Compressor) -> str:
     options = [(field.name, getattr(compressor, field.name), field.default) for field in dataclasses.fields(compressor)]  # pyright: ignore[reportArgumentType]
     said = [f"{name}={value}" for i, (name, value, default) in enumerate(options) if not i or value != default]
     return f"{type(compressor).__name__}({', '.join(said)})" if said else type(compressor).__name__
-
-
-def _bucketed(profile: Profile, regime: Regime, option: int) -> Found:
-    return baselines.best_buckets(profile.problem(), regime, option, SIZES)
 
 
 def _decoding(candidate: Candidate, times: float) -> Candidate:
