@@ -20,7 +20,7 @@ from typing import Any
 from ranks import as_rank, collect, save
 
 WARM = 5
-MOST_STEPS = 300
+MOST_STEPS = 350
 
 
 def main() -> None:

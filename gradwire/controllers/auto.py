@@ -36,9 +36,9 @@ from gradwire.schedule import (
 )
 
 WARM, TIMED, TRACED = 3, 8, 8
-SETTLE, TRIED, ROUNDS, DUELS, STILL_CLOSE = 2, 8, 3, 2, 1.1
+SETTLE, TRIED, ROUNDS, DUELS, STILL_CLOSE = 2, 8, 3, 3, 1.1
 WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
-MOST_TRIED, WORTH_TRYING = 4, 1.25
+MOST_TRIED, WORTH_TRYING, CLEARLY = 4, 1.25, 0.97
 PROBED_ELEMENTS = (1 << 14, 1 << 17, 1 << 19, 1 << 21)
 EPS = 0.01
 
@@ -160,8 +160,9 @@ class Auto(Controller):
             self._say(step, "no plan is much faster than dense steps were: the best and dense in turns")
             seconds.pop(best)
             plans += [plans.pop(best), dense]
-            seconds += yield from _duel(step, *plans[-2:])
-            best = _fastest(seconds)
+            own, theirs = yield from _duel(step, *plans[-2:])
+            seconds += [own, [self._dense_s, *theirs]]
+            best = len(plans) - (2 if median(own) < CLEARLY * median(seconds[-1]) else 1)
         self.expected_s, self.chosen = median(seconds[best]), True
         self.alone = step.may_stand_aside and plans[best] is dense
         self._tell(step, first, plans[best], seconds, best)
@@ -341,14 +342,15 @@ def _tournament(plans: Sequence[Plan]) -> Course[list[list[float]]]:
     return seconds
 
 
-def _duel(step: Step, plan: Plan, dense: Plan) -> Course[list[list[float]]]:
+def _duel(step: Step, plan: Plan, dense: Plan) -> Course[tuple[list[float], list[float]]]:
     """The seconds of steps with `plan`, and those of dense ones, in turns: what came first was another moment."""
-    seconds: list[list[float]] = [[], []]
+    own: list[float] = []
+    theirs: list[float] = []
     for _ in range(DUELS):
         yield dense
-        seconds[1].append((yield from _dense(step, SETTLE + TRIED)))
-        seconds[0] += yield from _tried(plan)
-    return seconds
+        theirs.append((yield from _dense(step, SETTLE + TRIED)))
+        own += yield from _tried(plan)
+    return own, theirs
 
 
 def _quiet(dense: Plan) -> Plan:

@@ -133,7 +133,7 @@ def scatter_reduce_and_memories_train() -> None:
 
 @scenario(2, 3)
 def the_automatic_plan_is_the_same_everywhere() -> None:
-    steps = 160  # profiled, tried, chosen
+    steps = 320  # profiled, tried, chosen
     ddp = DistributedDataParallel(network())
     handle = gw.attach(ddp, candidates=[gw.BF16(), gw.TopK(0.1)])
     train(ddp, steps)
