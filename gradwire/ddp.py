@@ -1,7 +1,7 @@
 """The front end for DistributedDataParallel."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -33,7 +33,8 @@ class Handle:
     """What `attach` returns: looks into a job's engine, saves it, and ends it."""
 
     def __init__(self, engine: Engine | None, detach: Callable[[], None]) -> None:
-        self._engine, self._detach = engine, detach
+        self._engine = engine
+        self._detach: Callable[[], None] | None = detach
 
     @property
     def plan(self) -> Plan | None:
@@ -75,8 +76,10 @@ class Handle:
         """DDP reduces dense again; a `DistributedOptimizer`, without which nobody reduces, takes no step any more. What
         memories hold is in `state_dict()` before, if you want it."""
         engine, self._engine = self._engine, None
+        detach, self._detach = self._detach, None
+        if detach:
+            detach()
         if engine:
-            self._detach()
             engine.close()
 
 
@@ -118,7 +121,7 @@ def attach(
         return Handle(None, bridge.unhook)
     engine = Engine(
         plan, slots, own, device, seed=seed, find_unused=ddp.find_unused_parameters, replan=replan,
-        controller=controller, may_stand_aside=not ddp.static_graph,
+        controller=controller, may_stand_aside=not ddp.static_graph, others=others_of(ddp.module, parameters),
     )  # fmt: skip
     bridge.hook_in(engine, parameters)
     return Handle(engine, bridge.unhook)
@@ -157,6 +160,11 @@ def planned(
     return replan(slots), replan
 
 
+def others_of(module: nn.Module, parameters: Container[str]) -> set[str]:
+    """The names of parameters that are not reduced: frozen or empty."""
+    return {name for name, _ in module.named_parameters() if name not in parameters}
+
+
 class _Bridge:
     """Between DDP's hooks and the engine.
 
@@ -181,7 +189,7 @@ class _Bridge:
         self._homes: dict[int, Tensor] = {}
         self._settled: set[int] = set()
         self._late: tuple[int, Tensor | None] | None = None
-        self._synchronising = self._reduced = False
+        self._synchronising = self._aside = self._reduced = False
         self._aside_since: float | None = None
         self._aside_s: list[float] = []
         self._removable: list[Any] = []
@@ -209,10 +217,10 @@ class _Bridge:
         self._slot = {parameters[slot.name]: index for index, slot in enumerate(engine.slots)}
         self._removable.append(self.ddp.register_forward_pre_hook(self._forward_begins))
         self._removable.append(self.ddp.register_forward_hook(self._forward_ends))
-        if self._aside_since is None:
-            self._see_gradients()
-        else:
+        if self._aside:
             self._come_back()
+        else:
+            self._see_gradients()
 
     def unhook(self) -> None:
         self.engine = None
@@ -220,6 +228,7 @@ class _Bridge:
             hook.remove()
         self._removable.clear()
         self._forget_gradients()
+        self._accumulated.clear()
 
     def _see_gradients(self) -> None:
         if not self.ddp.static_graph:  # there a parameter's hook may fire more than once
@@ -229,7 +238,6 @@ class _Bridge:
 
     def _forget_gradients(self) -> None:
         self._given.clear()
-        self._accumulated.clear()
         self._late = None
         self._homes.clear()
         self._settled.clear()
@@ -237,47 +245,48 @@ class _Bridge:
             hook.remove()
         self._on_gradients.clear()
 
-    def _take_turns(self, engine: Engine) -> None:
-        """Before a step: leaves it to DDP, or not, as the engine wants."""
-        if engine.aside and self.ddp._join_config.enable:
-            raise RuntimeError(
-                "the automatic plan counts steps, of which DDP.join() gives each rank another number; name a compressor"
-            )
-        now = perf_counter()
-        if self._aside_since is not None:
-            if not self._reduced:
-                return
-            self._reduced = False
-            engine.stepped_aside()
-            self._aside_s.append(now - self._aside_since)
+    def _count_step(self, engine: Engine) -> None:
+        """Before a step of DDP's own: counts the one before, and ends them when the engine wants to be back."""
+        now, before = perf_counter(), self._aside_since
+        if before is None:
             self._aside_since = now
+        elif self._reduced:
+            self._reduced, self._aside_since = False, now
+            engine.stepped_aside()
+            self._aside_s.append(now - before)
             if len(self._aside_s) == engine.aside:
                 engine.stood_aside(median(self._aside_s))
                 self._aside_s.clear()
             if not engine.aside:
                 self._come_back()
-        elif engine.aside:
-            self._stand_aside()
-            self._aside_since = now
 
     def _stand_aside(self) -> None:
+        """Before anything of the next step is accumulated, for DDP's new reducer must see what is."""
+        if self.ddp._join_config.enable:
+            raise RuntimeError(
+                "the automatic plan counts steps, of which DDP.join() gives each rank another number; name a compressor"
+            )
+        self._aside = True
         self._forget_gradients()
         ddp: Any = self.ddp
         parameters, sparse = ddp._build_params_for_reducer()
         names = ddp._build_debug_param_to_name_mapping(parameters)
         ddp._ddp_init_helper(parameters, sparse, names, ddp.static_graph)
-        self._reduced = False
-        for parameter in self._slot if ddp.find_unused_parameters else [next(iter(self._slot))]:
-            self._on_gradients.append(parameter.register_post_accumulate_grad_hook(self._reduces))
+        for parameter, slot in self._slot.items() if ddp.find_unused_parameters else [*self._slot.items()][:1]:
+            hook = partial(self._gradient_seen, slot)
+            self._on_gradients.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def _reduces(self, parameter: Tensor) -> None:
-        self._reduced |= self._synchronising
+    def _gradient_seen(self, slot: int, parameter: Tensor) -> None:
+        if self._synchronising:
+            self._reduced = True
+            self._accumulated.clear()
+        else:
+            self._accumulated.add(slot)
 
     def _come_back(self) -> None:
-        self._aside_since = None
+        self._aside, self._aside_since, self._reduced = False, None, False
         self._aside_s.clear()
         self._forget_gradients()
-        self._accumulated = {slot for parameter, slot in self._slot.items() if parameter.grad is not None}
         dist._register_comm_hook(self.ddp.reducer, None, self._bucket_ready)  # pyright: ignore
         self._see_gradients()
 
@@ -285,8 +294,10 @@ class _Bridge:
         if torch.is_grad_enabled():  # DDP, too, decides in forward whether the next backward synchronises
             self._synchronising = self.ddp.require_backward_grad_sync
             assert self.engine is not None
-            if self._synchronising:
-                self._take_turns(self.engine)
+            if self.engine.aside and not self._aside:
+                self._stand_aside()
+            if self._aside and self._synchronising:
+                self._count_step(self.engine)
             self.engine.forward_begins()
 
     def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:

@@ -4,8 +4,8 @@ import atexit
 import queue
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +44,7 @@ class Engine:
     `replan(slots)` makes the plan for slots that became ready in that order; rank 0's order, once seen, is
     used by all. `find_unused` agrees after each step which slots had a gradient on no rank at all. `controller`
     may change the plan after any later step, and have the engine stand aside where the front end says that it may.
+    `others` are the names of the model's parameters that are not reduced, such as frozen ones; states may have them.
 
     Raises ValueError, on all ranks, where ranks have different plans or parameters.
     """
@@ -60,6 +61,7 @@ class Engine:
         replan: Callable[[list[Slot]], Plan] | None = None,
         controller: Controller | None = None,
         may_stand_aside: bool = False,
+        others: Collection[str] = (),
     ) -> None:
         plan.check(slots)
         if controller:
@@ -67,7 +69,7 @@ class Engine:
         self.slots, self.transport, self.device = list(slots), transport, device
         self._site = Site(transport, device, seed, Workspace(device))
         self._find_unused, self._replan, self._controller = find_unused, replan, controller
-        self._may_stand_aside = may_stand_aside
+        self._may_stand_aside, self._others = may_stand_aside, others
         self._recorder = Recorder(device, transport.place)
         self._flights = Flights(transport, self._recorder)
         plan = self._begin(plan)
@@ -163,6 +165,8 @@ class Engine:
     def install(self, plan: Plan) -> None:
         """Puts `plan` in force from the next step on; every parameter keeps its state. All ranks must do this
         after the same step. Raises ValueError where plan and model, or the ranks' plans, do not fit."""
+        plan.check(self.slots)
+        self._settle()
         self._put(self._begin(plan))
 
     def export(self) -> dict[str, dict[str, Tensor]]:
@@ -181,7 +185,7 @@ class Engine:
         """Takes over an exported state; parameters it lacks keep theirs. Raises ValueError, naming it, for a
         parameter that the model lacks."""
         self._settle()
-        if unknown := exported.keys() - {slot.name for slot in self.slots} - {CONTROLLER}:
+        if unknown := exported.keys() - {slot.name for slot in self.slots} - {CONTROLLER, *self._others}:
             raise ValueError(
                 f"the state has parameter {min(unknown)!r}, which the model lacks; load what this model saved"
             )
@@ -324,9 +328,6 @@ class Engine:
         last, for nobody waits for it."""
         self._used = self._agree_used()
         verdict = torch.stack([reducer.verdict for reducer in self._reducers]).sum(0)
-        if any(reducer.owes for reducer in self._reducers):  # where nothing else is remembered nobody looks for NaN
-            added = [mean.sum(dtype=torch.float32) for reducer in self._reducers for mean in reducer.mean]
-            verdict.add_(torch.stack(added).sum().mul_(0))
         for reducer in self._reducers:
             reducer.undo(verdict)
         means = {
@@ -361,7 +362,12 @@ class Engine:
 
     def _close_step(self) -> None:
         start = self._recorder.mark()
+        whole = any(reducer.owes for reducer in self._reducers) and all(
+            mean.isfinite().all() for reducer in self._reducers for mean in reducer.mean
+        )
         for reducer, slots in zip(self._reducers, self._slots_of, strict=True):
+            if whole:
+                reducer.settle_debts()
             reducer.close([self._used[slot] for slot in slots])
         self._recorder.add("decode", start, label="memories give up what was sent")
 
@@ -463,12 +469,11 @@ class Engine:
         self._error = error
         self._flights.forget()
         _forget_frames(error)  # they hold messages under way, and those the connections that abort is to close
-        try:
+        with suppress(Exception):  # whoever waits is told, whatever else is broken
             self.transport.abort(str(error))
-        finally:  # whoever waits is told, whatever else is broken
-            self._buckets.fail(error)
-            with self._progress:
-                self._progress.notify_all()
+        self._buckets.fail(error)
+        with self._progress:
+            self._progress.notify_all()
 
     def _raise_error(self) -> None:
         if self._error:

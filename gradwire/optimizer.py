@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
-from gradwire.ddp import Dense, Handle, automatic, planned
+from gradwire.ddp import Dense, Handle, automatic, others_of, planned
 from gradwire.engine import Engine
 from gradwire.layout import Slot
 from gradwire.memory import Memory
@@ -66,6 +66,7 @@ class DistributedOptimizer(Optimizer):
             self._engine = Engine(
                 plan, slots, own, device,
                 seed=seed, find_unused=find_unused_parameters, replan=replan, controller=controller,
+                others=others_of(model, self._parameters),
             )  # fmt: skip
             self._removable.append(model.register_forward_pre_hook(self._forward_begins))
             self._removable.append(model.register_forward_hook(self._forward_ends))

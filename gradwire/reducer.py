@@ -223,6 +223,11 @@ class Reducer:
                 continue
             self.group.memory.undo(self._tensors[index], grad, self.site.share, skip)
 
+    def settle_debts(self) -> None:
+        """What was owed has gone with this step's gradients, and nobody will skip the step."""
+        for index in self._owed.keys() & self._grads.keys():
+            del self._owed[index]
+
     def close(self, used: list[bool]) -> None:
         """Ends the step: what was sent leaves the memory. `used` says of each slot whether any rank had a
         gradient for it; where none had, DDP and optimizers ignore the mean, so the memory becomes again what it
@@ -234,9 +239,6 @@ class Reducer:
             for name, kept in held.items():
                 view = self._views[name][index]
                 view.add_(kept) if used[index] and not self.state.skipped else view.copy_(kept)
-        if self._owed and not self.state.verdict.isnan():
-            for index in self._owed.keys() & self._grads.keys():
-                del self._owed[index]
         self._grads.clear()
         self._sinks.clear()
         self._held.clear()

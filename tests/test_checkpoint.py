@@ -142,6 +142,8 @@ def test_another_models_state_is_refused_and_changes_nothing():
             running.engines[0].adopt({"other": {"residual": torch.ones(3)}}, 7)
         for key, tensor in running.states()[0].items():
             assert torch.equal(tensor, before[0][key])
+    with job(plan_for(case), SLOTS, 2, others={"other"}) as running:
+        running.engines[0].adopt({"other": {"residual": torch.ones(3)}}, 7)  # frozen since
 
 
 def test_what_is_owed_survives_a_step_that_another_group_spoils():

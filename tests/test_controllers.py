@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from harness import SMALL, Job, draw, job, plan_of, raising, slots_of, together, total
 from torch import Tensor
@@ -48,6 +49,18 @@ class Thermostat(Controller):
 
 def controlled(world: int) -> Job:
     return Job(plan_with(SPARSE), SLOTS, world, controllers=[Thermostat() for _ in range(world)])
+
+
+def test_a_plan_that_is_refused_changes_nothing():
+    controllers = [gw.WarmUp(0.5, steps=4) for _ in range(2)]
+    with job(plan_with(SPARSE), SLOTS, 2, controllers=controllers) as running:
+        running.step(draw(SLOTS, 2, 0))
+        other = gw.Plan(plan_with(SPARSE).groups[:1])
+        with pytest.raises(ValueError, match="lacks the model's parameter"):
+            running.install(other)
+        for number in range(1, 6):
+            running.step(draw(SLOTS, 2, number))
+        assert running.engines[0].plan == plan_with(SPARSE)
 
 
 def test_ranks_that_see_different_gradients_decide_alike():

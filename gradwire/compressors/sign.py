@@ -69,7 +69,7 @@ class SignSGD(Codec):
     """The sign of the majority of the ranks' signs: -1, 0 at a tie, or 1, whatever the gradients' size
     (Bernstein et al., ICML 2018, https://arxiv.org/abs/1802.04434). Choose the learning rate as for Adam.
 
-    Zero votes plus and minus in turn, by rank and step, so that what no rank has a gradient for stays where it is.
+    Zero votes plus and minus in turn, by rank and step, so that what no rank has a gradient for does not drift.
     Keeps no memory: what it sends is no estimate of the gradient that anything could be taken from.
     """
 

@@ -178,7 +178,8 @@ class LGreCo(Controller):
             if _measured(group.compressor):
                 sent += wire_bytes(group, layout, step.transport.world)
                 payload += sum(_bytes(group.compressor, slot) for slot in layout.slots)
-        return (self.limit or 0.0) * self._wire[0] / self._wire[1] * payload / sent
+        # one host alone has no link between hosts to heed
+        return (self.limit or 0.0) * self._wire[0] / self._wire[1] * payload / sent if sent else uniform
 
 
 def _measured(compressor: Compressor) -> bool:

@@ -44,7 +44,7 @@ class WarmUp(Controller):
             if has(group.compressor, "ratio") and isinstance(group.memory, DGCMemory):
                 raise ValueError(
                     f"the first dense={self.dense} steps send all, of which DGCMemory keeps no momentum; "
-                    "use WarmUp(dense=0), or start=1.0"
+                    "use WarmUp(dense=0)"
                 )
         if self.start <= max(ratios):
             raise ValueError(

@@ -184,6 +184,17 @@ class Turns(gw.controllers.Controller):
         self.aside = 0 if self.aside else 2
 
 
+@scenario(2, 3)
+def what_is_accumulated_while_the_engine_comes_and_goes_counts_too() -> None:
+    runs = []
+    for controller in (None, Turns()):
+        ddp = DistributedDataParallel(Branches(), find_unused_parameters=True)
+        if controller:
+            gw.attach(ddp, gw.FP32(), controller=controller)
+        runs.append(late_branch_gradients(ddp, ddp.no_sync, steps=9))
+    torch.testing.assert_close(*runs)
+
+
 def accumulated(ddp: DistributedDataParallel) -> Tensor:
     """After steps of three micro-batches."""
     for step in range(7):
@@ -313,16 +324,18 @@ def unused_parameters_are_as_in_ddp() -> None:
             torch.testing.assert_close(ours, theirs)
 
 
-def late_branch_gradients(module: nn.Module, no_sync) -> list[Tensor]:
-    """A branch that only the micro-batches that accumulate use, on rank 0 alone."""
-    for step in range(3):
+def late_branch_gradients(module: nn.Module, no_sync, steps: int = 3) -> list[Tensor]:
+    """Of all steps: a branch that only the micro-batches that accumulate use, on rank 0 alone."""
+    seen = []
+    for step in range(steps):
         module.zero_grad()
         for part in range(3):
             inputs, targets = batch(10 * step + part)
             with no_sync() if part < 2 else nullcontext():
                 loss = nn.functional.cross_entropy(module(inputs, part < 2 and dist.get_rank() == 0, True), targets)
                 loss.backward()
-    return [torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters()]
+        seen += [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in module.parameters()]
+    return seen
 
 
 @scenario(2, 3)

@@ -66,5 +66,8 @@ def test_the_ranks_that_are_left_do_not_hang_when_the_stores_host_dies():
         subprocess.Popen(command, env=shared | {"RANK": "0"}),
         subprocess.Popen(command, env=shared | {"RANK": "1"}, stdout=subprocess.PIPE) as survivor,
     ):
-        said, _ = survivor.communicate(timeout=60)
+        try:
+            said, _ = survivor.communicate(timeout=60)
+        finally:
+            survivor.kill()
     assert b"a rank was lost" in said
