@@ -11,12 +11,6 @@ from gradwire.compressors.base import Codec, State
 from gradwire.layout import tiles
 
 
-def check_block(block: int) -> None:
-    """Raises ValueError for a block that does not fill whole bytes."""
-    if block < 8 or block % 8:
-        raise ValueError(f"block={block} elements cannot be packed into bytes; use a multiple of 8, e.g. block=1024")
-
-
 class Blockwise(Codec):
     """Payload: scales (blocks, `scales`) float32, then `bits` per element, packed.
 
@@ -27,6 +21,12 @@ class Blockwise(Codec):
     bits: ClassVar[int]
     scales: ClassVar[int] = 1
     block: int
+
+    def __post_init__(self) -> None:
+        if self.block < 8 or self.block % 8:
+            raise ValueError(
+                f"block={self.block} elements do not fill bytes; use a multiple of 8, e.g. block=1024"
+            )
 
     def payload_bytes(self, n: int) -> int:
         return 4 * self.scales * -(-n // self.block) + -(-n * self.bits // 8)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gradwire.compressors.base import State
 from gradwire.compressors.magnitudes import tail
-from gradwire.compressors.sparse import check_ratio
 from gradwire.compressors.threshold import Estimated
 
 TRIES = 5
@@ -21,9 +20,6 @@ class GaussianK(Estimated):
     halved up to four times while too few elements pass (Shi et al., 2019, https://arxiv.org/abs/1911.08772)."""
 
     ratio: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_ratio(self.ratio)
 
     def thresholds(self, x: Tensor, k: int, state: State) -> Iterator[float]:
         mean = float(x.mean())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import State
 from gradwire.compressors.bits import pack_ternary, unpack_ternary
-from gradwire.compressors.blockwise import Blockwise, check_block
+from gradwire.compressors.blockwise import Blockwise
 from gradwire.compressors.noise import Noise
 
 BELOW_ONE = 1 - 2.0**-21
@@ -52,7 +52,7 @@ class QSGD(Stochastic):
     bits: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
-        check_block(self.block)
+        super().__post_init__()
         if not 1 <= self.levels <= 127:
             raise ValueError(f"levels={self.levels} do not fit 8 bits with a sign; use 1 to 127")
 
@@ -76,9 +76,6 @@ class TernGrad(Stochastic):
     block: int = 1024
     bits: ClassVar[int] = 2
     top: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleMethodOverride]
-
-    def __post_init__(self) -> None:
-        check_block(self.block)
 
     def pack(self, q: Tensor, codes: Tensor, state: State) -> None:
         small = state.scratch.tensor("ternary", (q.numel(),), torch.int8)

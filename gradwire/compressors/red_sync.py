@@ -7,7 +7,6 @@ from torch import Tensor
 
 from gradwire.compressors.base import State
 from gradwire.compressors.magnitudes import count, mean_and_peak
-from gradwire.compressors.sparse import check_ratio
 from gradwire.compressors.threshold import Estimated
 
 PRECISION = 1 / 16
@@ -20,9 +19,6 @@ class RedSync(Estimated):
     t is known to 1/16 (Fang et al., JPDC 2019, https://arxiv.org/abs/1808.04357)."""
 
     ratio: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_ratio(self.ratio)
 
     def thresholds(self, x: Tensor, k: int, state: State) -> Iterator[float]:
         mean, peak = mean_and_peak(x, state.scratch)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import State
 from gradwire.compressors.select import top_k
-from gradwire.compressors.sparse import Sparse, check_ratio
+from gradwire.compressors.sparse import Sparse
 from gradwire.compressors.threshold import passing
 
 SHORTEST = 5
@@ -30,7 +30,7 @@ class ReusedThreshold(Sparse):
     divisible = False
 
     def __post_init__(self) -> None:
-        check_ratio(self.ratio)
+        super().__post_init__()
         if self.period < 1 or self.warmup < 0:
             raise ValueError(f"period={self.period}, warmup={self.warmup} count steps; use period=5, warmup=15")
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gradwire.compressors.base import State
 from gradwire.compressors.magnitudes import Tail, tail
-from gradwire.compressors.sparse import check_ratio
 from gradwire.compressors.threshold import Estimated
 
 
@@ -27,7 +26,7 @@ class SIDCo(Estimated):
     stages: int = 3
 
     def __post_init__(self) -> None:
-        check_ratio(self.ratio)
+        super().__post_init__()
         if self.distribution not in ("exponential", "gamma", "pareto"):
             raise ValueError(f"distribution={self.distribution!r} is unknown; use 'exponential', 'gamma' or 'pareto'")
         if self.stages < 1:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Codec, State
 from gradwire.compressors.bits import pack_signs, unpack_signs
-from gradwire.compressors.blockwise import Blockwise, check_block
+from gradwire.compressors.blockwise import Blockwise
 from gradwire.layout import spans
 
 
@@ -19,9 +19,6 @@ class EFSignSGD(Blockwise):
 
     block: int = 256
     bits: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        check_block(self.block)
 
     def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
         for part, scales, codes in self.tiles(x, payload):
@@ -43,9 +40,6 @@ class OneBit(Blockwise):
     block: int = 4096
     bits: ClassVar[int] = 1
     scales: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        check_block(self.block)
 
     def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
         for part, scales, codes in self.tiles(x, payload):

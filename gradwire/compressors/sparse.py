@@ -26,6 +26,9 @@ class Sparse(Codec):
     sparse = True
     ratio: float
 
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
     def count(self, n: int) -> int:
         """k: how many of n elements are sent."""
         return max(1, int(n * self.ratio))
@@ -65,9 +68,6 @@ class TopK(Sparse):
     https://arxiv.org/abs/1704.05021)."""
 
     ratio: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_ratio(self.ratio)
 
     def select(self, x: Tensor, k: int, state: State) -> Tensor:
         return top_k(x, k, state.scratch)

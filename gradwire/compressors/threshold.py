@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.compressors.base import State, Workspace
 from gradwire.compressors.magnitudes import LARGEST
 from gradwire.compressors.select import TINY, few_above, largest, lower_bound, top_k
-from gradwire.compressors.sparse import Sparse, check_ratio
+from gradwire.compressors.sparse import Sparse
 
 LEAST, MOST = 0.7, 2.0
 """Of k elements that an estimate aims at, so many times as many must, and may, pass it."""
@@ -54,9 +54,6 @@ class DGC(Estimated):
 
     ratio: float = 0.01
 
-    def __post_init__(self) -> None:
-        check_ratio(self.ratio)
-
     def thresholds(self, x: Tensor, k: int, state: State) -> Iterator[float]:
         yield lower_bound(x, k, slack=0.0)
 
@@ -74,7 +71,7 @@ class HardThreshold(Sparse):
     ratio: float = 0.01
 
     def __post_init__(self) -> None:
-        check_ratio(self.ratio)
+        super().__post_init__()
         if not self.threshold > 0:
             raise ValueError(f"threshold={self.threshold} lets zeros pass; use a magnitude such as threshold=0.001")
 
