@@ -24,9 +24,7 @@ class Blockwise(Codec):
 
     def __post_init__(self) -> None:
         if self.block < 8 or self.block % 8:
-            raise ValueError(
-                f"block={self.block} elements do not fill bytes; use a multiple of 8, e.g. block=1024"
-            )
+            raise ValueError(f"block={self.block} elements do not fill bytes; use a multiple of 8, e.g. block=1024")
 
     def payload_bytes(self, n: int) -> int:
         return 4 * self.scales * -(-n // self.block) + -(-n * self.bits // 8)
