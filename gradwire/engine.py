@@ -335,18 +335,19 @@ class Engine:
             for reducer, slots in zip(self._reducers, self._slots_of, strict=True)
             for slot, mean in zip(slots, reducer.mean, strict=True)
         }
+        paid = any(reducer.owes for reducer in self._reducers) and all(mean.isfinite().all() for mean in means.values())
         plan = self._decide(means, sums())
         self._next = 0
         self._ready.clear()
         self._steps += 1
         self._done_steps += 1
         if self._replan or plan:  # the next gradients must meet the new plan
-            self._close_step()
+            self._close_step(paid)
             self._install(plan or self._follow_order())
             self._tell(means, epoch)
         else:
             self._tell(means, epoch)
-            self._close_step()
+            self._close_step(paid)
         with self._progress:
             self._settled = epoch
             self._progress.notify_all()
@@ -360,13 +361,11 @@ class Engine:
             self._told = epoch
             self._progress.notify_all()
 
-    def _close_step(self) -> None:
+    def _close_step(self, paid: bool) -> None:
+        """`paid`: what was owed went out in a step that nobody will skip."""
         start = self._recorder.mark()
-        whole = any(reducer.owes for reducer in self._reducers) and all(
-            mean.isfinite().all() for reducer in self._reducers for mean in reducer.mean
-        )
         for reducer, slots in zip(self._reducers, self._slots_of, strict=True):
-            if whole:
+            if paid:
                 reducer.settle_debts()
             reducer.close([self._used[slot] for slot in slots])
         self._recorder.add("decode", start, label="memories give up what was sent")

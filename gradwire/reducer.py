@@ -224,7 +224,7 @@ class Reducer:
             self.group.memory.undo(self._tensors[index], grad, self.site.share, skip)
 
     def settle_debts(self) -> None:
-        """What was owed has gone with this step's gradients, and nobody will skip the step."""
+        """What was owed to slots that had a gradient has gone with it."""
         for index in self._owed.keys() & self._grads.keys():
             del self._owed[index]
 
