@@ -3,19 +3,21 @@
     python benchmarks/selection.py
 
 One thread; the figure is the least CPU time over repeats, in ms, which other load on the machine disturbs least. The
-gradient is a square matrix; ReusedThreshold's figure is that of the steps between two exact ones.
+gradient is a square matrix; ReusedThreshold's figure is that of the steps between two exact ones. Where rounds alternate,
+as with PowerSGD, "encode" has all of encoding and decoding.
 Writes benchmarks/results/selection.json and prints Markdown tables.
 """
 
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 import gradwire as gw
-from gradwire.compressors import Codec, State, Workspace
+from gradwire.compressors import Codec, Compressor, Rounds, State, Workspace
 from gradwire.compressors.select import top_k
 from gradwire.layout import Layout, Slot
 
@@ -27,6 +29,7 @@ CODECS = [
     gw.SIDCo(0.01, "gamma"), gw.SIDCo(0.01, "pareto"), gw.ReusedThreshold(0.01, warmup=0), gw.RandomK(0.01), gw.QSGD(),
     gw.TernGrad(), gw.SignSGD(), gw.EFSignSGD(), gw.OneBit(),
 ]  # fmt: skip
+ROUNDS = [gw.PowerSGD(4), gw.ACPSGD(4)]
 
 
 def main() -> None:
@@ -40,6 +43,7 @@ def main() -> None:
             f"| {row['torch_ms'] / row['ours_ms']:.1f}x | {'yes' if row['same'] else 'NO'} |"
         )
     codecs = [codec_row(codec, n) for codec in CODECS for n in (1_000_000, 25_000_000)]
+    codecs += [rounds_row(compressor, n) for compressor in ROUNDS for n in (1_000_000, 25_000_000)]
     print("\n| compressor | elements | encode | decode, 2 ranks | commit | copy |\n|---|---|---|---|---|---|")
     for row in codecs:
         cells = " | ".join(f"{row[name]:.2f}" for name in ("encode_ms", "decode_ms", "commit_ms", "copy_ms"))
@@ -63,11 +67,16 @@ def selection(n: int, ratio: float) -> dict:
     }
 
 
-def codec_row(codec: Codec, n: int) -> dict:
+def one_square(compressor: Compressor, n: int) -> tuple[State, torch.Tensor]:
+    """The state of one rank for a square matrix of n elements, and a gradient (n,)."""
     square = Slot.of("w", torch.empty(round(n**0.5), round(n**0.5), device="meta"))
     state = State(Layout((square,)), 0, 1, Workspace(CPU), Workspace(CPU))
-    state.slots = [codec.init_slot(*square.matrix, torch.Generator())]
-    x = torch.randn(n, generator=torch.Generator().manual_seed(0))
+    state.slots = [compressor.init_slot(*square.matrix, torch.Generator())]
+    return state, torch.randn(n, generator=torch.Generator().manual_seed(0))
+
+
+def codec_row(codec: Codec, n: int) -> dict:
+    state, x = one_square(codec, n)
     size = codec.group_bytes(state.layout, state.step)
     rows = torch.zeros(2, -(-size // 4) * 4, dtype=torch.uint8)[:, :size]
     out, kept = torch.empty(n), x.clone()
@@ -80,6 +89,28 @@ def codec_row(codec: Codec, n: int) -> dict:
         "encode_ms": encode,
         "decode_ms": least_ms(lambda: codec.decode(rows, out, state)),
         "commit_ms": float("nan") if voting else least_ms(lambda: codec.commit(rows[0], kept, state)),
+        "copy_ms": least_ms(lambda: out.copy_(x)),
+    }
+
+
+def rounds_row(compressor: Rounds, n: int) -> dict:
+    """Encoding and decoding take turns with the collectives, and are one figure."""
+    state, x = one_square(compressor, n)
+    out, kept = torch.empty(n), x.clone()
+
+    def reduce() -> None:
+        reduction = compressor.reduce(x, state)
+        result = None
+        with suppress(StopIteration):
+            while True:
+                result = (next(reduction) if result is None else reduction.send(result)).result
+
+    return {
+        "compressor": str(compressor),
+        "n": n,
+        "encode_ms": least_ms(reduce),
+        "decode_ms": float("nan"),
+        "commit_ms": least_ms(lambda: compressor.commit(kept, state)),
         "copy_ms": least_ms(lambda: out.copy_(x)),
     }
 
