@@ -3,8 +3,8 @@
     python benchmarks/selection.py
 
 One thread; the figure is the least CPU time over repeats, in ms, which other load on the machine disturbs least. The
-gradient is a square matrix; ReusedThreshold's figure is that of the steps between two exact ones. Where rounds alternate,
-as with PowerSGD, "encode" has all of encoding and decoding.
+gradient is a square matrix; ReusedThreshold's figure is that of the steps between two exact ones. Where rounds
+alternate, as with PowerSGD, "encode" has all of encoding and decoding.
 Writes benchmarks/results/selection.json and prints Markdown tables.
 """
 
