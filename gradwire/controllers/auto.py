@@ -117,26 +117,31 @@ class Auto(Controller):
         self.chosen, self.alone, self._course, self.aside = bool(state["chosen"]), bool(state["alone"]), None, 0
 
     def _run(self, step: Step) -> Course[None]:
+        if not self.chosen:
+            assert self._dense_plan
+            if step.plan != self._dense_plan:  # what a job tried when it was saved
+                yield self._dense_plan
+            self._dense_s = yield from _dense(step, WARM + TIMED)
+            times, step = yield from self._traced(step, _quiet(self._dense_plan))
+            yield from self._choose(step, times, self._dense_plan)
         while True:
-            if not self.chosen:
-                assert self._dense_plan
-                if step.plan != self._dense_plan:  # what was in force, or tried when the job was saved
-                    yield self._dense_plan
-                self._dense_s = yield from _dense(step, WARM + TIMED)
-                times, step = yield from self._traced(step, _quiet(self._dense_plan))
-                yield from self._choose(step, times, self._dense_plan)
             step = yield from self._watch(step)
             self.chosen = False
+            dense = self._dense_plan if step.may_stand_aside else None
+            if dense:  # meanwhile memories keep what they hold, which the engine's dense steps would send at once
+                self._dense_s = yield from _dense(step, WARM + TIMED)
+            times, step = yield from self._traced(step, _quiet(dense) if dense and self.alone else None)
+            yield from self._choose(step, times, dense)
 
-    def _traced(self, step: Step, plan: Plan) -> Course[tuple["Times", Step]]:
-        """What the next steps' compute takes on the slowest rank, with `plan`."""
+    def _traced(self, step: Step, plan: Plan | None) -> Course[tuple["Times", Step]]:
+        """What the next steps' compute takes on the slowest rank, with `plan` or as it is."""
         trace = step.record(TRACED)
         yield plan
         for _ in range(TRACED + 1):
             step, _ = yield None
         return Times.of(trace.timelines(), step.slots).on_slowest(step), step
 
-    def _choose(self, step: Step, times: "Times", dense: Plan) -> Course[None]:
+    def _choose(self, step: Step, times: "Times", dense: Plan | None) -> Course[None]:
         """Measures, searches, tries, searches again with what was learnt, and leaves the fastest in force: `dense`,
         where nothing beats what it took."""
         self.regime = Worker(contention(step.transport, step.device))
@@ -154,7 +159,7 @@ class Auto(Controller):
             seconds += yield from _tournament(plans[-2:])
             self.profile = learnt(self.profile, self.regime, plans, seconds)
         best = _fastest(seconds)
-        if WORTH_TRYING * median(seconds[best]) > self._dense_s:
+        if dense and WORTH_TRYING * median(seconds[best]) > self._dense_s:
             self._say(step, "no plan is much faster than dense steps were: the best and dense in turns")
             seconds.pop(best)
             plans += [plans.pop(best), dense]
