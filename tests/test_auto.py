@@ -73,6 +73,7 @@ def test_ranks_find_the_same_plan_and_lose_nothing(world: int):
     plans = [engine.plan for engine in running.engines]
     assert plans == [plans[0]] * world
     assert all(controller.decisions for controller in running.controllers)
+    assert running.controllers[0].decisions[-1].step > WARM + TIMED + TRACED + SETTLE + TRIED  # when it was chosen
     assert running.controllers[0].profile == running.controllers[1].profile
     left = total(running.state("residual"))
     noisy = any(isinstance(group.compressor, gw.QSGD) for group in plans[0].groups)

@@ -89,7 +89,7 @@ class Auto(Controller):
         self._dense_s = float("inf")
         self.expected_s = 0.0
         self.chosen = self.alone = False
-        self._last = 0.0
+        self._last, self._now = 0.0, 0
         self._course: Course[None] | None = None
 
     def begin(self, plan: Plan) -> Plan:
@@ -102,6 +102,7 @@ class Auto(Controller):
         self._last = now
 
     def decide(self, step: Step, sums: Tensor) -> Plan | None:
+        self._now = step.number
         if self._course is None:
             self._course = self._run(step)
             todo = next(self._course)
@@ -231,9 +232,9 @@ class Auto(Controller):
         )
 
     def _say(self, step: Step, decision: str) -> None:
-        self.decisions.append(Decision(step.number, decision))
+        self.decisions.append(Decision(self._now, decision))
         if step.transport.rank == 0:
-            _log.info("step %d: %s", step.number, decision)
+            _log.info("step %d: %s", self._now, decision)
 
 
 @dataclass(frozen=True)
