@@ -16,9 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.controllers import Auto
 from gradwire.controllers.auto import (
-    DUELS,
-    MOST_TRIED,
-    ROUNDS,
+    CHOOSING_STEPS,
     SETTLE,
     TIMED,
     TRACED,
@@ -34,7 +32,7 @@ from gradwire.plan import uniform
 
 SLOTS = slots_of(SMALL)
 DENSE = uniform(SLOTS, gw.FP32())
-MOST_STEPS = WARM + TIMED + TRACED + 3 + ((MOST_TRIED + 2) * ROUNDS + 2 * DUELS) * (SETTLE + TRIED + 1) + 2
+MOST_STEPS = CHOOSING_STEPS + 2
 
 
 def automatic_job(world: int, candidates: list, **options) -> Job:

@@ -39,6 +39,8 @@ WARM, TIMED, TRACED = 3, 8, 8
 SETTLE, TRIED, ROUNDS, DUELS, STILL_CLOSE = 2, 8, 3, 3, 1.1
 WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
 MOST_TRIED, WORTH_TRYING, CLEARLY = 4, 1.25, 0.97
+CHOOSING_STEPS = WARM + TIMED + TRACED + 3 + ((MOST_TRIED + 2) * ROUNDS + 2 * DUELS) * (SETTLE + TRIED + 1)
+"""The most that a job takes to choose its plan; fewer where fewer plans are worth trying."""
 PROBED_ELEMENTS = (1 << 14, 1 << 17, 1 << 19, 1 << 21)
 EPS = 0.01
 

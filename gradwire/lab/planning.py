@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compressors import FP32, Compressor
 from gradwire.controllers import Auto
-from gradwire.controllers.auto import MOST_TRIED, ROUNDS, SETTLE, TRACED, TRIED, WARM, WINDOW
+from gradwire.controllers.auto import CHOOSING_STEPS, SETTLE, WINDOW
 from gradwire.ddp import Handle, attach
 from gradwire.lab.catalogue import make_task
 from gradwire.lab.configuration import parse
@@ -25,7 +25,7 @@ from gradwire.plan import Group, Plan, default_communicator, default_memory
 from gradwire.schedule import Profile, Span, Timeline
 
 SHOWN = 5
-MOST_STEPS = WARM + TRACED + 3 + MOST_TRIED * ROUNDS * (1 + SETTLE + TRIED) + WINDOW + SETTLE + SHOWN + 1
+MOST_STEPS = CHOOSING_STEPS + WINDOW + SETTLE + SHOWN + 1
 """Ends sooner where fewer plans are worth trying."""
 _ARGUMENT = re.compile(r"\w+=|[\d.]+(e-?\d+)?$")
 
