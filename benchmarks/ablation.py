@@ -68,7 +68,7 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     ]
     plans = dict(zip(RULES, [chosen, *(profile.plan(each.groups) for each in others)], strict=True))
     groups = {name: len(plan.groups) for name, plan in plans.items()}
-    return {"groups": groups} | in_turns(arguments, controller, plans)
+    return {"groups": groups} | in_turns(arguments, controller, plans, arguments.repeats)
 
 
 HEAD = (

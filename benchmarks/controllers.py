@@ -4,10 +4,11 @@
     python benchmarks/controllers.py --part lgreco       # bytes at equal error, and the programme's milliseconds
     python benchmarks/controllers.py --part gravac --tasks digits --steps 200 --seeds 0 --link loopback --hosts 2
 
-L-GreCo's figures are its own decisions while the same tasks train: bytes of payload and errors, where the uniform
-setting has 1. GraVAC stands beside dense and static factors (10x to 1000x in elements), which train for half as many
-steps again as dense: they take less time for each, and what matters is the time to the metric, that of rank 0's steps
-until the held-out metric is within 0.5 points of accuracy, or 1 % of loss, of the dense run's last.
+L-GreCo's figures are its own decisions while the small tasks of `gradwire train --suite gravac` train (a ResNet, a VGG,
+an LSTM) on two ranks: bytes of payload at equal error, where the uniform setting has 1. GraVAC stands beside dense and
+static factors (10x to 1000x in elements), which train for half as many steps again as dense: they take less time for
+each, and what matters is the time to the metric, that of rank 0's steps until the held-out metric is within 0.5 points
+of accuracy, or 1 % of loss, of the dense run's last.
 Writes benchmarks/results/controllers.json and prints Markdown tables.
 """
 
@@ -15,7 +16,7 @@ import argparse
 import subprocess
 import sys
 import time
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -27,6 +28,7 @@ from ranks import as_rank, collect, save
 import gradwire as gw
 from gradwire.controllers.allocate import allocate
 from gradwire.lab.results import Record, Run, read_lines
+from gradwire.lab.training_suites import Training, training_suite
 
 FACTORS = (10, 100, 1000)
 TASKS = {
@@ -40,23 +42,18 @@ LONGER = 1.5
 
 def main() -> None:
     arguments = parse()
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
     if arguments.out:
-        compressors = gw.TopK(0.01), gw.PowerSGD(4)
-        as_rank(arguments.out, lambda: [layers(*job, arguments.steps) for job in product(TASKS, compressors)])
+        jobs = product(training_suite("gravac", None), (gw.TopK(0.01), gw.PowerSGD(4)), seeds)
+        as_rank(arguments.out, lambda: [layers(*job) for job in jobs])
     found: dict[str, Any] = {"link": arguments.link, "hosts": arguments.hosts}
     if arguments.part in ("lgreco", "all"):
         found["programme_ms"] = programme_ms()
-        found["lgreco"] = collect(__file__, ["--steps", "300"], 2, "loopback")
-        print(f"300 layers, 8 choices: {found['programme_ms']:.1f} ms\n")
-        print(
-            "| task | compressor | times fewer bytes at equal error, decision by decision | median |\n|---|---|---|---|"
-        )
-        for row in found["lgreco"]:
-            saved = [f"{times:.2f}" for times in row["saved"]]
-            print(f"| {row['task']} | {row['compressor']} | {', '.join(saved)} | {median(row['saved']):.2f} |")
+        found["lgreco"] = collect(__file__, ["--seeds", arguments.seeds], 2, "loopback")
+        print(f"300 layers, 8 choices: {found['programme_ms']:.1f} ms\n\n{saved_bytes(found['lgreco'])}\n")
     if arguments.part in ("gravac", "all"):
         found["gravac"] = []
-        for task, seed in product(arguments.tasks.split(","), map(int, arguments.seeds.split(","))):
+        for task, seed in product(arguments.tasks.split(","), seeds):
             found["gravac"] += compare(task, seed, arguments)
             save(arguments.save, **found)
         print(markdown(found["gravac"]))
@@ -77,7 +74,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def layers(name: str, compressor: gw.compressors.Compressor, steps: int) -> dict[str, Any]:
+def layers(training: Training, compressor: gw.compressors.Compressor, seed: int) -> dict[str, Any]:
     """One rank's part: L-GreCo's decisions while a task trains."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel as DDP
@@ -85,14 +82,14 @@ def layers(name: str, compressor: gw.compressors.Compressor, steps: int) -> dict
     from gradwire.lab.catalogue import make_task
     from gradwire.lab.train import optimizer_for
 
-    task = make_task(name, TASKS[name][1])
-    controller = gw.LGreCo(interval=max(10, steps // 4))
-    ddp = DDP(task.build_model(0))
+    task = make_task(training.task, training.options)
+    controller = gw.LGreCo(interval=training.steps // 4)
+    ddp = DDP(task.build_model(seed))
     handle = gw.attach(ddp, compressor, controller=controller)
     optimizer_type, options = optimizer_for(task, None)
     optimizer = optimizer_type(ddp.parameters(), **options)
-    batches = task.batches(dist.get_rank(), dist.get_world_size(), 0)
-    for _ in range(steps):
+    batches = task.batches(dist.get_rank(), dist.get_world_size(), seed)
+    for _ in range(training.steps):
         inputs, targets = next(batches)
         optimizer.zero_grad()
         task.loss(ddp(inputs), targets).backward()
@@ -100,7 +97,17 @@ def layers(name: str, compressor: gw.compressors.Compressor, steps: int) -> dict
     handle.detach()
     decisions = [decision.decision for decision in controller.decisions]
     saved = [1 / float(decision.split()[0]) for decision in decisions]
-    return {"task": name, "compressor": str(compressor), "decisions": decisions, "saved": saved}
+    name = f"{training.task} ({training.options[0].removeprefix('model=')})"
+    return {"task": name, "compressor": str(compressor), "seed": seed, "decisions": decisions, "saved": saved}
+
+
+def saved_bytes(rows: list[dict[str, Any]]) -> str:
+    lines = ["| task | compressor | decision by decision, seed by seed | median |", "|---" * 4 + "|"]
+    for task, compressor in dict.fromkeys((r["task"], r["compressor"]) for r in rows):
+        own = [r["saved"] for r in rows if (r["task"], r["compressor"]) == (task, compressor)]
+        seeds = "; ".join(", ".join(f"{times:.2f}" for times in saved) for saved in own)
+        lines.append(f"| {task} | {compressor} | {seeds} | {median(chain(*own)):.2f} |")
+    return "\n".join(lines)
 
 
 def programme_ms() -> float:

@@ -116,7 +116,7 @@ def attach(
     device = next(iter(parameters.values())).device
     slots = [Slot.of(name, p) for name, p in parameters.items()][::-1]
     plan, replan = planned(slots, compressor, memory, communicator, dense, parameters)
-    own = transport or ProcessGroup.own(ddp.process_group, device)
+    own = transport or ProcessGroup.own(ddp.process_group)
     if own.ranks == 1:
         return Handle(None, bridge.unhook)
     engine = Engine(

@@ -54,7 +54,7 @@ class DistributedOptimizer(Optimizer):
         slots = [Slot.of(name, p) for name, p in self._parameters.items()][::-1]
         compressor, controller = automatic(compressor, candidates, controller)
         plan, replan = planned(slots, compressor, memory, communicator, dense, self._parameters)
-        own = transport or ProcessGroup.own(process_group, device)
+        own = transport or ProcessGroup.own(process_group)
         _share_initial_values(model, process_group)
         self._find_unused = find_unused_parameters
         self._given: set[int] = set()

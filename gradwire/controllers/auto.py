@@ -72,8 +72,9 @@ class Auto(Controller):
 
     Where nothing beats DDP without a hook, DDP reduces by itself (`alone`), and Auto looks only at how long steps take.
 
-    `chosen` says whether it has settled on a plan, with which it expects steps of `expected_s`; `profile`, `regime` and
-    `found` are what the last search saw and found; `decisions` tells what was done and why.
+    `chosen` says whether it has settled on a plan, with which it expects steps of `expected_s`, where dense ones took
+    `dense_s`; `profile`, `regime` and `found` are what the last search saw and found; `decisions` tells what was done
+    and why.
     """
 
     numbers = 2
@@ -88,7 +89,7 @@ class Auto(Controller):
         self.regime = Worker()
         self.found: Found | None = None
         self._dense_plan: Plan | None = None
-        self._dense_s = float("inf")
+        self.dense_s = float("inf")
         self.expected_s = 0.0
         self.chosen = self.alone = False
         self._last, self._now = 0.0, 0
@@ -124,7 +125,7 @@ class Auto(Controller):
             assert self._dense_plan
             if step.plan != self._dense_plan:  # what a job tried when it was saved
                 yield self._dense_plan
-            self._dense_s = yield from _dense(step, WARM + TIMED)
+            self.dense_s = yield from _dense(step, WARM + TIMED)
             times, step = yield from self._traced(step, _quiet(self._dense_plan))
             yield from self._choose(step, times, self._dense_plan)
         while True:
@@ -132,7 +133,7 @@ class Auto(Controller):
             self.chosen = False
             dense = self._dense_plan if step.may_stand_aside else None
             if dense:  # meanwhile memories keep what they hold, which the engine's dense steps would send at once
-                self._dense_s = yield from _dense(step, WARM + TIMED)
+                self.dense_s = yield from _dense(step, WARM + TIMED)
             times, step = yield from self._traced(step, _quiet(dense) if dense and self.alone else None)
             yield from self._choose(step, times, dense)
 
@@ -162,12 +163,12 @@ class Auto(Controller):
             seconds += yield from _tournament(plans[-2:])
             self.profile = learnt(self.profile, self.regime, plans, seconds)
         best = _fastest(seconds)
-        if dense and WORTH_TRYING * median(seconds[best]) > self._dense_s:
+        if dense and WORTH_TRYING * median(seconds[best]) > self.dense_s:
             self._say(step, "no plan is much faster than dense steps were: the best and dense in turns")
             seconds.pop(best)
             plans += [plans.pop(best), dense]
             own, theirs = yield from _duel(step, *plans[-2:])
-            seconds += [own, [self._dense_s, *theirs]]
+            seconds += [own, [self.dense_s, *theirs]]
             best = len(plans) - (2 if median(own) < CLEARLY * median(seconds[-1]) else 1)
         self.expected_s, self.chosen = median(seconds[best]), True
         self.alone = step.may_stand_aside and plans[best] is dense
@@ -230,7 +231,7 @@ class Auto(Controller):
             f"{'DDP by itself' if self.alone else words(plan)}: {1e3 * self.expected_s:.0f} ms a step "
             f"(at first {1e3 * found.step_s:.0f} ms was predicted for the best"
             + (f"; others took {others} ms" if others else "")
-            + f"; dense took {1e3 * self._dense_s:.0f} ms while it was profiled)",
+            + f"; dense took {1e3 * self.dense_s:.0f} ms while it was profiled)",
         )
 
     def _say(self, step: Step, decision: str) -> None:

@@ -93,7 +93,7 @@ def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
         torch.cuda.set_device(here)
     dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
     try:
-        yield Peers(dist.get_rank(), dist.get_world_size(), here, ProcessGroup.own(device=here), interface)
+        yield Peers(dist.get_rank(), dist.get_world_size(), here, ProcessGroup.own(), interface)
     finally:
         dist.destroy_process_group()
 

@@ -41,19 +41,17 @@ class ProcessGroup(Transport):
         self._failure_key = f"gradwire/failure/{group.group_name}"
 
     @classmethod
-    def own(cls, like: dist.ProcessGroup | None = None, device: torch.device | None = None) -> "ProcessGroup":
+    def own(cls, like: dist.ProcessGroup | None = None) -> "ProcessGroup":
         """A new group with the ranks and the timeout of `like` (default: all ranks), so that its collectives
         meet nobody else's on the way. All of its ranks must call this together.
 
         Raises ValueError where torch.distributed was not initialised."""
         parent = world_or(like)
         ranks = dist.get_process_group_ranks(parent)
-        return cls(_new_group(ranks, timeout_of(parent, device or torch.device("cpu"))))
+        return cls(_new_group(ranks, timeout_of(parent)))
 
     @classmethod
-    def by_host(
-        cls, ranks_per_host: int, like: dist.ProcessGroup | None = None, device: torch.device | None = None
-    ) -> Hierarchical:
+    def by_host(cls, ranks_per_host: int, like: dist.ProcessGroup | None = None) -> Hierarchical:
         """A hierarchical transport for hosts of `ranks_per_host` consecutive ranks each.
 
         Raises ValueError where the ranks do not divide into such hosts."""
@@ -61,7 +59,7 @@ class ProcessGroup(Transport):
         ranks = dist.get_process_group_ranks(parent)
         if len(ranks) % ranks_per_host:
             raise ValueError(f"{len(ranks)} ranks do not fill hosts of {ranks_per_host}; use a divisor of {len(ranks)}")
-        timeout = timeout_of(parent, device or torch.device("cpu"))
+        timeout = timeout_of(parent)
         hosts = [ranks[i : i + ranks_per_host] for i in range(0, len(ranks), ranks_per_host)]
         me = dist.get_rank()
         local = [_new_group(host, timeout) for host in hosts if me in host]
@@ -142,9 +140,10 @@ def world_or(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
-    """How long the group's collectives on `device` wait for a rank."""
-    return group._get_backend(device).options._timeout
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """How long the group's collectives wait for a rank."""
+    device, _, _ = dist.get_backend_config(group).partition(":")  # "cuda:nccl", or "cpu:gloo,cuda:nccl"
+    return group._get_backend(torch.device(device)).options._timeout
 
 
 def _new_group(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:

@@ -272,7 +272,7 @@ def a_plan_is_shown_where_ddp_by_itself_is_faster() -> None:
         return [1e9]
 
     cpu, lines = torch.device("cpu"), []
-    peers = Peers(dist.get_rank(), 2, cpu, gw.transports.ProcessGroup.own(device=cpu))
+    peers = Peers(dist.get_rank(), 2, cpu, gw.transports.ProcessGroup.own())
     spec = planning.PlanSpec(task="digits", options=["width=4"], candidates=[])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(auto, "_tried", slow)
