@@ -6,9 +6,10 @@
 In each cell a job first trains under `gw.attach(ddp)` until the plan is found. Then its plan, plain DDP, and each
 candidate layer by layer, in 25 MB groups and in one group take turns: a fresh model, a few steps to warm up, then
 timed ones. The fastest of all fixed ones, and of the dense ones, then meet Auto's plan once more, in turns: the least
-of a dozen medians is no fair rival to one. Those finals are what is printed. "Predicted" is what the job's profile
-says of a plan, and what Auto expects of DDP where that reduces by itself; "to dense" is the same relative to what
-dense steps took when the job was profiled, and DDP later, which leaves out that the machine itself may have changed.
+of a dozen medians is no fair rival to one. Those finals are what is printed. "Model" is what the profile said of the
+plan before any was tried, "expected" what Auto expects after it tried some, "off by" how far that is from the finals,
+"to dense" the same relative to what dense steps took when Auto chose, and DDP later, which leaves out that the machine
+itself may have changed.
 Figures are medians in ms over all timed steps of rank 0. Writes benchmarks/results/auto.json, prints Markdown tables.
 """
 
@@ -55,13 +56,16 @@ def parse() -> argparse.Namespace:
 
 
 def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
+    from gradwire.schedule import timeline
+
     controller, chosen = found(arguments.model)
     plans: dict[str, Any] = {"auto": chosen, "DDP": None} | fixed(controller.profile)
     said = [decision.decision for decision in controller.decisions]
     all_of_them = in_turns(arguments, controller, plans, arguments.repeats)
     best, dense = rivals(all_of_them["ms"])
     finals = in_turns(arguments, controller, {name: plans[name] for name in ("auto", best, dense)}, arguments.finals)
-    told = {"said": said, "alone": controller.alone, "dense_then": 1e3 * controller.dense_s}
+    modelled = timeline(controller.measured, chosen, controller.regime).step_s
+    told = {"said": said, "dense_then": 1e3 * controller.dense_s, "modelled": 1e3 * modelled}
     return told | {"best": best, "dense": dense, "finals": finals} | all_of_them
 
 
@@ -79,8 +83,8 @@ def rivals(ms: dict[str, float]) -> tuple[str, str]:
 
 
 def in_turns(arguments: argparse.Namespace, controller: Any, plans: dict[str, Any], repeats: int) -> dict[str, Any]:
-    """What steps with each plan took, None being plain DDP, how far they lie apart, and what was predicted. With the
-    plan "auto" the engine stands aside if the controller wants it to."""
+    """What steps with each plan took, None being plain DDP, how far they lie apart, and what was predicted: of "auto"
+    what the controller expects. With that plan the engine stands aside if the controller wants it to."""
     from gradwire.schedule import timeline
 
     seconds: dict[str, list[float]] = {name: [] for name in plans}
@@ -90,8 +94,7 @@ def in_turns(arguments: argparse.Namespace, controller: Any, plans: dict[str, An
     predicted = {
         name: 1e3 * timeline(controller.profile, plan, controller.regime).step_s for name, plan in plans.items() if plan
     }
-    if controller.alone:  # the profile knows what dense steps take with the engine
-        predicted["auto"] = 1e3 * controller.expected_s
+    predicted["auto"] = 1e3 * controller.expected_s
     measured = {name: 1e3 * median(own) for name, own in seconds.items()}
     spread = {name: 1e3 * (max(own) - min(own)) for name, own in seconds.items()}
     return {"ms": measured, "spread": spread, "predicted": predicted}
@@ -187,7 +190,7 @@ def line(row: dict[str, Any]) -> str:
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     heads = (
-        "link", "ranks", "model", "auto", "predicted", "off by", "to dense", "best fixed", "", "auto / best",
+        "link", "ranks", "network", "auto", "model", "expected", "off by", "to dense", "best fixed", "", "auto / best",
         "best dense", "auto / dense",
     )  # fmt: skip
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
@@ -196,9 +199,9 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         auto, best, dense = ms["auto"], ms[row["best"]], ms[row["dense"]]
         to_dense = predicted / row["dense_then"] / (row["ms"]["auto"] / row["ms"]["DDP"]) - 1
         lines.append(
-            f"| {row['link']} | {row['ranks']} | {row['model']} | {auto:.0f} | {predicted:.0f} "
-            f"| {predicted / auto - 1:+.0%} | {to_dense:+.0%} | {best:.0f} | {row['best']} | {auto / best:.2f} "
-            f"| {dense:.0f} | {auto / dense:.2f} |"
+            f"| {row['link']} | {row['ranks']} | {row['model']} | {auto:.0f} | {row['modelled']:.0f} "
+            f"| {predicted:.0f} | {predicted / auto - 1:+.0%} | {to_dense:+.0%} | {best:.0f} | {row['best']} "
+            f"| {auto / best:.2f} | {dense:.0f} | {auto / dense:.2f} |"
         )
     offs = [abs(row["predicted"][name] / row["ms"][name] - 1) for row in rows for name in row["predicted"]]
     lines.append(f"\nOf all {len(offs)} predictions the median is off by {median(offs):.0%}.")

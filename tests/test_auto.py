@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +24,14 @@ from gradwire.controllers.auto import (
     TRIED,
     WARM,
     _collectives,
+    _quiet,
+    _tournament,
     safe,
     ways_of,
 )
 from gradwire.controllers.measure import Sample
 from gradwire.ddp import automatic
-from gradwire.plan import uniform
+from gradwire.plan import Plan, uniform
 
 SLOTS = slots_of(SMALL)
 DENSE = uniform(SLOTS, gw.FP32())
@@ -106,7 +109,7 @@ def test_a_collective_of_two_messages_costs_what_both_took():
         gw.Group((), gw.QSGD(), gw.Residual(), gw.ScatterReduce()),
         gw.Group((), gw.FP32(), gw.NoMemory(), gw.AllReduce()),
     ]
-    rows = [[Sample(n, n, 0.0, 2e-6 * n, 0.0, 0.0) for n in (1000, 5000, 9000)]] * 2
+    rows = [[Sample(n, n, 0.0, 2e-6 * n, 0.0, 0.0, 0.0) for n in (1000, 5000, 9000)]] * 2
     for cost in _collectives(ways, rows).values():
         assert float(cost(np.array(7000.0))) == pytest.approx(14e-3)
 
@@ -165,6 +168,49 @@ def test_a_compressor_whose_cost_nobody_knows_is_no_candidate():
 def test_a_dense_candidate_is_always_there():
     assert gw.FP32() in Auto([gw.TopK(0.1)]).candidates
     assert gw.FP32() not in Auto([gw.BF16()]).candidates
+
+
+def test_auto_begins_with_dense_steps_alone():
+    with pytest.raises(ValueError, match="begins with dense steps"):
+        Job(uniform(SLOTS, gw.TopK(0.1)), SLOTS, 2, controllers=[Auto([]), Auto([])])
+
+
+def test_the_plan_that_leaves_backward_alone_keeps_every_slots_way():
+    mixed = Plan((*uniform(SLOTS[:2], gw.TopK(0.1)).groups, *uniform(SLOTS[2:], gw.PowerSGD(2)).groups))
+    quiet = _quiet(mixed)
+    quiet.check(SLOTS)
+    ways = [
+        {name: replace(group, slots=()) for group in plan.groups for name in group.slots} for plan in (mixed, quiet)
+    ]
+    assert ways[0] == ways[1]
+    assert mixed.groups[-1].slots[-1] in quiet.groups[0].slots
+    assert len(quiet.groups) == len(set(ways[0].values()))
+
+
+def run(course, seconds_of) -> tuple:
+    """What the course returns, where steps with a plan take `seconds_of` it."""
+    plan = next(course)
+    while True:
+        try:
+            plan = course.send((None, seconds_of(plan))) or plan
+        except StopIteration as end:
+            return end.value
+
+
+def test_whoever_fell_behind_does_not_win_by_what_was_long_ago():
+    """The last plan drops out after the first round; then the machine slows down."""
+    plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16(), gw.FP16())]
+    takes = dict(zip(plans, (0.1, 0.105, 0.115), strict=True))
+    steps, now = iter(range(1000)), plans[0]
+
+    def seconds(plan: Plan | None) -> float:
+        nonlocal now
+        now = plan or now
+        return takes[now] * (1 if next(steps) < len(plans) * (SETTLE + TRIED + 1) else 2)
+
+    took, best = run(_tournament(plans), seconds)
+    assert best == 0
+    assert min(map(np.median, took)) == np.median(took[2])
 
 
 def test_contradictions_are_refused():

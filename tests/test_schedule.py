@@ -96,9 +96,16 @@ def test_a_table_is_flat_then_linear():
     assert Table.of(np.array([3.0, 1, 2]), np.array([2.0, 1, 4])).values == (1, 4, 4)
 
 
+def test_one_slow_measurement_does_not_make_what_is_larger_cheap():
+    table = Table.of(np.array([1.0, 2, 3, 4]), np.array([1.0, 2, 4, 4]))
+    assert float(table(np.array(104.0))) == pytest.approx(104)
+
+
 def test_costs_that_fall_are_refused():
     with pytest.raises(ValueError, match="never fall"):
         Table((1.0, 2.0), (2.0, 1.0))
+    with pytest.raises(ValueError, match="never fall"):
+        Table((1.0, 2.0), (1.0, float("nan")))
     with pytest.raises(ValueError, match="never"):
         Affine(-1.0, 0.0)
 

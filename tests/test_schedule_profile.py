@@ -158,13 +158,24 @@ def test_layer_by_layer_is_tried_where_it_may_be_fast(group_s, tried):
     job = replace(job, candidates=tuple(replace(way, encode=way.encode.plus(group_s)) for way in job.candidates))
     problem = job.problem()
     layers = [job.plan(baselines.layer_wise(problem, regime, option).groups) for option in range(len(WAYS))]
-    assert any(plan in layers for plan in shortlist(job, search(problem, regime), regime)) == tried
+    assert any(plan in layers for plan in shortlist(job, search(problem, regime), regime, 1.25)) == tried
+
+
+def test_layer_by_layer_is_tried_with_the_second_best_too():
+    """The best candidate in buckets is not always the best layer by layer."""
+    job, regime = profile(), Worker()
+    both = tuple(replace(way, encode=Affine(), decode=Affine()) for way in job.candidates[:2])
+    job = replace(job, candidates=both, collectives=over_link(both, 4, 0.0, 1.25e7))
+    problem = job.problem()
+    layers = [job.plan(baselines.layer_wise(problem, regime, option).groups) for option in range(2)]
+    tried = shortlist(job, search(problem, regime), regime, 10.0)
+    assert all(plan in tried for plan in layers)
 
 
 def test_a_model_of_vectors_alone_finds_plans():
     slots = [Slot.of(name, torch.empty(40)) for name in ("scale", "shift")]
     job = replace(profile(), slots=tuple(SlotTime(slot.name, slot.shape, 0.01) for slot in slots))
-    for plan in shortlist(job, search(job.problem(), Worker()), Worker()):
+    for plan in shortlist(job, search(job.problem(), Worker()), Worker(), 1.25):
         plan.check(slots)
 
 
@@ -174,7 +185,7 @@ def test_what_steps_took_beyond_the_prediction_is_learnt():
     plans = [job.plan(rule(job.problem(), regime, option).groups) for rule in rules for option in (0, 2)]
     before = np.array([timeline(job, plan, regime).step_s for plan in plans])
     took = before + [0.004 + 0.003 * len(plan.groups) for plan in plans]
-    after = learnt(job, regime, plans, [[0.0, second, 1.0] for second in took])
+    after = learnt(job, regime, plans, [[0.0, second, 1.0] for second in took], int(took.argmin()))
     predicted = np.array([timeline(after, plan, regime).step_s for plan in plans])
     assert (np.abs(predicted - took) < 0.3 * (took - before)).all()  # not 0: what hides under the wire costs nothing
 
@@ -182,6 +193,21 @@ def test_what_steps_took_beyond_the_prediction_is_learnt():
 def test_nothing_is_learnt_about_groups_from_plans_of_as_many():
     job, regime = profile(), Worker()
     plan = job.plan(baselines.one_group(job.problem(), regime, 0).groups)
-    after = learnt(job, regime, [plan], [[1.0]])
+    after = learnt(job, regime, [plan], [[1.0]], 0)
     assert after.candidates == job.candidates
     assert timeline(after, plan, regime).step_s == pytest.approx(1.0)
+
+
+def test_nor_from_such_as_hardly_differ():
+    job, regime = profile(), Worker()
+    rules = [baselines.one_group, partial(baselines.even_split, groups=2)]
+    plans = [job.plan(rule(job.problem(), regime, 0).groups) for rule in rules]
+    assert len({len(plan.groups) for plan in plans}) == 2
+    assert learnt(job, regime, plans, [[1.0], [1.1]], 0).candidates == job.candidates
+
+
+def test_a_prediction_that_was_too_long_is_taken_back():
+    job, regime = replace(profile(), optimizer_s=0.001), Worker()
+    plan = job.plan(baselines.one_group(job.problem(), regime, 0).groups)
+    took = timeline(job, plan, regime).step_s - 1.5 * job.optimizer_s
+    assert timeline(learnt(job, regime, [plan], [[took]], 0), plan, regime).step_s == pytest.approx(took)

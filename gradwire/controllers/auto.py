@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from statistics import median
 from time import perf_counter
 from typing import TypeVar
@@ -38,9 +39,12 @@ from gradwire.schedule import (
 WARM, TIMED, TRACED = 3, 8, 8
 SETTLE, TRIED, ROUNDS, DUELS, STILL_CLOSE = 2, 8, 3, 3, 1.1
 WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
-MOST_TRIED, WORTH_TRYING, CLEARLY = 4, 1.25, 0.97
-CHOOSING_STEPS = WARM + TIMED + TRACED + 3 + ((MOST_TRIED + 2) * ROUNDS + 2 * DUELS) * (SETTLE + TRIED + 1)
+MOST_TRIED, MOST_LEARNT, WORTH_TRYING, CLEARLY = 4, 2, 1.25, 0.97
+MOST_IN_TURNS = (MOST_TRIED + 1 + MOST_LEARNT) * ROUNDS + 2 * DUELS
+CHOOSING_STEPS = WARM + TIMED + TRACED + 3 + MOST_IN_TURNS * (SETTLE + TRIED + 1)
 """The most that a job takes to choose its plan; fewer where fewer plans are worth trying."""
+FAR_APART = 3
+"""Numbers of groups that say what one group costs: with nearer ones it is noise."""
 PROBED_ELEMENTS = (1 << 14, 1 << 17, 1 << 19, 1 << 21)
 EPS = 0.01
 
@@ -73,8 +77,8 @@ class Auto(Controller):
     Where nothing beats DDP without a hook, DDP reduces by itself (`alone`), and Auto looks only at how long steps take.
 
     `chosen` says whether it has settled on a plan, with which it expects steps of `expected_s`, where dense ones took
-    `dense_s`; `profile`, `regime` and `found` are what the last search saw and found; `decisions` tells what was done
-    and why.
+    `dense_s`; `profile`, `regime` and `found` are what the last search saw and found, `measured` the profile before
+    tried plans had taught it anything; `decisions` tells what was done and why, as does the logger "gradwire".
     """
 
     numbers = 2
@@ -85,6 +89,7 @@ class Auto(Controller):
             raise ValueError("MultiLevel() costs what the gradient makes it; name its sparsifier, such as TopK(0.1)")
         if candidates and not any(isinstance(_compressor(candidate), Cast) for candidate in candidates):
             self.candidates.insert(0, FP32())
+        self.measured: Profile | None = None
         self.profile: Profile | None = None
         self.regime = Worker()
         self.found: Found | None = None
@@ -95,8 +100,13 @@ class Auto(Controller):
         self._last, self._now = 0.0, 0
         self._course: Course[None] | None = None
 
+    def check(self, plan: Plan) -> None:
+        if not _is_dense(plan):
+            raise ValueError("Auto() begins with dense steps; use attach(ddp, candidates=[...]) and name yours there")
+
     def begin(self, plan: Plan) -> Plan:
-        self._dense_plan = plan
+        if _is_dense(plan):  # a user may replan to any
+            self._dense_plan = plan
         return plan
 
     def observe(self, step: Step, numbers: Tensor) -> None:
@@ -115,10 +125,12 @@ class Auto(Controller):
         return None if isinstance(todo, Aside) else todo
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"chosen": torch.tensor(self.chosen), "alone": torch.tensor(self.alone)}
+        seconds = torch.tensor([self.expected_s, self.dense_s], dtype=torch.float64)
+        return {"chosen": torch.tensor(self.chosen), "alone": torch.tensor(self.alone), "seconds": seconds}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.chosen, self.alone, self._course, self.aside = bool(state["chosen"]), bool(state["alone"]), None, 0
+        self.expected_s, self.dense_s = state["seconds"].tolist()
 
     def _run(self, step: Step) -> Course[None]:
         if not self.chosen:
@@ -134,11 +146,11 @@ class Auto(Controller):
             dense = self._dense_plan if step.may_stand_aside else None
             if dense:  # meanwhile memories keep what they hold, which the engine's dense steps would send at once
                 self.dense_s = yield from _dense(step, WARM + TIMED)
-            times, step = yield from self._traced(step, _quiet(dense) if dense and self.alone else None)
+            times, step = yield from self._traced(step, _quiet(step.plan))
             yield from self._choose(step, times, dense)
 
-    def _traced(self, step: Step, plan: Plan | None) -> Course[tuple["Times", Step]]:
-        """What the next steps' compute takes on the slowest rank, with `plan` or as it is."""
+    def _traced(self, step: Step, plan: Plan) -> Course[tuple["Times", Step]]:
+        """What the next steps' compute takes on the slowest rank, with `plan`."""
         trace = step.record(TRACED)
         yield plan
         for _ in range(TRACED + 1):
@@ -149,31 +161,35 @@ class Auto(Controller):
         """Measures, searches, tries, searches again with what was learnt, and leaves the fastest in force: `dense`,
         where nothing beats what it took."""
         self.regime = Worker(contention(step.transport, step.device))
-        self.profile = self._measured(step, times)
-        first = self.found = search(self.profile.problem(), self.regime, EPS)
-        plans = self._agreed(step, shortlist(self.profile, self.found, self.regime))
-        seconds = yield from _tournament(plans)
-        self.profile = learnt(self.profile, self.regime, plans, seconds)
-        self.found = search(self.profile.problem(), self.regime, EPS)
-        (again,) = self._agreed(step, [self.profile.plan(self.found.groups)])
-        if again not in plans:
-            best = _fastest(seconds)
-            seconds.pop(best)
-            plans += [plans.pop(best), again]
-            seconds += yield from _tournament(plans[-2:])
-            self.profile = learnt(self.profile, self.regime, plans, seconds)
-        best = _fastest(seconds)
+        self.measured = self._measured(step, times)
+        first = search(self.measured.problem(), self.regime, EPS)
+        plans = self._agreed(step, shortlist(self.measured, first, self.regime, WORTH_TRYING))
+        seconds, best = yield from _tournament(plans)
+        rivals = self._learn(step, plans, seconds, best)
+        if new := [plan for plan in rivals if plan not in plans][:MOST_LEARNT]:
+            again, winner = yield from _tournament([plans[best], *new])
+            others = [i for i in range(len(plans)) if i != best]
+            slower = median(again[0]) / median(seconds[best])  # than when the others ran
+            seconds = [*again, *([slower * second for second in seconds[i]] for i in others)]
+            plans, best = [plans[best], *new, *(plans[i] for i in others)], winner
+            self._learn(step, plans, seconds, best)
         if dense and WORTH_TRYING * median(seconds[best]) > self.dense_s:
             self._say(step, "no plan is much faster than dense steps were: the best and dense in turns")
-            seconds.pop(best)
-            plans += [plans.pop(best), dense]
-            own, theirs = yield from _duel(step, *plans[-2:])
-            seconds += [own, [self.dense_s, *theirs]]
-            best = len(plans) - (2 if median(own) < CLEARLY * median(seconds[-1]) else 1)
+            seconds[best], theirs = yield from _duel(step, plans[best], dense)
+            plans, seconds, self.dense_s = [*plans, dense], [*seconds, theirs], median(theirs)
+            if median(seconds[best]) >= CLEARLY * self.dense_s:
+                best = len(plans) - 1
         self.expected_s, self.chosen = median(seconds[best]), True
         self.alone = step.may_stand_aside and plans[best] is dense
         self._tell(step, first, plans[best], seconds, best)
         yield plans[best]
+
+    def _learn(self, step: Step, plans: list[Plan], seconds: list[list[float]], best: int) -> list[Plan]:
+        """What tried plans teach, and the plans that now seem worth trying."""
+        assert self.measured
+        self.profile = learnt(self.measured, self.regime, plans, seconds, best)
+        self.found = search(self.profile.problem(), self.regime, EPS)
+        return self._agreed(step, shortlist(self.profile, self.found, self.regime, STILL_CLOSE))
 
     def _measured(self, step: Step, times: "Times") -> Profile:
         """The profile of this job: every candidate on its own network, the slowest rank's seconds."""
@@ -188,7 +204,7 @@ class Auto(Controller):
             slots=tuple(SlotTime(slot.name, tuple(slot.shape), times.ready_s[slot.name]) for slot in ordered),
             forward_s=times.forward_s,
             optimizer_s=times.optimizer_s,
-            candidates=tuple(_candidate(way, row) for way, row in zip(ways, samples, strict=True)),
+            candidates=tuple(_candidate(*each, self.regime.lag) for each in zip(ways, samples, strict=True)),
             collectives=_collectives(ways, samples),
             ranks=step.ranks,
             gpus_per_host=local.world if local else 1,
@@ -231,7 +247,7 @@ class Auto(Controller):
             f"{'DDP by itself' if self.alone else words(plan)}: {1e3 * self.expected_s:.0f} ms a step "
             f"(at first {1e3 * found.step_s:.0f} ms was predicted for the best"
             + (f"; others took {others} ms" if others else "")
-            + f"; dense took {1e3 * self.dense_s:.0f} ms while it was profiled)",
+            + (f"; dense took {1e3 * self.dense_s:.0f} ms)" if isfinite(self.dense_s) else ")"),
         )
 
     def _say(self, step: Step, decision: str) -> None:
@@ -290,33 +306,36 @@ def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
     return [Group((), candidate, memory, communicator) for communicator in communicators]
 
 
-def shortlist(profile: Profile, found: Found, regime: Regime) -> list[Plan]:
+def shortlist(profile: Profile, found: Found, regime: Regime, worth: float) -> list[Plan]:
     """What is worth trying: the best plan; the best candidate alone in DDP's buckets, for where computing beside
-    backward costs more than the model knows; the same layer by layer, for where it costs less; the best of each
-    candidate alone. Of the last two what the model puts close behind."""
+    backward costs more than the model knows; and, nearest first, each candidate alone in its best buckets and layer
+    by layer, for where it costs less, of which the model says that they take at most `worth` times as long."""
     problem = profile.problem()
-    alone = [_alone(problem, regime, option) for option in range(len(problem.options))]
-    best = min(range(len(alone)), key=lambda option: alone[option].step_s)
-    rivals = [baselines.layer_wise(problem, regime, best), *sorted(alone, key=lambda rival: rival.step_s)]
-    close = [rival for rival in rivals if rival.step_s < WORTH_TRYING * found.step_s]
+    options = range(len(problem.options))
+    alone = [_alone(problem, regime, option) for option in options]
+    best = min(options, key=lambda option: alone[option].step_s)
+    rivals = [*alone, *(baselines.layer_wise(problem, regime, option) for option in options)]
+    close = sorted((r for r in rivals if r.step_s < worth * found.step_s), key=lambda rival: rival.step_s)
     plans = [profile.plan(each.groups) for each in [found, baselines.buckets(problem, regime, best), *close]]
     return [plan for i, plan in enumerate(plans) if plan not in plans[:i]][:MOST_TRIED]
 
 
-def learnt(profile: Profile, regime: Worker, plans: Sequence[Plan], seconds: Sequence[Sequence[float]]) -> Profile:
-    """The profile, so that it predicts what steps with these `plans` took, with the fastest exactly: nobody measures
+def learnt(
+    profile: Profile, regime: Worker, plans: Sequence[Plan], seconds: Sequence[Sequence[float]], best: int
+) -> Profile:
+    """The profile, so that it predicts what steps with these `plans` took, with the `best` exactly: nobody measures
     beforehand what threads cost that wake each other and share caches. What grows with the number of groups is taken
     for encoding, the rest for the time around backward."""
     took_s = np.array([median(own) for own in seconds])
     groups = np.array([len(plan.groups) for plan in plans])
-    if len(set(groups)) > 1:
+    if groups.max() - groups.min() >= FAR_APART:
         excess_s = took_s - [timeline(profile, plan, regime).step_s for plan in plans]
         group_s = theil_sen(groups, excess_s).cost.per_unit
         dearer = (replace(candidate, encode=candidate.encode.plus(group_s)) for candidate in profile.candidates)
         profile = replace(profile, candidates=tuple(dearer))
-    best = int(took_s.argmin())
-    around_s = took_s[best] - timeline(profile, plans[best], regime).step_s
-    return replace(profile, optimizer_s=max(0.0, profile.optimizer_s + around_s))
+    optimizer_s = profile.optimizer_s + took_s[best] - timeline(profile, plans[best], regime).step_s
+    forward_s = max(0.0, profile.forward_s + min(0.0, optimizer_s))
+    return replace(profile, optimizer_s=max(0.0, optimizer_s), forward_s=forward_s)
 
 
 def words(plan: Plan) -> str:
@@ -330,23 +349,19 @@ def _alone(problem: Problem, regime: Regime, option: int) -> Found:
     return min(tried, key=lambda found: found.step_s)
 
 
-def _fastest(seconds: Sequence[Sequence[float]]) -> int:
-    """Whose median is the least."""
-    return min(range(len(seconds)), key=lambda i: median(seconds[i]))
-
-
-def _tournament(plans: Sequence[Plan]) -> Course[list[list[float]]]:
-    """The seconds of steps with each plan, which take turns; who falls far behind drops out."""
+def _tournament(plans: Sequence[Plan]) -> Course[tuple[list[list[float]], int]]:
+    """The seconds of steps with each plan, which take turns, and which is fastest of those that ran to the end; who
+    falls far behind drops out."""
     seconds: list[list[float]] = [[] for _ in plans]
-    alive = list(range(len(plans)))
+    alive, best = list(range(len(plans))), 0
     for _ in range(ROUNDS):
         for i in alive:
             seconds[i] += yield from _tried(plans[i])
-        best_s = min(median(seconds[i]) for i in alive)
-        alive = [i for i in alive if median(seconds[i]) < STILL_CLOSE * best_s]
+        best = min(alive, key=lambda i: median(seconds[i]))
+        alive = [i for i in alive if median(seconds[i]) < STILL_CLOSE * median(seconds[best])]
         if len(alive) == 1:
             break
-    return seconds
+    return seconds, best
 
 
 def _duel(step: Step, plan: Plan, dense: Plan) -> Course[tuple[list[float], list[float]]]:
@@ -360,10 +375,18 @@ def _duel(step: Step, plan: Plan, dense: Plan) -> Course[tuple[list[float], list
     return own, theirs
 
 
-def _quiet(dense: Plan) -> Plan:
-    """All in one group, which leaves backward alone: networks cost CPU time, and nobody says whose."""
-    (first, *_), slots = dense.groups, tuple(slot for group in dense.groups for slot in group.slots)
-    return Plan((replace(first, slots=slots),))
+def _quiet(plan: Plan) -> Plan:
+    """The same for every slot, in as few groups as can be, behind the one that is complete when backward ends: so it
+    leaves backward alone, for networks and encoding cost CPU time, and nobody says whose."""
+    ways = dict.fromkeys(replace(group, slots=()) for group in reversed(plan.groups))
+    slots = {
+        way: [slot for group in plan.groups if replace(group, slots=()) == way for slot in group.slots] for way in ways
+    }
+    return Plan(tuple(replace(way, slots=tuple(own)) for way, own in slots.items()))
+
+
+def _is_dense(plan: Plan) -> bool:
+    return all(isinstance(group.compressor, Cast) for group in plan.groups)
 
 
 def _dense(step: Step, steps: int) -> Course[float]:
@@ -403,9 +426,11 @@ def _first(slots: Sequence[Slot], elements: int) -> list[Slot]:
     return taken
 
 
-def _candidate(way: Group, samples: Sequence[Sample]) -> Candidate:
+def _candidate(way: Group, samples: Sequence[Sample], lag: float) -> Candidate:
+    """What memories give up is subtracted beside the next forward pass, which loses `lag` times as much."""
     sizes = np.array([float(sample.elements) for sample in samples])
-    encode, decode = (np.array([getattr(sample, name) for sample in samples]) for name in ("encode_s", "decode_s"))
+    encode = np.array([sample.encode_s for sample in samples])
+    decode = np.array([sample.decode_s + lag * sample.close_s for sample in samples])
     return Candidate(way, Table.of(sizes, encode), Table.of(sizes, decode))
 
 

@@ -22,13 +22,14 @@ from gradwire.transports import Transport
 @dataclass(frozen=True)
 class Sample:
     """One reduction alone on the network: of `elements`, of which each rank sent `wire_bytes` in `wire_s`; inside the
-    host `local_s`."""
+    host `local_s`. After that the memory takes `close_s` to give up what was sent."""
 
     elements: int
     wire_bytes: int
     encode_s: float
     wire_s: float
     decode_s: float
+    close_s: float
     local_s: float
 
 
@@ -46,14 +47,14 @@ def measure(way: Group, slots: Sequence[Slot], transport: Transport, device: tor
     repeats = min(MOST_REPEATS, max(1, int(BUDGET_S / first_s)))
     mine = [second for _ in range(repeats) for second in _reduce(reducer, noise)]
     table = _table(mine, transport, device).reshape(transport.ranks, repeats, -1)
-    encode_s, decode_s = table[..., :2].amax(0).quantile(0.5, dim=0).tolist()
-    wire_s, local_s = table[..., 2:].amin(0).quantile(0.5, dim=0).tolist()
+    encode_s, decode_s, close_s = table[..., :3].amax(0).quantile(0.5, dim=0).tolist()
+    wire_s, local_s = table[..., 3:].amin(0).quantile(0.5, dim=0).tolist()
     sent = wire_bytes(way, reducer.layout, transport.world)
-    return Sample(reducer.layout.numel, sent, encode_s, wire_s, decode_s, local_s)
+    return Sample(reducer.layout.numel, sent, encode_s, wire_s, decode_s, close_s, local_s)
 
 
-def _reduce(reducer: Reducer, grads: list[Tensor]) -> tuple[float, float, float, float]:
-    """Seconds of encoding, of decoding after the last collective, on the wire, and inside the host."""
+def _reduce(reducer: Reducer, grads: list[Tensor]) -> tuple[float, float, float, float, float]:
+    """Seconds of encoding, of decoding after the last collective, of the memory, on the wire, and inside the host."""
     wire_s = local_s = encode_s = 0.0
     now = _now(reducer.site.device)
     for index, grad in enumerate(grads):
@@ -74,9 +75,9 @@ def _reduce(reducer: Reducer, grads: list[Tensor]) -> tuple[float, float, float,
         else:
             wire_s += ended - started
         now, result = ended, op.result
-    decode_s = _now(reducer.site.device) - now
+    decoded = _now(reducer.site.device)
     reducer.close([True] * len(grads))
-    return encode_s, decode_s, wire_s, local_s
+    return encode_s, decoded - now, _now(reducer.site.device) - decoded, wire_s, local_s
 
 
 def _now(device: torch.device) -> float:

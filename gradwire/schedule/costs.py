@@ -37,7 +37,8 @@ class Affine:
 
 @dataclass(frozen=True)
 class Table:
-    """Measured points: flat before the first, linear between them, and beyond the last as between the last two."""
+    """Measured points: flat before the first, linear between them, and beyond the last as between the last two, but no
+    flatter than from the first to the last: real curves do not bend down, and one slow measurement is soon made."""
 
     sizes: tuple[float, ...]
     values: tuple[float, ...]
@@ -47,7 +48,7 @@ class Table:
             raise ValueError(
                 f"a cost table needs as many values as sizes, not {len(self.values)} for {len(self.sizes)}"
             )
-        if np.any(np.diff(self.sizes) <= 0) or np.any(np.diff(self.values) < 0) or not self.values[0] >= 0:
+        if not (np.all(np.diff(self.sizes) > 0) and np.all(np.diff(self.values) >= 0) and self.values[0] >= 0):
             raise ValueError("a cost table needs ascending sizes and values that never fall; see Table.of()")
 
     @classmethod
@@ -69,7 +70,7 @@ class Table:
     def _last_slope(self) -> float:
         if len(self.sizes) < 2:
             return 0.0
-        return (self.values[-1] - self.values[-2]) / (self.sizes[-1] - self.sizes[-2])
+        return max((self.values[-1] - self.values[i]) / (self.sizes[-1] - self.sizes[i]) for i in (0, -2))
 
 
 @dataclass(frozen=True)
