@@ -23,7 +23,6 @@ from typing import Any
 from ranks import as_rank, collect, save
 
 WARM = 3
-MOST_STEPS = 350
 
 
 def main() -> None:
@@ -103,15 +102,16 @@ def in_turns(arguments: argparse.Namespace, controller: Any, plans: dict[str, An
 def found(model: str, candidates: Sequence[Any] = ()) -> tuple[Any, Any]:
     """The controller and the plan of a job under `gw.attach(ddp, candidates=...)`."""
     import gradwire as gw
+    from gradwire.controllers.auto import CHOOSING_STEPS
 
     controller = gw.Auto(candidates)
     step = Training(model, lambda ddp: gw.attach(ddp, gw.FP32(), controller=controller))
-    for _ in range(MOST_STEPS):
+    for _ in range(CHOOSING_STEPS + 1):
         step.run()
         if controller.chosen:
             step.run()
             break
-    assert controller.chosen, f"no plan after {MOST_STEPS} steps"
+    assert controller.chosen, "Auto took more steps than it says it may"
     plan = step.handle.plan
     step.handle.detach()
     return controller, plan

@@ -179,9 +179,15 @@ def test_a_model_of_vectors_alone_finds_plans():
         plan.check(slots)
 
 
+def deep() -> Profile:
+    """Of twelve layers."""
+    slots = tuple(SlotTime(f"{i}.weight", (64, 32), 0.001 * (i + 1)) for i in range(12))
+    return replace(profile(), slots=slots)
+
+
 def test_what_steps_took_beyond_the_prediction_is_learnt():
-    job, regime = profile(), Worker(0.5)
-    rules = [baselines.one_group, baselines.layer_wise, partial(baselines.even_split, groups=2)]
+    job, regime = deep(), Worker(0.5)
+    rules = [baselines.one_group, baselines.layer_wise, partial(baselines.even_split, groups=4)]
     plans = [job.plan(rule(job.problem(), regime, option).groups) for rule in rules for option in (0, 2)]
     before = np.array([timeline(job, plan, regime).step_s for plan in plans])
     took = before + [0.004 + 0.003 * len(plan.groups) for plan in plans]

@@ -39,12 +39,13 @@ from gradwire.schedule import (
 WARM, TIMED, TRACED = 3, 8, 8
 SETTLE, TRIED, ROUNDS, DUELS, STILL_CLOSE = 2, 8, 3, 3, 1.1
 WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
-MOST_TRIED, MOST_LEARNT, WORTH_TRYING, CLEARLY = 4, 2, 1.25, 0.97
+MOST_TRIED, MOST_LEARNT, WORTH_TRYING, CLEARLY = 5, 3, 1.25, 0.97
 MOST_IN_TURNS = (MOST_TRIED + 1 + MOST_LEARNT) * ROUNDS + 2 * DUELS
 CHOOSING_STEPS = WARM + TIMED + TRACED + 3 + MOST_IN_TURNS * (SETTLE + TRIED + 1)
 """The most that a job takes to choose its plan; fewer where fewer plans are worth trying."""
-FAR_APART = 3
-"""Numbers of groups that say what one group costs: with nearer ones it is noise."""
+FAR_APART = 8
+"""So far apart are numbers of groups that say what a group costs; from nearer ones it is noise, and what is then
+predicted of layer-by-layer plans so far off that they are never tried."""
 PROBED_ELEMENTS = (1 << 14, 1 << 17, 1 << 19, 1 << 21)
 EPS = 0.01
 
