@@ -28,7 +28,7 @@ def draw(runs: Sequence[Run]) -> Figure:
         loss, *panels = picture.subplots(1 + len(told), 1, sharex=True, squeeze=False)[:, 0]
         for index, run in enumerate(runs):
             steps, losses = zip(*((record.step, record.loss) for record in run.records), strict=True)
-            loss.plot(steps, losses, **look(index) | {"marker": ""}, linewidth=1.6)
+            loss.plot(steps, losses, **look(index, marker=""), linewidth=1.6)
             for panel, (name, _) in zip(panels, told, strict=True):
                 _windows(panel, run, name, index)
         loss.set_ylabel("training loss")
@@ -74,8 +74,8 @@ def _windows(panel: Axes, run: Run, name: str, index: int) -> None:
         return
     steps, values = zip(*points, strict=True)
     first = (0, *steps), (values[0], *values)
-    panel.plot(*first, **look(index) | {"marker": ""}, drawstyle="steps-pre", linewidth=1.6)
-    panel.plot(steps, values, **look(index) | {"linestyle": "none"}, markersize=4)
+    panel.plot(*first, **look(index, marker=""), drawstyle="steps-pre", linewidth=1.6)
+    panel.plot(steps, values, **look(index, linestyle="none"), markersize=4)
 
 
 def _shown(value: float | None) -> str:

@@ -25,11 +25,11 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def look(index: int) -> dict[str, Any]:
-    """Colour, marker and dashes of the line of run `index`; those of 147 runs differ."""
+def look(index: int, **other: Any) -> dict[str, Any]:
+    """Colour, marker and dashes of the line of run `index`, but for what is `other`; those of 147 runs differ."""
     turn, colour = divmod(index, len(COLOURS))
     marker = _MARKERS[(index + turn) % len(_MARKERS)]
-    return {"color": COLOURS[colour], "marker": marker, "linestyle": _LINES[turn % len(_LINES)]}
+    return {"color": COLOURS[colour], "marker": marker, "linestyle": _LINES[turn % len(_LINES)]} | other
 
 
 def names(runs: Sequence[Run]) -> list[str]:
