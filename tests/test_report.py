@@ -1,14 +1,18 @@
 """Reports on made-up figures: what the tables say, and that page and pictures need nothing else."""
 
+import json
 import re
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from gradwire.lab.bench import Sample
 from gradwire.lab.results import Record, Run, Spread, Totals, append, read_lines
-from gradwire.report import tables, training
-from gradwire.report.tables import figure
+from gradwire.report import decisions, pictures, tables, training
+from gradwire.report.tables import Table, figure
 from gradwire.report.timing import summarize
 
 FACTS = {"task": "lm", "place": "2 ranks <over> loopback", "options": {"width": "8"}, "link": None}
@@ -55,7 +59,7 @@ def test_totals_add_and_subtract() -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(1234.5, "1234"), (12.34, "12.3"), (0.01234, "0.0123"), (0, "-"), (float("inf"), "-")],
+    [(1234.5, "1234"), (12.34, "12.3"), (0.01234, "0.0123"), (0, "0"), (float("inf"), "-"), (float("nan"), "-")],
 )
 def test_figures_have_three_digits(number: float, text: str) -> None:
     assert figure(number) == text
@@ -73,9 +77,9 @@ def test_the_training_table_compares_with_the_first_run() -> None:
     assert row["held-out loss"] == "1.500"
     assert row["s to finish"] == "2.00"
     assert row["MB per rank"] == "1.00"
-    assert row["ratio"] == "4.00"
+    assert row["fewer bytes"] == "4.00×"
     assert row["speed-up"] == "4.00"
-    assert "at the interface" not in row
+    assert "MB at the interface" not in row
 
 
 def test_the_report_is_complete_by_itself(tmp_path: Path) -> None:
@@ -89,6 +93,72 @@ def test_the_report_is_complete_by_itself(tmp_path: Path) -> None:
     assert "&lt;over&gt;" in page
     assert "topk:0.01+residual" in page
     assert "width=8" in page
+
+
+def test_pictures_and_tables_say_what_they_are(tmp_path: Path) -> None:
+    page = training.write(tmp_path, RUNS, "loss", FACTS)[-1].read_text()
+    assert page.count("<figure>") == page.count("<figcaption>") == 2
+    assert 'alt="Held-out loss against steps, seconds of training, MB sent per rank; one line per' in page
+    assert '<th scope="col">held-out loss</th>' in page
+    assert '<th scope="row">dense</th>' in page
+    assert "<main>" in page
+
+
+def diverging(configuration: str, losses: list[float]) -> Run:
+    run = made_up(configuration, 2, 1e6)
+    records = zip(run.records, losses, strict=True)
+    return Run(configuration, [replace(r, loss=loss, held_out={"loss": loss, "accuracy": 0.1}) for r, loss in records])
+
+
+def test_a_run_that_diverges_is_named_and_hides_nothing(tmp_path: Path) -> None:
+    runs = [RUNS[0], diverging("signsgd", [5.0, 1e9, float("inf"), float("nan")])]
+    assert [row[1] for row in tables.training(runs, "loss").rows] == ["1.500", "diverged"]
+    assert pictures.names(runs) == ["dense", "signsgd (diverged)"]
+    for picture in (pictures.curves(runs, "loss", ""), decisions.draw(runs)):
+        low, high = picture.axes[0].get_ylim()
+        assert -1 < low < 2
+        assert high == 10
+    paths = training.write(tmp_path, runs, "loss", FACTS | {"lr": float("nan")})
+    assert all(path.exists() for path in paths)
+    assert json.loads((tmp_path / "run.json").read_text())["lr"] is None
+
+
+def test_curves_show_all_where_nothing_diverges() -> None:
+    low, high = pictures.curves(RUNS, "loss", "").axes[0].get_ylim()
+    assert low < 1.5
+    assert high > 6
+
+
+def test_a_run_that_was_never_evaluated_is_told_all_the_same(tmp_path: Path) -> None:
+    run = Run("topk:0.01", [replace(record, held_out=None) for record in RUNS[1].records])
+    assert tables.training([run], "loss").rows[0][1] == "-"
+    assert all(path.exists() for path in training.write(tmp_path, [run], "loss", FACTS))
+
+
+def test_one_rank_sends_nothing(tmp_path: Path) -> None:
+    nothing = Totals(0, 0, None, 0, 0, 0, 0)
+    runs = [Run(run.configuration, [replace(record, totals=nothing) for record in run.records]) for run in RUNS]
+    assert len(pictures.curves(runs, "loss", "").axes) == 2
+    row = dict(zip(tables.training(runs, "loss").columns, tables.training(runs, "loss").rows[0], strict=True))
+    assert (row["MB per rank"], row["fewer bytes"]) == ("0", "-")
+    assert tables.splits(runs).rows[0] == ["dense", "-", "-", "-", "-"]
+    assert all(path.exists() for path in training.write(tmp_path, runs, "loss", FACTS))
+
+
+def test_many_runs_look_different() -> None:
+    assert len({tuple(pictures.look(index).values()) for index in range(147)}) == 147
+
+
+def test_the_terminal_shows_brackets_and_whole_sentences() -> None:
+    table = Table(
+        "Runs [of] plan:runs/[a]/plan.json", ["[b]", "in words"], [["plan:runs/[c]", "word " * 30]], ["in words"]
+    )
+    console = Console(width=60, file=StringIO())
+    console.print(table.to_rich())
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert all(part in text for part in ("[of]", "[a]", "[b]", "[c]"))
+    assert text.count("word ") + text.count("word\n") >= 30
 
 
 def test_timings_are_pooled_over_repeats() -> None:
@@ -114,4 +184,7 @@ def test_a_controllers_decisions_are_drawn_and_told(tmp_path: Path, factor: floa
     assert [path.name for path in paths] == ["curves.png", "decisions.png", "costs.png", "report.html"]
     report = paths[-1].read_text()
     assert "Decisions of topk:0.1+gravac" in report
-    assert "scale up to 20x" in report
+    assert '<td class="text">scale up to 20x' in report
+    figures = [name for name, value in told.items() if value is not None]
+    assert decisions.table(run).columns == ["step", *figures, "decision"]
+    assert ("Throughput:" in decisions.note(run)) == bool(figures)

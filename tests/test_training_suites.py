@@ -79,7 +79,8 @@ def test_the_time_to_the_metric_of_dense(metric: str, dense, other, expected) ->
     trained = Trained("digits", "cnn", metric, [run("dense", dense, metric), run("topk:0.01", other, metric)])
     assert trained.rows()[1]["seconds_to_dense"] == expected
     assert trained.rows()[1]["elements_factor"] == 100
-    assert table("gravac", [trained]).rows[1][-3:] == ["100", "1.00", "10.0"]
+    assert table("gravac", [trained]).rows[1][-3:] == ["100×", "1.00", "10.0×"]
+    assert (table("gravac", [trained]).rows[1][4] == "never") == (expected is None)
 
 
 def test_a_small_suite_runs_from_end_to_end(

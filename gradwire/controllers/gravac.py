@@ -52,7 +52,7 @@ class GraVAC(Controller):
     factor where that was, else everything. `scaling` is "exponential" (2, 4, 16, 256 times `min_factor`) or "geometric"
     (twice the last). `gain` says how gain is read, see `Gain`; `min_gain` follows from it. Factors within `tolerance`
     of each other count as equal, and the smaller wins. It searches anew when the learning rate of `scheduler` drops
-    to half, steps take longer or less long, or the gain drifts.
+    to half, steps take longer or less long, or the gain drifts. Without `scheduler` it does not see the learning rate.
 
     Tell it the loss with `report`, and it steps back where that rises suddenly.
     """

@@ -39,8 +39,8 @@ class LGreCo(Controller):
     lose, over all ranks. `choices` are by default the given ratio times 1/8 to 8, the rank times 1/4 to 4, and for
     quantisers 2, 8 and 16 bits.
 
-    Layers are looked at a few per step, so that the message stays at 64 bytes; after all were, the plan follows, and
-    `interval` steps later they are looked at again.
+    Layers are looked at a few per step, so that the message stays at 64 bytes; the first look is after `interval` / 10
+    steps. After all were looked at the plan follows, and `interval` steps later they are looked at again.
     """
 
     budget: Budget = "error"

@@ -15,9 +15,10 @@ from gradwire.plan import Group, Plan
 
 @dataclass
 class WarmUp(Controller):
-    """Sends the share `start` at first and less from stage to stage, until after `steps` steps it is the compressor's
-    own ratio; each stage sends a quarter of the one before or more, all equally fewer (Deep Gradient Compression's
-    exponential schedule: Lin et al., ICLR 2018, https://arxiv.org/abs/1712.01887). The first `dense` steps send all.
+    """Sends the share `start` of the elements at first, less from stage to stage, and after `steps` steps as many as
+    the compressor's ratio says (Deep Gradient Compression's exponential schedule: Lin et al., ICLR 2018,
+    https://arxiv.org/abs/1712.01887). Every stage divides the share by the same number, at most 4. The first `dense`
+    steps send all.
     """
 
     start: float = 0.25

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from gradwire.plan import Group, Plan
-from gradwire.report.tables import IN_WORDS, Table, figure
+from gradwire.report.tables import Table, figure
 from gradwire.report.timeline_rows import LANES
 from gradwire.report.timeline_shares import COMPUTE, Shares, of_slowest_rank
 from gradwire.schedule.timeline import Span, Timeline
@@ -18,8 +18,8 @@ LANES_NOTE = """Milliseconds in which a lane is busy, of the rank that ends last
 
 
 def explain(plan: Plan, timeline: Timeline, others: Mapping[str, float]) -> Table:
-    """What `plan` does with a step that goes as in `timeline`, and what it is better than: `others` are the step
-    seconds of other plans, by name."""
+    """What `plan` does with a step that goes as in `timeline`, and what it is better than: `others` are the
+    seconds of a step with other plans, by name, when these were tried."""
     shares = Shares.of(timeline)
     sent = sum(span.wire_bytes for span in of_slowest_rank(timeline))
     rows = [
@@ -30,7 +30,7 @@ def explain(plan: Plan, timeline: Timeline, others: Mapping[str, float]) -> Tabl
         ["what sets the pace", _pace(shares)],
         ["groups", _groups(plan)],
     ]
-    return Table("Why this plan", ["", IN_WORDS], rows + _others(timeline.step_s, others))
+    return Table("Why this plan", ["", "in words"], rows + _others(timeline.step_s, others), texts=("in words",))
 
 
 def groups(plan: Plan, timeline: Timeline) -> Table:
@@ -38,7 +38,7 @@ def groups(plan: Plan, timeline: Timeline) -> Table:
     columns = ["group", "tensors", "how", "ready", "encode", "wire", "decode", "done", "kB sent"]
     spans = of_slowest_rank(timeline)
     rows = [_group(index, group, spans) for index, group in enumerate(plan.groups)]
-    return Table("Group by group", columns, rows)
+    return Table("Group by group", columns, rows, texts=("how",))
 
 
 def lanes(timelines: Mapping[str, Timeline]) -> Table:
@@ -108,7 +108,7 @@ def _groups(plan: Plan) -> str:
 def _others(step_s: float, others: Mapping[str, float]) -> list[list[str]]:
     """The next best plan, and the rest of them, best first."""
     ordered = sorted(others, key=lambda name: others[name])
-    words = [f"{name} would take {_ms(others[name])} ms, {_difference(others[name], step_s)}" for name in ordered]
+    words = [f"{name} took {_ms(others[name])} ms when tried, {_difference(others[name], step_s)}" for name in ordered]
     rows = [["next best plan", f"{words[0]}."]] if words else []
     return rows + ([["other plans", f"{'; '.join(words[1:])}."]] if words[1:] else [])
 

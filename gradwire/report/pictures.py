@@ -1,6 +1,7 @@
 """Pictures of training runs, in colours that colour-blind readers can tell apart (Okabe and Ito 2008)."""
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any
 
 from matplotlib import rc_context
@@ -9,10 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from gradwire.lab.results import Record, Run
-from gradwire.report.tables import figure
+from gradwire.report.tables import diverged, figure
 
 COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-MARKERS = "osD^vPX"
+_MARKERS = "osD^vPX"
+_LINES = ("-", "--", ":")
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -23,18 +25,39 @@ STYLE: dict[Any, Any] = {
 }
 
 
+def look(index: int, **other: Any) -> dict[str, Any]:
+    """Colour, marker and dashes of the line of run `index`, but for what is `other`; those of 147 runs differ."""
+    turn, colour = divmod(index, len(COLOURS))
+    marker = _MARKERS[(index + turn) % len(_MARKERS)]
+    return {"color": COLOURS[colour], "marker": marker, "linestyle": _LINES[turn % len(_LINES)]} | other
+
+
+def names(runs: Sequence[Run]) -> list[str]:
+    """For legends."""
+    return [f"{run.configuration} (diverged)" if diverged(run) else run.configuration for run in runs]
+
+
+def keep_in_sight(panel: Axes, runs: Sequence[Run]) -> None:
+    """Cuts an axis of losses at twice what training began with, for one run that diverges would flatten all others."""
+    top = 2 * min((run.records[0].loss for run in runs if isfinite(run.records[0].loss)), default=0.0)
+    lowest, highest = panel.dataLim.intervaly
+    if lowest < top < highest:
+        panel.set_ylim(lowest - 0.05 * (top - lowest), top)
+
+
 def curves(runs: Sequence[Run], metric: str, title: str) -> Figure:
-    """The held-out metric against steps, seconds and megabytes sent per rank; a run starts at its first
-    evaluation."""
+    """The held-out metric against steps, seconds and, where anything is sent, megabytes per rank; a run starts at its
+    first evaluation."""
     panels: list[tuple[str, Callable[[Record], float]]] = [
         ("steps", lambda record: record.step),
         ("seconds of training", lambda record: record.wall_s),
-        ("MB sent per rank", lambda record: record.totals.wire_bytes / 1e6),
     ]
+    if any(run.last.totals.wire_bytes for run in runs):
+        panels.append(("MB sent per rank", lambda record: record.totals.wire_bytes / 1e6))
     with rc_context(STYLE):
         picture = Figure(figsize=(12, 4.6), layout="constrained")
         picture.suptitle(title)
-        axes = picture.subplots(1, 3, sharey=True)
+        axes = picture.subplots(1, len(panels), sharey=True)
         for panel, (label, x) in zip(axes, panels, strict=True):
             for index, run in enumerate(runs):
                 _draw(panel, run, metric, index, x)
@@ -42,8 +65,9 @@ def curves(runs: Sequence[Run], metric: str, title: str) -> Figure:
             if label != "steps":
                 _logarithmic(panel)
         axes[0].set_ylabel("held-out loss (nats)" if metric == "loss" else f"held-out {metric}")
-        names = [run.configuration for run in runs]
-        picture.legend(axes[0].lines, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False)
+        if metric == "loss":
+            keep_in_sight(axes[0], runs)
+        picture.legend(axes[0].lines, names(runs), loc="outside lower center", ncols=min(4, len(runs)), frameon=False)
     return picture
 
 
@@ -53,16 +77,16 @@ def costs(runs: Sequence[Run]) -> Figure:
         picture = Figure(figsize=(12, 1.4 + 0.42 * len(runs)), layout="constrained")
         time, size = picture.subplots(1, 2, sharey=True)
         colours = [COLOURS[index % len(COLOURS)] for index in range(len(runs))]
-        names = [run.configuration for run in runs]
+        labels = [run.configuration for run in runs]
         spreads = [run.step_ms() for run in runs]
         medians = [spread.median for spread in spreads]
         whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
         style = {"ecolor": "#888888", "capsize": 3}
-        bars = time.barh(names, medians, color=colours, height=0.6, xerr=whiskers, error_kw=style)
+        bars = time.barh(labels, medians, color=colours, height=0.6, xerr=whiskers, error_kw=style)
         time.bar_label(bars, [figure(median) for median in medians], padding=6)
         time.set_xlabel("milliseconds per step (median, quartiles)")
         megabytes = [run.last.totals.wire_bytes / run.last.step / 1e6 for run in runs]
-        bars = size.barh(names, megabytes, color=colours, height=0.6)
+        bars = size.barh(labels, megabytes, color=colours, height=0.6)
         size.bar_label(bars, [figure(sent) for sent in megabytes], padding=6)
         size.set_xlabel("MB sent per rank and step")
         for panel in (time, size):
@@ -76,8 +100,7 @@ def _draw(panel: Axes, run: Run, metric: str, index: int, x: Callable[[Record], 
     panel.plot(
         [x(record) for record in evaluated],
         [record.held_out[metric] for record in evaluated if record.held_out],
-        color=COLOURS[index % len(COLOURS)],
-        marker=MARKERS[index % len(MARKERS)],
+        **look(index),
         markersize=4,
         linewidth=1.6 if index else 3,  # others may lie exactly on the first
     )

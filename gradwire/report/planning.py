@@ -1,11 +1,13 @@
 """All that is written about a plan, in one folder: it and its profile, predicted and measured steps, and why."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from gradwire.controllers.auto import words
 from gradwire.lab.planning import Planned
 from gradwire.report import explain, timeline_page, timeline_trace
+from gradwire.report.files import write_text
 from gradwire.report.tables import Table
 from gradwire.schedule import Timeline, Worker, timeline
 
@@ -23,8 +25,8 @@ def write(folder: Path, title: str, planned: Planned) -> list[Path]:
         (explain.lanes(timelines), f"{explain.LANES_NOTE} {_TIMELINES_NOTE}"),
     ]
     paths = {name: folder / name for name in ("timeline.html", "trace.json", "plan.json", "profile.json")}
-    paths["timeline.html"].write_text(timeline_page.render(title, timelines, tables))
-    paths["trace.json"].write_text(timeline_trace.trace_events(timelines))
+    write_text(paths["timeline.html"], timeline_page.render(title, timelines, tables))
+    write_text(paths["trace.json"], timeline_trace.trace_events(timelines))
     planned.plan.save(paths["plan.json"])
     planned.profile.save(paths["profile.json"])
     return list(paths.values())
@@ -39,7 +41,7 @@ def both(planned: Planned) -> dict[str, Timeline]:
 def why(planned: Planned) -> Table:
     """The plan in words, beside the other plans that were tried, as measured."""
     table = explain.explain(planned.plan, planned.timeline, _others(planned))
-    return Table(table.title, table.columns, [*table.rows, *(["decided", text] for text in planned.decisions)])
+    return replace(table, rows=[*table.rows, *(["decided", text] for text in planned.decisions)])
 
 
 def _others(planned: Planned) -> Mapping[str, float]:

@@ -1,6 +1,5 @@
 """All that is written about simulated clusters, in one folder: a table, a picture, a page, the figures."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,8 @@ from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
 
 from gradwire.lab.link import Link
 from gradwire.report import page
-from gradwire.report.pictures import COLOURS, MARKERS, STYLE
+from gradwire.report.files import write_json, write_text
+from gradwire.report.pictures import STYLE, look
 from gradwire.report.tables import Table, figure
 from gradwire.schedule.simulate import BEST, Outcome
 
@@ -20,6 +20,9 @@ _NOTE = """Milliseconds of a step, and the scaling efficiency: what N ranks do a
 Each candidate alone is cut into groups of the size that suits it best, its small tensors dense; the best plan chooses
 group by group. Inside a host the gradient is summed dense, between hosts one rank of each host sends. Ranks of a single
 host have its own bus alone. The model has no stragglers, no congestion and no jitter."""
+_SHOWN = (
+    "Scaling efficiency against ranks, a panel for each link, one line per way to send; figures in the table below."
+)
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
@@ -63,9 +66,10 @@ def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[
     drawn = picture(outcomes, title)
     paths = [folder / name for name in ("simulation.png", "report.html", "simulation.json")]
     drawn.savefig(paths[0], dpi=130)
-    paths[1].write_text(page.render(title, {"scaling efficiency": drawn}, [(table(outcomes), _NOTE)], facts))
+    shown = [page.Picture("Scaling efficiency", _SHOWN, drawn)]
+    write_text(paths[1], page.render(title, shown, [(table(outcomes), _NOTE)], facts))
     rows = [asdict(outcome) | {"efficiency": outcome.efficiency} for outcome in outcomes]
-    paths[2].write_text(json.dumps(dict(facts) | {"outcomes": rows}, indent=1) + "\n")
+    write_json(paths[2], dict(facts) | {"outcomes": rows})
     return paths
 
 
@@ -74,8 +78,7 @@ def _line(axis: Axes, outcomes: Sequence[Outcome], index: int) -> None:
     axis.plot(
         [outcome.cluster.ranks for outcome in outcomes],
         [outcome.efficiency for outcome in outcomes],
-        color=COLOURS[0] if best else COLOURS[1 + index % (len(COLOURS) - 1)],
-        marker=MARKERS[index % len(MARKERS)],
+        **look(0 if best else 1 + index),
         markersize=5,
         linewidth=3 if best else 1.6,
         zorder=1 if best else 2,  # others may lie exactly on it

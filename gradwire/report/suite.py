@@ -1,6 +1,5 @@
 """All that is written about a suite, in one folder: a table with the command of each row, and a picture."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,16 +10,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradwire.lab.cell import Effort
-from gradwire.lab.configuration import NOCOMM
+from gradwire.lab.configuration import DENSE, NOCOMM
 from gradwire.lab.suites import Row
 from gradwire.report import page
+from gradwire.report.files import write_json, write_text
 from gradwire.report.pictures import STYLE
-from gradwire.report.tables import Table, figure
+from gradwire.report.tables import Table, figure, times
 from gradwire.report.timing import Timing
 
 _NOTE = """Times nocomm: over the same model on as many ranks that do not talk, in turns with the others of the cell.
-Bytes are the mean over the ranks; for plain DDP they are those of its ring all-reduce. Ratio: how many times fewer
-bytes than plain DDP. Cut: what differs from the published set-up, to fit this machine."""
+Bytes are the mean over the ranks; for plain DDP they are those of its ring all-reduce. Fewer bytes: than plain DDP.
+Cut: what differs from the published set-up, to fit this machine."""
+_SHOWN = """Milliseconds per step of each configuration, with quartiles, one panel per model and set-up; figures in the
+table below."""
 _PANELS_PER_LINE = 3
 
 
@@ -52,21 +54,21 @@ def results(rows: Sequence[Row], timings: Sequence[Timing], effort: Effort) -> l
 
 def table(name: str, results: Sequence[Result]) -> Table:
     """One line for every row."""
-    columns = ["model", "M parameters", "batch", "ranks", "link", "configuration", "ms per step", "quartiles"]
-    columns += ["times nocomm", "kB per rank", "ratio", "cut"]
+    columns = ["model", "M parameters", "batch", "ranks", "link", "configuration", "ms per step"]
+    columns += ["quartiles, ms", "times nocomm", "kB per rank", "fewer bytes", "cut"]
     rows = []
     for result in results:
         cell, timing = result.row.cell, result.timing
         setting = [cell.model, figure(result.parameters / 1e6), str(cell.batch), str(cell.ranks), cell.link]
         spread, totals = timing.step_ms, timing.totals
         time = [figure(spread.median), f"{figure(spread.low)} to {figure(spread.high)}", f"{timing.times_nocomm:.2f}"]
-        sent = [figure(totals.wire_bytes / timing.steps / 1e3), figure(totals.ratio)]
+        sent = [figure(totals.wire_bytes / timing.steps / 1e3), times(totals.ratio)]
         rows.append([*setting, timing.configuration, *time, *sent, result.row.note])
-    return Table(f"Suite {name}", columns, rows)
+    return Table(f"Suite {name}", columns, rows, texts=("configuration", "cut"))
 
 
 def picture(name: str, results: Sequence[Result]) -> Figure:
-    """Milliseconds per step, a panel for each cell; the dashed line is the cell's `nocomm`."""
+    """Milliseconds per step, a panel for each cell; the dashed line is the cell's `nocomm`, and plain DDP is grey."""
     cells = list(dict.fromkeys(result.row.cell for result in results))
     panels = [[result for result in results if result.row.cell == cell] for cell in cells]
     across = min(_PANELS_PER_LINE, len(panels))
@@ -74,7 +76,8 @@ def picture(name: str, results: Sequence[Result]) -> Figure:
     heights = [0.9 + 0.26 * max(len(panel) for panel in line) for line in lines]
     with rc_context({**STYLE, "axes.grid.axis": "x", "font.size": 9}):
         drawn = Figure(figsize=(6 * max(2, across), sum(heights) + 0.4), layout="constrained")
-        drawn.suptitle(f"Suite {name}: milliseconds per step (median, quartiles); dashed: no communication")
+        meanings = "dashed: no communication; grey: plain DDP"
+        drawn.suptitle(f"Suite {name}: milliseconds per step (median, quartiles); {meanings}")
         axes = drawn.subplots(len(lines), across, squeeze=False, height_ratios=heights)
         for axis, panel, cell in zip(axes.flat, panels, cells, strict=False):
             _bars(axis, panel)
@@ -91,12 +94,12 @@ def write(folder: Path, name: str, results: Sequence[Result], facts: Mapping[str
     drawn.savefig(folder / "suite.png", dpi=130)
     plain = table(name, results)
     rows = [[*line, result.command] for line, result in zip(plain.rows, results, strict=True)]
-    whole = Table(plain.title, [*plain.columns, "command"], rows)
+    whole = Table(plain.title, [*plain.columns, "command"], rows, texts=[*plain.texts, "command"])
     words = {key.replace("_", " "): str(value) for key, value in facts.items() if value is not None}
-    report = page.render(f"{plain.title}: {len(results)} rows", {"step times": drawn}, [(whole, _NOTE)], words)
-    (folder / "report.html").write_text(report)
-    data = {"suite": name, **facts, "rows": [result.to_json() for result in results]}
-    (folder / "suite.json").write_text(json.dumps(data, indent=1) + "\n")
+    shown = [page.Picture("Step times", _SHOWN, drawn)]
+    report = page.render(f"{plain.title}: {len(results)} rows", shown, [(whole, _NOTE)], words)
+    write_text(folder / "report.html", report)
+    write_json(folder / "suite.json", {"suite": name, **facts, "rows": [result.to_json() for result in results]})
     return [folder / "suite.png", folder / "report.html"]
 
 
@@ -105,7 +108,7 @@ def _bars(axis: Axes, panel: Sequence[Result]) -> None:
     medians = [spread.median for spread in spreads]
     whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
     names = [result.timing.configuration for result in panel]
-    colours = ["#888888" if name.startswith("dense") else "#0072B2" for name in names]
+    colours = ["#888888" if name.partition("@")[0] in DENSE else "#0072B2" for name in names]
     style = {"ecolor": "#444444", "capsize": 2}
     bars = axis.barh(names, medians, color=colours, height=0.65, xerr=whiskers, error_kw=style)
     axis.bar_label(bars, [figure(median) for median in medians], padding=5)

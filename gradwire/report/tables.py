@@ -1,47 +1,62 @@
 """Tables of figures as plain text, for the terminal and the page alike."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import floor, isinf, log10
+from math import floor, isfinite, log10
 
 import rich.table
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 
 from gradwire.lab.catalogue import Entry
 from gradwire.lab.configuration import NOCOMM
 from gradwire.lab.results import Run, Spread, Totals
 from gradwire.report.timing import Timing
 
-IN_WORDS = "in words"
-"""A column of sentences."""
 _SPLIT = ("encode", "wire", "decode", "wait")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under columns; the first column names the row, the others are numbers."""
+    """Rows under columns; the first column names the row, `texts` are columns of words, the others are numbers."""
 
     title: str
     columns: list[str]
     rows: list[list[str]]
+    texts: Collection[str] = ()
 
     def to_rich(self) -> rich.table.Table:
         """For the terminal."""
-        table = rich.table.Table(title=self.title, title_justify="left", box=SIMPLE_HEAD)
+        table = rich.table.Table(title=escape(self.title), title_justify="left", box=SIMPLE_HEAD)
         for index, column in enumerate(self.columns):
-            right = index > 0 and column != IN_WORDS
-            table.add_column(column, justify="right" if right else "left", no_wrap=index == 0)
+            words = column in self.texts
+            table.add_column(
+                escape(column),
+                justify="left" if words or index == 0 else "right",
+                no_wrap=index == 0,
+                overflow="fold" if words else "ellipsis",
+            )
         for row in self.rows:
-            table.add_row(*row)
+            table.add_row(*map(escape, row))
         return table
 
 
 def figure(number: float) -> str:
-    """Three significant digits, never an exponent."""
-    if number == 0 or isinf(number):
+    """Three significant digits, never an exponent; - for what is not finite."""
+    if not isfinite(number):
         return "-"
-    digits = max(0, 2 - floor(log10(abs(number))))
+    digits = max(0, 2 - floor(log10(abs(number)))) if number else 0
     return f"{number:.{digits}f}"
+
+
+def times(number: float) -> str:
+    """As a factor; - where it is infinite, because nothing was sent."""
+    return f"{figure(number)}×" if isfinite(number) else "-"
+
+
+def diverged(run: Run) -> bool:
+    """Whether its loss has grown beyond all numbers."""
+    return not all(map(isfinite, (run.last.loss, *(run.last.held_out or {}).values())))
 
 
 def _spread(spread: Spread) -> list[str]:
@@ -49,8 +64,9 @@ def _spread(spread: Spread) -> list[str]:
 
 
 def _split_ms(totals: Totals, steps: int) -> list[str]:
+    """Not known without Gradwire, where all are 0."""
     seconds = (totals.encode_s, totals.wire_s, totals.decode_s, totals.wait_s)
-    return [figure(1e3 * part / steps) for part in seconds]
+    return [figure(1e3 * part / steps) if any(seconds) else "-" for part in seconds]
 
 
 def _sent(totals: Totals, unit: float) -> list[str]:
@@ -60,21 +76,26 @@ def _sent(totals: Totals, unit: float) -> list[str]:
 
 def _sent_columns(totals: Totals, unit: str) -> list[str]:
     """Of all ranks' interfaces there are counts on the emulated network alone."""
-    return [f"{unit} per rank", *(["at the interface"] if totals.interface_bytes is not None else [])]
+    return [f"{unit} per rank", *([f"{unit} at the interface"] if totals.interface_bytes is not None else [])]
+
+
+def _held_out(run: Run, metric: str) -> str:
+    if diverged(run):
+        return "diverged"
+    return f"{run.last.held_out[metric]:.3f}" if run.last.held_out else "-"
 
 
 def training(runs: Sequence[Run], metric: str) -> Table:
     """What each finished run reached, how long it took and what it sent; speed-up is over the first."""
     first = runs[0].last
-    columns = ["configuration", f"held-out {metric}", "s to finish", "ms per step", "quartiles"]
-    columns += [*_sent_columns(first.totals, "MB"), "ratio", "speed-up"]
+    columns = ["configuration", f"held-out {metric}", "s to finish", "ms per step", "quartiles, ms"]
+    columns += [*_sent_columns(first.totals, "MB"), "fewer bytes", "speed-up"]
     rows = []
     for run in runs:
         last = run.last
-        assert last.held_out
-        sent = [*_sent(last.totals, 1e6), figure(last.totals.ratio)]
+        sent = [*_sent(last.totals, 1e6), times(last.totals.ratio)]
         cost = [figure(last.wall_s), *_spread(run.step_ms()), *sent, figure(first.wall_s / last.wall_s)]
-        rows.append([run.configuration, f"{last.held_out[metric]:.3f}", *cost])
+        rows.append([run.configuration, _held_out(run, metric), *cost])
     return Table("Training", columns, rows)
 
 
@@ -86,13 +107,13 @@ def splits(runs: Sequence[Run]) -> Table:
 
 def timings(timings: Sequence[Timing]) -> Table:
     """What one step of each configuration costs."""
-    columns = ["configuration", "ms per step", "quartiles", f"times {NOCOMM}", *_SPLIT]
-    columns += [*_sent_columns(timings[0].totals, "kB"), "ratio"]
+    columns = ["configuration", "ms per step", "quartiles, ms", f"times {NOCOMM}", *_SPLIT]
+    columns += [*_sent_columns(timings[0].totals, "kB"), "fewer bytes"]
     rows = []
     for timing in timings:
         time = [*_spread(timing.step_ms), f"{timing.times_nocomm:.2f}"]
         time += _split_ms(timing.totals, timing.steps)
-        sent = [*_sent(timing.totals, 1e3 * timing.steps), figure(timing.totals.ratio)]
+        sent = [*_sent(timing.totals, 1e3 * timing.steps), times(timing.totals.ratio)]
         rows.append([timing.configuration, *time, *sent])
     return Table("One step", columns, rows)
 
@@ -105,5 +126,5 @@ def catalogue(kind: str, entries: Sequence[Entry]) -> rich.table.Table:
     for field in filled:
         table.add_column(columns[field], no_wrap=field == "name", overflow="fold")
     for entry in entries:
-        table.add_row(*(getattr(entry, field) for field in filled))
+        table.add_row(*(escape(getattr(entry, field)) for field in filled))
     return table

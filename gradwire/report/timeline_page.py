@@ -14,7 +14,7 @@ from gradwire.schedule.timeline import Timeline
 def render(title: str, timelines: Mapping[str, Timeline], tables: Sequence[tuple[Table, str]] = ()) -> str:
     """The page's text: named timelines ("predicted", "measured") on one scale of time, each rank's lanes below each
     other, then tables with a note each."""
-    template = files("gradwire.report").joinpath("timeline.html").read_text()
+    template = files("gradwire.report").joinpath("timeline.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     steps_s = {name: timeline.step_s for name, timeline in timelines.items()}
     lanes = [lane for lane in LANES if any(span.lane == lane for t in timelines.values() for span in t.spans)]

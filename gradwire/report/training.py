@@ -1,20 +1,27 @@
 """All that is written about training runs, in one folder."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from gradwire.lab.results import Run
 from gradwire.report import decisions, page, pictures, tables
+from gradwire.report.files import write_json, write_text
+from gradwire.report.page import Picture
 
 _TRAINING_NOTE = """Seconds are rank 0's time in steps; evaluating and recording stop the clock. Bytes are the
 mean over the ranks; for plain DDP they are those of its ring all-reduce. At the interface, packet headers and
-TCP's own traffic count as well. Ratio: how many times fewer bytes than plain DDP. Speed-up: in time to
-finish, over the first configuration."""
+TCP's own traffic count as well. Fewer bytes: than plain DDP. Speed-up: in time to finish, over the first
+configuration."""
 _SPLIT_NOTE = """Encode and decode are computing. Wire is the sum over collectives from start to end; several
 are in flight at once, mostly while the backward pass still runs. Wait is from the last gradient until all
 means are there. Plain DDP is not taken apart."""
+_DECISIONS_SHOWN = """Training loss against steps, one line per configuration, and below it what controllers decided;
+figures in the tables below."""
+_COSTS_SHOWN = """Milliseconds per step, with quartiles, and MB sent per rank and step, one bar per configuration;
+figures in the tables below."""
 
 
 def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, Any]) -> list[Path]:
@@ -22,20 +29,26 @@ def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, An
     returns the paths of all but the last."""
     title = f"{facts['task']}, {facts['place']}"
     controlled = [run for run in runs if run.decisions]
-    drawn = {"curves": pictures.curves(runs, metric, title)}
+    curves = pictures.curves(runs, metric, title)
+    drawn = {"curves": Picture(f"Held-out {metric}", _curves_shown(metric, curves), curves)}
     if controlled:
-        drawn["decisions"] = decisions.draw(runs)
-    drawn["costs"] = pictures.costs(runs)
+        drawn["decisions"] = Picture("Decisions", _DECISIONS_SHOWN, decisions.draw(runs))
+    drawn["costs"] = Picture("What a step costs", _COSTS_SHOWN, pictures.costs(runs))
     paths = [folder / f"{name}.png" for name in drawn]
     for path, picture in zip(paths, drawn.values(), strict=True):
-        picture.savefig(path, dpi=130)
+        picture.figure.savefig(path, dpi=130)
     noted = [(tables.training(runs, metric), _TRAINING_NOTE), (tables.splits(runs), _SPLIT_NOTE)]
-    noted += [(decisions.table(run), decisions.NOTE) for run in controlled]
+    noted += [(decisions.table(run), decisions.note(run)) for run in controlled]
     report = folder / "report.html"
     heading = f"{facts['task']}: {len(runs)} configurations compared"
-    report.write_text(page.render(heading, drawn, noted, _in_words(facts)))
-    (folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_text(report, page.render(heading, list(drawn.values()), noted, _in_words(facts)))
+    write_json(folder / "run.json", facts)
     return [*paths, report]
+
+
+def _curves_shown(metric: str, curves: Figure) -> str:
+    against = ", ".join(panel.get_xlabel() for panel in curves.axes)
+    return f"Held-out {metric} against {against}; one line per configuration; figures in the table below."
 
 
 def _in_words(facts: Mapping[str, Any]) -> dict[str, str]:

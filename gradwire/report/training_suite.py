@@ -1,6 +1,5 @@
 """All that is written about a suite of trainings, beside each one's own folder: one table of what was reached."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +8,12 @@ from typing import Any
 from gradwire.lab.configuration import parse
 from gradwire.lab.results import Run
 from gradwire.report import page
-from gradwire.report.tables import Table, figure
+from gradwire.report.files import write_json, write_text
+from gradwire.report.tables import Table, diverged, figure, times
 
 _NOTE = """Seconds to dense: of training until the held-out metric was first within 0.5 points of accuracy, or 1 % of
-loss, of what the dense run ended with, as seen at some ten evaluations in a run; - where it never was. Fewer elements:
-of what adapts, by the last decision. Bytes are the mean over the ranks; for plain DDP they are those of its ring
+loss, of what the dense run ended with, as seen at some ten evaluations in a run. Fewer elements: of what adapts, by the
+last decision. Fewer bytes: than plain DDP. Bytes are the mean over the ranks; for plain DDP they are those of its ring
 all-reduce."""
 _WITHIN_ACCURACY, _WITHIN_LOSS = 0.005, 0.01
 
@@ -72,19 +72,20 @@ def table(name: str, trained: Sequence[Trained]) -> Table:
     columns = ["task", "model", "configuration", "held-out", "s to dense", "s to finish"]
     columns += ["fewer elements", "MB per rank", "fewer bytes"]
     rows = []
-    for row in (row for one in trained for row in one.rows()):
-        reached = f"{row['metric']} {row['held_out']:.3f}"
-        seconds = [figure(row["seconds_to_dense"] or 0), figure(row["seconds"])]
-        sent = [figure(row["elements_factor"] or 0), figure(row["wire_bytes"] / 1e6), figure(row["bytes_factor"])]
+    for run, row in ((run, row) for one in trained for run, row in zip(one.runs, one.rows(), strict=True)):
+        reached = "diverged" if diverged(run) else f"{row['metric']} {row['held_out']:.3f}"
+        to_dense, fewer = row["seconds_to_dense"], row["elements_factor"]
+        seconds = ["never" if to_dense is None else figure(to_dense), figure(row["seconds"])]
+        sent = [times(fewer) if fewer else "-", figure(row["wire_bytes"] / 1e6), times(row["bytes_factor"])]
         rows.append([row["task"], row["model"], row["configuration"], reached, *seconds, *sent])
-    return Table(f"Suite {name}", columns, rows)
+    return Table(f"Suite {name}", columns, rows, texts=("configuration",))
 
 
 def write(folder: Path, name: str, trained: Sequence[Trained], facts: Mapping[str, Any]) -> list[Path]:
     """Writes report.html and suite.json; returns their paths."""
     words = {key.replace("_", " "): str(value) for key, value in facts.items() if value is not None}
     whole = table(name, trained)
-    (folder / "report.html").write_text(page.render(f"{whole.title}: what was reached", {}, [(whole, _NOTE)], words))
-    data = {"suite": name, **facts, "rows": [row for one in trained for row in one.rows()]}
-    (folder / "suite.json").write_text(json.dumps(data, indent=1) + "\n")
+    report = page.render(f"{whole.title}: what was reached", [], [(whole, _NOTE)], words)
+    write_text(folder / "report.html", report)
+    write_json(folder / "suite.json", {"suite": name, **facts, "rows": [row for one in trained for row in one.rows()]})
     return [folder / "report.html", folder / "suite.json"]
