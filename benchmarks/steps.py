@@ -170,7 +170,7 @@ def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
         return make
 
     table: dict[str, Callable] = {
-        "nocomm": hooked(None, noop),
+        "nocomm": hooked(None, noop, broadcast_buffers=False),
         "ddp": lambda model: (DDP(model), nothing, nothing, nothing),
         "fp16 hook": hooked(None, default_hooks.fp16_compress_hook),
         "torch PowerSGD r4": hooked(

@@ -219,6 +219,22 @@ def test_replicas_that_differ_are_an_error() -> None:
         launch(["-c", DIVERGE], 2, timeout_s=60)
 
 
+# Each rank normalizes other numbers; DDP would give rank 1 the statistics of rank 0 before the second pass.
+SILENT = """
+import torch
+from gradwire.lab.configuration import parse
+from gradwire.lab.job import Replica, meet
+with meet("cpu") as peers, Replica(torch.nn.BatchNorm1d(1), parse("nocomm"), peers, 0) as replica:
+    for _ in range(2):
+        replica.ddp(torch.full((2, 1), float(peers.rank))).sum().backward()
+    assert abs(replica.module.running_mean.item() - 0.19 * peers.rank) < 1e-6
+"""
+
+
+def test_without_communication_buffers_are_not_sent_either() -> None:
+    launch(["-c", SILENT], 2, timeout_s=60)
+
+
 def test_ranks_that_torchrun_started_are_joined(tmp_path: Path) -> None:
     options = ["--task", "digits", "--set", "width=4", "--steps", "3", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
