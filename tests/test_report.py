@@ -1,5 +1,6 @@
 """Reports on made-up figures: what the tables say, and that page and pictures need nothing else."""
 
+import io
 import re
 from pathlib import Path
 
@@ -45,6 +46,15 @@ def test_a_record_survives_its_line(tmp_path: Path) -> None:
     lines = list(read_lines(path))
     assert [Record.from_line(line) for line, _ in lines] == RUNS[0].records
     assert list(read_lines(path, offset=lines[-1][1])) == []
+
+
+def test_a_line_that_grows_while_it_is_read_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Growing(io.BytesIO):
+        def __iter__(self):
+            return iter([b'{"a": 1}\n', b'{"b"', b": 2}\n"])
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: Growing())
+    assert list(read_lines(tmp_path)) == [({"a": 1}, 9)]
 
 
 def test_totals_add_and_subtract() -> None:
