@@ -200,3 +200,18 @@ def test_a_slurm_step_is_translated(environment: dict[str, str], nodes: str, fir
 def test_a_slurm_batch_script_is_not_a_rank(environment: dict[str, str]) -> None:
     environment |= SLURM | {"SLURM_JOB_NODELIST": "gpu[07-09]"}
     assert not joined()
+
+
+def test_a_slurm_steps_only_task_is_not_a_rank(environment: dict[str, str]) -> None:
+    environment |= SLURM | {"SLURM_STEP_NODELIST": "box", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+    assert not joined()
+
+
+def test_steps_of_a_slurm_job_do_not_meet(environment: dict[str, str]) -> None:
+    ports = set()
+    for step in ("0", "1", "2"):
+        environment.clear()
+        environment |= SLURM | {"SLURM_STEP_NODELIST": "box", "SLURM_STEP_ID": step}
+        assert joined()
+        ports.add(environment["MASTER_PORT"])
+    assert len(ports) == 3
