@@ -79,7 +79,7 @@ def simulate_(
         if chosen:
             measured.choices(chosen)
     outcomes: list[Outcome] = []
-    with progress_bars() as progress:
+    with mistakes(), progress_bars() as progress:
         bar = progress.add_task("simulating", total=len(clusters), note="")
         for cluster in clusters:
             progress.update(bar, note=f"{cluster.ranks} ranks")
