@@ -180,6 +180,8 @@ MISTAKES = [
     (["topk", "--suite", "gravac"], "has configurations of its own"),
     (["--suite", "gravac", "--hosts", "2", "--link", "fast"], "'fast' is not a link"),
     (["--suite", "gravac", "--hosts", "2", "--size", "5"], "size=5 does not fit"),
+    (["--suite", "gravac", "--hosts", "0"], "0 hosts"),
+    (["--suite", "gravac", "--hosts", "2", "--batch", "0"], "batch must be at least 1"),
     (["--model", "tiny-gpt", "topk", "--layers", "1"], "tiny-gpt has one size only"),
     (["--model", "tiny-bert", "topk"], "'bert'"),
     (["--model", "lstm", "topk", "--layers", "3"], "layers=3 cannot be had: there are 1 to 2"),

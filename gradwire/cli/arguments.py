@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gradwire.lab.join import joined
-from gradwire.lab.link import Link
+from gradwire.lab.link import LOOPBACK, link_of
 from gradwire.lab.runner import Place
 
 Hosts = Annotated[int | None, typer.Option(help="ranks to start, each with a link of its own; by default 2")]
@@ -32,7 +32,7 @@ def ranks_of(hosts: int | None) -> int:
 
 def place_of(hosts: int | None, link: str | None, device: str) -> Place:
     """Where the ranks run. Raises ValueError for a place that cannot be."""
-    return Place(ranks_of(hosts), Link.parse(link) if link else None, device)
+    return Place(ranks_of(hosts), link_of(link or LOOPBACK), device)
 
 
 def task_options(options: list[str] | None, folder: Path | None) -> list[str]:

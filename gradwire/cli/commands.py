@@ -27,11 +27,11 @@ from gradwire.cli.schedule import plan_, simulate_
 from gradwire.cli.training import compare, compare_suite
 from gradwire.lab.bench import BenchSpec, Sample, bench
 from gradwire.lab.catalogue import catalogue
-from gradwire.lab.cell import LOOPBACK, Cell, Effort
+from gradwire.lab.cell import Cell, Effort
 from gradwire.lab.comparison import Comparison, circumstances
 from gradwire.lab.configuration import PLAN, controlled, parse_all
 from gradwire.lab.launch import RankFailed
-from gradwire.lab.link import Link
+from gradwire.lab.link import LOOPBACK, Link
 from gradwire.lab.models import MODELS
 from gradwire.lab.network import NetworkUnavailable
 from gradwire.lab.runner import Place, Runner, runner
