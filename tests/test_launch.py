@@ -156,6 +156,24 @@ def test_no_rank_outlives_the_launcher(tmp_path: Path, kill: signal.Signals) -> 
     assert wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
+def test_a_signal_ends_the_command_line_in_order(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gradwire.cli", "bench", "bf16", "--model", "tiny-resnet18"]
+    command += ["--steps", "1", "--repeats", "9999"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as bench:
+        try:
+            assert wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/samples.jsonl")))
+            bench.terminate()
+            told, _ = bench.communicate(timeout=20)
+        finally:
+            bench.kill()
+    assert bench.returncode == 128 + signal.SIGTERM
+    assert "nocomm" in told
+    assert list(tmp_path.iterdir()) == []
+
+
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "1234567"}
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from signal import SIG_DFL, SIGHUP, SIGTERM, getsignal, signal
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
@@ -175,12 +176,30 @@ def demo() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 2 for the user's mistake, 1 for a rank that failed."""
+    with _ended_in_order():
+        try:
+            return app(arguments, standalone_mode=False) or 0
+        except (typer.TyperException, NetworkUnavailable) as mistake:
+            return _tell(mistake, 2)
+        except (RankFailed, OSError) as failure:
+            return _tell(failure, 1)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process as Ctrl-C does: temporary folders go, and what was measured is told."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    deadly = [number for number in (SIGTERM, SIGHUP) if getsignal(number) == SIG_DFL]  # nohup has SIGHUP ignored
+    for number in deadly:
+        signal(number, leave)
     try:
-        return app(arguments, standalone_mode=False) or 0
-    except (typer.TyperException, NetworkUnavailable) as mistake:
-        return _tell(mistake, 2)
-    except (RankFailed, OSError) as failure:
-        return _tell(failure, 1)
+        yield
+    finally:
+        for number in deadly:
+            signal(number, SIG_DFL)
 
 
 def _tell(error: Exception, exit_code: int) -> int:
