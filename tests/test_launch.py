@@ -62,8 +62,8 @@ time.sleep(60)
 """
 
 
-def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     return condition()
@@ -164,9 +164,9 @@ def test_a_signal_ends_the_command_line_in_order(tmp_path: Path) -> None:
         command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as bench:
         try:
-            assert wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/samples.jsonl")))
+            assert wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/samples.jsonl")), 120)
             bench.terminate()
-            told, _ = bench.communicate(timeout=20)
+            told, _ = bench.communicate(timeout=60)
         finally:
             bench.kill()
     assert bench.returncode == 128 + signal.SIGTERM
