@@ -171,7 +171,7 @@ def test_a_signal_ends_the_command_line_in_order(tmp_path: Path) -> None:
             bench.kill()
     assert bench.returncode == 128 + signal.SIGTERM
     assert "nocomm" in told
-    assert list(tmp_path.iterdir()) == []
+    assert all(path.name.startswith("torchinductor") for path in tmp_path.iterdir())  # torch's own cache
 
 
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "1234567"}
