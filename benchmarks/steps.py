@@ -134,6 +134,11 @@ def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
         future.set_result(bucket.buffer())
         return future
 
+    def nocomm(model):
+        ddp, *rest = hooked(None, noop)(model)
+        ddp.broadcast_buffers = False  # BatchNorm's, before each step
+        return ddp, *rest
+
     def attached(compressor):
         def make(model):
             ddp = DDP(model)
@@ -170,7 +175,7 @@ def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
         return make
 
     table: dict[str, Callable] = {
-        "nocomm": hooked(None, noop),
+        "nocomm": nocomm,
         "ddp": lambda model: (DDP(model), nothing, nothing, nothing),
         "fp16 hook": hooked(None, default_hooks.fp16_compress_hook),
         "torch PowerSGD r4": hooked(

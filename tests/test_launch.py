@@ -62,8 +62,8 @@ time.sleep(60)
 """
 
 
-def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     return condition()
@@ -156,6 +156,24 @@ def test_no_rank_outlives_the_launcher(tmp_path: Path, kill: signal.Signals) -> 
     assert wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
+def test_a_signal_ends_the_command_line_in_order(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gradwire.cli", "bench", "bf16", "--model", "tiny-resnet18"]
+    command += ["--steps", "1", "--repeats", "9999"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as bench:
+        try:
+            assert wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/samples.jsonl")), 120)
+            bench.terminate()
+            told, _ = bench.communicate(timeout=60)
+        finally:
+            bench.kill()
+    assert bench.returncode == 128 + signal.SIGTERM
+    assert "nocomm" in told
+    assert all(path.name.startswith("torchinductor") for path in tmp_path.iterdir())  # torch's own cache
+
+
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "1234567"}
 
 
@@ -200,3 +218,18 @@ def test_a_slurm_step_is_translated(environment: dict[str, str], nodes: str, fir
 def test_a_slurm_batch_script_is_not_a_rank(environment: dict[str, str]) -> None:
     environment |= SLURM | {"SLURM_JOB_NODELIST": "gpu[07-09]"}
     assert not joined()
+
+
+def test_a_slurm_steps_only_task_is_not_a_rank(environment: dict[str, str]) -> None:
+    environment |= SLURM | {"SLURM_STEP_NODELIST": "box", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+    assert not joined()
+
+
+def test_steps_of_a_slurm_job_do_not_meet(environment: dict[str, str]) -> None:
+    ports = set()
+    for step in ("0", "1", "2"):
+        environment.clear()
+        environment |= SLURM | {"SLURM_STEP_NODELIST": "box", "SLURM_STEP_ID": step}
+        assert joined()
+        ports.add(environment["MASTER_PORT"])
+    assert len(ports) == 3

@@ -165,7 +165,7 @@ def test_link_survives_text_to_ten_digits(bits_per_second: int) -> None:
     assert again.bits_per_second == pytest.approx(bits_per_second * 1000, rel=1e-9)
 
 
-@pytest.mark.parametrize("text", ["", "100", "mbit", "100mb", "-1mbit", "0gbit", "1 gbit/s", "nanmbit"])
+@pytest.mark.parametrize("text", ["", "100", "mbit", "100mb", "-1mbit", "0gbit", "0.007kbit", "1 gbit/s", "nanmbit"])
 def test_bad_link_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(ValueError, match=r"^.*is not a link: write a rate.*$"):
         Link.parse(text)

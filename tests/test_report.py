@@ -3,7 +3,7 @@
 import json
 import re
 from dataclasses import replace
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 
 import pytest
@@ -49,6 +49,15 @@ def test_a_record_survives_its_line(tmp_path: Path) -> None:
     lines = list(read_lines(path))
     assert [Record.from_line(line) for line, _ in lines] == RUNS[0].records
     assert list(read_lines(path, offset=lines[-1][1])) == []
+
+
+def test_a_line_that_grows_while_it_is_read_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Growing(BytesIO):
+        def __iter__(self):
+            return iter([b'{"a": 1}\n', b'{"b"', b": 2}\n"])
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: Growing())
+    assert list(read_lines(tmp_path)) == [({"a": 1}, 9)]
 
 
 def test_totals_add_and_subtract() -> None:

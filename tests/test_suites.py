@@ -14,7 +14,9 @@ from gradwire.lab.cell import Cell, Effort
 from gradwire.lab.configuration import parse
 from gradwire.lab.grouping import Grouping
 from gradwire.lab.hybrid import Hybrid
+from gradwire.lab.launch import RankFailed
 from gradwire.lab.results import Totals
+from gradwire.lab.runner import _Launcher
 from gradwire.lab.suites import SUITES, Cuts, Row, suite
 from gradwire.layout import Slot
 from gradwire.plan import Plan, uniform
@@ -180,6 +182,8 @@ MISTAKES = [
     (["topk", "--suite", "gravac"], "has configurations of its own"),
     (["--suite", "gravac", "--hosts", "2", "--link", "fast"], "'fast' is not a link"),
     (["--suite", "gravac", "--hosts", "2", "--size", "5"], "size=5 does not fit"),
+    (["--suite", "gravac", "--hosts", "0"], "0 hosts"),
+    (["--suite", "gravac", "--hosts", "2", "--batch", "0"], "batch must be at least 1"),
     (["--model", "tiny-gpt", "topk", "--layers", "1"], "tiny-gpt has one size only"),
     (["--model", "tiny-bert", "topk"], "'bert'"),
     (["--model", "lstm", "topk", "--layers", "3"], "layers=3 cannot be had: there are 1 to 2"),
@@ -194,6 +198,42 @@ def test_mistakes_get_one_line(arguments: list[str], message: str, capsys: pytes
     assert out == ""
     assert message in err
     assert err.count("\n") == 1
+
+
+def two_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [Cell(model="resnet18", ranks=2, batch=batch, size=32) for batch in (2, 3)]
+    monkeypatch.setitem(SUITES, "small", [Row(cell, name, cell) for cell in cells for name in ("dense", "bf16")])
+
+
+def test_what_was_timed_before_a_failure_is_told_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(launcher, job, spec, lines, follow):
+        whole = "batch=2" in spec.options
+        for name in spec.configurations[: None if whole else 2]:
+            follow(Sample(name, 0, [1.0], Totals(2e6, 8e6, None, 0, 0, 0, 0)).to_line())
+        if not whole:
+            raise RankFailed(0, 1, "it was shot")
+
+    two_cells(monkeypatch)
+    monkeypatch.setattr(_Launcher, "run", run)
+    assert main(["bench", "--suite", "small", "--layers", "4", "--out", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert "it was shot" in captured.err
+    assert "Suite small" in captured.out
+    (path,) = tmp_path.glob("*/suite.json")
+    rows = [(row["batch"], row["configuration"]) for row in json.loads(path.read_text())["rows"]]
+    assert rows == [(2, "dense"), (2, "bf16"), (3, "dense")]
+
+
+def test_a_folder_that_cannot_be_written_is_known_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_cells(monkeypatch)
+    monkeypatch.setattr(_Launcher, "run", lambda *job: pytest.fail("it was timed"))
+    (tmp_path / "file").touch()
+    assert main(["bench", "--suite", "small", "--out", str(tmp_path / "file")]) == 1
+    assert str(tmp_path / "file") in capsys.readouterr().err
 
 
 def test_a_small_suite_runs_from_end_to_end(

@@ -12,7 +12,7 @@ from gradwire.lab.catalogue import tasks
 from gradwire.lab.configuration import parse_all
 from gradwire.lab.construct import options_of
 from gradwire.lab.results import Record, Run, Totals
-from gradwire.lab.train import _share_of_rate
+from gradwire.lab.train import _due, _share_of_rate
 from gradwire.lab.training_suites import Training, training_suite
 from gradwire.lab.workloads import Digits
 from gradwire.report.training_suite import Trained, table
@@ -59,6 +59,14 @@ def test_published_models_take_images_in_colour() -> None:
 
 def test_the_rate_falls_to_a_tenth() -> None:
     assert [_share_of_rate(done, [100, 200]) for done in (0, 99, 100, 200)] == pytest.approx([0.05, 1, 0.1, 0.01])
+
+
+@pytest.mark.parametrize("steps", [1, 12, 50, 99, 300, 2048, 9000])
+def test_every_second_record_and_the_last_are_evaluated(steps: int) -> None:
+    recorded = [number for number in range(1, steps + 1) if _due(number, steps)]
+    evaluated = [number for number in recorded if _due(number, steps, every=2)]
+    assert evaluated == [*recorded[1:-1:2], steps]
+    assert min(steps, 50) <= len(recorded) < 100
 
 
 def run(configuration: str, metrics: list[float], key: str) -> Run:

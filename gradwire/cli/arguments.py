@@ -1,13 +1,14 @@
 """Arguments that several commands share, and what becomes of them."""
 
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gradwire.lab.join import joined
-from gradwire.lab.link import Link
+from gradwire.lab.link import LOOPBACK, link_of
 from gradwire.lab.runner import Place
 
 Hosts = Annotated[int | None, typer.Option(help="ranks to start, each with a link of its own; by default 2")]
@@ -32,9 +33,26 @@ def ranks_of(hosts: int | None) -> int:
 
 def place_of(hosts: int | None, link: str | None, device: str) -> Place:
     """Where the ranks run. Raises ValueError for a place that cannot be."""
-    return Place(ranks_of(hosts), Link.parse(link) if link else None, device)
+    return Place(ranks_of(hosts), link_of(link or LOOPBACK), device)
 
 
 def task_options(options: list[str] | None, folder: Path | None) -> list[str]:
     """What the task is made with."""
     return [*(options or []), *([f"folder={folder}"] if folder else [])]
+
+
+def run_folder(out: Path, name: str, leads: bool = True) -> Path:
+    """A folder of a run's own, named by the time. Where this process leads it is made at once: that it cannot be
+    written is to be known before hours of measuring, not after."""
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    folder, number = out / stem, 1
+    if not leads:
+        return folder
+    out.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:  # another run began in the same second
+            number += 1
+            folder = out / f"{stem}-{number}"

@@ -2,9 +2,13 @@
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import datetime
+from functools import partial
+from itertools import groupby
 from pathlib import Path
+from signal import SIG_DFL, SIGHUP, SIGTERM, getsignal, signal
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
@@ -20,6 +24,7 @@ from gradwire.cli.arguments import (
     Seed,
     place_of,
     ranks_of,
+    run_folder,
     task_options,
 )
 from gradwire.cli.console import console, mistakes, progress_bars
@@ -27,11 +32,11 @@ from gradwire.cli.schedule import plan_, simulate_
 from gradwire.cli.training import compare, compare_suite
 from gradwire.lab.bench import BenchSpec, Sample, bench
 from gradwire.lab.catalogue import catalogue
-from gradwire.lab.cell import LOOPBACK, Cell, Effort
+from gradwire.lab.cell import Cell, Effort
 from gradwire.lab.comparison import Comparison, circumstances
 from gradwire.lab.configuration import PLAN, controlled, parse_all
 from gradwire.lab.launch import RankFailed
-from gradwire.lab.link import Link
+from gradwire.lab.link import LOOPBACK, Link
 from gradwire.lab.models import MODELS
 from gradwire.lab.network import NetworkUnavailable
 from gradwire.lab.runner import Place, Runner, runner
@@ -143,6 +148,8 @@ def bench_(
     with mistakes():
         if json_file and not json_file.absolute().parent.is_dir():
             raise ValueError(f"there is no folder {json_file.parent} for {json_file.name}")
+        if json_file and json_file.is_dir():
+            raise ValueError(f"{json_file} is a folder: name a file for --json")
         cell = Cell(model=model or "tiny-vgg16", ranks=ranks_of(hosts), link=link or LOOPBACK, **sizes)
         texts = _texts(configurations, controller, plan)
     return _bench_cell(cell, texts, effort, json_file)
@@ -169,12 +176,30 @@ def demo() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 2 for the user's mistake, 1 for a rank that failed."""
+    with _ended_in_order():
+        try:
+            return app(arguments, standalone_mode=False) or 0
+        except (typer.TyperException, NetworkUnavailable) as mistake:
+            return _tell(mistake, 2)
+        except (RankFailed, OSError) as failure:
+            return _tell(failure, 1)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process as Ctrl-C does: temporary folders go, and what was measured is told."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    deadly = [number for number in (SIGTERM, SIGHUP) if getsignal(number) == SIG_DFL]  # nohup has SIGHUP ignored
+    for number in deadly:
+        signal(number, leave)
     try:
-        return app(arguments, standalone_mode=False) or 0
-    except (typer.TyperException, NetworkUnavailable) as mistake:
-        return _tell(mistake, 2)
-    except (RankFailed, OSError) as failure:
-        return _tell(failure, 1)
+        yield
+    finally:
+        for number in deadly:
+            signal(number, SIG_DFL)
 
 
 def _tell(error: Exception, exit_code: int) -> int:
@@ -205,9 +230,10 @@ def _bench_cell(cell: Cell, configurations: list[str], effort: Effort, json_file
     with mistakes():
         place, spec = cell.place(effort.device), cell.spec(configurations, effort)
     with runner(place) as ranks:
-        samples = _time(spec, ranks)
-    if not ranks.leads:
-        return
+        _time(spec, ranks, partial(_tell_cell, cell, place, effort, json_file))
+
+
+def _tell_cell(cell: Cell, place: Place, effort: Effort, json_file: Path | None, samples: list[Sample]) -> None:
     timings = summarize(samples)
     turns = f"{effort.repeats} x {effort.steps} steps"
     heading = f"{cell.title}, {place}: {turns}; ms per step, where wires that overlap add up"
@@ -220,34 +246,45 @@ def _bench_cell(cell: Cell, configurations: list[str], effort: Effort, json_file
 
 
 def _bench_suite(name: str, rows: list[Row], effort: Effort, out: Path) -> None:
-    """Cell after cell; what is measured is written after each."""
+    """Cell after cell; what is measured is written after each, also of one that fails, and told in the end."""
     of = {cell: [row for row in rows if row.cell == cell] for cell in dict.fromkeys(row.cell for row in rows)}
     with mistakes():
         specs = {cell: cell.spec([row.configuration for row in mine], effort) for cell, mine in of.items()}
         places = {cell: cell.place(effort.device) for cell in of}
-    folder = out / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    titles = {cell: f"{number}/{len(of)} {cell.model}" for number, cell in enumerate(of, 1)}
+    folder: Path | None = None
     measured: list[suites.Result] = []
     paths: list[Path] = []
-    for number, (cell, mine) in enumerate(of.items(), 1):
-        with runner(places[cell]) as ranks:
-            samples = _time(specs[cell], ranks, f"{number}/{len(of)} {cell.model}")
-        if ranks.leads:
-            measured += suites.results(mine, summarize(samples), effort)
-            paths = suites.write(folder, name, measured, asdict(effort) | circumstances(places[cell]))
-    if measured:
-        console().print(suites.table(name, measured).to_rich())
-        print(*paths, sep="\n")
+
+    def keep(cell: Cell, place: Place, folder: Path, samples: list[Sample]) -> None:
+        measured.extend(suites.results(of[cell], summarize(samples), effort))
+        paths[:] = suites.write(folder, name, measured, asdict(effort) | circumstances(place))
+
+    try:
+        for place, cells in groupby(of, key=places.__getitem__):
+            with runner(place) as ranks:  # once for a place: ranks that run already can meet only once
+                folder = folder or run_folder(out, name, ranks.leads)
+                for cell in cells:
+                    _time(specs[cell], ranks, partial(keep, cell, place, folder), titles[cell])
+    finally:
+        if measured:
+            console().print(suites.table(name, measured).to_rich())
+            print(*paths, sep="\n")
 
 
-def _time(spec: BenchSpec, ranks: Runner, title: str = "timing") -> list[Sample]:
+def _time(spec: BenchSpec, ranks: Runner, keep: Callable[[list[Sample]], None], title: str = "timing") -> None:
+    """Where this process leads, `keep` gets the samples, also those that were taken before a configuration fails."""
     samples: list[Sample] = []
-    with TemporaryDirectory() as folder, progress_bars() as progress:
-        turns = spec.repeats * len(spec.configurations)
-        bar = progress.add_task(title, total=turns, note="starting", visible=ranks.leads)
+    try:
+        with TemporaryDirectory() as folder, progress_bars() as progress:
+            turns = spec.repeats * len(spec.configurations)
+            bar = progress.add_task(title, total=turns, note="starting", visible=ranks.leads)
 
-        def follow(line: dict[str, Any]) -> None:
-            samples.append(Sample.from_line(line))
-            progress.update(bar, advance=1, note=samples[-1].configuration)
+            def follow(line: dict[str, Any]) -> None:
+                samples.append(Sample.from_line(line))
+                progress.update(bar, advance=1, note=samples[-1].configuration)
 
-        ranks.run(bench, spec, Path(folder, "samples.jsonl"), follow)
-    return samples
+            ranks.run(bench, spec, Path(folder, "samples.jsonl"), follow)
+    finally:
+        if samples:
+            keep(samples)

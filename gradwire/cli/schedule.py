@@ -4,18 +4,29 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gradwire.cli.arguments import Device, Folder, Hosts, Options, Out, Rate, Seed, TaskName, place_of, task_options
+from gradwire.cli.arguments import (
+    Device,
+    Folder,
+    Hosts,
+    Options,
+    Out,
+    Rate,
+    Seed,
+    TaskName,
+    place_of,
+    run_folder,
+    task_options,
+)
 from gradwire.cli.console import console, mistakes, progress_bars
 from gradwire.lab.catalogue import make_task
 from gradwire.lab.link import Link
 from gradwire.lab.planning import MOST_STEPS, Planned, PlanSpec, candidates, plan
-from gradwire.lab.runner import Place, runner
+from gradwire.lab.runner import Runner, runner
 from gradwire.plan import Plan, from_file
 from gradwire.report import planning, simulation
 from gradwire.schedule.profile import Profile
@@ -50,8 +61,9 @@ def plan_(
             candidates=candidates(accepted) if accepted else [],
         )
         next(make_task(spec.task, spec.options).batches(0, place.ranks, seed))
-    home = out / f"{datetime.now():%Y%m%d-%H%M%S}-plan-{task}"
-    planned = _plan(spec, place, home)
+    with runner(place) as ranks:
+        home = run_folder(out, f"plan-{task}", ranks.leads)
+        planned = _plan(spec, ranks, home)
     if planned:
         paths = planning.write(home, f"A plan for {task}: {place}", planned)
         console().print(planning.why(planned).to_rich())
@@ -78,8 +90,9 @@ def simulate_(
         ]
         if chosen:
             measured.choices(chosen)
+    home = run_folder(out, "simulate")
     outcomes: list[Outcome] = []
-    with progress_bars() as progress:
+    with mistakes(), progress_bars() as progress:
         bar = progress.add_task("simulating", total=len(clusters), note="")
         for cluster in clusters:
             progress.update(bar, note=f"{cluster.ranks} ranks")
@@ -94,21 +107,19 @@ def simulate_(
     }
     title = f"{Path(job).stem}: {gpus_per_host} ranks a host" if gpus_per_host > 1 else Path(job).stem
     console().print(simulation.table(outcomes).to_rich())
-    print(*simulation.write(out / f"{datetime.now():%Y%m%d-%H%M%S}-simulate", title, outcomes, facts), sep="\n")
+    print(*simulation.write(home, title, outcomes, facts), sep="\n")
 
 
-def _plan(spec: PlanSpec, place: Place, home: Path) -> Planned | None:
+def _plan(spec: PlanSpec, ranks: Runner, home: Path) -> Planned | None:
     """What the ranks found; None where another process leads."""
     lines: list[dict[str, Any]] = []
-    with runner(place) as ranks, progress_bars() as progress:
+    with progress_bars() as progress:
         bar = progress.add_task("planning", total=MOST_STEPS, note="starting", visible=ranks.leads)
 
         def follow(line: dict[str, Any]) -> None:
             lines.append(line)
             progress.update(bar, completed=line.get("step", MOST_STEPS), note=line.get("doing", "done"))
 
-        if ranks.leads:
-            home.mkdir(parents=True)
         ranks.run(plan, spec, home / "steps.jsonl", follow)
     return Planned.from_line(lines[-1]) if ranks.leads else None
 

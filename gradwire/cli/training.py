@@ -1,11 +1,11 @@
 """The command line's trainings: configurations on one task, and suites of them."""
 
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress
 
+from gradwire.cli.arguments import run_folder
 from gradwire.cli.console import console, progress_bars
 from gradwire.lab.comparison import Comparison, circumstances
 from gradwire.lab.configuration import Configuration
@@ -18,30 +18,34 @@ from gradwire.report.scalars import Scalars
 
 def compare(comparison: Comparison, place: Place, out: Path) -> None:
     """Trains all configurations; writes and prints what came of it."""
-    _compare(comparison, place, out / f"{datetime.now():%Y%m%d-%H%M%S}-{comparison.task}")
+    with runner(place) as ranks:
+        _compare(comparison, place, ranks, run_folder(out, comparison.task, ranks.leads))
 
 
 def compare_suite(name: str, comparisons: list[Comparison], place: Place, out: Path) -> None:
     """Task after task, each with a folder in the suite's; what is known is written after each."""
-    folder = out / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     trained: list[training_suite.Trained] = []
     paths: list[Path] = []
-    for number, comparison in enumerate(comparisons, 1):
-        runs = _compare(comparison, place, folder / f"{number}-{comparison.task}")
-        if runs:
-            task = comparison.make_task()
-            trained.append(training_suite.Trained(comparison.task, str(getattr(task, "model", "")), task.metric, runs))
-            paths = training_suite.write(folder, name, trained, circumstances(place))
-    if trained:
-        console().print(training_suite.table(name, trained).to_rich())
-        print(*paths, sep="\n")
+    try:
+        with runner(place) as ranks:
+            folder = run_folder(out, name, ranks.leads)
+            for number, comparison in enumerate(comparisons, 1):
+                if runs := _compare(comparison, place, ranks, folder / f"{number}-{comparison.task}"):
+                    task = comparison.make_task()
+                    model = str(getattr(task, "model", ""))
+                    trained.append(training_suite.Trained(comparison.task, model, task.metric, runs))
+                    paths = training_suite.write(folder, name, trained, circumstances(place))
+    finally:
+        if trained:
+            console().print(training_suite.table(name, trained).to_rich())
+            print(*paths, sep="\n")
 
 
-def _compare(comparison: Comparison, place: Place, folder: Path) -> list[Run]:
+def _compare(comparison: Comparison, place: Place, ranks: Runner, folder: Path) -> list[Run]:
     """The runs, where this process leads; else none. Where one fails, those before it are written all the same."""
     runs: list[Run] = []
     try:
-        with runner(place) as ranks, progress_bars() as progress:
+        with progress_bars() as progress:
             for name, spec in comparison.specs():
                 run = _train(name, spec, ranks, folder, progress)
                 if ranks.leads:

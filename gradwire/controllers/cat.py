@@ -108,9 +108,9 @@ class CAT(Controller):
     numbers: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_factor < self.max_factor:
+        if not 1 <= self.min_factor < self.max_factor < inf:
             raise ValueError(
-                f"min_factor={self.min_factor}, max_factor={self.max_factor} do not ascend from 1; "
+                f"min_factor={self.min_factor}, max_factor={self.max_factor} do not ascend from 1 to a finite factor; "
                 "use e.g. CAT(min_factor=10, max_factor=1000)"
             )
         self._factors = Factors.between(self.min_factor, self.max_factor, "geometric", 0.0).factors

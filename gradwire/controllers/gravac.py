@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass, field
-from math import isnan, nan
+from math import inf, isnan, nan
 from statistics import fmean
 from time import perf_counter
 from typing import Any, ClassVar
@@ -68,9 +68,9 @@ class GraVAC(Controller):
     numbers: ClassVar[int] = len(Observed._fields)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_factor <= self.max_factor:
+        if not 1 <= self.min_factor <= self.max_factor < inf:
             raise ValueError(
-                f"min_factor={self.min_factor}, max_factor={self.max_factor} do not ascend from 1; "
+                f"min_factor={self.min_factor}, max_factor={self.max_factor} do not ascend from 1 to a finite factor; "
                 "use e.g. GraVAC(min_factor=10, max_factor=1000)"
             )
         if self.window < 4:

@@ -10,12 +10,11 @@ from gradwire.lab.bench import BenchSpec
 from gradwire.lab.catalogue import make_task
 from gradwire.lab.configuration import NOCOMM, check_plans, parse_all
 from gradwire.lab.join import joined
-from gradwire.lab.link import Link
+from gradwire.lab.link import LOOPBACK, link_of
 from gradwire.lab.models import MODELS
 from gradwire.lab.runner import Place
 from gradwire.lab.workloads import Published, Task
 
-LOOPBACK = "loopback"
 _TINY = "tiny-"
 _BYTES_PER_PARAMETER = 20  # weight, gradient, DDP's bucket, what is not sent yet, the mean
 
@@ -54,7 +53,7 @@ class Cell:
 
     def place(self, device: str) -> Place:
         """Where it runs. Raises ValueError for a link that is none, and where there is too little memory."""
-        place = Place(self.ranks, None if self.link == LOOPBACK else Link.parse(self.link), device)
+        place = Place(self.ranks, link_of(self.link), device)
         if device == "cpu" and not joined():
             _check_memory(self)
         return place

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from math import inf
 
 import torch
 
@@ -41,8 +42,8 @@ class Comparison:
             raise ValueError(f"{NOCOMM} measures step times and trains nothing: it is for `gradwire bench`")
         if self.steps < 1:
             raise ValueError(f"{self.steps} steps are no training: give 1 or more")
-        if self.lr is not None and self.lr <= 0:
-            raise ValueError(f"lr={self.lr} is no learning rate: it is positive")
+        if self.lr is not None and not 0 < self.lr < inf:
+            raise ValueError(f"lr={self.lr} is no learning rate: it is positive and finite")
         task = self.make_task()
         next(task.batches(0, self.ranks, self.seed))
         check_plans(self.configurations, lambda: task.build_model(self.seed))

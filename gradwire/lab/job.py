@@ -116,6 +116,7 @@ class Replica:
     def __init__(self, model: nn.Module, configuration: Configuration, peers: Peers, seed: int) -> None:
         self.module, self.peers, self.silent = model, peers, configuration.silent
         self.ddp = DistributedDataParallel(model.to(peers.device), bucket_cap_mb=configuration.bucket_mb)  # pyright: ignore[reportArgumentType]
+        self.ddp.broadcast_buffers = not self.silent  # BatchNorm's, before each step; torch 2.13 warns of the argument
         self.rate = Rate()
         self.controller = configuration.fresh_controller(self.rate)
         self.handle: Handle | None = configuration.attach(self.ddp, peers.transport, seed, self.controller)

@@ -7,6 +7,8 @@ from typing import Self
 _UNITS = {"gbit": 10**9, "mbit": 10**6, "kbit": 10**3}
 _RATE = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(_UNITS)})")
 _FASTEST_SHAPED = 10 * 10**9
+LOOPBACK = "loopback"
+"""What stands for no link in text."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +21,13 @@ class Link:
     def parse(cls, text: str) -> Self:
         """Read '500kbit', '100mbit', '2.5gbit' (powers of ten, as `tc` does).
 
-        Raises ValueError when `text` is not a positive number with one of the three units.
+        Raises ValueError when `text` is not a number with one of the three units, or less than the byte per second
+        that is the least a kernel can shape.
         """
         match = _RATE.fullmatch(text.strip().lower())
         bits_per_second = round(float(match[1]) * _UNITS[match[2]]) if match else 0
-        if not bits_per_second:
-            raise ValueError(f"{text!r} is not a link: write a rate in kbit, mbit or gbit, such as 100mbit")
+        if bits_per_second < 8:
+            raise ValueError(f"{text!r} is not a link: write a rate in kbit (from 0.008), mbit or gbit, such as 1mbit")
         return cls(bits_per_second)
 
     def __str__(self) -> str:
@@ -50,3 +53,8 @@ class Link:
     def queue_bytes(self) -> int:
         """What may wait for tokens before packets are dropped: 50 ms of traffic, at least 256 KiB."""
         return max(self.bytes_per_second // 20, 256 * 1024)
+
+
+def link_of(text: str) -> Link | None:
+    """What `text` says: a link, or None for loopback. Raises ValueError for neither."""
+    return None if text == LOOPBACK else Link.parse(text)

@@ -34,8 +34,8 @@ _NCCL_OVER_THE_LINK = {
 class Place:
     """Where ranks run: `ranks` of them on loopback, or, with a link, each on an emulated host of its own.
 
-    Raises ValueError for more ranks than GPUs and, where this process is a rank already, for a link or
-    another number of ranks.
+    Raises ValueError for more ranks than GPUs, with a link for more than a network has addresses and, where this
+    process is a rank already, for a link or another number of ranks.
     """
 
     ranks: int
@@ -47,6 +47,8 @@ class Place:
             raise ValueError(f"{self.ranks} hosts cannot run anything: give 1 or more")
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"device is cpu or cuda, not {self.device!r}")
+        if self.link:
+            Network(self.ranks, self.link)  # refuses too many hosts; nothing is built before it is entered
         if joined() and self.link:
             raise ValueError("a link can only be emulated for ranks that gradwire starts: start it by itself")
         if joined() and self.ranks != int(os.environ["WORLD_SIZE"]):

@@ -40,9 +40,10 @@ class Cuts:
 
     def of(self, row: Row) -> Row:
         """The row, cut. A model without so few layers keeps as few as it can, one without so many all of them."""
-        values = {name: getattr(self, name) for name in ("ranks", "link", "batch", "size") if getattr(self, name)}
+        given = {name: getattr(self, name) for name in ("ranks", "link", "batch", "size")}
+        values = {name: value for name, value in given.items() if value is not None}
         stages = MODELS[row.cell.model].stages
-        if self.layers and self.layers < sum(stages):
+        if self.layers is not None and self.layers < sum(stages):
             values["layers"] = max(self.layers, len(stages))
         return replace(row, cell=replace(row.cell, **values))
 

@@ -18,7 +18,6 @@ from gradwire.lab.job import Log, Peers, Replica, Spec, run_rank
 from gradwire.lab.results import Record
 from gradwire.lab.workloads import Task, TextTask
 
-EVALUATIONS = 25
 RECORDS = 50
 WARM_UP_STEPS = 20
 
@@ -62,11 +61,10 @@ def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-            if _due(number, spec.steps, RECORDS):
+            if _due(number, spec.steps):
                 record = meter.record(number, spec.steps)
                 if peers.rank == 0:
-                    due = _due(number, spec.steps, EVALUATIONS)
-                    held_out = task.evaluate(replica.module) if due else None
+                    held_out = task.evaluate(replica.module) if _due(number, spec.steps, every=2) else None
                     log(replace(record, held_out=held_out).to_line())
                 dist.barrier()
 
@@ -76,9 +74,9 @@ def _share_of_rate(done: int, drops: list[int]) -> float:
     return min(1, (done + 1) / WARM_UP_STEPS) * 0.1 ** sum(done >= drop for drop in drops)
 
 
-def _due(number: int, steps: int, times: int) -> bool:
-    """Whether step `number` of `steps` is one of about `times`, the last among them."""
-    return number == steps or number % max(1, steps // times) == 0
+def _due(number: int, steps: int, every: int = 1) -> bool:
+    """Whether step `number` of `steps` has one of about 50 records, or `every` so many-th of them; the last has."""
+    return number == steps or number % (every * max(1, steps // RECORDS)) == 0
 
 
 class _Meter:

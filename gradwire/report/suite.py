@@ -43,12 +43,13 @@ class Result:
 
 
 def results(rows: Sequence[Row], timings: Sequence[Timing], effort: Effort) -> list[Result]:
-    """Of the rows of one cell, from the timings of its configurations and of `nocomm`."""
+    """Of those rows of one cell that were timed, from the timings of its configurations and of `nocomm`."""
     of = {timing.configuration: timing for timing in timings}
     alone = of[NOCOMM].step_ms.median
     return [
         Result(row, of[row.configuration], alone, row.cell.parameters(), row.cell.command(row.configuration, effort))
         for row in rows
+        if row.configuration in of
     ]
 
 

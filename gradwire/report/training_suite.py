@@ -12,7 +12,7 @@ from gradwire.report.files import write_json, write_text
 from gradwire.report.tables import Table, diverged, figure, times
 
 _NOTE = """Seconds to dense: of training until the held-out metric was first within 0.5 points of accuracy, or 1 % of
-loss, of what the dense run ended with, as seen at some ten evaluations in a run. Fewer elements: of what adapts, by the
+loss, of what the dense run ended with, as seen at some 25 evaluations in a run. Fewer elements: of what adapts, by the
 last decision. Fewer bytes: than plain DDP. Bytes are the mean over the ranks; for plain DDP they are those of its ring
 all-reduce."""
 _WITHIN_ACCURACY, _WITHIN_LOSS = 0.005, 0.01

@@ -65,6 +65,8 @@ class Profile:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
+        if not self.candidates:
+            raise ValueError("the profile has no candidates, so there is nothing to choose from; measure one or more")
         if self.ranks % self.gpus_per_host:
             raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
         names = {candidate.way.communicator.name for candidate in self.candidates}
@@ -194,7 +196,7 @@ class Profile:
                 local=_costs(data["local"]),
                 device=str(data["device"]),
             )
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"this is no profile that Profile.to_json() wrote: {error}") from error
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -38,6 +39,8 @@ class Cluster:
             raise ValueError(f"{self.ranks} ranks on hosts of {self.gpus_per_host} GPUs exchange nothing; give 2 ranks")
         if self.ranks > self.gpus_per_host and self.ranks % self.gpus_per_host:
             raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
+        if not 0 <= self.latency_s < inf:
+            raise ValueError(f"a message cannot take {1e6 * self.latency_s:g} µs beside its bytes; give 0 or more")
 
     @property
     def hosts(self) -> int:
