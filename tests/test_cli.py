@@ -323,6 +323,6 @@ def test_ranks_that_torchrun_started_run_suites(tmp_path: Path, command: str) ->
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(REPOSITORY)}
     script = [str(tmp_path / "suite.py"), str(tmp_path / "runs")]
-    subprocess.run([*torchrun, *script], env=environment, stdout=subprocess.DEVNULL, check=True, timeout=120)
+    subprocess.run([*torchrun, *script], env=environment, stdout=subprocess.DEVNULL, check=True, timeout=300)
     (run,) = (tmp_path / "runs").iterdir()
     assert len(json.loads((run / "suite.json").read_text())["rows"]) == 2

@@ -237,7 +237,7 @@ def _tell_cell(cell: Cell, place: Place, effort: Effort, json_file: Path | None,
     timings = summarize(samples)
     turns = f"{effort.repeats} x {effort.steps} steps"
     heading = f"{cell.title}, {place}: {turns}; ms per step, where wires that overlap add up"
-    console().print(heading, highlight=False)
+    console().print(heading, highlight=False, markup=False)
     console().print(tables.timings(timings).to_rich())
     if json_file:
         facts = {"model": cell.title, "parameters": cell.parameters(), **asdict(effort)} | circumstances(place)

@@ -31,21 +31,22 @@ def mistakes() -> Iterator[None]:
         raise Mistake(str(error)) from error
 
 
-def console() -> Console:
+def console(stderr: bool = False) -> Console:
     """As wide as the terminal; in files wide enough for the tables."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES)
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, width=None if terminal else _WIDTH_IN_FILES)
 
 
 def progress_bars() -> Progress:
     """Bars on standard error, each with a note."""
     return Progress(
-        TextColumn("{task.description:<24}"),
+        TextColumn("{task.description:<24}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console(stderr=True),
         speed_estimate_period=3600,  # of turns that take minutes too
     )
