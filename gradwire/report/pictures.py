@@ -108,6 +108,8 @@ def _draw(panel: Axes, run: Run, metric: str, index: int, x: Callable[[Record], 
 
 def _logarithmic(panel: Axes) -> None:
     panel.set_xscale("log")
-    panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+    first, last = panel.get_xlim()
+    wide = last / first > 300  # labels at 1, 2 and 5 would lie on each other
+    panel.xaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5), numticks=12))
     panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panel.xaxis.set_minor_locator(NullLocator())
