@@ -177,11 +177,16 @@ class Training:
         return time.perf_counter() - start
 
 
+def best_of(row: dict[str, Any]) -> str:
+    """The fixed configuration that was fastest in the finals."""
+    return min((row["best"], row["dense"]), key=row["finals"]["ms"].__getitem__)
+
+
 def line(row: dict[str, Any]) -> str:
-    ms = row["finals"]["ms"]
+    ms, best = row["finals"]["ms"], best_of(row)
     return (
         f"{row['link']} x{row['ranks']} {row['model']}: auto {ms['auto']:.0f} ms (predicted "
-        f"{row['predicted']['auto']:.0f}), best fixed {ms[row['best']]:.0f} ms ({row['best']}), best dense "
+        f"{row['predicted']['auto']:.0f}), best fixed {ms[best]:.0f} ms ({best}), best dense "
         f"{ms[row['dense']]:.0f} ms ({row['dense']}); {row['said'][-1]}"
     )
 
@@ -196,7 +201,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         ms, expected, modelled = row["finals"]["ms"], row["predicted"]["auto"], row["modelled"]
         auto, dense = ms["auto"], ms[row["dense"]]
-        name = min((row["best"], row["dense"]), key=ms.__getitem__)
+        name = best_of(row)
         best = ms[name]
         numbers = auto / best, auto / dense, expected / auto, modelled / auto
         for own, number in zip(shares.values(), numbers, strict=True):

@@ -166,14 +166,15 @@ class Auto(Controller):
         first = search(self.measured.problem(), self.regime, EPS)
         plans = self._agreed(step, shortlist(self.measured, first, self.regime, WORTH_TRYING))
         seconds, best = yield from _tournament(plans)
-        rivals = self._learn(step, plans, seconds, best)
+        profile, found = self._learn(plans, seconds, best)
+        rivals = self._agreed(step, shortlist(profile, found, self.regime, STILL_CLOSE))
         if new := [plan for plan in rivals if plan not in plans][:MOST_LEARNT]:
             again, winner = yield from _tournament([plans[best], *new])
             others = [i for i in range(len(plans)) if i != best]
             slower = median(again[0]) / median(seconds[best])  # than when the others ran
             seconds = [*again, *([slower * second for second in seconds[i]] for i in others)]
             plans, best = [plans[best], *new, *(plans[i] for i in others)], winner
-            self._learn(step, plans, seconds, best)
+            self._learn(plans, seconds, best)
         if dense and WORTH_TRYING * median(seconds[best]) > self.dense_s:
             self._say(step, "no plan is much faster than dense steps were: the best and dense in turns")
             seconds[best], theirs = yield from _duel(step, plans[best], dense)
@@ -185,12 +186,12 @@ class Auto(Controller):
         self._tell(step, first, plans[best], seconds, best)
         yield plans[best]
 
-    def _learn(self, step: Step, plans: list[Plan], seconds: list[list[float]], best: int) -> list[Plan]:
-        """What tried plans teach, and the plans that now seem worth trying."""
+    def _learn(self, plans: list[Plan], seconds: list[list[float]], best: int) -> tuple[Profile, Found]:
+        """What tried plans teach: the profile, and what the search finds with it."""
         assert self.measured
         self.profile = learnt(self.measured, self.regime, plans, seconds, best)
         self.found = search(self.profile.problem(), self.regime, EPS)
-        return self._agreed(step, shortlist(self.profile, self.found, self.regime, STILL_CLOSE))
+        return self.profile, self.found
 
     def _measured(self, step: Step, times: "Times") -> Profile:
         """The profile of this job: every candidate on its own network, the slowest rank's seconds."""
