@@ -11,8 +11,8 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.controllers import cat
-from gradwire.controllers.cat import Costs, energy_at, fit, rates
-from gradwire.controllers.gain import LEAST_ENERGY
+from gradwire.controllers.cat import Costs, fit, rates, share_at
+from gradwire.controllers.gain import LEAST_ENERGY, Reading
 
 SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
 ALPHA_S, BETA_S = 1.0, 1 / 64
@@ -53,20 +53,20 @@ def run(running: Job, numbers: range, beta_s: float = BETA_S) -> list[list[Tenso
 def test_the_choice_is_that_of_brute_force(shares, alpha, beta):
     factors, energies = (10, 20, 40, 80), [1 / (1 + sum(shares[: i + 1])) for i in range(4)]
     known = {1.0: 1.0} | dict(zip(factors, energies, strict=True))
-    promised = rates(factors, known, Costs(alpha, beta, 1e6), "energy")
+    promised = rates(factors, known, Costs(alpha, beta, 1e6), Reading("energy"))
     for rate, factor, energy in zip(promised, factors, energies, strict=True):
         assert rate == pytest.approx(energy / (alpha + beta * 1e6 / factor))
 
 
 def test_what_holds_too_little_is_not_chosen():
     known = {1.0: 1.0, 10.0: 0.01, 1000.0: LEAST_ENERGY / 2}
-    assert rates((10, 1000), known, Costs(0, 1, 1e6), "energy") == pytest.approx([0.01 / 1e5, 0])
+    assert rates((10, 1000), known, Costs(0, 1, 1e6), Reading("energy")) == pytest.approx([0.01 / 1e5, 0])
 
 
 def test_gains_between_levels_follow_a_power_law():
     known = {1.0: 1.0, 10.0: 0.5, 1000.0: 0.005}
-    assert [energy_at(factor, known) for factor in (1, 10, 100, 1000)] == pytest.approx([1, 0.5, 0.05, 0.005])
-    assert energy_at(10000, known) == pytest.approx(0.0005)
+    assert [share_at(factor, known) for factor in (1, 10, 100, 1000)] == pytest.approx([1, 0.5, 0.05, 0.005])
+    assert share_at(10000, known) == pytest.approx(0.0005)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def assert_best(controller: gw.CAT, step: int, beta_s: float) -> None:
     _, known = controller._model(step, 0.0)
 
     def rate(factor: float) -> float:
-        return energy_at(factor, known) / (ALPHA_S + beta_s * 4200 / factor)
+        return share_at(factor, known) / (ALPHA_S + beta_s * 4200 / factor)
 
     assert rate(controller.factor) >= max(map(rate, controller._factors)) / (1 + 2 * cat.TOLERANCE)
 

@@ -12,12 +12,13 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.controllers import gravac
-from gradwire.controllers.factors import Factors
-from gradwire.controllers.gain import LEAST_ENERGY, Gain, energy_of, gain_of
+from gradwire.controllers.factors import Factors, spaced
+from gradwire.controllers.gain import LEAST_ENERGY, Gain, Reading, delay_of, share_of
 from gradwire.controllers.guard import Guard
 
 SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
 READINGS: list[Gain] = ["delay", "energy", "norm"]
+ENERGY = Reading("energy")
 
 
 @pytest.fixture(autouse=True)
@@ -55,61 +56,86 @@ def run(running: Job, numbers: range, scale: float = 1.0) -> list[list[Tensor]]:
     ],
 )
 def test_the_papers_factors(arguments, expected):
-    assert list(Factors.between(*arguments, tolerance=0.01).factors) == expected
+    assert list(spaced(*arguments)) == expected
 
 
-def judged(throughputs: list[float], gains: list[float], least: float = 0.5) -> tuple[Factors, str]:
-    factors = Factors.between(10, 1000, "exponential", tolerance=0.01)
-    for before, gain, throughput in zip([gains[0], *gains], gains, throughputs, strict=False):
-        text = factors.judge((before, gain), throughput, least)
+def candidates(least_gain: float = 0.0, reading: Reading = ENERGY) -> Factors:
+    return Factors(spaced(10, 1000, "exponential"), 0.01, reading, least_gain)
+
+
+def judged(factors: Factors, throughputs: list[float], shares: list[float]) -> str:
+    for share, throughput in zip(shares, throughputs, strict=False):
+        text = factors.judge(share, factors.reading.of(share) / throughput)
         if factors.frozen:
-            return factors, text
+            return text
     raise AssertionError("it goes on")
 
 
 @pytest.mark.parametrize(
-    ("throughputs", "gains", "stays_at", "why"),
+    ("throughputs", "shares", "stays_at", "why"),
     [
-        ([1, 2, 3, 4, 5], [1, 0.98, 0.9, 0.8, 0.7], 1000, "all were tried"),
-        ([1, 2, 2.01], [1, 0.9, 0.8], 20, "saturated"),
-        ([1, 2, 1.4], [1, 0.9, 0.8], 20, "past the peak"),
-        ([1, 2, 99], [1, 0.9, 0.4], 20, "gain at 40x is too small"),
-        ([9], [0.1], 10, "gain at 10x is too small"),
-        ([1, 2, 1.7, 2.2, 2.19], [1, 0.9, 0.8, 0.7, 0.6], 160, "saturated"),
+        ([1, 2, 3, 4, 5], [0.9, 0.8, 0.6, 0.2, 0.03], 1000, "all were tried"),
+        ([1, 2, 2.01], [0.9, 0.8, 0.6], 20, "saturated"),
+        ([1, 2, 1.4], [0.9, 0.8, 0.6], 20, "past the peak"),
+        ([1, 2, 99], [0.9, 0.8, 0.01], 20, "gain at 40x is too small"),
+        ([9], [0.01], 10, "gain at 10x is too small"),
+        ([1, 2, 3], [0.6, 0.4, 0.05], 40, "160x would gain too little"),
+        ([1, 2, 1.7, 2.2, 2.19], [0.99, 0.9, 0.8, 0.5, 0.13], 160, "saturated"),
     ],
 )
-def test_where_the_search_ends(throughputs, gains, stays_at, why):
-    factors, text = judged(throughputs, gains)
+def test_where_the_search_ends(throughputs, shares, stays_at, why):
+    factors = candidates(least_gain=0.025)
+    text = judged(factors, throughputs, shares)
     assert factors.factor == stays_at
     assert why in text
 
 
-def test_the_smaller_factor_follows_where_nothing_is_lost():
-    factors = Factors.between(10, 1000, "exponential", tolerance=0.01)
-    factors.judge((0.9, 0.9), 1, 0.5)
-    factors.judge((0.9, 0.895), 2, 0.5)
-    assert (factors.smaller, factors.factor) == (20, 40)
-    factors.judge((0.895, 0.6), 3, 0.5)
-    assert (factors.smaller, factors.factor) == (20, 160)
+def test_a_window_is_too_short_to_show_that_more_gets_through_than_in_proportion():
+    """40 of its delays at 10x wait at 40x, whatever a residual that is not yet full makes it look like."""
+    factors = candidates(reading=Reading("delay", horizon=100))
+    judged_in_turn = [factors.judge(share_of(delay), 1 / delay) for delay in (2, 3, 16)]
+    assert judged_in_turn[-1].startswith("scale up")
+    assert [delay_of(share) for share in factors.shares[:3]] == pytest.approx([2, 4, 16])
 
 
-@pytest.mark.parametrize(("gain", "stays_at"), [(0.9, 160), (0.8, 160), (0.6, 40), (0.3, 40)])
-def test_a_gain_that_falls_once_residuals_are_full_steps_back(gain: float, stays_at: float):
-    factors = Factors.between(10, 1000, "exponential", tolerance=0.01)
-    factors.throughputs, factors.seconds = [1.0, 1.5, 2.0, 2.5, 2.4], [0.9, 0.6, 0.4, 0.32, 0.3]
+@pytest.mark.parametrize(("share", "stays_at"), [(0.2, 160), (0.18, 160), (0.14, 40), (0.04, 40)])
+def test_a_gain_that_falls_once_residuals_are_full_steps_back(share: float, stays_at: float):
+    factors = candidates(least_gain=0.05)
+    factors.shares, factors.seconds = [0.9, 0.8, 0.6, 0.2, 0.03], [0.9, 0.6, 0.35, 0.1, 0.1]
     factors.index, factors.frozen = 3, True
-    assert factors.reconsider(gain) == (stays_at < 160)
+    assert factors.reconsider(share) == (stays_at < 160)
     assert factors.factor == stays_at
+
+
+def test_a_gain_that_becomes_too_small_steps_back_though_nothing_is_faster():
+    factors = candidates(least_gain=0.1)
+    factors.shares, factors.seconds = [0.9, 0.8, 0.6, 0.2, nan], [9.0, 7.0, 7.0, 0.01, nan]
+    factors.index, factors.frozen = 3, True
+    assert factors.reconsider(0.09)
+    assert factors.factor == 20
+
+
+def test_where_steps_take_longer_it_goes_up_and_what_smaller_factors_showed_stays_known():
+    factors = candidates()
+    judged(factors, [1, 2, 3, 2], [0.9, 0.8, 0.6, 0.2])
+    assert factors.factor == 40
+    factors.explore_larger(2.0)
+    assert (factors.factor, factors.frozen) == (40, False)
+    assert factors.throughputs[:2] == pytest.approx([0.5, 1.0])
+    assert all(isnan(t) for t in factors.throughputs[2:])
+    text = judged(factors, [0.7], [0.6])
+    assert (text, factors.factor) == ("past the peak: stay at 20x", 20)
 
 
 @pytest.mark.parametrize("reading", READINGS)
 def test_readings_of_the_gain_are_one_measurement(reading: Gain):
     shares = [0.0, 0.01, 0.05, 0.5, 1.0]
-    gains = [gain_of(share, reading) for share in shares]
+    read = gw.GraVAC(gain=reading)._reading
+    gains = [read.of(share) for share in shares]
     assert all(a < b for a, b in pairwise(gains))
     assert (gains[0], gains[-1]) == (0, 1)
-    assert [energy_of(gain, reading) for gain in gains] == pytest.approx(shares)
-    assert energy_of(gw.GraVAC(gain=reading)._least, reading) == pytest.approx(LEAST_ENERGY)
+    assert [read.share(gain) for gain in gains] == pytest.approx(shares)
+    assert read.share(read.least) == pytest.approx(1 / (1 + 300 * 8 / 7) if reading == "delay" else LEAST_ENERGY)
 
 
 def test_it_finds_the_factor_of_the_greatest_gain_per_second(clock):
@@ -139,13 +165,13 @@ def test_what_was_sent_is_what_is_reported():
 
 
 def test_a_factor_whose_gain_is_too_small_is_sent_for_a_step_at_most(clock):
-    running = controlled(gain="energy", min_gain=0.45)
+    running = controlled(gain="energy", min_gain=0.53)
     for number in range(40):
         clock.step_s = factor(running) ** -2
         run(running, range(number, number + 1))
-    assert factor(running) < 16
+    assert factor(running) == 4
     assert "too small" in "".join(d.decision for d in running.controllers[0].decisions)
-    assert all(not d.factor or d.factor < 17 for d in running.controllers[0].decisions)
+    assert all(not d.factor or d.factor < 6 for d in running.controllers[0].decisions)
     running.close()
 
 

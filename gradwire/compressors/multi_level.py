@@ -1,37 +1,43 @@
 """Two nested levels of one sparsifier, of which each step sends the one that holds enough."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from gradwire.collective import Gather, Sum
 from gradwire.compressors.base import Codec, Reduction, Rounds, State
+from gradwire.compressors.magnitudes import total
 from gradwire.compressors.select import top_k
 from gradwire.compressors.sparse import RandomK, Sparse, TopK
 
 DENSE, FIRST, SECOND = range(3)
 TAIL = 4
-"""Numbers behind each payload: the square norms of everything and of both levels, and the flag."""
+"""Numbers behind each payload: the norms of everything and of both levels, and the flag."""
+
+Measure = Literal["energy", "magnitude"]
+"""The norm in which levels are compared: the sum of squares, or of absolute values."""
 
 
 @dataclass(frozen=True)
 class MultiLevel(Rounds):
     """Selects with `codec`, selects further from what that selected, and sends the second level where it holds at
-    least `min_energy` of the square norm of gradient and residual, else the first where that does, else everything
+    least `min_share` of gradient and residual by `measure`, the sum of their squares ("energy") or of their absolute
+    values ("magnitude"), else the first where that does, else everything
     (multi-level compression: Tyagi and Swany, GraVAC, IEEE CLOUD 2023, https://arxiv.org/abs/2305.12201).
 
     The second level has `further` times fewer elements, the largest of the first's: for `TopK` exactly those that
     it would have selected alone. `RandomK`'s elements are not nested; both levels are drawn from the whole.
 
-    A step's square norms travel behind its payload, 12 bytes, and their sums over the ranks choose the next step's
+    A step's norms travel behind its payload, 12 bytes, and their sums over the ranks choose the next step's
     level, alike on all ranks: no message, and nothing waits for them. The first step sends everything.
     """
 
     codec: Codec = field(default=TopK(0.1))
     further: float = 10.0
-    min_energy: float = 0.02
+    min_share: float = 0.02
+    measure: Measure = "energy"
     rounds: ClassVar[int] = 1
     sparse: ClassVar[bool] = True
 
@@ -43,8 +49,10 @@ class MultiLevel(Rounds):
             )
         if not self.further >= 1:
             raise ValueError(f"further={self.further} sends more at the second level; use 1 or more, e.g. further=10")
-        if not 0 <= self.min_energy <= 1:
-            raise ValueError(f"min_energy={self.min_energy} is no share; it lies in [0, 1], e.g. min_energy=0.02")
+        if not 0 <= self.min_share <= 1:
+            raise ValueError(f"min_share={self.min_share} is no share; it lies in [0, 1], e.g. min_share=0.02")
+        if self.measure not in get_args(Measure):
+            raise ValueError(f"measure={self.measure!r} is none; use one of {', '.join(get_args(Measure))}")
 
     @property
     def flat_state(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -87,7 +95,7 @@ class MultiLevel(Rounds):
     def level(self, state: State) -> int:
         """What this step sends, DENSE, FIRST or SECOND: by the norms of the step before, NaN where there was none."""
         whole, first, second = state.slots[0]["norms"].tolist()
-        least = self.min_energy * whole
+        least = self.min_share * whole
         return SECOND if second >= least else FIRST if first >= least else DENSE
 
     def encode(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
@@ -101,18 +109,21 @@ class MultiLevel(Rounds):
             self.encode_second(x, first, second, state)
         levels = [_values(self.codec, first, n), _values(self.second, second, n)]
         norms, elements = self.observed(state)
-        torch.stack([torch.dot(values, values) for values in (x, *levels)], out=norms)
+        torch.stack([self._norm(values, state) for values in (x, *levels)], out=norms)
         torch.stack([values.count_nonzero() for values in levels], out=elements[1:])
         elements[0] = n
         return first, second
 
     def observed(self, state: State) -> Tensor:
-        """Of this rank and step, (2, 3): the square norms of x, first and second level, and their element counts."""
+        """Of this rank and step, (2, 3): the norms of x, first and second level, and their element counts."""
         return state.kept.tensor("observed", (2, 3))
 
     def sent(self, state: State) -> Tensor:
-        """Of this rank and step, (2,): the square norm of what is sent, and its elements."""
+        """Of this rank and step, (2,): the norm of what is sent, and its elements."""
         return self.observed(state)[:, self.level(state)]
+
+    def _norm(self, values: Tensor, state: State) -> Tensor:
+        return torch.dot(values, values) if self.measure == "energy" else total(values, state.scratch)
 
     def commit(self, x: Tensor, state: State) -> None:
         level = self.level(state)

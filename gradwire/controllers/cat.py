@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gradwire.compressors import MultiLevel
 from gradwire.controllers.base import Controller, Decision, Step
-from gradwire.controllers.factors import Factors
-from gradwire.controllers.gain import LEAST_ENERGY, Gain, gain_of
+from gradwire.controllers.factors import spaced
+from gradwire.controllers.gain import Gain, Reading
 from gradwire.controllers.levels import check_levels, with_levels
 from gradwire.plan import Plan
 
@@ -23,9 +23,9 @@ SMOOTHING, TOLERANCE = 0.1, 0.05
 TIME_DRIFT, DRIFT_STEPS = 1.3, 5
 
 
-def energy_at(factor: float, known: Mapping[float, float]) -> float:
-    """The share of energy at `factor` by the shares `known` at two factors or more, among them 1 at factor 1: a power
-    law between neighbours, beyond the last as before it."""
+def share_at(factor: float, known: Mapping[float, float]) -> float:
+    """The share that is sent at `factor` by the shares `known` at two factors or more, among them 1 at factor 1: a
+    power law between neighbours, beyond the last as before it."""
     points = sorted(known.items())
     at = min(max(1, bisect_left(points, (factor,))), len(points) - 1)
     (left, above), (right, below) = points[at - 1 : at + 1]
@@ -58,23 +58,22 @@ def fit(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return line.intercept, line.slope
 
 
-def rates(factors: Sequence[float], known: Mapping[float, float], costs: Costs, gain: Gain) -> list[float]:
-    """Gain per second of each factor by the shares of energy `known`; 0 where it holds too little of it."""
+def rates(factors: Sequence[float], known: Mapping[float, float], costs: Costs, reading: Reading) -> list[float]:
+    """Gain per second of each factor by the shares `known`; 0 where it is too small."""
 
     def rate(factor: float) -> float:
-        energy = energy_at(factor, known)
-        held = factor == factors[0] or energy >= LEAST_ENERGY
-        return gain_of(energy, gain) / costs.seconds(factor) if held else 0.0
+        gain = reading.of(share_at(factor, known))
+        return gain / costs.seconds(factor) if factor == factors[0] or gain >= reading.least else 0.0
 
     return [rate(factor) for factor in factors]
 
 
 @dataclass
 class Seen:
-    """What steps with one factor have shown, NaN before: the share of energy, seconds, bytes sent per rank; and the
+    """What steps with one factor have shown, NaN before: the share that is sent, seconds, bytes sent per rank; and the
     last step with it."""
 
-    energy: float = nan
+    share: float = nan
     seconds: float = nan
     wire_bytes: float = nan
     step: float = -inf
@@ -95,11 +94,11 @@ class CAT(Controller):
     """Each step sends the factor, of `min_factor`, twice, four times that up to `max_factor`, of which the gain per
     second is greatest (like CAT's choice per step: Khirirat et al., 2020, https://arxiv.org/abs/2003.06377).
 
-    The gain of each factor follows from the energies of the two levels that steps select (`gain` says how it is read,
+    The gain of each factor follows from the norms of the two levels that steps select (`gain` says how it is read,
     see `Gain`), its seconds from alpha + beta * bytes, fitted to the steps so far. Both ends of the range are tried at
     first, every 300 steps, and where 5 steps in a row take 1.3 times as long as those before. A change costs a copy of
-    the memories: a factor stays for 4 steps, and until another promises 5 % more. Factors that hold too little of the
-    energy are never chosen.
+    the memories: a factor stays for 4 steps, and until another promises 5 % more. Factors whose gain is too
+    small are never chosen.
     """
 
     min_factor: float = 10
@@ -113,7 +112,8 @@ class CAT(Controller):
                 f"min_factor={self.min_factor}, max_factor={self.max_factor} do not ascend from 1 to a finite factor; "
                 "use e.g. CAT(min_factor=10, max_factor=1000)"
             )
-        self._factors = Factors.between(self.min_factor, self.max_factor, "geometric", 0.0).factors
+        self._reading = Reading(self.gain)
+        self._factors = spaced(self.min_factor, self.max_factor, "geometric")
         self._seen = [Seen() for _ in self._factors]
         self._origin, self._index, self._stayed, self._slow, self._sent = Plan(()), 0, 0, 0, 0.0
         self._marked_s: float | None = None
@@ -131,7 +131,7 @@ class CAT(Controller):
         return self._plan()
 
     def observe(self, step: Step, numbers: Tensor) -> None:
-        """Square norms of all and of both levels; seconds since the step before; bytes, and bytes at factor 1."""
+        """Norms of all and of both levels; seconds since the step before; bytes, and bytes at factor 1."""
         compressors = {group.slots[0]: group.compressor for group in step.plan.groups}
         for state in step.states:
             compressor, n = compressors[state.layout.slots[0].name], state.layout.numel
@@ -153,13 +153,13 @@ class CAT(Controller):
         if seconds > 0 and self._stayed > 2:  # the first are those of the factor before, of its new plan and norms
             self._time(step.number, seconds / step.ranks, timed / step.ranks)
         seen = self._seen[self._index]
-        self._seen[0].energy, seen.energy = max(first / whole, 1e-9), max(second / whole, 1e-9)
+        self._seen[0].share, seen.share = max(first / whole, 1e-9), max(second / whole, 1e-9)
         if self._stayed < SETTLE_STEPS or isnan(seen.seconds):
             return None
         index, text = self._next(step.number, dense_bytes / step.ranks)
         if index == self._index:
             return None
-        gain = gain_of(seen.energy, self.gain)
+        gain = self._reading.of(seen.share)
         self._index, self._stayed = index, 0
         text = f"{text} {self.factor:g}x"
         self.decisions.append(Decision(step.number + 1, text, dense_bytes / sent, gain, gain / seen.seconds))
@@ -192,17 +192,17 @@ class CAT(Controller):
             if step - self._seen[end].step > REVISIT_STEPS:
                 return end, "measure"
         costs, known = self._model(step, dense_bytes)
-        promised = rates(self._factors, known, costs, self.gain)
+        promised = rates(self._factors, known, costs, self._reading)
         best = max(range(len(promised)), key=promised.__getitem__)
         stays = promised[best] <= (1 + TOLERANCE) * promised[self._index]
         return self._index if stays else best, "most gain per second:"
 
     def _model(self, step: int, dense_bytes: float) -> tuple[Costs, dict[float, float]]:
-        """Costs and known shares of energy, from what is not older than the ends of the range may be."""
+        """Costs and known shares, from what is not older than the ends of the range may be."""
         pairs = zip(self._factors, self._seen, strict=True)
         recent = [(factor, seen) for factor, seen in pairs if step - seen.step <= REVISIT_STEPS]
         alpha, beta = fit([(seen.wire_bytes, seen.seconds) for _, seen in recent])
-        return Costs(alpha, beta, dense_bytes), {1.0: 1.0} | {factor: seen.energy for factor, seen in recent}
+        return Costs(alpha, beta, dense_bytes), {1.0: 1.0} | {factor: seen.share for factor, seen in recent}
 
     def _plan(self) -> Plan:
-        return with_levels(self._origin, self.min_factor, self.factor, LEAST_ENERGY)
+        return with_levels(self._origin, self.min_factor, self.factor, self._reading, self._reading.least)

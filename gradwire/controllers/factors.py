@@ -2,36 +2,40 @@
 
 from dataclasses import dataclass, field
 from math import isnan, nan
-from typing import Literal, Self
+from typing import Literal
+
+from gradwire.controllers.gain import Reading, delay_of, share_of
 
 Scaling = Literal["exponential", "geometric"]
 PAST_PEAK = 0.75
 
 
+def spaced(smallest: float, largest: float, scaling: Scaling) -> tuple[float, ...]:
+    """From the smallest, times 2, 4, 16, 256 of it or times 2 of the one before, to the largest."""
+    factors = [smallest]
+    while factors[-1] < largest:
+        exponent = 2 ** (len(factors) - 1) if scaling == "exponential" else len(factors)
+        factors.append(min(largest, smallest * 2.0**exponent))
+    return tuple(factors)
+
+
 @dataclass
 class Factors:
-    """Goes up through `factors`, from `index` on, until one is found; then it is `frozen`. `smaller` is what a step
-    falls back to. `throughputs`, and `seconds` a step, are NaN where nothing was tried."""
+    """Goes up through `factors`, from `index` on, until one is found; then it is `frozen`. `shares` of gradient and
+    residual that are sent, and `seconds` a step, are NaN where nothing was tried. Gains below `least_gain` are too
+    small."""
 
     factors: tuple[float, ...]
     tolerance: float
+    reading: Reading
+    least_gain: float
     index: int = 0
-    least: int = 0
     frozen: bool = False
-    throughputs: list[float] = field(init=False)
+    shares: list[float] = field(init=False)
     seconds: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.explore(0)
-
-    @classmethod
-    def between(cls, smallest: float, largest: float, scaling: Scaling, tolerance: float) -> Self:
-        """From the smallest, times 2, 4, 16, 256 of it or times 2 of the one before, to the largest."""
-        factors = [smallest]
-        while factors[-1] < largest:
-            exponent = 2 ** (len(factors) - 1) if scaling == "exponential" else len(factors)
-            factors.append(min(largest, smallest * 2.0**exponent))
-        return cls(tuple(factors), tolerance)
+        self.explore()
 
     @property
     def factor(self) -> float:
@@ -39,27 +43,40 @@ class Factors:
 
     @property
     def smaller(self) -> float:
-        return self.factors[min(self.least, self.index)]
+        """What a step falls back to."""
+        return self.factors[max(0, self.index - 1)]
 
-    def explore(self, index: int) -> None:
-        """Begins anew at `index`."""
-        self.index, self.least, self.frozen = index, 0, False
-        self.throughputs = [nan] * len(self.factors)
+    @property
+    def throughputs(self) -> list[float]:
+        """Gain per second of each factor, NaN where it was not tried."""
+        return [self._gain(share) / seconds for share, seconds in zip(self.shares, self.seconds, strict=True)]
+
+    def explore(self) -> None:
+        """Begins anew."""
+        self.index, self.frozen = 0, False
+        self.shares = [nan] * len(self.factors)
         self.seconds = [nan] * len(self.factors)
+
+    def explore_larger(self, slowdown: float) -> None:
+        """Begins anew at the factor in force, because steps take `slowdown` times longer. What smaller ones have shown
+        stays known, at best: they send more, and slow down no less."""
+        self.frozen = False
+        self.seconds = [seconds * slowdown for seconds in self.seconds[: self.index]]
+        self.seconds += [nan] * (len(self.factors) - self.index)
+        self.shares[self.index :] = [nan] * (len(self.factors) - self.index)
 
     def step_back(self) -> None:
         """One factor down, and stays there."""
         self.index, self.frozen = max(0, self.index - 1), True
 
-    def judge(self, gains: tuple[float, float], throughput: float, least_gain: float) -> str:
-        """What follows from a window in which the factor had this throughput, and the smaller one and itself these
-        gains; in words."""
-        smaller, larger = gains
-        if larger < least_gain:
+    def judge(self, share: float, seconds: float) -> str:
+        """What follows from a window in which the factor in force had this share, and steps took `seconds`; in
+        words."""
+        share = min(share, self.most(self.index))
+        if self._gain(share) < self.least_gain:
             return self._freeze(f"the gain at {self.factor:g}x is too small")
-        self.throughputs[self.index] = throughput
-        if smaller - larger <= self.tolerance * smaller:
-            self.least = self.index
+        self.shares[self.index], self.seconds[self.index] = share, seconds
+        throughput = self.throughputs[self.index]
         best, *others = sorted((t for t in self.throughputs if not isnan(t)), reverse=True)
         if others and best - others[0] <= self.tolerance * others[0]:
             return self._freeze("saturated")
@@ -67,17 +84,32 @@ class Factors:
             return self._freeze("past the peak")
         if self.index == len(self.factors) - 1:
             return self._freeze("all were tried")
+        if self._gain(self.most(self.index + 1)) < self.least_gain:
+            return self._freeze(f"{self.factors[self.index + 1]:g}x would gain too little")
         self.index += 1
         return f"scale up to {self.factor:g}x"
 
-    def reconsider(self, gain: float) -> bool:
-        """Whether a smaller factor is the better one, now that the one in force gains so much; then that one is in
-        force. A residual may take longer than a window to fill, and the gain is less once it is full."""
+    def reconsider(self, share: float) -> bool:
+        """Whether a smaller factor is the better one, now that `share` is sent; then that one is in force. A residual
+        may take longer than a window to fill, and the gain is less once it is full."""
         before = self.index
-        self.throughputs[before] = gain / self.seconds[before]
-        if any(self.throughputs[before] < t * (1 - self.tolerance) for t in self.throughputs[:before]):
-            self._stay(before)
+        self.shares[before] = min(share, self.most(before))
+        now, *smaller = self.throughputs[before::-1]
+        too_small = self._gain(share) < self.least_gain
+        if any(too_small or now < t * (1 - self.tolerance) for t in smaller if not isnan(t)):
+            self._stay(before - 1 if too_small else before)
         return self.index < before
+
+    def most(self, index: int) -> float:
+        """The most that may be sent of what there is at this factor, by the next smaller one that was tried: what waits
+        is sent later the fewer elements are sent, at least in proportion, though a window is over before it shows."""
+        tried = [i for i in range(index) if not isnan(self.shares[i])]
+        if not tried:
+            return 1.0
+        return share_of(delay_of(self.shares[tried[-1]]) * self.factors[index] / self.factors[tried[-1]])
+
+    def _gain(self, share: float) -> float:
+        return self.reading.of(share)
 
     def _freeze(self, reason: str) -> str:
         self._stay(len(self.factors) - 1)
@@ -85,7 +117,7 @@ class Factors:
 
     def _stay(self, largest: int) -> None:
         """Settles on the best up to the index `largest`; of those within the tolerance on the smallest."""
-        tried = [index for index in range(largest + 1) if not isnan(self.throughputs[index])]
-        best = max((self.throughputs[index] for index in tried), default=0.0)
-        near = [index for index in tried if self.throughputs[index] >= best * (1 - self.tolerance)]
+        tried = {index: t for index, t in enumerate(self.throughputs[: largest + 1]) if not isnan(t)}
+        best = max(tried.values(), default=0.0)
+        near = [index for index, throughput in tried.items() if throughput >= best * (1 - self.tolerance)]
         self.index, self.frozen = min(near, default=0), True

@@ -1,39 +1,68 @@
-"""What of a gradient gets through: three readings of one measurement, the share of energy that is sent."""
+"""What of a gradient gets through: three readings of the share that is sent."""
 
+from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Literal
 
-Gain = Literal["delay", "energy", "norm"]
-"""How the share e = |sent|² / |gradient + residual|² is read.
+from gradwire.compressors.multi_level import Measure
 
-"energy" is e, as GraVAC prints it; "norm" is √e. "delay" is 1 / (1 + d / 100) for the delay d = 1/e - 1: the steps
-that the residual, |x|² - |sent|², takes to leave at this rate. An element that is sent d steps late is no loss in
-itself, but over some hundred steps it is stale.
+Gain = Literal["delay", "energy", "norm"]
+"""How the share of gradient and residual that is sent is read.
+
+"energy" is |sent|² / |gradient + residual|², as GraVAC prints it, and "norm" its root. "delay" is 1 / (1 + d / h): what
+stays behind over what is sent, in sums of absolute values, is by Little's law the number of steps d that an element
+waits, and h, the horizon, the delay with which training takes twice the steps.
 """
 
-HARMLESS_STEPS = 100
+HORIZON_STEPS = 800
+LEAST_DELAY_GAIN = 0.7
 LEAST_ENERGY = 0.0228
-"""A delay of 43 steps, and a gain of 0.7 by "delay": what static ratios of 100x to 300x settle at."""
+"""What static ratios of 100x to 300x settle at."""
 
 
-def gain_of(energy: float, reading: Gain) -> float:
-    """The gain, from 0 to 1, where the share `energy` is sent."""
-    match reading:
-        case "energy":
-            return energy
-        case "norm":
-            return sqrt(energy)
-        case "delay":
-            return 1 / (1 + (1 / energy - 1) / HARMLESS_STEPS) if energy else 0.0
+@dataclass(frozen=True)
+class Reading:
+    """A reading of the gain, and what it takes: the delay's horizon in steps."""
+
+    gain: Gain
+    horizon: float = HORIZON_STEPS
+
+    @property
+    def measure(self) -> Measure:
+        """What the share is one of."""
+        return "magnitude" if self.gain == "delay" else "energy"
+
+    @property
+    def least(self) -> float:
+        """The gain below which training takes harm."""
+        return LEAST_DELAY_GAIN if self.gain == "delay" else self.of(LEAST_ENERGY)
+
+    def of(self, share: float) -> float:
+        """The gain, from 0 to 1, where `share` is sent."""
+        match self.gain:
+            case "energy":
+                return share
+            case "norm":
+                return sqrt(share)
+            case "delay":
+                return 1 / (1 + delay_of(share) / self.horizon)
+
+    def share(self, gain: float) -> float:
+        """The share that this gain stands for; the inverse of `of`."""
+        match self.gain:
+            case "energy":
+                return gain
+            case "norm":
+                return gain**2
+            case "delay":
+                return share_of(self.horizon * (1 / gain - 1) if gain else inf)
 
 
-def energy_of(gain: float, reading: Gain) -> float:
-    """The share of energy that this gain stands for; the inverse of `gain_of`."""
-    match reading:
-        case "energy":
-            return gain
-        case "norm":
-            return gain**2
-        case "delay":
-            delay = HARMLESS_STEPS * (1 / gain - 1) if gain else inf
-            return 1 / (1 + delay)
+def delay_of(share: float) -> float:
+    """The steps' worth of what is sent that stays behind."""
+    return 1 / share - 1 if share else inf
+
+
+def share_of(delay: float) -> float:
+    """The inverse of `delay_of`."""
+    return 1 / (1 + delay)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gradwire.compressors import MultiLevel
 from gradwire.controllers.base import Controller, Decision, Step, rate_dropped
-from gradwire.controllers.factors import Factors, Scaling
-from gradwire.controllers.gain import LEAST_ENERGY, Gain, energy_of, gain_of
+from gradwire.controllers.factors import Factors, Scaling, spaced
+from gradwire.controllers.gain import Gain, Reading, delay_of
 from gradwire.controllers.guard import Guard
 from gradwire.controllers.levels import check_levels, with_levels
 from gradwire.controllers.window import Observed, Summary, Window
@@ -22,6 +22,7 @@ from gradwire.plan import Plan
 logger = logging.getLogger("gradwire")
 
 TIME_DRIFT, GAIN_DRIFT = 1.3, 1.25
+HORIZON_WINDOWS = 8
 
 
 @dataclass
@@ -46,13 +47,15 @@ class Reference:
 class GraVAC(Controller):
     """Tries compression factors from `min_factor` to `max_factor` (how many times fewer elements are sent), each for a
     `window` of steps, and stays with the one of the greatest gain per second (Tyagi and Swany, IEEE CLOUD 2023,
-    https://arxiv.org/abs/2305.12201).
+    https://arxiv.org/abs/2305.12201). A training should last for some forty windows.
 
-    Every group sends the factor in force where its gain was `min_gain` or more in the step before, else the smaller
-    factor where that was, else everything. `scaling` is "exponential" (2, 4, 16, 256 times `min_factor`) or "geometric"
-    (twice the last). `gain` says how gain is read, see `Gain`; `min_gain` follows from it. Factors within `tolerance`
-    of each other count as equal, and the smaller wins. It searches anew when the learning rate of `scheduler` drops
-    to half, steps take longer or less long, or the gain drifts. Without `scheduler` it does not see the learning rate.
+    Every group sends the factor in force where its gain was `min_gain` or more in the step before, else the next
+    smaller one where that was, else everything. `scaling` is "exponential" (2, 4, 16, 256 times `min_factor`) or
+    "geometric" (twice the last). `gain` says how gain is read, see `Gain`: "delay", with a horizon of 8 windows, is the
+    share of dense training's progress that a step makes. `min_gain` follows from it, 0.7 for "delay". Factors within
+    `tolerance` of each other count as equal, and the smaller wins. It searches anew when the learning rate of
+    `scheduler` drops to half, steps take longer or less long, or the gain drifts. Without `scheduler` it does not see
+    the learning rate.
 
     Tell it the loss with `report`, and it steps back where that rises suddenly.
     """
@@ -77,8 +80,10 @@ class GraVAC(Controller):
             raise ValueError(f"window={self.window} steps show nothing; use 4 or more, e.g. window=100")
         if self.min_gain is not None and not 0 <= self.min_gain <= 1:
             raise ValueError(f"min_gain={self.min_gain} is no share; it lies in [0, 1]")
-        self._least = gain_of(LEAST_ENERGY, self.gain) if self.min_gain is None else self.min_gain
-        self._factors = Factors.between(self.min_factor, self.max_factor, self.scaling, self.tolerance)
+        self._reading = Reading(self.gain, HORIZON_WINDOWS * self.window)
+        least = self._reading.least if self.min_gain is None else self.min_gain
+        factors = spaced(self.min_factor, self.max_factor, self.scaling)
+        self._factors = Factors(factors, self.tolerance, self._reading, least)
         self._window, self._guard = Window(self.window), Guard()
         self._reference = Reference()
         self._origin = Plan(())
@@ -101,15 +106,15 @@ class GraVAC(Controller):
         for state in step.states:
             compressor = compressors[state.layout.slots[0].name]
             if isinstance(compressor, MultiLevel):
-                numbers[:3] += compressor.observed(state)[0]
-                numbers[3:5] += compressor.sent(state)
-                numbers[5:6] += state.layout.numel + state.flag  # NaN where all ranks skip the step
+                numbers[:2] += compressor.observed(state)[0, ::2]
+                numbers[2:4] += compressor.sent(state)
+                numbers[4:5] += state.layout.numel + state.flag  # NaN where all ranks skip the step
         now, before = perf_counter(), self._marked_s
         self._marked_s = now
-        numbers[6] = now - before if before else 0.0
-        numbers[7] = self.scheduler.get_last_lr()[0] if self.scheduler else 0.0
+        numbers[5] = now - before if before else 0.0
+        numbers[6] = self.scheduler.get_last_lr()[0] if self.scheduler else 0.0
         if self._losses:
-            numbers[8], numbers[9] = fmean(self._losses), 1
+            numbers[7], numbers[8] = fmean(self._losses), 1
             self._losses.clear()
 
     def decide(self, step: Step, sums: Tensor) -> Plan | None:
@@ -118,9 +123,11 @@ class GraVAC(Controller):
         rate = row.learning_rate / step.ranks
         if rate_dropped(rate, self._reference.rate):
             self._reference.rate = rate
-            self._explore(step, "the learning rate dropped", 0)
-        elif self._factors.frozen and self._window.latest_seconds(step.ranks) > TIME_DRIFT * self._reference.seconds:
-            self._explore(step, "steps take longer", self._factors.index)  # slower links want larger factors
+            self._factors.explore()
+            self._begin_search(step, "the learning rate dropped")
+        elif (slowdown := self._window.latest_seconds(step.ranks) / self._reference.seconds) > TIME_DRIFT:
+            self._factors.explore_larger(slowdown)  # slower links want larger factors
+            self._begin_search(step, "steps take longer")
         elif self._window.full:
             self._close_window(step)
         self._reference.rate = max(rate, self._reference.rate)
@@ -130,26 +137,25 @@ class GraVAC(Controller):
     def state_dict(self) -> dict[str, Tensor]:
         factors, reference, guard = self._factors, self._reference, self._guard
         numbers = [
-            factors.index, factors.least, factors.frozen, reference.gain, reference.seconds, reference.rate,
-            guard.loss, guard.residual, *factors.throughputs, *factors.seconds,
+            factors.index, factors.frozen, reference.gain, reference.seconds, reference.rate, guard.loss,
+            guard.residual, *factors.shares, *factors.seconds,
         ]  # fmt: skip
         return {"window": self._window.to_tensor(), "search": torch.tensor(numbers, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._window.load(state["window"])
-        index, least, frozen, gain, seconds, rate, loss, residual, *tried = state["search"].tolist()
+        index, frozen, gain, seconds, rate, loss, residual, *tried = state["search"].tolist()
         factors = self._factors
-        factors.index, factors.least, factors.frozen = int(index), int(least), bool(frozen)
-        factors.throughputs, factors.seconds = tried[: len(tried) // 2], tried[len(tried) // 2 :]
+        factors.index, factors.frozen = int(index), bool(frozen)
+        factors.shares, factors.seconds = tried[: len(tried) // 2], tried[len(tried) // 2 :]
         self._reference, self._guard = Reference(gain, seconds, rate), Guard(loss, residual)
 
     def _plan(self) -> Plan:
         factors = self._factors
-        return with_levels(self._origin, factors.smaller, factors.factor, energy_of(self._least, self.gain))
+        return with_levels(self._origin, factors.smaller, factors.factor, self._reading, factors.least_gain)
 
-    def _explore(self, step: Step, reason: str, index: int) -> None:
-        """Begins to search at `index`, in the middle of a window."""
-        self._factors.explore(index)
+    def _begin_search(self, step: Step, reason: str) -> None:
+        """In the middle of a window."""
         self.decisions.append(Decision(step.number + 1, f"{reason}: explore from {self._factors.factor:g}x"))
         self._window.rows.clear()
         self._begin_anew()
@@ -157,37 +163,34 @@ class GraVAC(Controller):
     def _close_window(self, step: Step) -> None:
         """Decides what follows from the window that is full."""
         summary, before = self._window.summarize(step.ranks), (self._factors.factor, self._factors.frozen)
-        gain = gain_of(summary.sent, self.gain)
-        throughput = gain / max(summary.seconds, 1e-9)
-        text = self._judge(summary, gain, throughput)
+        gain = self._reading.of(summary.sent)
+        throughput = gain / summary.seconds
+        text = self._judge(summary, gain)
         self.decisions.append(Decision(step.number + 1, text, summary.factor, gain, throughput))
         self._window.rows.clear()
         if (self._factors.factor, True) != before or not self._factors.frozen:
             self._begin_anew()
 
-    def _judge(self, summary: Summary, gain: float, throughput: float) -> str:
-        residual = 1 / summary.sent - 1 if summary.sent else 0.0
-        if rise := self._guard.notice(summary.loss, summary.loss_error, residual):
+    def _judge(self, summary: Summary, gain: float) -> str:
+        if rise := self._guard.notice(summary.loss, summary.loss_error, delay_of(summary.sent)):
             self._factors.step_back()
             text = f"{rise}: step back to {self._factors.factor:g}x"
             logger.warning("GraVAC: %s", text)
             return text
         if self._factors.frozen:
-            return self._watch(gain, summary.seconds)
-        self._factors.seconds[self._factors.index] = summary.seconds
-        gains = gain_of(summary.first, self.gain), gain_of(summary.second, self.gain)
-        return self._factors.judge(gains, throughput, self._least)
+            return self._watch(summary, gain)
+        return self._factors.judge(summary.held, summary.seconds)
 
-    def _watch(self, gain: float, seconds: float) -> str:
+    def _watch(self, summary: Summary, gain: float) -> str:
         """Goes on as it is, unless something changed since the factor was settled on, or its gain fell."""
-        if self._factors.reconsider(gain):
+        if self._factors.reconsider(summary.held):
             return f"the gain fell to {gain:.2f}: step back to {self._factors.factor:g}x"
         if isnan(self._reference.gain):
-            self._reference = Reference(gain, seconds, self._reference.rate)
-        drift = self._reference.drift(gain, seconds)
+            self._reference = Reference(gain, summary.seconds, self._reference.rate)
+        drift = self._reference.drift(gain, summary.seconds)
         if drift is None:
             return f"stay at {self._factors.factor:g}x"
-        self._factors.explore(0)
+        self._factors.explore()
         return f"{drift}: explore from {self._factors.factor:g}x"
 
     def _begin_anew(self) -> None:

@@ -2,17 +2,20 @@
 
 from gradwire.communicators import AllGather, AllReduce
 from gradwire.compressors import Compressor, MultiLevel, RandomK, Sparse
+from gradwire.controllers.gain import Reading
 from gradwire.controllers.recompress import recompress, with_options
 from gradwire.plan import Group, Plan
 
 
-def with_levels(plan: Plan, smaller: float, factor: float, least_energy: float) -> Plan:
-    """`plan` with its sparsifiers at `factor` times fewer elements where that holds `least_energy`, else `smaller`."""
+def with_levels(plan: Plan, smaller: float, factor: float, reading: Reading, least_gain: float) -> Plan:
+    """`plan` with its sparsifiers at `factor` times fewer elements where that gains `least_gain`, else `smaller`."""
+    least = reading.share(least_gain)
 
     def compressor_of(group: Group, name: str) -> Compressor:
         if not _selects(group.compressor):
             return group.compressor
-        return MultiLevel(with_options(group.compressor, {"ratio": 1 / smaller}), factor / smaller, least_energy)
+        first = with_options(group.compressor, {"ratio": 1 / smaller})
+        return MultiLevel(first, factor / smaller, least, reading.measure)
 
     return recompress(plan, compressor_of)
 

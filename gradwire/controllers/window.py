@@ -10,13 +10,12 @@ from torch import Tensor
 
 
 class Observed(NamedTuple):
-    """What ranks add up in a step: square norms of gradient and residual (`whole`) and of both levels; what is sent, in
-    energy and elements; all elements; the seconds since the last step, the learning rate, the loss, and of how many
-    ranks losses are."""
+    """What ranks add up in a step: norms of gradient and residual (`whole`), of what the factor selects of them
+    (`held`) and of what is sent; the elements sent; all elements; the seconds since the last step, the learning rate,
+    the loss, and of how many ranks losses are."""
 
     whole: float
-    first: float
-    second: float
+    held: float
     sent: float
     sent_elements: float
     elements: float
@@ -27,11 +26,10 @@ class Observed(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A window's shares of energy at both levels and sent, the factor achieved, the median step's seconds, and the
+    """A window's shares of `whole` that were held and sent, the factor achieved, the median step's seconds, and the
     mean loss, NaN where none was told, with its standard error."""
 
-    first: float
-    second: float
+    held: float
     sent: float
     factor: float
     seconds: float
@@ -63,13 +61,13 @@ class Window:
     def summarize(self, ranks: int) -> Summary:
         """Sums over steps before any division: a step counts for what it holds."""
         rows = self.rows[self.steps // 4 :]
-        whole, first, second, sent, sent_elements, elements, *_ = map(sum, zip(*rows, strict=True))
+        whole, held, sent, sent_elements, elements, *_ = map(sum, zip(*rows, strict=True))
         seconds = [row.seconds / ranks for row in rows if row.seconds > 0]
         losses = [row.loss / row.losses for row in rows if row.losses]
         return Summary(
-            *((part / whole if whole else 1.0) for part in (first, second, sent)),
+            *((part / whole if whole else 1.0) for part in (held, sent)),
             factor=elements / sent_elements if sent_elements else 1.0,
-            seconds=median(seconds) if seconds else 0.0,
+            seconds=max(median(seconds), 1e-9) if seconds else 1e-9,
             loss=fmean(losses) if losses else nan,
             loss_error=pstdev(losses) / sqrt(len(losses)) if losses else 0.0,
         )
