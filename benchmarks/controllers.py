@@ -56,7 +56,7 @@ def main() -> None:
         for task, seed in product(arguments.tasks.split(","), seeds):
             rows += compare(task, seed, arguments)
             save("gravac.json", link=arguments.link, hosts=arguments.hosts, rows=rows)
-        print(markdown(rows))
+        print(f"{markdown(rows)}\n\n{ratios(rows)}")
 
 
 def parse() -> argparse.Namespace:
@@ -203,6 +203,22 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             f"| {task} | {name} | {median(metrics):.4f} ({min(metrics):.4f} to {max(metrics):.4f}) | {there} "
             f"| {median(r['megabytes'] for r in own):.1f} | {median(r['ratio'] for r in own):.1f} |"
         )
+    return "\n".join(lines)
+
+
+def ratios(rows: list[dict[str, Any]]) -> str:
+    """GraVAC's time to the goal beside that of the best static factor, of dense and of 10x, run by run."""
+    heads = "task", "seed", "GraVAC s", "best static", "times best static", "sooner than dense", "than 10x"
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for task, seed in dict.fromkeys((r["task"], r["seed"]) for r in rows):
+        own = {r["configuration"]: r["seconds_to_goal"] for r in rows if (r["task"], r["seed"]) == (task, seed)}
+        dense, *static, adaptive = own
+        best = min((name for name in static if own[name]), key=lambda name: own[name])
+        took = own[adaptive]
+        pairs = (took, own[best]), (own[dense], took), (own[static[0]], took)
+        cells = [f"{took:.1f}" if took else "not there", f"{best} {own[best]:.1f}"]
+        cells += [f"{longer / shorter:.2f}" if longer and shorter else "-" for longer, shorter in pairs]
+        lines.append(f"| {task} | {seed} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
     python benchmarks/link_drop.py                      # 1gbit, then 100mbit from step 250 on; 2 hosts
     python benchmarks/link_drop.py --controller gravac --after 50mbit --at 220 --steps 600
 
-The byte-level LSTM trains under `gw.attach(ddp)`, with top-k among the candidates, or under GraVAC with windows of 50
+The byte-level LSTM trains under `gw.attach(ddp)`, with top-k among the candidates, or under GraVAC with windows of 15
 steps. When rank 0 has reached `--at`, the emulated link changes. Prints what was decided at which step, the step times
 around it and the loss's course, and writes benchmarks/results/link_drop.json, or link_drop_gravac.json.
 """
@@ -72,7 +72,7 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
         controller = gw.Auto([gw.FP32(), gw.BF16(), gw.QSGD(), gw.TopK(0.01)])
         handle = gw.attach(ddp, gw.FP32(), controller=controller)
     else:
-        controller = gw.GraVAC(window=50)
+        controller = gw.GraVAC(window=15)
         handle = gw.attach(ddp, gw.TopK(0.1), controller=controller)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.3, momentum=0.9)
     batches = task.batches(dist.get_rank(), dist.get_world_size(), 0)

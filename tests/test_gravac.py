@@ -115,16 +115,27 @@ def test_a_gain_that_becomes_too_small_steps_back_though_nothing_is_faster():
     assert factors.factor == 20
 
 
-def test_where_steps_take_longer_it_goes_up_and_what_smaller_factors_showed_stays_known():
+@pytest.mark.parametrize(("link_s", "compute_s", "stays_at"), [(16.0, 0.1, 80), (4.0, 0.1, 80), (4.0, 0.2, 80)])
+def test_where_steps_take_longer_smaller_factors_are_known_to_take_as_much_longer(link_s, compute_s, stays_at):
+    """Whether the link or the machine became slower; an alarm in the midst of it says nothing of how much."""
+    delays = {10: 1.5, 20: 4.0, 40: 10.0, 80: 22.0, 160: 45.0, 320: 90.0}
+    factors = Factors(spaced(10, 320, "geometric"), 0.01, Reading("delay", horizon=64), 0.7)
+    while not factors.frozen:
+        factors.judge(share_of(delays[factors.factor]), 0.1 + 4 / factors.factor)
+    assert factors.factor == 80
+    factors.explore_larger()
+    assert not factors.frozen
+    while not factors.frozen:
+        factors.judge(share_of(delays[factors.factor]), compute_s + link_s / factors.factor)
+    assert factors.factor == stays_at
+    assert factors.seconds[0] == pytest.approx(0.5 * (compute_s + link_s / 80) / 0.15)
+
+
+def test_at_the_largest_factor_a_search_for_larger_ones_ends_there():
     factors = candidates()
-    judged(factors, [1, 2, 3, 2], [0.9, 0.8, 0.6, 0.2])
-    assert factors.factor == 40
-    factors.explore_larger(2.0)
-    assert (factors.factor, factors.frozen) == (40, False)
-    assert factors.throughputs[:2] == pytest.approx([0.5, 1.0])
-    assert all(isnan(t) for t in factors.throughputs[2:])
-    text = judged(factors, [0.7], [0.6])
-    assert (text, factors.factor) == ("past the peak: stay at 20x", 20)
+    judged(factors, [1, 2, 3, 4, 5], [0.9, 0.8, 0.6, 0.2, 0.03])
+    factors.explore_larger()
+    assert judged(factors, [4], [0.03]) == "all were tried: stay at 1000x"
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -201,6 +212,36 @@ def test_a_link_that_gets_slower_during_the_search_is_answered_after_it(clock, d
         found.append(factor(running))
         running.close()
     assert found[0] == found[1] > 4
+
+
+def test_a_link_that_recovers_before_the_first_window_after_a_search_is_noticed(clock):
+    running = controlled(gain="energy", min_gain=0.01)
+    for number in range(64):
+        searching = not running.controllers[0]._factors.frozen
+        clock.step_s = 1 + (40 if searching else 0.4) / factor(running)
+        run(running, range(number, number + 1))
+        if "less long" in "".join(d.decision for d in running.controllers[0].decisions):
+            break
+    else:
+        pytest.fail("not noticed")
+    assert factor(running) == 4
+    running.close()
+
+
+def test_delays_that_fall_to_half_are_noticed(clock):
+    """Gradients that few elements hold: what waits is less."""
+    running = controlled(gain="energy", min_gain=0.4, max_factor=16)
+    for number in range(80):
+        clock.step_s = 1 + 40 / factor(running)
+        grads = draw(SLOTS, 2, number)
+        if number > 48:
+            grads = [[g * g.abs() ** 4 for g in own] for own in grads]
+        running.step(grads)
+    said = [d.decision for d in running.controllers[0].decisions]
+    (rose,) = [text for text in said if text.startswith("the gain rose")]
+    assert rose == "the gain rose: explore from 4x"
+    assert factor(running) == 16
+    running.close()
 
 
 class Schedule:

@@ -142,6 +142,18 @@ def test_a_time_budget_follows_the_link():
     running.close()
 
 
+def test_a_new_plan_in_the_midst_of_a_look_begins_another():
+    running = start(gw.TopK(0.02))
+    list(run(running, range(3)))
+    assert 0 < running.controllers[0]._at < len(SLOTS)
+    given = running.controllers[0]._origin
+    running.install(gw.Plan(given.groups[::-1]))
+    assert running.controllers[0]._at == 0
+    list(run(running, range(3, 8)))
+    assert len(running.controllers[0].decisions) == 1
+    running.close()
+
+
 @pytest.mark.parametrize("cut", [3, 5])
 def test_a_run_that_was_cut_goes_on_bit_for_bit(cut: int):
     whole, first, second = start(gw.TopK(0.02)), start(gw.TopK(0.02)), start(gw.TopK(0.02))

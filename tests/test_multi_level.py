@@ -10,6 +10,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective import Collective, Gather, Sum
+from gradwire.compressors.multi_level import Measure
 from gradwire.compressors.select import top_k
 from gradwire.layout import Slot
 
@@ -44,14 +45,15 @@ def test_of_top_k_the_second_level_is_what_it_selects_alone(n: int, ratio: float
 @pytest.mark.parametrize(
     "codec", [gw.TopK(0.1), gw.DGC(0.1), gw.GaussianK(0.1), gw.RedSync(0.1), gw.RandomK(0.1)], ids=str
 )
-def test_what_was_achieved_is_what_is_observed(codec: gw.compressors.Codec):
-    x = torch.randn(70_001, generator=torch.Generator().manual_seed(3))
-    compressor = gw.MultiLevel(codec, 10)
+@pytest.mark.parametrize(("measure", "power"), [("energy", 2), ("magnitude", 1)])
+def test_what_was_achieved_is_what_is_observed(codec: gw.compressors.Codec, measure: Measure, power: int):
+    x = torch.randn(270_001, generator=torch.Generator().manual_seed(3))
+    compressor = gw.MultiLevel(codec, 10, measure=measure)
     levels, observed = both_levels(compressor, x)
-    energies = [v.square().sum() for v in (x, *levels)]
-    torch.testing.assert_close(observed[0], torch.stack(energies), rtol=1e-4, atol=0.0)
+    norms = [v.double().abs().pow(power).sum() for v in (x, *levels)]
+    torch.testing.assert_close(observed[0].double(), torch.stack(norms), rtol=1e-4, atol=0.0)
     assert observed[1].tolist() == [len(x), *(v.count_nonzero() for v in levels)]
-    assert observed[1, 2] == 700
+    assert observed[1, 2] == 2700
 
 
 def level_of(op: Collective, compressor: gw.MultiLevel, n: int) -> str:
@@ -161,6 +163,7 @@ def test_ranks_whose_gradients_differ_wildly_choose_alike():
         ("use e.g. MultiLevel(TopK(0.1), further=10)", lambda: gw.MultiLevel(gw.RandomK(0.1, rescale=True))),
         ("use 1 or more, e.g. further=10", lambda: gw.MultiLevel(further=0.5)),
         ("it lies in [0, 1]", lambda: gw.MultiLevel(min_share=2)),
+        ("use one of energy, magnitude", lambda: gw.MultiLevel(measure="both")),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_what_makes_no_sense_is_refused(text: str, make):

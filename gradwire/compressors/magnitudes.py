@@ -1,4 +1,4 @@
-"""Statistics of |x|, tile by tile: what threshold estimates are made from. On a CPU, but for the total."""
+"""Statistics of |x|, tile by tile: what threshold estimates are made from. On a CPU, but for their sum."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ def count(x: Tensor, threshold: float, scratch: Workspace) -> int:
 
 
 @np.errstate(over="ignore")
-def total(x: Tensor, scratch: Workspace) -> Tensor:
+def magnitude_sum(x: Tensor, scratch: Workspace) -> Tensor:
     """The sum of |x|, (), where x is."""
     if x.device.type != "cpu":
         return torch.linalg.vector_norm(x, 1)  # on a CPU six times slower
-    return torch.tensor(sum(float(part.sum()) for part in _tiles(x, scratch)))
+    return torch.tensor(sum(float(part.sum()) for part in _tiles(x, scratch)), dtype=torch.float32)
 
 
 @np.errstate(over="ignore")

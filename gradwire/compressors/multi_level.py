@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.collective import Gather, Sum
 from gradwire.compressors.base import Codec, Reduction, Rounds, State
-from gradwire.compressors.magnitudes import total
+from gradwire.compressors.magnitudes import magnitude_sum
 from gradwire.compressors.select import top_k
 from gradwire.compressors.sparse import RandomK, Sparse, TopK
 
@@ -123,7 +123,7 @@ class MultiLevel(Rounds):
         return self.observed(state)[:, self.level(state)]
 
     def _norm(self, values: Tensor, state: State) -> Tensor:
-        return torch.dot(values, values) if self.measure == "energy" else total(values, state.scratch)
+        return torch.dot(values, values) if self.measure == "energy" else magnitude_sum(values, state.scratch)
 
     def commit(self, x: Tensor, state: State) -> None:
         level = self.level(state)

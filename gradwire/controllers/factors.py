@@ -57,13 +57,12 @@ class Factors:
         self.shares = [nan] * len(self.factors)
         self.seconds = [nan] * len(self.factors)
 
-    def explore_larger(self, slowdown: float) -> None:
-        """Begins anew at the factor in force, because steps take `slowdown` times longer. What smaller ones have shown
-        stays known, at best: they send more, and slow down no less."""
+    def explore_larger(self) -> None:
+        """Begins anew at the factor in force. What smaller ones have shown stays known."""
         self.frozen = False
-        self.seconds = [seconds * slowdown for seconds in self.seconds[: self.index]]
-        self.seconds += [nan] * (len(self.factors) - self.index)
-        self.shares[self.index :] = [nan] * (len(self.factors) - self.index)
+        larger = len(self.factors) - self.index - 1
+        self.shares[self.index :] = [nan] * (1 + larger)
+        self.seconds[self.index + 1 :] = [nan] * larger
 
     def step_back(self) -> None:
         """One factor down, and stays there."""
@@ -75,7 +74,8 @@ class Factors:
         share = min(share, self.most(self.index))
         if self._gain(share) < self.least_gain:
             return self._freeze(f"the gain at {self.factor:g}x is too small")
-        self.shares[self.index], self.seconds[self.index] = share, seconds
+        self._time(seconds)
+        self.shares[self.index] = share
         throughput = self.throughputs[self.index]
         best, *others = sorted((t for t in self.throughputs if not isnan(t)), reverse=True)
         if others and best - others[0] <= self.tolerance * others[0]:
@@ -107,6 +107,14 @@ class Factors:
         if not tried:
             return 1.0
         return share_of(delay_of(self.shares[tried[-1]]) * self.factors[index] / self.factors[tried[-1]])
+
+    def _time(self, seconds: float) -> None:
+        """Steps take so long now; where they have become slower since the factor was last tried, smaller ones have as
+        much."""
+        slowdown = seconds / self.seconds[self.index]
+        if not isnan(slowdown):
+            self.seconds[: self.index] = [known * slowdown for known in self.seconds[: self.index]]
+        self.seconds[self.index] = seconds
 
     def _gain(self, share: float) -> float:
         return self.reading.of(share)

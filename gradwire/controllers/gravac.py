@@ -21,7 +21,7 @@ from gradwire.plan import Plan
 
 logger = logging.getLogger("gradwire")
 
-TIME_DRIFT, GAIN_DRIFT = 1.3, 1.25
+TIME_DRIFT, GAIN_DRIFT, DELAY_DRIFT = 1.3, 1.25, 2.0
 HORIZON_WINDOWS = 8
 
 
@@ -30,17 +30,9 @@ class Reference:
     """What was found when a factor was settled on; NaN where none is. `seconds` are at first those of when it was
     tried. `rate` is the largest learning rate since."""
 
-    gain: float = nan
+    share: float = nan
     seconds: float = nan
     rate: float = 0.0
-
-    def drift(self, gain: float, seconds: float) -> str | None:
-        """What has changed since, in words."""
-        if seconds * TIME_DRIFT < self.seconds:
-            return "steps take less long"
-        if not 1 / GAIN_DRIFT <= gain / self.gain <= GAIN_DRIFT:
-            return "the gain drifted"
-        return None
 
 
 @dataclass
@@ -54,8 +46,8 @@ class GraVAC(Controller):
     "geometric" (twice the last). `gain` says how gain is read, see `Gain`: "delay", with a horizon of 8 windows, is the
     share of dense training's progress that a step makes. `min_gain` follows from it, 0.7 for "delay". Factors within
     `tolerance` of each other count as equal, and the smaller wins. It searches anew when the learning rate of
-    `scheduler` drops to half, steps take longer or less long, or the gain drifts. Without `scheduler` it does not see
-    the learning rate.
+    `scheduler` drops to half, steps take longer or less long, the gain falls, or delays fall to half. Without
+    `scheduler` it does not see the learning rate.
 
     Tell it the loss with `report`, and it steps back where that rises suddenly.
     """
@@ -125,8 +117,8 @@ class GraVAC(Controller):
             self._reference.rate = rate
             self._factors.explore()
             self._begin_search(step, "the learning rate dropped")
-        elif (slowdown := self._window.latest_seconds(step.ranks) / self._reference.seconds) > TIME_DRIFT:
-            self._factors.explore_larger(slowdown)  # slower links want larger factors
+        elif self._window.latest_seconds(step.ranks) > TIME_DRIFT * self._reference.seconds:
+            self._factors.explore_larger()  # slower links want larger factors
             self._begin_search(step, "steps take longer")
         elif self._window.full:
             self._close_window(step)
@@ -137,18 +129,18 @@ class GraVAC(Controller):
     def state_dict(self) -> dict[str, Tensor]:
         factors, reference, guard = self._factors, self._reference, self._guard
         numbers = [
-            factors.index, factors.frozen, reference.gain, reference.seconds, reference.rate, guard.loss,
+            factors.index, factors.frozen, reference.share, reference.seconds, reference.rate, guard.loss,
             guard.residual, *factors.shares, *factors.seconds,
         ]  # fmt: skip
         return {"window": self._window.to_tensor(), "search": torch.tensor(numbers, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._window.load(state["window"])
-        index, frozen, gain, seconds, rate, loss, residual, *tried = state["search"].tolist()
+        index, frozen, share, seconds, rate, loss, residual, *tried = state["search"].tolist()
         factors = self._factors
         factors.index, factors.frozen = int(index), bool(frozen)
         factors.shares, factors.seconds = tried[: len(tried) // 2], tried[len(tried) // 2 :]
-        self._reference, self._guard = Reference(gain, seconds, rate), Guard(loss, residual)
+        self._reference, self._guard = Reference(share, seconds, rate), Guard(loss, residual)
 
     def _plan(self) -> Plan:
         factors = self._factors
@@ -165,33 +157,39 @@ class GraVAC(Controller):
         summary, before = self._window.summarize(step.ranks), (self._factors.factor, self._factors.frozen)
         gain = self._reading.of(summary.sent)
         throughput = gain / summary.seconds
-        text = self._judge(summary, gain)
+        text = self._judge(summary)
         self.decisions.append(Decision(step.number + 1, text, summary.factor, gain, throughput))
         self._window.rows.clear()
         if (self._factors.factor, True) != before or not self._factors.frozen:
             self._begin_anew()
 
-    def _judge(self, summary: Summary, gain: float) -> str:
+    def _judge(self, summary: Summary) -> str:
         if rise := self._guard.notice(summary.loss, summary.loss_error, delay_of(summary.sent)):
             self._factors.step_back()
             text = f"{rise}: step back to {self._factors.factor:g}x"
             logger.warning("GraVAC: %s", text)
             return text
         if self._factors.frozen:
-            return self._watch(summary, gain)
+            return self._watch(summary)
         return self._factors.judge(summary.held, summary.seconds)
 
-    def _watch(self, summary: Summary, gain: float) -> str:
+    def _watch(self, summary: Summary) -> str:
         """Goes on as it is, unless something changed since the factor was settled on, or its gain fell."""
-        if self._factors.reconsider(summary.held):
-            return f"the gain fell to {gain:.2f}: step back to {self._factors.factor:g}x"
-        if isnan(self._reference.gain):
-            self._reference = Reference(gain, summary.seconds, self._reference.rate)
-        drift = self._reference.drift(gain, summary.seconds)
-        if drift is None:
-            return f"stay at {self._factors.factor:g}x"
-        self._factors.explore()
-        return f"{drift}: explore from {self._factors.factor:g}x"
+        factors, before, gain = self._factors, self._reference, self._reading.of(summary.sent)
+        if factors.reconsider(summary.held):
+            return f"the gain fell to {self._reading.of(summary.held):.2f}: step back to {factors.factor:g}x"
+        if summary.seconds * TIME_DRIFT < before.seconds:
+            reason = "steps take less long"
+        elif gain * GAIN_DRIFT < self._reading.of(before.share):
+            reason = "the gain fell"
+        elif delay_of(summary.sent) * DELAY_DRIFT < delay_of(before.share):
+            reason = "the gain rose"
+        else:
+            if isnan(before.share):
+                self._reference = Reference(summary.sent, summary.seconds, before.rate)
+            return f"stay at {factors.factor:g}x"
+        factors.explore()
+        return f"{reason}: explore from {factors.factor:g}x"
 
     def _begin_anew(self) -> None:
         seconds = self._factors.seconds[self._factors.index] if self._factors.frozen else nan

@@ -61,7 +61,6 @@ class LGreCo(Controller):
             raise ValueError(f"interval={self.interval} counts steps; use 1 or more, e.g. interval=500")
         self._begin_layers(Plan(()))
         self._left = self.interval // 10
-        self._at = 0
         self._wire = [0.0, 0.0]
         self._told = (0, 0.0)
 
@@ -131,6 +130,7 @@ class LGreCo(Controller):
         self._given = {name: group.compressor for name, group in groups.items()}
         self._choices = {name: self._choices_for(given) for name, given in self._given.items()}
         self._curves: dict[str, list[float]] = {}
+        self._at = 0
 
     def _choices_for(self, given: Compressor) -> Sequence[Compressor]:
         others = self.choices or _around(given)

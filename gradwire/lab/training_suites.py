@@ -54,17 +54,17 @@ def training_suite(name: str, data: Path | None, task: str | None = None) -> lis
 TRAINING_SUITES = ("gravac",)
 
 
-def _configurations(sparsifier: str, factors: Iterable[int], window: int) -> tuple[str, ...]:
+def _configurations(sparsifier: str, factors: Iterable[int], window: int, interval: int) -> tuple[str, ...]:
     """Dense, static factors in elements, and what adapts between 10 and 1000."""
-    adaptive = [f"{sparsifier}:0.1+accordion:0.1,0.01,interval={window}"]
-    adaptive += [f"{sparsifier}:0.01+lgreco:interval={window}", f"{sparsifier}:0.1+gravac:10,1000,window={window}"]
+    adaptive = [f"{sparsifier}:0.1+accordion:0.1,0.01,interval={interval}"]
+    adaptive += [f"{sparsifier}:0.01+lgreco:interval={interval}", f"{sparsifier}:0.1+gravac:10,1000,window={window}"]
     return "dense", *(f"{sparsifier}:{1 / factor:g}" for factor in factors), *adaptive
 
 
 def _published_gravac(data: Path) -> list[Training]:
     """Batches, learning rates, lengths and windows of the paper; models with its heads of 1000 classes. Its images were
     cropped and flipped at random, and its LSTM dropped 65 % out; ours are not."""
-    configurations = _configurations("dgc", (10, 100, 1000), window=500)
+    configurations = _configurations("dgc", (10, 100, 1000), window=500, interval=500)
 
     def images(task: str, model: str, steps: int, weight_decay: float, drops: tuple[int, ...] = ()) -> Training:
         options = (f"model=published-{model}", "batch=32", f"folder={data / task}")
@@ -85,7 +85,7 @@ def _published_gravac(data: Path) -> list[Training]:
 
 def _small_gravac() -> list[Training]:
     """A narrow ResNet, VGG and LSTM on what every machine has; Fashion-MNIST where it is installed."""
-    configurations = _configurations("topk", (10, 100, 1000), window=20)
+    configurations = _configurations("topk", (10, 100, 1000), window=8, interval=20)
     fashion = FashionMnist.folder.is_dir()
     resnet, vgg = ("model=resnet18", "width=8", "batch=16"), ("model=vgg16", "width=8", "batch=16")
     lstm = ("model=lstm", "width=128", "depth=2", "context=35", "batch=16")
