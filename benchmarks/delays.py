@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--factors", default="10,40,100,160,1000")
-    parser.add_argument("--steps", type=int, default=240, help="of the dense run; the others take twice as many")
+    parser.add_argument("--steps", type=int, default=120, help="of the dense run; the others take twice as many")
     arguments = parser.parse_args()
     rows = []
     dense = {}

@@ -280,7 +280,7 @@ def test_a_sudden_rise_of_the_loss_steps_back_and_says_so(caplog):
 def test_the_guard_knows_noise_from_a_rise():
     guard = Guard()
     assert guard.notice(1.0, 0.1, 3.0) is None
-    assert guard.notice(1.25, 0.1, 3.0) is None
+    assert guard.notice(1.4, 0.1, 3.0) is None, "3 standard errors of either alone, not of both"
     assert guard.notice(2.0, 0.1, 3.0)
     assert guard.notice(nan, 0.0, 13.0)
     guard.changed()

@@ -129,18 +129,18 @@ class GraVAC(Controller):
     def state_dict(self) -> dict[str, Tensor]:
         factors, reference, guard = self._factors, self._reference, self._guard
         numbers = [
-            factors.index, factors.frozen, reference.share, reference.seconds, reference.rate, guard.loss,
+            factors.index, factors.frozen, reference.share, reference.seconds, reference.rate, guard.loss, guard.error,
             guard.residual, *factors.shares, *factors.seconds,
         ]  # fmt: skip
         return {"window": self._window.to_tensor(), "search": torch.tensor(numbers, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._window.load(state["window"])
-        index, frozen, share, seconds, rate, loss, residual, *tried = state["search"].tolist()
+        index, frozen, share, seconds, rate, loss, error, residual, *tried = state["search"].tolist()
         factors = self._factors
         factors.index, factors.frozen = int(index), bool(frozen)
         factors.shares, factors.seconds = tried[: len(tried) // 2], tried[len(tried) // 2 :]
-        self._reference, self._guard = Reference(share, seconds, rate), Guard(loss, residual)
+        self._reference, self._guard = Reference(share, seconds, rate), Guard(loss, error, residual)
 
     def _plan(self) -> Plan:
         factors = self._factors

@@ -1,7 +1,7 @@
 """A guard for accuracy: notices when training takes harm."""
 
 from dataclasses import dataclass
-from math import isnan
+from math import hypot, isnan
 
 LOSS_RISE = 1.2
 RESIDUAL_RISE = 4.0
@@ -11,18 +11,20 @@ RESIDUAL_RISE = 4.0
 class Guard:
     """Compares each window with the last; NaN where there is none.
 
-    Sudden is a mean loss 1.2 times that of the window before, by more than 3 standard errors, and a residual 4 times
-    as large against what is sent, at the same factor.
+    Sudden is a mean loss 1.2 times that of the window before, by more than 3 standard errors of their difference, and a
+    residual 4 times as large against what is sent, at the same factor.
     """
 
     loss: float = float("nan")
+    error: float = 0.0
     residual: float = float("nan")
 
     def notice(self, loss: float, error: float, residual: float) -> str | None:
         """What rose suddenly, in words. `residual` is relative to what is sent."""
         before, self.loss = self.loss, loss
+        noise, self.error = hypot(self.error, error), error
         left, self.residual = self.residual, residual
-        if not isnan(before) and loss > max(LOSS_RISE * before, before + 3 * error):
+        if not isnan(before) and loss > max(LOSS_RISE * before, before + 3 * noise):
             return f"the loss rose from {before:.4g} to {loss:.4g}"
         if not isnan(left) and residual > RESIDUAL_RISE * max(left, 1):
             return f"the residual rose from {left:.3g} to {residual:.3g} times what is sent"
