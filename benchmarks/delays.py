@@ -19,7 +19,7 @@ import torch
 from controllers import TASKS
 from ranks import save
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import parameters_to_vector
 
 from gradwire.controllers.gain import Reading, share_of
 from gradwire.controllers.gravac import HORIZON_WINDOWS
@@ -37,11 +37,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120, help="of the dense run; the others take twice as many")
     arguments = parser.parse_args()
     rows, dense = [], []
-    thirds = arguments.steps / 3, arguments.steps
+    ends = arguments.steps / 3, arguments.steps
     for task, factor in product(arguments.tasks.split(","), [1.0, *map(float, arguments.factors.split(","))]):
         delays, losses = train(task, factor, arguments.steps * (1 if factor == 1 else 2))
         if factor == 1:
-            goals = [1.05 * min(loss for step, loss in losses.items() if step <= steps) for steps in thirds]
+            goals = [1.05 * min(loss for step, loss in losses.items() if step <= steps) for steps in ends]
             dense = [(first_below(losses, goal), goal) for goal in goals]
             continue
         rows.append(row(task, factor, delays[len(delays) * 2 // 3 :], losses, dense))
@@ -57,11 +57,11 @@ def train(name: str, factor: float, steps: int) -> tuple[list[tuple[float, float
     optimizer = optimizer_type(model.parameters(), **options)
     batches = [task.batches(rank, RANKS, 0) for rank in range(RANKS)]
     parameters = list(model.parameters())
-    numel = sum(parameter.numel() for parameter in parameters)
-    residuals = [torch.zeros(numel) for _ in range(RANKS)]
+    sizes = [parameter.numel() for parameter in parameters]
+    residuals = [torch.zeros(sum(sizes)) for _ in range(RANKS)]
     delays, losses = [], {}
     for step in range(1, steps + 1):
-        norms, mean = torch.zeros(2, 2), torch.zeros(numel)
+        norms, mean = torch.zeros(2, 2), torch.zeros(sum(sizes))
         for rank, residual in enumerate(residuals):
             inputs, targets = next(batches[rank])
             gradients = torch.autograd.grad(task.loss(model(inputs), targets), parameters)
@@ -69,7 +69,8 @@ def train(name: str, factor: float, steps: int) -> tuple[list[tuple[float, float
             sent = send(residual, factor)
             norms += torch.stack([norms_of(residual), norms_of(sent)])
             mean += sent / RANKS
-        set_gradients(parameters, mean)
+        for parameter, part in zip(parameters, mean.split(sizes), strict=True):
+            parameter.grad = part.view_as(parameter)
         optimizer.step()
         left, gone = norms.tolist()
         delays.append((left[0] / gone[0], left[1] / gone[1]))
@@ -89,12 +90,6 @@ def send(residual: Tensor, factor: float) -> Tensor:
 
 def norms_of(x: Tensor) -> Tensor:
     return torch.stack([x.square().sum(), x.abs().sum()])
-
-
-def set_gradients(parameters: list[Any], flat: Tensor) -> None:
-    for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter)
-    vector_to_parameters(flat, [parameter.grad for parameter in parameters])
 
 
 def first_below(losses: dict[int, float], goal: float) -> int | None:

@@ -49,7 +49,7 @@ class Factors:
     @property
     def throughputs(self) -> list[float]:
         """Gain per second of each factor, NaN where it was not tried."""
-        return [self._gain(share) / seconds for share, seconds in zip(self.shares, self.seconds, strict=True)]
+        return [self.reading.of(share) / seconds for share, seconds in zip(self.shares, self.seconds, strict=True)]
 
     def explore(self) -> None:
         """Begins anew."""
@@ -72,7 +72,7 @@ class Factors:
         """What follows from a window in which the factor in force had this share, and steps took `seconds`; in
         words."""
         share = min(share, self.most(self.index))
-        if self._gain(share) < self.least_gain:
+        if self.reading.of(share) < self.least_gain:
             return self._freeze(f"the gain at {self.factor:g}x is too small")
         self._time(seconds)
         self.shares[self.index] = share
@@ -84,7 +84,7 @@ class Factors:
             return self._freeze("past the peak")
         if self.index == len(self.factors) - 1:
             return self._freeze("all were tried")
-        if self._gain(self.most(self.index + 1)) < self.least_gain:
+        if self.reading.of(self.most(self.index + 1)) < self.least_gain:
             return self._freeze(f"{self.factors[self.index + 1]:g}x would gain too little")
         self.index += 1
         return f"scale up to {self.factor:g}x"
@@ -95,7 +95,7 @@ class Factors:
         before = self.index
         self.shares[before] = min(share, self.most(before))
         now, *smaller = self.throughputs[before::-1]
-        too_small = self._gain(share) < self.least_gain
+        too_small = self.reading.of(share) < self.least_gain
         if any(too_small or now < t * (1 - self.tolerance) for t in smaller if not isnan(t)):
             self._stay(before - 1 if too_small else before)
         return self.index < before
@@ -115,9 +115,6 @@ class Factors:
         if not isnan(slowdown):
             self.seconds[: self.index] = [known * slowdown for known in self.seconds[: self.index]]
         self.seconds[self.index] = seconds
-
-    def _gain(self, share: float) -> float:
-        return self.reading.of(share)
 
     def _freeze(self, reason: str) -> str:
         self._stay(len(self.factors) - 1)

@@ -67,7 +67,7 @@ class Window:
         return Summary(
             *((part / whole if whole else 1.0) for part in (held, sent)),
             factor=elements / sent_elements if sent_elements else 1.0,
-            seconds=max(median(seconds), 1e-9) if seconds else 1e-9,
+            seconds=median(seconds) if seconds else 1e-9,
             loss=fmean(losses) if losses else nan,
             loss_error=pstdev(losses) / sqrt(len(losses)) if losses else 0.0,
         )
