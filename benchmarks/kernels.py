@@ -1,0 +1,123 @@
+"""The native kernels beside the reference in torch: one thread, in turns, median CPU time.
+
+    python benchmarks/kernels.py [--small]
+
+Each row is a whole pass: the residual read and written, the gradient added in, encoded and packed; or 8 payloads
+decoded and added up. CPU time of the process, which other load on the machine disturbs less than the clock's.
+Writes benchmarks/results/kernels.json and prints a Markdown table.
+"""
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from gradwire.ops import native, reference
+from gradwire.ops.entries import Entries
+from gradwire.ops.formats import Blocks, Code, Compact, nearest, one_bit, qsgd, sign, ternary
+
+RESULTS = Path(__file__).parent / "results"
+RANKS = 8
+WIDTH = 4608
+Run = Callable[[ModuleType], object]
+
+
+def main() -> None:
+    if not native.available():
+        raise SystemExit(f"nothing to compare: {native.reason()}")
+    torch.set_num_threads(1)
+    sizes = [1_000_000] if "--small" in sys.argv else [4_000_000, 25_000_000]
+    rows = [row for n in sizes for row in measure(n)]
+    print(f"{platform.processor() or platform.machine()}, {native.reason()}, torch {torch.__version__}\n")
+    print("| pass | elements | reference ms | native ms | times |\n|---|---|---|---|---|")
+    for row in rows:
+        print(
+            f"| {row['name']} | {row['n'] / 1e6:.0f} M | {row['reference_ms']:.1f} | {row['native_ms']:.2f} "
+            f"| {row['reference_ms'] / row['native_ms']:.1f} |"
+        )
+    RESULTS.mkdir(exist_ok=True)
+    kept = {"date": time.strftime("%Y-%m-%d"), "level": native.level(), "torch": torch.__version__, "rows": rows}
+    (RESULTS / "kernels.json").write_text(json.dumps(kept, indent=1))
+
+
+def measure(n: int) -> Iterator[dict]:
+    for name, run in passes(n):
+        ours, theirs = in_turns(run, 9 if n > 10_000_000 else 25)
+        yield {"name": name, "n": n, "native_ms": ours, "reference_ms": theirs}
+
+
+def in_turns(run: Run, repeats: int) -> tuple[float, float]:
+    """Median CPU milliseconds of native and reference, a run of one after a run of the other."""
+    times: dict[ModuleType, list[float]] = {native: [], reference: []}
+    for turn in range(repeats + 2):
+        for ops, kept in times.items():
+            start = time.process_time()
+            run(ops)
+            if turn >= 2:
+                kept.append(1000 * (time.process_time() - start))
+    return statistics.median(times[native]), statistics.median(times[reference])
+
+
+def passes(n: int) -> Iterator[tuple[str, Run]]:
+    generator = torch.Generator().manual_seed(0)
+    old, gradient = torch.randn(n, generator=generator), torch.randn(n, generator=generator)
+    next = torch.empty(n)
+    yield "add in", lambda ops: ops.add_in(next, old, gradient, 1.0, 0.125)
+    for name, entries in {
+        "top-k 1 %": Entries(n, n // 100), "top-k 0.1 %": Entries(n, n // 1000),
+        "top-k 1/16, 10 bits": Compact(n, n // 16),
+    }.items():  # fmt: skip
+        yield name, selecting(next, old, gradient, entries)
+        yield f"decode {RANKS}, {name}", decoding(next, rows_of(old, entries), entries)
+    matrix = old[: n // WIDTH * WIDTH].view(-1, WIDTH)
+    yield f"top-k 1 % of each {WIDTH}", lambda ops: ops.top_k_rows(matrix, WIDTH // 100)
+    for name, code in codes().items():
+        blocks = Blocks((n,), code)
+        yield name, quantising(next, old, gradient, blocks)
+        yield f"decode {RANKS}, {name}", decoding(next, rows_of(old, blocks), blocks)
+
+
+def codes() -> dict[str, Code]:
+    return {
+        "8 bits, stochastic, blocks of 1024": qsgd(), "8 bits, nearest, blocks of 128": nearest(8, 128),
+        "4 bits, nearest, blocks of 256": nearest(4, 256), "4 bits, nearest, blocks of 64": nearest(4),
+        "ternary, blocks of 1024": ternary(), "signs, blocks of 256": sign(), "one bit, blocks of 4096": one_bit(),
+    }  # fmt: skip
+
+
+def selecting(next: Tensor, old: Tensor, gradient: Tensor, layout: Entries | Compact) -> Run:
+    payload = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    return lambda ops: ops.add_select(next, old, gradient, 1.0, 0.125, layout, payload)
+
+
+def quantising(next: Tensor, old: Tensor, gradient: Tensor, layout: Blocks) -> Run:
+    payload = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    return lambda ops: ops.add_quantise(next, old, gradient, 1.0, 0.125, layout, payload, keep=True, seed=1)
+
+
+def decoding(out: Tensor, rows: Tensor, layout: Blocks | Entries | Compact) -> Run:
+    return lambda ops: ops.decode_sum(rows, out, layout)
+
+
+def rows_of(x: Tensor, layout: Blocks | Entries | Compact) -> Tensor:
+    """The payloads of all ranks, each of another gradient: x, turned."""
+    rows = torch.zeros(RANKS, layout.nbytes, dtype=torch.uint8)
+    next = torch.empty_like(x)
+    for rank, row in enumerate(rows):
+        turned = x.roll(rank * 12_345)
+        if isinstance(layout, Blocks):
+            native.add_quantise(next, turned, None, 1.0, 0.0, layout, row, keep=False)
+        else:
+            native.add_select(next, turned, None, 1.0, 0.0, layout, row)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

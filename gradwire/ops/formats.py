@@ -1,0 +1,154 @@
+"""How payloads are laid out: blocks of codes with their scales, and entries of about 10 bits."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+Kind = Literal["nearest", "stochastic", "sign", "one bit"]
+
+
+@dataclass(frozen=True)
+class Code:
+    """How a block of `block` elements becomes one or two scales and a code of `bits` bits per element.
+
+    nearest: code = round(x / scale) within ±top, scale = max|x| / top in bfloat16.
+    stochastic: code = round(x · top / scale + noise), scale = max|x| in float32.
+    sign: code = (x ≥ 0), scale = mean|x| in float32; stands for ±scale.
+    one bit: code = (x ≥ 0), scales = the mean of the negative elements, then that of the others.
+
+    Codes are two's complement, the first element lowest. Use the functions below to make one.
+    """
+
+    kind: Kind
+    bits: int
+    top: int
+    block: int
+
+    def __post_init__(self) -> None:
+        if self.block < 8 or self.block % 8:
+            raise ValueError(f"block={self.block} elements do not fill bytes; use a multiple of 8, e.g. block=64")
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of one block's scales."""
+        return {"nearest": 2, "stochastic": 4, "sign": 4, "one bit": 8}[self.kind]
+
+
+def nearest(bits: int, block: int = 64) -> Code:
+    """2, 3, 4 or 8 bits, rounded to the nearest level; wants a memory."""
+    if bits not in (2, 3, 4, 8):
+        raise ValueError(f"bits={bits} is not a size that codes are packed in; use 2, 3, 4 or 8")
+    return Code("nearest", bits, 2 ** (bits - 1) - 1, block)
+
+
+def qsgd(levels: int = 127, block: int = 1024) -> Code:
+    """8 bits, rounded up or down at random (Alistarh et al., NeurIPS 2017, https://arxiv.org/abs/1610.02132)."""
+    if not 1 <= levels <= 127:
+        raise ValueError(f"levels={levels} do not fit 8 bits with a sign; use 1 to 127")
+    return Code("stochastic", 8, levels, block)
+
+
+def ternary(block: int = 1024) -> Code:
+    """-1, 0 or 1 at random (Wen et al., NeurIPS 2017, https://arxiv.org/abs/1705.07878)."""
+    return Code("stochastic", 2, 1, block)
+
+
+def sign(block: int = 256) -> Code:
+    """Signs times the mean magnitude (Karimireddy et al., ICML 2019, https://arxiv.org/abs/1901.09847)."""
+    return Code("sign", 1, 1, block)
+
+
+def one_bit(block: int = 4096) -> Code:
+    """The mean of a block's negatives, or of its others (Seide et al., Interspeech 2014,
+    https://www.isca-archive.org/interspeech_2014/seide14_interspeech.html)."""
+    return Code("one bit", 1, 1, block)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Segments of `lengths` elements, each cut into blocks of its own; the last block of a segment may be shorter.
+
+    So no scale spans two slots. Payload: the scales of all blocks, then from `codes_at` the codes of all blocks. A
+    segment's codes begin with a byte of their own. Codes of `nearest` begin at a multiple of 16 bytes.
+    """
+
+    lengths: tuple[int, ...]
+    code: Code
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of all segments."""
+        return sum(self.lengths)
+
+    @cached_property
+    def count(self) -> int:
+        """How many blocks there are."""
+        return sum(-(-length // self.code.block) for length in self.lengths)
+
+    @cached_property
+    def codes_at(self) -> int:
+        """Where the codes begin."""
+        align = 16 if self.code.kind == "nearest" else 4
+        return -(-self.count * self.code.scale_bytes // align) * align
+
+    @cached_property
+    def end(self) -> int:
+        """Where the codes end."""
+        return self.codes_at + sum(-(-length * self.code.bits // 8) for length in self.lengths)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload; a multiple of 4."""
+        return -(-self.end // 4) * 4
+
+    @cached_property
+    def gaps(self) -> list[slice]:
+        """What is filled with zeros: between scales and codes, and after them."""
+        gaps = slice(self.count * self.code.scale_bytes, self.codes_at), slice(self.end, self.nbytes)
+        return [gap for gap in gaps if gap.start < gap.stop]
+
+
+GROUP = 1024
+"""Elements that share a scale in a `Compact` payload."""
+
+
+@dataclass(frozen=True)
+class Compact:
+    """Room for up to `k` of n elements in about 4 + 2 + log2(n/k) bits each: signs with one of 8 levels, a factor of
+    2^0.75 apart, and indices by Elias and Fano (Elias, J. ACM 1974, https://doi.org/10.1145/321812.321820).
+
+    Payload, each part filled up to 4 bytes, the first element lowest:
+
+    scales: ceil(n / 1024) bfloat16, the largest magnitude of each 1,024 elements; 0 where none is sent.
+    upper: k + (n >> l) + 1 bits; bit (index >> l) + j is set for entry j; l = floor(log2(n / k)).
+    lower: k·l bits, the l lower bits of each index.
+    codes: 4·k bits, level e in 0..7, and 8 for minus; stands for scale·2^(-0.75·e).
+
+    Fewer than k set bits mean fewer entries.
+    """
+
+    n: int
+    k: int
+
+    @cached_property
+    def low_bits(self) -> int:
+        """l: how many bits of each index are stored as they are."""
+        return (self.n // self.k).bit_length() - 1
+
+    @cached_property
+    def parts(self) -> tuple[int, int, int, int]:
+        """Bits of scales, upper, lower and codes."""
+        return 16 * -(-self.n // GROUP), self.k + (self.n >> self.low_bits) + 1, self.k * self.low_bits, 4 * self.k
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The byte where each part begins, and where the last one ends."""
+        starts = [0]
+        for bits in self.parts:
+            starts.append(starts[-1] + -(-bits // 32) * 4)
+        return tuple(starts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload; a multiple of 4."""
+        return self.starts[-1]

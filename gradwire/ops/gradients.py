@@ -1,0 +1,185 @@
+"""A group's gradients where a framework keeps them: added into a flat vector, and replaced by their means."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from gradwire.slots import Layout, Slot
+from gradwire.torch_private import add_each, copy_each, scale_each
+
+FEW = 16
+"""Up to so many tensors one call each is no slower than one call for all, and needs fewer passes."""
+
+Share = float | Tensor
+"""What one rank's gradient counts in the mean; with a loss scale on a GPU a tensor ()."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements `start` to `end` of a group's flat vector, seen in the shape of one slot, or flat where a tensor of
+    several slots lies there."""
+
+    start: int
+    end: int
+    slot: Slot | None
+
+    def of(self, flat: Tensor) -> Tensor:
+        """This piece of a flat vector."""
+        part = flat[self.start : self.end]
+        return part if self.slot is None else self.slot.view(part)
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """How the tensors that hold a group's gradients divide its flat vector."""
+
+    layout: Layout
+    pieces: tuple[Piece, ...]
+    _views: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def by_slot(cls, layout: Layout) -> "Pieces":
+        """A tensor for each slot."""
+        return cls(layout, tuple(map(Piece, layout.offsets, layout.offsets[1:], layout.slots)))
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The pieces of a flat vector (n,), made once for each place in memory."""
+        at = flat.data_ptr()
+        if at not in self._views:
+            self._views[at] = [piece.of(flat) for piece in self.pieces]
+        return self._views[at]
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """One tensor for each piece; their means take their place."""
+
+    pieces: Pieces
+    tensors: Sequence[Tensor]
+
+    @classmethod
+    def merged(cls, layout: Layout, tensors: Sequence[Tensor]) -> "Gradients":
+        """A tensor for each slot; neighbours in memory become one piece, as the slots of a bucket of DDP's are."""
+        pieces: list[Piece] = []
+        merged: list[Tensor] = []
+        for slot, start, tensor in zip(layout.slots, layout.offsets, tensors, strict=False):
+            last = merged[-1] if merged else None
+            if tensor.stride() != slot.strides:
+                pieces.append(Piece(start, start + slot.numel, slot))
+                merged.append(tensor)
+            elif last is not None and pieces[-1].slot is None and _follows(tensor, last):
+                pieces[-1] = Piece(pieces[-1].start, start + slot.numel, None)
+                merged[-1] = last.as_strided((last.numel() + slot.numel,), (1,))
+            else:
+                pieces.append(Piece(start, start + slot.numel, None))
+                merged.append(tensor.as_strided((slot.numel,), (1,)))
+        return cls(Pieces(layout, tuple(pieces)), merged)
+
+    @classmethod
+    def of_vector(cls, layout: Layout, vector: Tensor) -> "Gradients":
+        """All slots one after another in a vector (n,)."""
+        return cls(Pieces(layout, (Piece(0, layout.numel, None),)), [vector])
+
+    @cached_property
+    def whole(self) -> Tensor | None:
+        """All of them as one vector (n,), where they lie one after another."""
+        return self.tensors[0] if len(self.tensors) == 1 and self.pieces.pieces[0].slot is None else None
+
+    @cached_property
+    def flat(self) -> Tensor | None:
+        """`whole`, if it is float32, as what is computed is."""
+        return self.whole if self.whole is not None and self.whole.dtype == torch.float32 else None
+
+    def slot(self, index: int) -> Tensor:
+        """The part of the tensors that belongs to a slot, in its shape."""
+        slot, start = self.pieces.layout.slots[index], self.pieces.layout.offsets[index]
+        for piece, tensor in zip(self.pieces.pieces, self.tensors, strict=True):
+            if piece.start <= start < piece.end:
+                return tensor if piece.slot else slot.view(tensor[start - piece.start :][: slot.numel])
+        raise AssertionError("pieces cover all slots")
+
+    def add_to(self, out: Tensor, before: Tensor, share: Share, decay: float = 1.0) -> None:
+        """out = decay·before + share·gradient; all (n,), out and before float32 and not the same memory."""
+        targets = self.pieces.views(out)
+        if len(targets) > FEW and not isinstance(share, Tensor):
+            torch.mul(before, decay, out=out)
+            add_each(targets, self.tensors, share)
+            return
+        if len(targets) > FEW or decay != 1:
+            self.write_to(out, share)
+            out.add_(before, alpha=decay)
+            return
+        for target, old, tensor in zip(targets, self.pieces.views(before), self.tensors, strict=True):
+            if isinstance(share, Tensor):
+                torch.addcmul(old, tensor.to(torch.float32), share, out=target)
+            else:
+                torch.add(old, tensor, alpha=share, out=target)
+
+    def write_to(self, out: Tensor, share: Share) -> None:
+        """out = share·gradient; out (n,) float32 may be `flat`."""
+        if self.flat is not None:
+            torch.mul(self.flat, share, out=out)
+        else:
+            copy_each(self.pieces.views(out), self.tensors)
+            out.mul_(share)
+
+    def scale(self, factor: float) -> None:
+        """gradient *= factor, where they are."""
+        scale_each(self.tensors, factor)
+
+    def copy_to(self, out: Tensor) -> None:
+        """out (n,), of any type, becomes the gradients."""
+        copy_each(self.pieces.views(out), self.tensors)
+
+    def take(self, means: Tensor, scale: Share | None) -> None:
+        """Puts the means (n,) where the gradients were, times `scale`."""
+        if means is not self.flat:
+            copy_each(self.tensors, self.pieces.views(means))
+        if scale is not None:
+            scale_each(self.tensors, scale)
+
+    def spoil(self) -> None:
+        """Nobody is to use this step's means."""
+        for tensor in self.tensors:
+            tensor.fill_(torch.nan)
+
+    def spoil_where(self, nonfinite: Tensor) -> None:
+        """Adds NaN, or 0, (1,) to one element of each slot: so a GPU need not be asked which."""
+        add_each(self._firsts, [nonfinite] * len(self._firsts))
+
+    @cached_property
+    def _firsts(self) -> list[Tensor]:
+        """One element (1,) of each slot."""
+        return [self.slot(i).as_strided((1,), (1,)) for i in range(len(self.pieces.layout.slots))]
+
+
+def _follows(tensor: Tensor, last: Tensor) -> bool:
+    """Whether it begins where the other ends, in the same memory and of the same type."""
+    return (
+        tensor.dtype == last.dtype
+        and tensor.untyped_storage().data_ptr() == last.untyped_storage().data_ptr()
+        and tensor.storage_offset() == last.storage_offset() + last.numel()
+    )
+
+
+def mark_nonfinite(x: Tensor, flag: Tensor) -> None:
+    """Adds NaN to flag (1,) where x (n,) is not finite. On a CPU x is then 0, so that what travels is harmless; a GPU
+    is not asked, and what it computes from x is forgotten."""
+    total = x.sum()
+    if x.device.type != "cpu":
+        flag.add_(total.mul_(0))
+    elif not isfinite(total.item()):
+        flag.fill_(torch.nan)
+        x.zero_()
+
+
+def add_unless(total: Tensor, mean: Tensor, nonfinite: Tensor, scale: Share) -> None:
+    """total += mean / scale, but for a step that does not count: where `nonfinite` (1,) is NaN."""
+    if total.device.type != "cpu":
+        total.add_(torch.where(nonfinite.isnan(), 0, mean).div_(scale))
+    elif not nonfinite.isnan():
+        total.add_(mean, alpha=1 / float(scale))

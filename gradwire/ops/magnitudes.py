@@ -1,0 +1,72 @@
+"""Statistics of |x|, tile by tile: what threshold estimates are made from. On a CPU, but for their sum."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire.ops.tiles import TILE, spans
+from gradwire.ops.workspace import Workspace
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Tail:
+    """How |x| exceeds a threshold: how many elements do, and mean, variance and mean logarithm of the excess."""
+
+    count: int
+    mean: float
+    variance: float
+    log: float
+
+
+def count(x: Tensor, threshold: float, scratch: Workspace) -> int:
+    """How many elements of x (n,) have |x| ≥ threshold."""
+    limit = np.float32(min(threshold, LARGEST))
+    return sum(int(np.count_nonzero(np.greater_equal(part, limit))) for part in _tiles(x, scratch))
+
+
+@np.errstate(over="ignore")
+def magnitude_sum(x: Tensor, scratch: Workspace) -> Tensor:
+    """The sum of |x|, (), where x is."""
+    if x.device.type != "cpu":
+        return torch.linalg.vector_norm(x, 1)  # on a CPU slower than tile by tile
+    return torch.tensor(sum(float(part.sum()) for part in _tiles(x, scratch)), dtype=torch.float32)
+
+
+@np.errstate(over="ignore")
+def mean_and_peak(x: Tensor, scratch: Workspace) -> tuple[float, float]:
+    """The mean and the largest |x|."""
+    total = peak = 0.0
+    for part in _tiles(x, scratch):
+        total += float(part.sum())
+        peak = max(peak, float(part.max()))
+    return total / len(x), peak
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def tail(x: Tensor, threshold: float, scratch: Workspace, *, logs: bool = False) -> Tail:
+    """How x (n,) exceeds the threshold; the mean logarithm only where `logs`, for it costs most."""
+    number, total, squares, log = 0, 0.0, 0.0, 0.0
+    for excess in _tiles(x, scratch):
+        np.maximum(np.subtract(excess, np.float32(threshold), out=excess), 0, out=excess)
+        number += int(np.count_nonzero(excess))
+        total += float(excess.sum())
+        squares += float(np.dot(excess, excess))
+        if logs:
+            excess[excess == 0] = 1  # counts for nothing
+            log += float(np.log(excess, out=excess).sum())
+    if not number:
+        return Tail(0, 0.0, 0.0, 0.0)
+    mean = total / number
+    return Tail(number, mean, squares / number - mean * mean, log / number)
+
+
+def _tiles(x: Tensor, scratch: Workspace) -> Iterator[np.ndarray]:
+    """|x|, a tile at a time in the same buffer."""
+    values, magnitude = x.numpy(), scratch.tensor("magnitude", (TILE,)).numpy()
+    for start, end in spans(x):
+        yield np.abs(values[start:end], out=magnitude[: end - start])

@@ -1,0 +1,17 @@
+"""The functions of `gradwire.ops.reference` in C++, for tensors on a CPU: one pass each, without Python's lock.
+
+Every level of instructions gives the same bits as the reference, but for the scales of `sign` and `one bit` codes,
+whose sums it adds up in another order. Call these only where `available()`.
+"""
+
+from gradwire.ops.native.adding import accepts, add_in, add_quantise, add_select
+from gradwire.ops.native.bits import pack_codes, pack_signs, unpack_codes, unpack_signs
+from gradwire.ops.native.decoding import decode_sum, pack_entries, release, unpack_entries
+from gradwire.ops.native.library import LEVELS, available, level, reason, set_level
+from gradwire.ops.native.selecting import above, top_k, top_k_columns, top_k_rows
+
+__all__ = [
+    "LEVELS", "above", "accepts", "add_in", "add_quantise", "add_select", "available", "decode_sum", "level",
+    "pack_codes", "pack_entries", "pack_signs", "reason", "release", "set_level", "top_k", "top_k_columns",
+    "top_k_rows", "unpack_codes", "unpack_entries", "unpack_signs",
+]  # fmt: skip

@@ -1,0 +1,114 @@
+"""Finds and loads the library, and says why where it cannot be used."""
+
+import ctypes
+import os
+import threading
+from ctypes import CDLL, c_float, c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gradwire.ops.native as package
+
+ABI = 1
+"""What `gw_abi()` of a library that fits returns: `GW_ABI` in native/gradwire.h."""
+
+LEVELS = {1: "baseline", 3: "avx2", 4: "avx512"}
+"""Of instructions; the baseline is SSE2, NEON, or plain code."""
+
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "gw_abi": (c_int, ()),
+    "gw_level": (c_int, ()),
+    "gw_set_level": (c_int, (c_int,)),
+    "gw_add_in": (c_int, (c_void_p, c_int64)),
+    "gw_add_select": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "gw_add_quantise": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int)),
+    "gw_select_room": (c_int64, (c_int64, c_int64)),
+    "gw_top_k": (c_int64, (c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
+    "gw_above": (c_int64, (c_void_p, c_int64, c_float, c_int64, c_void_p, c_void_p)),
+    "gw_top_k_rows": (None, (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p)),
+    "gw_decode_blocks": (None, (c_void_p, c_void_p, c_void_p, c_int64)),
+    "gw_decode_entries": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "gw_entries_room": (c_int64, (c_void_p, c_int64)),
+    "gw_release": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "gw_pack_entries": (None, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p)),
+    "gw_unpack_entries": (c_int64, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "gw_pack_signs": (None, (c_void_p, c_int64, c_int, c_void_p)),
+    "gw_unpack_signs": (None, (c_void_p, c_int64, c_void_p)),
+    "gw_pack_codes": (None, (c_void_p, c_int64, c_int, c_void_p)),
+    "gw_unpack_codes": (None, (c_void_p, c_int64, c_int, c_void_p)),
+}
+
+_rooms = threading.local()
+
+
+def available() -> bool:
+    """Whether the library can be used."""
+    return _find()[0] is not None
+
+
+def reason() -> str:
+    """Which level of instructions is in use, or why the library is not."""
+    return f"level {level()}" if available() else _find()[1]
+
+
+def level() -> str:
+    """The level of instructions in use, one of `LEVELS`."""
+    return LEVELS[library().gw_level()]
+
+
+def set_level(name: str) -> bool:
+    """Uses this level; whether the machine has it. "best" uses the machine's best."""
+    number = {known: number for number, known in LEVELS.items()}.get(name, 0)
+    return library().gw_set_level(number) == number or name == "best"
+
+
+def library() -> CDLL:
+    """The loaded library; only where `available()`."""
+    found, why = _find()
+    assert found is not None, why
+    return found
+
+
+def room(nbytes: int) -> int:
+    """The address of at least so many bytes, which this thread keeps for its next call."""
+    kept = getattr(_rooms, "bytes", None)
+    if kept is None or len(kept) < nbytes:
+        kept = _rooms.bytes = np.empty(nbytes, np.uint8)
+    return kept.ctypes.data
+
+
+@cache
+def _find() -> tuple[CDLL | None, str]:
+    """The library, or None and the reason."""
+    choice = os.environ.get("GRADWIRE_KERNELS", "")
+    if choice == "reference":
+        return None, "GRADWIRE_KERNELS=reference"
+    if choice and not Path(choice).is_file():
+        raise ValueError(f"GRADWIRE_KERNELS={choice} is no file; set it to reference, to a library, or not at all")
+    files = [Path(choice)] if choice else _installed()
+    if not files:
+        return None, "no library was built: there was no C++ compiler, or this is the wheel for any platform"
+    try:
+        return _load(files[0]), ""
+    except (OSError, AttributeError) as error:
+        return None, f"the library does not load: {error}"
+    except ValueError as error:
+        return None, str(error)
+
+
+def _installed() -> list[Path]:
+    """The library beside this package; an editable install has two folders for it, the sources' and a library's."""
+    return [file for folder in package.__path__ for file in Path(folder).glob("libgradwire.*")]
+
+
+def _load(file: Path) -> CDLL:
+    found = ctypes.CDLL(str(file))
+    if (abi := found.gw_abi()) != ABI:
+        raise ValueError(f"the library has ABI {abi} and this version wants {ABI}: reinstall Gradwire")
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = result, arguments
+    return found

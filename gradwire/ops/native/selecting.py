@@ -1,0 +1,43 @@
+"""Which elements are the largest: see `gradwire.ops.reference.selecting`."""
+
+import torch
+from torch import Tensor
+
+from gradwire.ops.native.library import library, room
+
+SLACK = 4112
+"""What `gw_above` may write past the last one: `GW_SLACK` in native/gradwire.h."""
+COLUMNS = 128
+"""Columns turned into rows at a time: fewer would read a cache line for a part of it."""
+
+
+def top_k(x: Tensor, k: int) -> Tensor:
+    """See the reference."""
+    c, n = library(), len(x)
+    indices = torch.empty(min(n, k), dtype=torch.int32)
+    found = c.gw_top_k(x.data_ptr(), n, k, indices.data_ptr(), room(c.gw_select_room(n, k)))
+    return indices[:found].long()
+
+
+def above(x: Tensor, bound: float, most: int) -> tuple[Tensor, Tensor] | None:
+    """See the reference."""
+    space = min(len(x), most) + SLACK
+    indices, magnitudes = torch.empty(space, dtype=torch.int32), torch.empty(space)
+    found = library().gw_above(x.data_ptr(), len(x), bound, most, indices.data_ptr(), magnitudes.data_ptr())
+    return None if found < 0 else (indices[:found].long(), magnitudes[:found])
+
+
+def top_k_rows(matrix: Tensor, k: int) -> Tensor:
+    """See the reference."""
+    rows, length = matrix.shape
+    indices = torch.empty(rows, k, dtype=torch.int32)
+    space = room(4 * (3 * length + 64))
+    library().gw_top_k_rows(matrix.data_ptr(), rows, length, k, indices.data_ptr(), space)
+    return indices.long()
+
+
+def top_k_columns(matrix: Tensor, k: int) -> Tensor:
+    """See the reference."""
+    columns = matrix.shape[1]
+    parts = [matrix[:, start : start + COLUMNS].T.contiguous() for start in range(0, columns, COLUMNS)]
+    return torch.cat([top_k_rows(part, k) for part in parts])

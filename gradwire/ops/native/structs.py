@@ -1,0 +1,85 @@
+"""The structs of native/gradwire.h, made from tensors and layouts."""
+
+from collections.abc import Sequence
+from ctypes import Array, Structure, addressof, c_float, c_int32, c_int64, c_void_p
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.ops.entries import Entries
+from gradwire.ops.formats import Blocks, Compact
+
+DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+KINDS = {"nearest": 0, "stochastic": 1, "sign": 2, "one bit": 3}
+
+
+class Segment(Structure):
+    """`gw_segment`."""
+
+    _fields_: ClassVar = [("gradient", c_void_p), ("length", c_int64), ("dtype", c_int64)]
+
+
+class Addends(Structure):
+    """`gw_addends`."""
+
+    _fields_: ClassVar = [
+        ("next", c_void_p), ("old", c_void_p), ("segments", c_void_p), ("count", c_int64), ("decay", c_float),
+        ("share", c_float),
+    ]  # fmt: skip
+
+
+class Span(Structure):
+    """`gw_span`."""
+
+    _fields_: ClassVar = [("data", c_void_p), ("length", c_int64)]
+
+
+class BlocksStruct(Structure):
+    """`gw_blocks`."""
+
+    _fields_: ClassVar = [
+        ("lengths", c_void_p), ("count", c_int64), ("kind", c_int32), ("bits", c_int32), ("top", c_int32),
+        ("block", c_int32),
+    ]  # fmt: skip
+
+
+class Layout(Structure):
+    """`gw_layout`."""
+
+    _fields_: ClassVar = [("n", c_int64), ("k", c_int64), ("format", c_int64)]
+
+
+class Rows(Structure):
+    """`gw_rows`."""
+
+    _fields_: ClassVar = [("data", c_void_p), ("stride", c_int64), ("ranks", c_int64)]
+
+
+def segment_array(parts: Sequence[tuple[Tensor | None, int]]) -> Array[Segment]:
+    """Gradients and their lengths, as `vectors.segments` gives them."""
+    return (Segment * len(parts))(
+        *((0, length, 0) if part is None else (part.data_ptr(), length, DTYPES[part.dtype]) for part, length in parts)
+    )
+
+
+def span_array(parts: Sequence[Tensor]) -> Array[Span]:
+    """Parts of an output."""
+    return (Span * len(parts))(*((part.data_ptr(), part.numel()) for part in parts))
+
+
+@lru_cache(maxsize=1024)
+def blocks_struct(layout: Blocks) -> BlocksStruct:
+    """Kept by layout: it has as many lengths as a group has slots."""
+    lengths = (c_int64 * len(layout.lengths))(*layout.lengths)
+    code = layout.code
+    made = BlocksStruct(addressof(lengths), len(lengths), KINDS[code.kind], code.bits, code.top, code.block)
+    made.kept_alive = lengths
+    return made
+
+
+@lru_cache(maxsize=1024)
+def layout_struct(layout: Entries | Compact) -> Layout:
+    """How entries are laid out."""
+    return Layout(layout.n, layout.k, int(isinstance(layout, Compact)))

@@ -1,0 +1,59 @@
+"""Orthonormal bases of thin matrices."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.torch_private import copy_each
+
+HOUSEHOLDER_RANK = 16
+"""Up to this many vectors Householder's QR is faster on a CPU than Cholesky's, and never needs a second try."""
+
+NOISE = 1e-6
+"""Relative size of what completes dependent vectors: above float32's rounding, below anything a gradient shows."""
+
+
+def orthogonalize(factors: Sequence[Tensor]) -> None:
+    """Makes the rows of each (r, n) tensor, r <= n, orthonormal, in place; equal shapes share one batched call.
+
+    Whatever the rows are, zero and linearly dependent ones too, the result is finite and orthonormal and spans
+    them, so that nothing divides by zero and a later gradient finds a basis.
+    """
+    batches: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
+    for factor in factors:
+        batches[tuple(factor.shape)].append(factor)
+    for batch in batches.values():
+        copy_each(batch, _orthonormal(torch.stack(batch)).unbind())
+
+
+def _orthonormal(a: Tensor) -> Tensor:
+    """Orthonormal rows for each matrix of a (k, r, n)."""
+    if a.shape[1] <= HOUSEHOLDER_RANK:
+        return torch.linalg.qr(a.mT).Q.mT
+    if a.device.type == "cpu":
+        q, _ = _cholesky_qr(a)
+        q, gram = _cholesky_qr(q)
+        if (gram - torch.eye(a.shape[1])).abs().amax() < 0.01:  # False for NaN
+            return q
+    # CUDA begins here, for asking how the first try went would make the host wait
+    q, _ = _cholesky_qr(_independent(a))
+    q, _ = _cholesky_qr(q.float())
+    return q
+
+
+def _cholesky_qr(a: Tensor) -> tuple[Tensor, Tensor]:
+    """L⁻¹ a, where L Lᵀ = a aᵀ (k, r, r), which is returned too. Twice gives what rounding allows (Cholesky-QR2,
+    https://arxiv.org/abs/1401.5171)."""
+    gram = a @ a.mT
+    lower, _ = torch.linalg.cholesky_ex(gram)
+    return torch.linalg.solve_triangular(lower, a, upper=False), gram
+
+
+def _independent(a: Tensor) -> Tensor:
+    """a in float64, its rows of norm 1 and, by noise that is the same on all ranks, linearly independent."""
+    generator = torch.Generator(a.device).manual_seed(0)
+    noise = torch.randn(a.shape[1:], generator=generator, device=a.device, dtype=torch.float64)
+    rows = torch.nn.functional.normalize(a.double(), dim=-1, eps=1e-300)
+    return rows.add_(noise, alpha=NOISE / a.shape[-1] ** 0.5)

@@ -1,0 +1,88 @@
+"""Blocks: a vector to scales and codes, and back."""
+
+from collections.abc import Iterator
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from gradwire.ops.formats import Blocks, Code
+from gradwire.ops.noise import Noise
+from gradwire.ops.reference.bits import pack_codes, pack_signs, unpack_codes, unpack_signs
+from gradwire.ops.tiles import tiles
+
+BELOW_ONE = 1 - 2.0**-21
+"""Keeps the largest element at its level: two roundings up and the most noise would make 128 of 127."""
+LARGEST = float(torch.finfo(torch.bfloat16).max)
+
+
+def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: int) -> bool:
+    """x (n,) to payload, and where `keep`, what it stands for out of x; whether all scales are finite."""
+    for gap in layout.gaps:
+        payload[gap].zero_()
+    noise = Noise(seed, x.device)
+    finite = True
+    for part, scales, codes in walk(x, payload, layout):
+        finite &= _write(part, scales, codes, layout.code, noise)
+        if keep:
+            part.sub_(decode(scales, codes, layout.code, part.shape))
+    return finite
+
+
+def decode(scales: Tensor, codes: Tensor, code: Code, shape: tuple[int, ...]) -> Tensor:
+    """What scales (rows, ·) and codes (bytes,) stand for, (rows, width)."""
+    if code.bits == 1:
+        signs = torch.empty(shape, device=codes.device)
+        unpack_signs(codes, signs)
+        if code.kind == "sign":
+            return signs.mul_(scales)
+        return signs.clamp(min=0).mul_(scales[:, 1:]).add_(signs.clamp_(max=0).mul_(-scales[:, :1]))
+    numbers = torch.empty(shape, dtype=torch.int8, device=codes.device)
+    unpack_codes(codes, numbers.view(-1), code.bits)
+    return numbers.float().mul_(scales.float() if code.kind == "nearest" else scales / code.top)
+
+
+def walk(x: Tensor, payload: Tensor, layout: Blocks) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Tiles of blocks (rows, width) of x (n,), their scales (rows, 1 or 2) and their codes (bytes,)."""
+    code, start, block, byte = layout.code, 0, 0, layout.codes_at
+    dtype, each = (torch.bfloat16, 1) if code.kind == "nearest" else (torch.float32, code.scale_bytes // 4)
+    scales = payload[: layout.count * code.scale_bytes].view(dtype).view(layout.count, each)
+    for length in layout.lengths:
+        for _, rows, width in tiles(x[start : start + length], code.block):
+            end, size = start + rows * width, ceil(rows * width * code.bits / 8)
+            yield x[start:end].view(rows, width), scales[block : block + rows], payload[byte : byte + size]
+            start, block, byte = end, block + rows, byte + size
+
+
+def _write(part: Tensor, scales: Tensor, codes: Tensor, code: Code, noise: Noise) -> bool:
+    if code.bits == 1:
+        pack_signs(part.reshape(-1), codes)
+        return (_write_mean if code.kind == "sign" else _write_means)(part, scales)
+    most = part.abs().amax(1, keepdim=True)
+    if code.kind == "nearest":
+        scales.copy_((most / code.top).clamp_(max=LARGEST))
+        q = (part * _unless_infinite(1 / scales.float())).clamp_(-code.top, code.top)
+    else:
+        scales.copy_(most)
+        q = part * _unless_infinite(1 / most * (code.top * BELOW_ONE))
+        noise.add_to(q)
+    pack_codes(q.round_().to(torch.int8).view(-1), codes, code.bits)
+    return True
+
+
+def _write_mean(part: Tensor, scales: Tensor) -> bool:
+    torch.mean(part.abs(), 1, keepdim=True, out=scales)
+    return bool(scales.isfinite().all())
+
+
+def _write_means(part: Tensor, scales: Tensor) -> bool:
+    negative = part < 0
+    count = negative.sum(1)
+    scales[:, 0] = part.clamp(max=0).sum(1) / count.clamp(min=1)
+    scales[:, 1] = part.clamp(min=0).sum(1) / (part.shape[1] - count).clamp(min=1)
+    return bool(scales.isfinite().all())
+
+
+def _unless_infinite(inverse: Tensor) -> Tensor:
+    """A block too small for its scale's inverse counts as zero."""
+    return inverse.masked_fill_(inverse.isinf(), 0)

@@ -1,0 +1,43 @@
+"""The sum of all ranks' payloads, and what one of them takes out of a residual."""
+
+import torch
+from torch import Tensor
+
+from gradwire.ops.entries import Entries
+from gradwire.ops.formats import Blocks, Compact
+from gradwire.ops.reference.blocks import decode, walk
+from gradwire.ops.reference.entries import unpack_entries
+from gradwire.ops.vectors import Output, outputs
+
+
+def decode_sum(rows: Tensor, out: Output, layout: Blocks | Entries | Compact) -> None:
+    """Writes the sum of what rows (ranks, ≥ nbytes) uint8 stand for, rank by rank, to `out`: the same on every replica.
+
+    Parts of `out` end where the segments of blocks do. Raises ValueError for what is no payload; what is in `out` then
+    is unspecified.
+    """
+    n = layout.numel if isinstance(layout, Blocks) else layout.n
+    parts = outputs(out, n)
+    total = parts[0] if len(parts) == 1 else torch.empty(n, device=rows.device)
+    (_sum_blocks if isinstance(layout, Blocks) else _sum_entries)(rows, total, layout)  # pyright: ignore[reportArgumentType]
+    if len(parts) > 1:
+        for part, piece in zip(parts, total.split([part.numel() for part in parts]), strict=True):
+            part.view(-1).copy_(piece)
+
+
+def _sum_blocks(rows: Tensor, out: Tensor, layout: Blocks) -> None:
+    for tile in zip(*(walk(out, row, layout) for row in rows), strict=True):
+        for rank, (part, scales, codes) in enumerate(tile):
+            values = decode(scales, codes, layout.code, part.shape)
+            (part.add_ if rank else part.copy_)(values)
+
+
+def _sum_entries(rows: Tensor, out: Tensor, layout: Entries | Compact) -> None:
+    out.zero_()
+    for row in rows:
+        out.index_add_(0, *unpack_entries(row, layout))
+
+
+def release(x: Tensor, payload: Tensor, layout: Entries | Compact) -> None:
+    """x (n,) minus the payload's values at its indices; raises ValueError for what is no payload."""
+    x.index_add_(0, *unpack_entries(payload, layout), alpha=-1)

@@ -1,0 +1,40 @@
+"""Vectors that lie in parts: a gradient per slot, or an output per slot."""
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+Gradient = Tensor | Sequence[Tensor | int] | None
+"""A flat gradient (n,); or one per slot, one after another, a number for so many elements that have none."""
+
+Output = Tensor | Sequence[Tensor]
+"""A flat float32 tensor (n,), or parts that are n elements one after another."""
+
+
+def segments(gradient: Gradient, n: int) -> list[tuple[Tensor | None, int]]:
+    """Each part of the gradient, None where there is none, and its length; raises ValueError unless they are n."""
+    if gradient is None:
+        return [(None, n)]
+    parts = [gradient] if isinstance(gradient, Tensor) else gradient
+    found: list[tuple[Tensor | None, int]] = [
+        (None, part) if isinstance(part, int) else (part, part.numel()) for part in parts
+    ]
+    if (total := sum(length for _, length in found)) != n:
+        raise ValueError(f"the gradient has {total} elements, the vector {n}; give a number where one is absent")
+    return found
+
+
+def placed(gradient: Gradient, n: int) -> Iterator[tuple[int, Tensor | None, int]]:
+    """As `segments`, each after where it starts."""
+    start = 0
+    for part, length in segments(gradient, n):
+        yield start, part, length
+        start += length
+
+
+def outputs(out: Output, n: int) -> list[Tensor]:
+    """The parts of an output; raises ValueError unless they are n elements."""
+    parts = [out] if isinstance(out, Tensor) else list(out)
+    if (total := sum(part.numel() for part in parts)) != n:
+        raise ValueError(f"the output has {total} elements, the payload's vector {n}")
+    return parts

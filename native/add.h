@@ -1,0 +1,72 @@
+// next = decay * old + share * gradient, and whether it is finite.
+#pragma once
+#include "gradwire.h"
+#include "simd.h"
+
+namespace {
+
+struct Float32 {
+  static constexpr int bytes = 4;
+  template <class Lanes> static GW_INLINE Floats get(const char* from, Lanes lanes) {
+    return lanes.template get<Floats>(from);
+  }
+};
+
+struct BFloat16 {
+  static constexpr int bytes = 2;
+  template <class Lanes> static GW_INLINE Floats get(const char* from, Lanes lanes) {
+    return from_bfloat16(lanes.template get<Halves>(from));
+  }
+};
+
+struct Float16 {
+  static constexpr int bytes = 2;
+  template <class Lanes> static GW_INLINE Floats get(const char* from, Lanes lanes) {
+    return from_float16(lanes.template get<Halves>(from));
+  }
+};
+
+// Calls value(i, lanes) for each vector and writes it; v - v is 0 for what is finite, and NaN for NaN and infinity.
+template <class Value> GW_INLINE bool write_checked(float* next, int64_t n, Value value) {
+  Bits odd{};
+  each_vector(n, [&](int64_t i, auto lanes) GW_LAMBDA {
+    const Floats v = value(i, lanes);
+    odd |= (Bits)(v - v);
+    lanes.put(next + i, v);
+  });
+  uint32_t any = 0;
+  for (int lane = 0; lane < LANES; ++lane) any |= odd[lane];
+  return any == 0;
+}
+
+template <class Dtype>
+bool add_typed(float* next, const float* old, const void* gradient, int64_t n, float decay, float share) {
+  const char* g = static_cast<const char*>(gradient);
+  const Floats d = splat(decay), s = splat(share);
+  if (!old) {
+    return write_checked(next, n,
+                         [=](int64_t i, auto lanes) GW_LAMBDA { return s * Dtype::get(g + i * Dtype::bytes, lanes); });
+  }
+  return write_checked(next, n, [=](int64_t i, auto lanes) GW_LAMBDA {
+    return d * lanes.template get<Floats>(old + i) + s * Dtype::get(g + i * Dtype::bytes, lanes);
+  });
+}
+
+bool keep_old(float* next, const float* old, int64_t n, float decay) {
+  const Floats d = splat(decay);
+  return write_checked(next, n, [=](int64_t i, auto lanes) GW_LAMBDA {
+    return old ? d * lanes.template get<Floats>(old + i) : Floats{};
+  });
+}
+
+bool add_gradient(float* next, const float* old, const void* gradient, int64_t dtype, int64_t n, float decay,
+                  float share) {
+  switch (dtype) {
+    case GW_FLOAT32: return add_typed<Float32>(next, old, gradient, n, decay, share);
+    case GW_BFLOAT16: return add_typed<BFloat16>(next, old, gradient, n, decay, share);
+    case GW_FLOAT16: return add_typed<Float16>(next, old, gradient, n, decay, share);
+    default: return keep_old(next, old, n, decay);
+  }
+}
+
+}  // namespace

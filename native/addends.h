@@ -1,0 +1,34 @@
+// A pass over next = decay * old + share * gradient, tile by tile, across the segments' ends.
+#pragma once
+#include "kernels.h"
+
+inline const char* gradient_at(const gw_segment& segment, int64_t i) {
+  if (segment.dtype == GW_ABSENT) return nullptr;
+  return static_cast<const char*>(segment.gradient) + i * (segment.dtype == GW_FLOAT32 ? 4 : 2);
+}
+
+class Adding {
+ public:
+  explicit Adding(const gw_addends& addends) : a_(addends), segment_(addends.segments) {}
+
+  // Adds in the next `width` elements, and returns them.
+  float* next(int64_t width) {
+    float* const tile = a_.next + at_;
+    while (width) {
+      while (inside_ == segment_->length) ++segment_, inside_ = 0;
+      const int64_t rest = segment_->length - inside_, piece = rest < width ? rest : width;
+      finite_ &= kernels().add(a_.next + at_, a_.old ? a_.old + at_ : nullptr, gradient_at(*segment_, inside_),
+                               segment_->dtype, piece, a_.decay, a_.share);
+      at_ += piece, inside_ += piece, width -= piece;
+    }
+    return tile;
+  }
+
+  bool finite() const { return finite_; }
+
+ private:
+  const gw_addends& a_;
+  const gw_segment* segment_;
+  bool finite_ = true;
+  int64_t at_ = 0, inside_ = 0;
+};

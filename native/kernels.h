@@ -1,0 +1,38 @@
+// What each level does in its own way: work on tiles that lie in the first-level cache. The passes over whole vectors
+// are the same for all levels and call these through a table.
+#pragma once
+#include "gradwire.h"
+
+constexpr int64_t TILE = 4096;  // elements; 16 KB
+constexpr int64_t SPARE = 16;   // what `pick` may write past its last candidate
+
+struct Kernels {
+  // next = decay * old + share * gradient; false where a result is not finite.
+  bool (*add)(float* next, const float* old, const void* gradient, int64_t dtype, int64_t n, float decay, float share);
+  // Indices (`first` added) and values of |x| >= bound; `take` sets them to 0 in x.
+  int64_t (*pick)(const float* x, int64_t n, float bound, uint32_t first, uint32_t* indices, float* values);
+  int64_t (*take)(float* x, int64_t n, float bound, uint32_t first, uint32_t* indices, float* values);
+  // How many of n elements have |x| >= bound.
+  int64_t (*count)(const float* x, int64_t n, float bound);
+  // The largest magnitude of each of `groups` groups: elements j, j + groups, j + 2 * groups, ... of x, `each` of them.
+  void (*group_maxima)(const float* x, int64_t groups, int64_t each, float* maxima);
+  // Whole blocks, the last perhaps short: scales and codes, and where `keep`, x minus what they stand for. False where
+  // a scale is not finite. Moves `scales`, `codes` and `noise` on.
+  bool (*quantise)(float* x, int64_t n, const gw_code* code, uint8_t** scales, uint8_t** codes, uint64_t* noise,
+                   bool keep);
+  // What whole blocks stand for, written to out, or added to it; moves `scales` and `codes` on.
+  void (*dequantise)(float* out, int64_t n, const gw_code* code, const uint8_t** scales, const uint8_t** codes,
+                     bool add);
+  void (*pack_signs)(const float* x, int64_t n, bool zero_is_plus, uint8_t* codes);
+  void (*unpack_signs)(const uint8_t* codes, int64_t n, float* out);
+  void (*pack_codes)(const int8_t* numbers, int64_t n, int bits, uint8_t* codes);
+  void (*unpack_codes)(const uint8_t* codes, int64_t n, int bits, int8_t* numbers);
+};
+
+const Kernels& kernels();
+
+extern const Kernels baseline_kernels;
+#if defined(GW_X86)
+extern const Kernels avx2_kernels;
+extern const Kernels avx512_kernels;
+#endif

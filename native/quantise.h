@@ -1,0 +1,180 @@
+// Blocks to scales and codes, and what is left of them.
+#pragma once
+#include "codes.h"
+#include "gradwire.h"
+#include "noise.h"
+#include "signs.h"
+
+namespace {
+
+constexpr double BELOW_ONE = 1 - 0x1p-21;  // two roundings up and the most noise would make 128 of 127
+constexpr int SUMS = 16 / LANES;           // sums are taken in 16 parts at every level: the same rounding
+
+GW_INLINE float largest_lane(Floats v) {
+#if defined(__AVX512BW__)
+  return _mm512_reduce_max_ps(v);
+#else
+  float most = v[0];
+  for (int lane = 1; lane < LANES; ++lane) most = v[lane] > most ? v[lane] : most;
+  return most;
+#endif
+}
+
+GW_INLINE float peak(const float* x, int64_t n) {
+  Floats a{}, b{};
+  int64_t i = 0;
+  for (; i + 2 * LANES <= n; i += 2 * LANES) {  // two at a time: `larger` takes four cycles
+    a = larger(magnitude(load<Floats>(x + i)), a);
+    b = larger(magnitude(load<Floats>(x + i + LANES)), b);
+  }
+  each_vector(
+      n - i, [&](int64_t j, auto lanes) GW_LAMBDA { a = larger(magnitude(lanes.template get<Floats>(x + i + j)), a); });
+  return largest_lane(larger(a, b));
+}
+
+// A block's scale: codes are x * inverse, and stand for code * step.
+struct Scale {
+  float inverse, step;
+};
+
+GW_INLINE float unless_infinite(float inverse) { return is_finite(inverse) ? inverse : 0; }
+
+GW_INLINE Scale write_nearest(float most, int top, uint8_t** scales) {
+  const uint16_t half = to_bfloat16(most / static_cast<float>(top));
+  write(*scales, half);
+  *scales += 2;
+  const float step = from_bfloat16(half);
+  return {unless_infinite(1 / step), step};
+}
+
+GW_INLINE Scale write_stochastic(float most, int top, uint8_t** scales) {
+  write(*scales, most);
+  *scales += 4;
+  const float below = static_cast<float>(top * BELOW_ONE);
+  return {unless_infinite(1 / most * below), most / static_cast<float>(top)};
+}
+
+// Codes of at most CHUNK elements as bytes; `words` are the noise of stochastic ones, 16 bits each.
+template <bool STOCHASTIC>
+GW_INLINE void round_chunk(float* x, int64_t n, Scale scale, int top, const uint64_t* words, bool keep,
+                           int8_t* numbers) {
+  const Floats inverse = splat(scale.inverse), step = splat(scale.step), most = splat(static_cast<float>(top));
+  each_vector(n, [=](int64_t i, auto lanes) GW_LAMBDA {
+    const Floats v = lanes.template get<Floats>(x + i);
+    Floats q = v * inverse;
+    if (STOCHASTIC) {
+      const Shorts noise = load<Shorts>(reinterpret_cast<const char*>(words) + 2 * i);
+      q += floats(widen(noise)) * 0x1p-16f;
+    } else {
+      q = smaller(larger(q, -most), most);
+    }
+    const Ints whole = nearest(q);
+    lanes.put(numbers + i, bytes(whole));
+    if (keep) lanes.put(x + i, v - floats(whole) * step);
+  });
+}
+
+// Blocks of whole numbers. They are packed many blocks at a time: a small block is too short to be packed in vectors.
+template <bool STOCHASTIC>
+GW_INLINE void quantise_numbers(float* x, int64_t n, const gw_code& code, uint8_t** scales, uint8_t** codes,
+                                uint64_t* noise, bool keep) {
+  int8_t numbers[CHUNK];
+  uint64_t words[CHUNK / 4 + 4];  // the last vector may read past the last word
+  int64_t filled = 0;
+  for (int64_t block = 0; block < n; block += code.block) {
+    const int64_t end = n - block < code.block ? n : block + code.block;
+    const float most = peak(x + block, end - block);
+    const Scale scale = STOCHASTIC ? write_stochastic(most, code.top, scales) : write_nearest(most, code.top, scales);
+    for (int64_t i = block; i < end;) {
+      const int64_t width = end - i < CHUNK - filled ? end - i : CHUNK - filled;
+      if (STOCHASTIC) draw(noise, words, (width + 3) / 4);
+      int8_t* const whole = code.bits == 8 ? reinterpret_cast<int8_t*>(*codes) : numbers;
+      round_chunk<STOCHASTIC>(x + i, width, scale, code.top, words, keep, whole + filled);
+      i += width, filled += width;
+      if (filled < CHUNK && i < n) continue;
+      if (code.bits != 8) pack_codes(numbers, filled, code.bits, *codes);
+      *codes += (filled * code.bits + 7) / 8;
+      filled = 0;
+    }
+  }
+}
+
+GW_INLINE float sum_lanes(const Floats* parts) {
+  float t[16];
+  std::memcpy(t, parts, sizeof t);
+  for (int width = 8; width; width /= 2)
+    for (int lane = 0; lane < width; ++lane) t[lane] += t[lane + width];
+  return t[0];
+}
+
+// x minus `plus` or `minus`, as the bits say.
+GW_INLINE void take_signs(float* x, int64_t n, const uint8_t* codes, float plus, float minus) {
+  const Floats p = splat(plus), m = splat(minus);
+  each_vector(n, [=](int64_t i, auto lanes) GW_LAMBDA {
+    lanes.put(x + i, lanes.template get<Floats>(x + i) - choose(word_at(codes, i, lanes), p, m));
+  });
+}
+
+// The mean magnitude, and signs.
+GW_INLINE bool sign_block(float* x, int64_t n, uint8_t** scales, uint8_t** codes, bool keep) {
+  Floats sums[SUMS] = {};
+  uint8_t* const into = *codes;
+  each_word(x, n, [&](int64_t i, const float* values, int count) GW_LAMBDA {
+    put_word(into, i, plus_word(values), count);
+#pragma GCC unroll 16
+    for (int j = 0; j < WORD; j += LANES) sums[j / LANES % SUMS] += magnitude(load<Floats>(values + j));
+  });
+  const float mean = sum_lanes(sums) / static_cast<float>(n);
+  write(*scales, mean);
+  *scales += 4;
+  if (keep) take_signs(x, n, into, mean, -mean);
+  *codes += (n + 7) / 8;
+  return is_finite(mean);
+}
+
+// The means of the negative elements and of the others, and signs.
+GW_INLINE bool one_bit_block(float* x, int64_t n, uint8_t** scales, uint8_t** codes, bool keep) {
+  Floats above[SUMS] = {}, below[SUMS] = {};
+  int64_t others = 0;
+  uint8_t* const into = *codes;
+  each_word(x, n, [&](int64_t i, const float* values, int count) GW_LAMBDA {
+    const uint64_t word = plus_word(values) & low_bits(count);
+    put_word(into, i, word, count);
+    others += __builtin_popcountll(word);
+#pragma GCC unroll 16
+    for (int j = 0; j < WORD; j += LANES) {
+      const Floats v = load<Floats>(values + j);
+      above[j / LANES % SUMS] += larger(v, Floats{});
+      below[j / LANES % SUMS] += smaller(v, Floats{});
+    }
+  });
+  const int64_t negatives = n - others;
+  const float minus = sum_lanes(below) / static_cast<float>(negatives ? negatives : 1);
+  const float plus = sum_lanes(above) / static_cast<float>(others ? others : 1);
+  write(*scales, minus);
+  write(*scales + 4, plus);
+  *scales += 8;
+  if (keep) take_signs(x, n, into, plus, minus);
+  *codes += (n + 7) / 8;
+  return is_finite(minus) && is_finite(plus);
+}
+
+GW_INLINE bool quantise_signs(float* x, int64_t n, const gw_code& code, uint8_t** scales, uint8_t** codes, bool keep) {
+  bool finite = true;
+  for (int64_t i = 0; i < n; i += code.block) {
+    const int64_t width = n - i < code.block ? n - i : code.block;
+    finite &= (code.kind == GW_SIGN ? sign_block : one_bit_block)(x + i, width, scales, codes, keep);
+  }
+  return finite;
+}
+
+bool quantise_blocks(float* x, int64_t n, const gw_code* code, uint8_t** scales, uint8_t** codes, uint64_t* noise,
+                     bool keep) {
+  switch (code->kind) {
+    case GW_NEAREST: quantise_numbers<false>(x, n, *code, scales, codes, noise, keep); return true;
+    case GW_STOCHASTIC: quantise_numbers<true>(x, n, *code, scales, codes, noise, keep); return true;
+    default: return quantise_signs(x, n, *code, scales, codes, keep);
+  }
+}
+
+}  // namespace

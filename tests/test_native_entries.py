@@ -1,0 +1,233 @@
+"""The native kernels against their definition: which elements are the largest, and how they travel."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import (
+    SHAPES,
+    at_every_level,
+    each_level,
+    garbage,
+    needs_library,
+    numbers,
+    same_bits,
+    shifted,
+    vectors,
+)  # fmt: skip
+from torch import Tensor
+
+from gradwire.ops import native, reference
+from gradwire.ops.entries import Entries
+from gradwire.ops.formats import Compact
+from gradwire.ops.native.library import room
+
+
+@needs_library
+@given(**vectors, share=st.floats(0, 1), compact=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_add_select_is_the_references(n, seed, spread, zeros, by, share, compact):
+    n = max(n, 1)
+    old, gradient = shifted(numbers(n, seed, spread, zeros), by), numbers(n, seed + 1, zeros=zeros)
+    layout = (Compact if compact else Entries)(n, max(1, round(share * n)))
+    for _ in each_level():
+        check_add_select(old, gradient, layout, by)
+
+
+def check_add_select(old, gradient, layout, by=0):
+    ours, theirs = torch.full((2, layout.n), torch.nan)
+    payload, expected = shifted(garbage(layout.nbytes), by), garbage(layout.nbytes)
+    finite = native.add_select(ours, old, gradient, 1.0, 0.5, layout, payload)
+    assert finite == reference.add_select(theirs, old, gradient, 1.0, 0.5, layout, expected)
+    assert torch.equal(payload, expected)
+    assert same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@at_every_level
+def test_top_k_of_any_shape(shape: str):
+    n = 300_001
+    x = SHAPES[shape](n)
+    for k in (1, n // 1000, n // 100, n // 3, n):
+        expected = reference.top_k(x, k)
+        assert torch.equal(native.top_k(x, k), expected)
+        check_add_select(x, None, Entries(n, k))
+        check_add_select(None, x, Compact(n, k))
+
+
+@pytest.mark.parametrize("n", [1, 65_535, 65_536, 65_537, 200_000])
+@at_every_level
+def test_entries_at_the_edges_of_blocks(n: int):
+    x = torch.zeros(n)
+    edges = torch.tensor([0, 65_535, 65_536, 131_071, 196_608, n - 1])
+    x[edges[edges < n]] = 1.0
+    for k in (1, 5, 6, 7, max(n // 100, 1)):
+        check_add_select(x, None, Entries(n, min(k, n)))
+
+
+@at_every_level
+def test_above_is_the_references():
+    for shape in SHAPES.values():
+        x = shape(100_001)
+        for bound in (1e-38, 0.5, 2.5, float("inf")):
+            expected = reference.above(x, bound, 5_000)
+            found = native.above(x, bound, 5_000)
+            assert (found is None) == (expected is None)
+            if found and expected:
+                assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@needs_library
+@given(
+    rows=st.integers(1, 9), length=st.integers(1, 700), share=st.floats(0, 1), seed=st.integers(0, 999),
+    zeros=st.sampled_from([0.0, 0.5, 0.97, 1.0]),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_rows_and_columns_are_the_references(rows, length, share, seed, zeros):
+    x = numbers(rows * length, seed, 2.0, zeros).view(rows, length)
+    k, of_columns = max(1, int(share * length)), max(1, int(share * rows))
+    for _ in each_level():
+        assert torch.equal(native.top_k_rows(x, k), reference.top_k_rows(x, k))
+        assert torch.equal(native.top_k_columns(x, of_columns), reference.top_k_columns(x, of_columns))
+
+
+@pytest.mark.parametrize("k", [1, 5, 40])
+@at_every_level
+def test_rows_with_ties_zeros_and_nan(k: int):
+    x = torch.stack([shape(4608) for shape in SHAPES.values()])
+    found = native.top_k_rows(x, k)
+    assert torch.equal(found, reference.top_k_rows(x, k))
+    assert bool((found.diff() > 0).all())
+    sound = x.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).abs()
+    order = torch.sort(sound, dim=1, descending=True, stable=True).indices[:, :k].sort(1).values
+    assert torch.equal(found, order)
+
+
+@needs_library
+@pytest.mark.parametrize("kind", [Entries, Compact])
+@pytest.mark.parametrize("n", [1, 1000, 70_000, 200_001])
+def test_decoding_entries_is_the_references(kind, n: int):
+    layout = kind(n, max(1, n // 16))
+    rows = torch.zeros(4, layout.nbytes + 8, dtype=torch.uint8)
+    for rank, row in enumerate(rows):
+        assert reference.add_select(torch.empty(n), None, numbers(n, rank), 1.0, 1.0, layout, row[: layout.nbytes])
+    expected = torch.empty(n)
+    reference.decode_sum(rows, expected, layout)
+    x = numbers(n, 9)
+    released = x.clone()
+    reference.release(released, rows[1], layout)
+    for _ in each_level():
+        parts = [torch.full((size,), torch.nan) for size in (n // 3, 0, n - n // 3)]
+        native.decode_sum(rows, parts, layout)
+        assert torch.equal(torch.cat(parts), expected)
+        mine = x.clone()
+        native.release(mine, rows[1], layout)
+        assert torch.equal(mine, released)
+        for a, b in zip(native.unpack_entries(rows[2], layout), reference.unpack_entries(rows[2], layout), strict=True):
+            assert torch.equal(a, b)
+
+
+@needs_library
+@given(
+    kind=st.sampled_from([Entries, Compact]), n=st.sampled_from([1, 2, 40, 1023, 1024, 1025, 66_000]),
+    share=st.floats(0, 1), seed=st.integers(0, 999), fill=st.sampled_from([0.0, 0.3, 1.0]), spread=st.floats(0, 8),
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_entries_survive(kind, n, share, seed, fill, spread):
+    """Any ascending indices, also fewer than there is room for, come back; values as near as their levels lie."""
+    layout = kind(n, max(1, int(share * n)))
+    generator = np.random.default_rng(seed)
+    m = int(fill * layout.k)
+    indices = torch.from_numpy(np.sort(generator.choice(n, m, replace=False)))
+    values = numbers(m, seed, spread)
+    values[values.abs() < 1e-37] = 1.0
+    payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
+    sent = native.pack_entries(payload, layout, indices, values)
+    assert torch.equal(sent, reference.pack_entries(expected, layout, indices, values))
+    assert torch.equal(payload, expected)
+    for ops in (native, reference):
+        found, decoded = ops.unpack_entries(payload, layout)
+        assert torch.equal(found, indices)
+        assert torch.equal(decoded, sent)
+    if kind is Compact:
+        assert bool((sent.sign() == values.sign()).all())
+        largest = torch.zeros(-(-n // 1024)).scatter_reduce_(0, indices // 1024, values.abs(), "amax")[indices // 1024]
+        inside = values.abs() > largest * 2**-5
+        assert bool(((sent / values)[inside].log2().abs() < 0.39).all())
+
+
+def test_compact_entries_take_about_ten_bits():
+    for ratio, expected in ((8, 9), (16, 10), (32, 11), (64, 12)):
+        n = 1 << 20
+        scales = 16 * n / 1024
+        assert 8 * Compact(n, n // ratio).nbytes - scales == pytest.approx(expected * n / ratio, rel=0.001)
+
+
+def hostile_entries() -> Iterator[tuple[Entries, Tensor]]:
+    layout = Entries(70_000, 10)
+    sound = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    layout.pack(sound, torch.arange(0, 70_000, 7_700), torch.ones(10))
+    for counts in ([11, 0], [5, 6], [-1, 3], [2**31 - 1, 1], [-(2**31), -(2**31)]):
+        row = torch.zeros_like(sound)
+        row[40:48].view(torch.int32).copy_(torch.tensor(counts))
+        yield layout, row
+    outside = sound.clone()
+    outside[48:68].view(torch.int16).fill_(-1)  # 65,535 in a last block of 4,464
+    yield layout, outside
+
+
+def hostile_compact() -> Iterator[tuple[Compact, Tensor]]:
+    for n, k in ((70_000, 10), (1024, 1024), (5, 1)):
+        layout = Compact(n, k)
+        yield layout, torch.full((layout.nbytes,), 255, dtype=torch.uint8)
+    layout = Compact(1000, 10)
+    high = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    high[layout.starts[2] - 1] = 0x80
+    yield layout, high
+
+
+@needs_library
+def test_hostile_payloads_are_refused():
+    for layout, row in (*hostile_entries(), *hostile_compact()):
+        for ops in (native, reference):
+            for _ in each_level():
+                with pytest.raises(ValueError, match="is no payload"):
+                    ops.decode_sum(torch.stack([row, row]), torch.empty(layout.n), layout)
+                with pytest.raises(ValueError, match="is no payload"):
+                    ops.release(torch.empty(layout.n), row, layout)
+                with pytest.raises(ValueError, match="is no payload"):
+                    ops.unpack_entries(row, layout)
+
+
+@needs_library
+@given(
+    data=st.binary(max_size=300),
+    n=st.integers(1, 3000),
+    share=st.floats(0, 1),
+    kind=st.sampled_from([Entries, Compact]),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_mean_the_same_to_both(data, n, share, kind):
+    layout = kind(n, max(1, int(share * min(n, 64))))
+    row = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    mine = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: layout.nbytes]
+    row[: len(mine)] = mine
+    found = []
+    for ops in (native, reference):
+        try:
+            found.append(ops.unpack_entries(row, layout))
+        except ValueError:
+            found.append(None)
+    assert (found[0] is None) == (found[1] is None)
+    if found[0]:
+        assert torch.equal(found[0][0], found[1][0])
+        assert same_bits(found[0][1], found[1][1])
+
+
+@needs_library
+def test_room_grows_and_is_kept():
+    assert room(100) == room(50)
+    assert room(1 << 20) == room(100)
