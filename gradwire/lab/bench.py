@@ -11,7 +11,7 @@ from gradwire.lab.catalogue import make_task
 from gradwire.lab.configuration import parse
 from gradwire.lab.job import Log, Peers, Replica, Spec, run_rank
 from gradwire.lab.results import Totals
-from gradwire.lab.workloads import Batch, Task
+from gradwire.lab.workloads import Task
 
 WARM_UP_STEPS = 5
 
@@ -64,7 +64,7 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
             log(Sample(configuration.text, repeat, step_ms, totals).to_line())
 
 
-def _time(replica: Replica, task: Task, batch: Batch, steps: int) -> tuple[list[float], Totals]:
+def _time(replica: Replica, task: Task, batch: Any, steps: int) -> tuple[list[float], Totals]:
     optimizer = SGD(replica.ddp.parameters(), lr=1e-3)
     step_ms: list[float] = []
     before = replica.totals(0)

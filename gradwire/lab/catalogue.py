@@ -11,7 +11,7 @@ from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
 from gradwire.lab.construct import construct, exported, options_of, unknown
 from gradwire.lab.workloads import TASKS, Task
-from gradwire.memory import Memory
+from gradwire.memories import Memory
 
 _CITATION = re.compile(r"\s*\(([^()]*\b(?:19|20)\d\d\b[^()]*|https?://[^()]*)\)")
 

@@ -13,7 +13,7 @@ from gradwire.lab.join import joined
 from gradwire.lab.link import LOOPBACK, link_of
 from gradwire.lab.models import MODELS
 from gradwire.lab.runner import Place
-from gradwire.lab.workloads import Published, Task
+from gradwire.lab.workloads import Own, Published, Task
 
 _TINY = "tiny-"
 _BYTES_PER_PARAMETER = 20  # weight, gradient, DDP's bucket, what is not sent yet, the mean
@@ -31,7 +31,7 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A published model, whole or cut, or one of the tiny ones, which are always whole; ranks; a link.
+    """A published model, whole or cut, one of the tiny ones, which are always whole, or a user's own; ranks; a link.
 
     `layers`, `batch` and `size` are the published ones where they are None.
     """
@@ -59,8 +59,10 @@ class Cell:
         return place
 
     def spec(self, configurations: Sequence[str], effort: Effort) -> BenchSpec:
-        """What the ranks are told; always with `nocomm`. Raises ValueError for plans of another model."""
+        """What the ranks are told; always with `nocomm`. Raises ValueError for plans of another model, and for a user's
+        model that gives no batches."""
         parsed = parse_all(configurations)
+        next(self.task().batches(0, self.ranks, effort.seed))
         check_plans(parsed, lambda: self.task().build_model(effort.seed))
         names = [configuration.text for configuration in parsed]
         texts = [NOCOMM, *(name for name in names if name != NOCOMM)]
@@ -90,6 +92,10 @@ class Cell:
 
     def _task(self) -> tuple[str, list[str]]:
         sizes = self._sizes()
+        if ":" in self.model and not sizes:
+            return Own.name, [f"function={self.model}"]
+        if ":" in self.model:
+            raise ValueError(f"{self.model} has sizes of its own: {', '.join(sizes)} are for the published models")
         if not self.model.startswith(_TINY):
             return Published.name, [f"model={self.model}", *(f"{name}={value}" for name, value in sizes.items())]
         if sizes:

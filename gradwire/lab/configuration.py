@@ -8,7 +8,7 @@ dense; `dense@25mb` sets DDP's. `plan:FILE` is a plan that was saved.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import nn
@@ -18,14 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
-from gradwire.ddp import Handle, attach
+from gradwire.frontends import Handle, attach
+from gradwire.groups import Filled, Grouping, Partial
 from gradwire.lab.catalogue import exported
 from gradwire.lab.construct import construct, unknown
-from gradwire.lab.grouping import Grouping
-from gradwire.lab.hybrid import Hybrid
-from gradwire.layout import Slot
-from gradwire.memory import Memory
-from gradwire.plan import Group, Plan, default_communicator, default_memory, uniform
+from gradwire.lab.grouping import read_grouping
+from gradwire.memories import Memory
+from gradwire.plans import Group, Plan, default_communicator, default_memory
+from gradwire.slots import Slot
 from gradwire.transports import Transport
 
 DENSE = ("dense", "ddp")
@@ -41,7 +41,7 @@ class Configuration:
     compressor: Compressor | None = None
     memory: Memory | None = None
     communicator: Communicator | None = None
-    grouping: Grouping | Hybrid | None = None
+    grouping: Grouping | None = None
     controller: Controller | None = None
     plan: Plan | None = None
 
@@ -53,7 +53,7 @@ class Configuration:
     @property
     def bucket_mb(self) -> float | None:
         """The size of DDP's buckets; None for its own."""
-        return self.grouping.megabytes if isinstance(self.grouping, Grouping) and not self.compressor else None
+        return self.grouping.megabytes if isinstance(self.grouping, Filled) and not self.compressor else None
 
     @property
     def slug(self) -> str:
@@ -78,13 +78,10 @@ class Configuration:
             return attach(ddp, self.plan, transport=transport, seed=seed)
         if self.compressor is None:
             return None
-        parts: dict[str, Any] = {"memory": self.memory, "communicator": self.communicator}
-        if self.grouping is None:
-            return attach(ddp, self.compressor, **parts, transport=transport, seed=seed, controller=controller)
-        named = [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad and p.numel()]
-        slots = [Slot.of(name, p) for name, p in reversed(named)]
-        plan = self.grouping.regroup(uniform(slots, self.compressor, **parts), slots, self.compressor)
-        return attach(ddp, plan, transport=transport, seed=seed, controller=controller)
+        return attach(
+            ddp, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
+            transport=transport, seed=seed, controller=controller,
+        )  # fmt: skip
 
 
 def parse(text: str) -> Configuration:
@@ -94,12 +91,12 @@ def parse(text: str) -> Configuration:
     if text.startswith(PLAN):
         return Configuration(text, plan=Plan.load(text.removeprefix(PLAN)))
     parts, at, groups = text.lower().partition("@")
-    grouping = _grouping(groups) if at else None
+    grouping = read_grouping(groups) if at else None
     head, *others = parts.split("+")
     if head in (*DENSE, NOCOMM):
         if others:
             raise ValueError(f"{head} has no memory and no communicator: write {head} alone, not {text!r}")
-        if grouping and (head == NOCOMM or not isinstance(grouping, Grouping) or grouping.megabytes is None):
+        if grouping and (head == NOCOMM or not isinstance(grouping, Filled)):
             raise ValueError(f"{text!r} cannot be: only dense and compressors have groups, those of dense in MB")
         return Configuration(text.lower(), grouping=grouping)
     compressor: Compressor = _make("compressor", head, exported(Compressor), (*DENSE, NOCOMM))
@@ -107,7 +104,7 @@ def parse(text: str) -> Configuration:
     group = Group(
         (), compressor, memory or default_memory(compressor), communicator or default_communicator(compressor)
     )
-    if grouping:
+    if isinstance(grouping, Partial):
         grouping.check(compressor)
     configuration = Configuration(text.lower(), compressor, memory, communicator, grouping, controller)
     if trial := configuration.fresh_controller(scheduler=object()):
@@ -132,13 +129,9 @@ def check_plans(configurations: Sequence[Configuration], make_model: Callable[[]
             plan.check([Slot.of(name, parameter) for name, parameter in named])
 
 
-def _grouping(text: str) -> Grouping | Hybrid:
-    return Hybrid() if text == "hybrid" else Grouping.parse(text)
-
-
 def _partners(text: str, others: list[str]) -> tuple[Memory | None, Communicator | None, Controller | None]:
     kinds = {"memories": Memory, "communicators": Communicator, "controllers": Controller}
-    classes = {name: cls for base in kinds.values() for name, cls in exported(base).items() if is_dataclass(cls)}
+    classes = {name: cls for base in kinds.values() for name, cls in exported(base).items()}
     made = [_make("memory, communicator or controller", other, classes) for other in others]
     for plural, base in kinds.items():
         if sum(isinstance(part, base) for part in made) > 1:

@@ -4,7 +4,7 @@ A compressor inside a compressor is written with slashes: `interleaved:alldimens
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
@@ -45,14 +45,35 @@ def construct(cls: type[T], arguments: Sequence[str], called: str) -> T:
 
 
 def exported(base: type) -> dict[str, type[Any]]:
-    """Gradwire's public subclasses of `base`, by lower-case name."""
+    """Gradwire's public subclasses of `base` that text can say, by lower-case name."""
     members = [getattr(gradwire, name) for name in gradwire.__all__]
-    return {cls.__name__.lower(): cls for cls in members if isinstance(cls, type) and issubclass(cls, base)}
+    classes = [cls for cls in members if isinstance(cls, type) and issubclass(cls, base) and is_dataclass(cls)]
+    return {cls.__name__.lower(): cls for cls in classes}
 
 
 def options_of(cls: type) -> dict[str, Any]:
     """A dataclass's fields with their defaults, MISSING where there is none; without those that only code can give."""
     return {field.name: field.default for field in fields(cls) if "code" not in field.metadata}
+
+
+def text_of(value: Any) -> str:
+    """What is written for an instance of one of Gradwire's dataclasses; a text is what it is."""
+    if isinstance(value, str):
+        return value
+    parts = _parts(value)
+    return type(value).__name__.lower() + (f":{','.join(parts)}" if parts else "")
+
+
+def _parts(value: Any) -> list[str]:
+    """name=value of each option that has another value than by default."""
+    options = {name: (getattr(value, name), default) for name, default in options_of(type(value)).items()}
+    return [f"{name}={_written(own)}" for name, (own, default) in options.items() if own != default]
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Codec):
+        return "/".join([type(value).__name__.lower(), *_parts(value)])
+    return str(value).lower() if isinstance(value, bool | None) else str(value)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> ValueError:

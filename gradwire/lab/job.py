@@ -18,12 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.controllers import Decision, GraVAC
-from gradwire.ddp import Handle
+from gradwire.frontends import Handle
 from gradwire.lab.configuration import Configuration
 from gradwire.lab.results import Totals, append
 from gradwire.lab.traffic import interface_traffic
-from gradwire.lab.workloads import Batch, Task
-from gradwire.stats import Stats
+from gradwire.lab.workloads import Task
+from gradwire.lab.workloads.moved import moved
+from gradwire.runtime.stats import Stats
 from gradwire.transports import ProcessGroup
 
 Log = Callable[[dict[str, Any]], None]
@@ -41,7 +42,12 @@ class Spec:
     @classmethod
     def read(cls, path: Path) -> Self:
         """What `write` wrote."""
-        return cls(**json.loads(path.read_text()))
+        return cls.of(json.loads(path.read_text()))
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Self:
+        """From plain values."""
+        return cls(**plain)
 
     def write(self, path: Path) -> None:
         """As JSON."""
@@ -58,16 +64,29 @@ class Peers:
     transport: ProcessGroup
     interface: str | None = None
 
-    def mean(self, numbers: list[float]) -> list[float]:
-        """The mean over the ranks."""
+    def sum(self, numbers: list[float]) -> list[float]:
+        """The sum over the ranks."""
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
-        return (total / self.world).tolist()
+        return total.tolist()
+
+    def mean(self, numbers: list[float]) -> list[float]:
+        """The mean over the ranks."""
+        return [total / self.world for total in self.sum(numbers)]
 
     def mean_of(self, totals: Totals) -> Totals:
         """The mean over the ranks of what each counted."""
         mean = Totals(*self.mean([number or 0 for number in astuple(totals)]))
         return mean if totals.interface_bytes is not None else replace(mean, interface_bytes=None)
+
+    def said_by_first(self, text: str) -> str:
+        """Rank 0's text, on all ranks."""
+        mine = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
+        length = torch.tensor(len(mine), device=self.device)
+        dist.broadcast(length, 0)
+        letters = mine if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        dist.broadcast(letters, 0)
+        return bytes(letters.tolist()).decode()
 
     def interface_bytes(self) -> int | None:
         """This rank's share of what its host has sent."""
@@ -94,6 +113,7 @@ def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
     dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
     try:
         yield Peers(dist.get_rank(), dist.get_world_size(), here, ProcessGroup.own(), interface)
+        dist.barrier()  # the others may still ask the store, which ends with rank 0
     finally:
         dist.destroy_process_group()
 
@@ -131,10 +151,9 @@ class Replica:
         if self.handle:
             self.handle.detach()
 
-    def backward(self, task: Task, batch: Batch) -> Tensor:
+    def backward(self, task: Task, batch: Any) -> Tensor:
         """Forward and backward of one batch; returns its loss."""
-        inputs, targets = (tensor.to(self.peers.device) for tensor in batch)
-        loss = task.loss(self.ddp(inputs), targets)
+        loss = task.training_loss(self.ddp, moved(batch, self.peers.device))
         if isinstance(self.controller, GraVAC):
             self.controller.report(loss.detach())
         loss.backward()
@@ -174,8 +193,10 @@ S = TypeVar("S", bound=Spec)
 
 
 def run_rank(job: Callable[[S, Peers, Log], None], spec_type: type[S]) -> None:
-    """The process of one rank, started as `python -m MODULE SPEC LINES DEVICE [INTERFACE]`."""
+    """The process of one rank, started as `python -m MODULE SPEC LINES DEVICE [INTERFACE]`. Does not return."""
     spec, lines, device, *interface = sys.argv[1:]
     with meet(device, *interface) as peers:
         log = partial(append, Path(lines)) if peers.rank == 0 else lambda line: None
         job(spec_type.read(Path(spec)), peers, log)
+    sys.stdout.flush()
+    os._exit(0)  # a thread of gloo's that still holds a tensor would abort an interpreter that ends

@@ -13,19 +13,22 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compressors import FP32, Compressor
-from gradwire.controllers import Auto
-from gradwire.controllers.auto import CHOOSING_STEPS, SETTLE, WINDOW
-from gradwire.ddp import Handle, attach
+from gradwire.frontends import Handle, attach
 from gradwire.lab.catalogue import make_task
 from gradwire.lab.configuration import parse
 from gradwire.lab.job import Log, Peers, Spec, run_rank
-from gradwire.lab.train import optimizer_for
+from gradwire.lab.recipe import Recipe
 from gradwire.lab.workloads import Task
-from gradwire.plan import Group, Plan, default_communicator, default_memory
+from gradwire.lab.workloads.moved import moved
+from gradwire.plans import Group, Plan, default_communicator, default_memory
 from gradwire.schedule import Profile, Span, Timeline
+from gradwire.tuner import CHOOSING_STEPS, Auto
+from gradwire.tuner.trials import SETTLE
 
 SHOWN = 5
-MOST_STEPS = CHOOSING_STEPS + WINDOW + SETTLE + SHOWN + 1
+IN_FORCE = 3
+"""Steps by which what was decided is in force."""
+MOST_STEPS = CHOOSING_STEPS + IN_FORCE + SETTLE + SHOWN + 1
 """Ends sooner where fewer plans are worth trying."""
 _ARGUMENT = re.compile(r"\w+=|[\d.]+(e-?\d+)?$")
 
@@ -114,9 +117,12 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
         seconds.setdefault(_plan(handle), []).append(taken_s)
         log({"step": number, "doing": "trying plans" if controller.found else "measuring dense steps"})
         if controller.chosen:
-            controller.alone = False  # what is to be seen is the plan, though DDP by itself may be faster
-            if not controller.aside:
-                break
+            break
+    for _ in range(IN_FORCE):
+        next(steps)
+    if _plan(handle).native:  # what is to be seen is a plan, though DDP by itself may be faster
+        assert controller.dense_plan
+        handle.replan(controller.dense_plan)
     for _ in range(SETTLE):
         next(steps)
     trace = handle.trace(SHOWN)
@@ -139,13 +145,11 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
 
 def _steps(task: Task, ddp: DistributedDataParallel, peers: Peers, seed: int) -> Iterator[float]:
     """Trains, and yields the seconds of each step."""
-    optimizer_type, options = optimizer_for(task, None)
-    optimizer = optimizer_type(ddp.parameters(), **options)
+    optimizer = Recipe().make_optimizer(task, ddp.parameters())
     for batch in task.batches(peers.rank, peers.world, seed):
         start = perf_counter()
-        inputs, targets = (tensor.to(peers.device) for tensor in batch)
         optimizer.zero_grad()
-        task.loss(ddp(inputs), targets).backward()
+        task.training_loss(ddp, moved(batch, peers.device)).backward()
         optimizer.step()
         peers.synchronize()
         yield perf_counter() - start

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, Self
 
-from gradwire.stats import Stats
+from gradwire.runtime.stats import Stats
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,18 @@ class Spread:
         """Of at least one sample."""
         low, median, high = quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
         return cls(median, low, high)
+
+
+TRAINING_LOSS = "training loss"
+"""The figure that stands for a held-out one where nothing is held out."""
+
+LARGER_IS_BETTER = ("accuracy", "top5", "exact_match", "f1")
+"""The figures of which more is better; of all others it is less."""
+
+
+def shown(metric: str) -> str:
+    """A figure as a report calls it."""
+    return metric if metric == TRAINING_LOSS else f"held-out {metric.replace('_', ' ')}"
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Run jobs: on ranks that are started here for each job, or on the ranks that this process is one of."""
 
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -76,6 +77,10 @@ class Runner(ABC):
         """Runs `job` on every rank. What it logs goes into the file `lines` and, where this process leads, to
         `follow`. Raises RankFailed, or what the job raises."""
 
+    def agreed(self, folder: Path) -> Path:
+        """The folder of the process that leads: those of ranks that were started beforehand may differ."""
+        return folder
+
 
 @contextmanager
 def runner(place: Place) -> Iterator[Runner]:
@@ -101,6 +106,9 @@ class _Joined(Runner):
 
         job(spec, self.peers, log if self.leads else lambda line: None)
 
+    def agreed(self, folder: Path) -> Path:
+        return Path(self.peers.said_by_first(str(folder)))
+
 
 class _Launcher(Runner):
     """Fresh processes for every job, each running the job's module."""
@@ -113,7 +121,9 @@ class _Launcher(Runner):
         spec.write(spec_path)
         interface = [self.network.interface] if self.network else []
         arguments = ["-m", job.__module__, str(spec_path), str(lines), self.place.device, *interface]
-        env = _NCCL_OVER_THE_LINK if self.network else None
+        # ranks import what this process can, such as a user's model beside the script that was started
+        env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        env |= _NCCL_OVER_THE_LINK if self.network else {}
         with _following(lines, follow):
             launch(arguments, self.place.ranks, network=self.network, env=env)
 

@@ -1,114 +1,148 @@
 """One rank's training job: one configuration on one task."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from torch.optim import SGD, AdamW, Optimizer
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from gradwire.lab import checkpoints
 from gradwire.lab.catalogue import make_task
 from gradwire.lab.configuration import parse
 from gradwire.lab.job import Log, Peers, Replica, Spec, run_rank
-from gradwire.lab.results import Record
-from gradwire.lab.workloads import Task, TextTask
-
-RECORDS = 50
-WARM_UP_STEPS = 20
+from gradwire.lab.meter import Meter
+from gradwire.lab.recipe import Recipe
+from gradwire.lab.results import TRAINING_LOSS
+from gradwire.lab.workloads import Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSpec(Spec):
-    """A training run; without `lr`, the task's own. The rate falls to a tenth after each number of steps in `drops`."""
+    """A training run. It goes on from the newest checkpoint in `home`, and makes one after every `checkpoint_every`
+    steps or epochs, whatever the recipe counts in, and at the end."""
 
     configuration: str
-    steps: int
-    lr: float | None = None
-    weight_decay: float | None = None
-    drops: list[int] = field(default_factory=list)
+    recipe: Recipe
+    home: str = ""
+    checkpoint_every: int | None = None
 
-
-def optimizer_for(
-    task: Task, lr: float | None, weight_decay: float | None = None
-) -> tuple[type[Optimizer], dict[str, Any]]:
-    """Alike for all configurations: AdamW at 1e-3 for text, SGD with momentum 0.9 at 0.01 for the rest; with a
-    `weight_decay` SGD for all."""
-    if isinstance(task, TextTask) and weight_decay is None:
-        return AdamW, {"lr": lr or 1e-3}
-    return SGD, {"lr": lr or 0.01, "momentum": 0.9, "weight_decay": weight_decay or 0.0}
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Self:
+        """From plain values."""
+        recipe: dict[str, Any] = {"recipe": Recipe(**plain["recipe"])}
+        return cls(**plain | recipe)
 
 
 def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
-    """Trains for `spec.steps` steps; `log` gets a `Record` about 50 times, about 25 of them evaluated.
+    """Trains as the recipe says; `log` gets a `Record` about 50 times, about 25 of them evaluated, or after each epoch.
 
     Raises RuntimeError where the replicas differ at the end."""
     task = make_task(spec.task, spec.options)
     with Replica(task.build_model(spec.seed), parse(spec.configuration), peers, spec.seed) as replica:
-        optimizer_type, options = optimizer_for(task, spec.lr, spec.weight_decay)
-        optimizer = optimizer_type(replica.ddp.parameters(), **options)
-        replica.rate.optimizer = optimizer
-        schedule = LambdaLR(optimizer, lambda done: _share_of_rate(done, spec.drops))
-        meter = _Meter(replica)
-        batches = task.batches(peers.rank, peers.world, spec.seed)
-        for number, batch in enumerate(islice(batches, spec.steps), 1):
-            with meter.step():
-                meter.loss += replica.backward(task, batch)
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
-            if _due(number, spec.steps):
-                record = meter.record(number, spec.steps)
-                if peers.rank == 0:
-                    held_out = task.evaluate(replica.module) if _due(number, spec.steps, every=2) else None
-                    log(replace(record, held_out=held_out).to_line())
-                dist.barrier()
+        _Training(spec, task, replica).run(log)
 
 
-def _share_of_rate(done: int, drops: list[int]) -> float:
-    """Of the learning rate, after `done` steps."""
-    return min(1, (done + 1) / WARM_UP_STEPS) * 0.1 ** sum(done >= drop for drop in drops)
+class _Training:
+    """What changes while one rank trains."""
+
+    def __init__(self, spec: TrainSpec, task: Task, replica: Replica) -> None:
+        self.spec, self.task, self.replica, self.peers = spec, task, replica, replica.peers
+        self.course = spec.recipe.course(task, self.peers.world)
+        self.optimizer = spec.recipe.make_optimizer(task, replica.ddp.parameters())
+        replica.rate.optimizer = self.optimizer
+        self.schedule = LambdaLR(self.optimizer, self.course.share_of_rate)
+        self.meter = Meter(replica)
+
+    def run(self, log: Log) -> None:
+        """From where the training is to its end."""
+        torch.manual_seed(self.spec.seed * self.peers.world + self.peers.rank)  # for dropout
+        start = self._resume() if self.spec.checkpoint_every else 0
+        batches = self.task.batches(self.peers.rank, self.peers.world, self.spec.seed, start)
+        for number, batch in enumerate(islice(batches, self.course.steps - start), start + 1):
+            self._step(batch)
+            if self.course.recorded(number):
+                record = self.meter.record(number, last=number == self.course.steps)
+                held_out = self._evaluate(record.loss) if self.course.evaluated(number) else None
+                log(replace(record, held_out=held_out).to_line())
+            if self.course.kept(number, self.spec.checkpoint_every):
+                self._keep(number)
+
+    def _step(self, batch: Any) -> None:
+        with self.meter.step():
+            self.meter.loss += self.replica.backward(self.task, batch)
+            if self.spec.recipe.clip:
+                nn.utils.clip_grad_norm_(self.replica.ddp.parameters(), self.spec.recipe.clip)
+            self.optimizer.step()
+            self.schedule.step()
+            self.optimizer.zero_grad()
+
+    def _evaluate(self, training_loss: float) -> dict[str, float]:
+        """Held-out figures, of which every rank computes a part, after epochs on all that is held out; the training
+        loss where nothing is."""
+        for buffer in self.replica.module.buffers():
+            dist.broadcast(buffer, 0)  # as DDP does before it trains on: BatchNorm's are those of the last step
+        whole = self.course.epoch_steps is not None
+        sums = self.task.sums(self.replica.module, self.peers.rank, self.peers.world, whole)
+        return self.task.figures(self.peers.sum(sums)) or {TRAINING_LOSS: training_loss}
+
+    def _keep(self, number: int) -> None:
+        home, handle = Path(self.spec.home), self.replica.handle
+        own = {
+            "gradwire": handle.state_dict() if handle else {},
+            "random": _random_state(self.peers.device),
+            "meter": self.meter.state_dict(number),
+        }
+        checkpoints.write(home, number, f"rank-{self.peers.rank}", own)
+        dist.barrier()
+        if self.peers.rank == 0:
+            shared = {name: part.state_dict() for name, part in self._parts().items()}
+            checkpoints.write(home, number, checkpoints.SHARED, shared)
+        dist.barrier()
+        checkpoints.forget_before(home, number)
+
+    def _resume(self) -> int:
+        """Takes over the newest checkpoint; returns its step, 0 where there is none."""
+        home, handle = Path(self.spec.home), self.replica.handle
+        newest = torch.tensor(checkpoints.newest(home), device=self.peers.device)
+        dist.broadcast(newest, 0)
+        if not (step := int(newest)):
+            return 0
+        self._lay_out()
+        shared, own = (checkpoints.read(home, step, part) for part in (checkpoints.SHARED, f"rank-{self.peers.rank}"))
+        for name, part in self._parts().items():
+            part.load_state_dict(shared[name])
+        if handle:
+            handle.load_state_dict(own["gradwire"])
+        self.meter.load_state_dict(own["meter"])
+        _set_random_state(own["random"], self.peers.device)
+        return step
+
+    def _lay_out(self) -> None:
+        """A step that comes to nothing: DDP puts its buckets, and Gradwire its groups, in their order after the first,
+        and sums of another order round otherwise."""
+        batches = self.task.batches(self.peers.rank, self.peers.world, self.spec.seed)
+        self.replica.backward(self.task, next(batches))
+        self.optimizer.zero_grad()
+
+    def _parts(self) -> dict[str, Any]:
+        return {"model": self.replica.module, "optimizer": self.optimizer, "schedule": self.schedule}
 
 
-def _due(number: int, steps: int, every: int = 1) -> bool:
-    """Whether step `number` of `steps` has one of about 50 records, or `every` so many-th of them; the last has."""
-    return number == steps or number % (every * max(1, steps // RECORDS)) == 0
+def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """Of torch's own generators, from which dropout draws."""
+    return {"cpu": torch.get_rng_state()} | (
+        {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    )
 
 
-class _Meter:
-    """Clock and sums of one rank's run."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-        self._wall_s = 0.0
-        self._step_ms: list[float] = []
-        self.loss = torch.zeros((), device=replica.peers.device)
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Times one step."""
-        start = time.perf_counter()
-        yield
-        self._replica.peers.synchronize()
-        seconds = time.perf_counter() - start
-        self._wall_s += seconds
-        self._step_ms.append(1e3 * seconds)
-
-    def record(self, number: int, steps: int) -> Record:
-        """What happened since the last record; all ranks call it after the same step."""
-        peers, totals = self._replica.peers, self._replica.totals(number)
-        (loss,) = peers.mean([float(self.loss) / len(self._step_ms)])
-        step_ms, self._step_ms = self._step_ms, []
-        self.loss.zero_()
-        replicas = self._replica.hash() if number == steps else None
-        decisions = [asdict(decision) for decision in self._replica.decisions()]
-        return Record(
-            number, self._wall_s, loss, peers.mean_of(totals), step_ms, replicas=replicas, decisions=decisions
-        )
+def _set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from gradwire.lab.models.size import Size
+
 _DROPOUT = 0.65
 
 
@@ -11,12 +13,14 @@ class LSTM(nn.Module):
     Every call starts from a zero state. https://arxiv.org/abs/1409.2329
     """
 
-    def __init__(self, layers: int, vocabulary: int = 10_000, width: int = 1500) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.lstm = nn.LSTM(width, width, layers, batch_first=True, dropout=_DROPOUT if layers > 1 else 0)
-        self.head = nn.Linear(width, vocabulary)
-        self.dropout = nn.Dropout(_DROPOUT)
+        (layers,), width = size.stages, size.width
+        dropout = _DROPOUT if size.dropout is None else size.dropout
+        self.embedding = nn.Embedding(size.outputs, width)
+        self.lstm = nn.LSTM(width, width, layers, batch_first=True, dropout=dropout if layers > 1 else 0)
+        self.head = nn.Linear(width, size.outputs)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Next-token logits."""

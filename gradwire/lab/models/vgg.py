@@ -1,33 +1,56 @@
-"""VGG as published: without batch normalisation, and with its three wide layers at the end."""
-
-from collections.abc import Sequence
+"""VGG as published, with its three wide layers at the end."""
 
 from torch import Tensor, nn
 
-_WIDTHS = (64, 128, 256, 512, 512)
-_HIDDEN = 4096
+from gradwire.lab.models.size import Size
+
+_WIDTHS = (1, 2, 4, 8, 8)
+_HIDDEN = 64
+_GRID = 7
 
 
 class VGG(nn.Module):
-    """Images (batch, 3, pixels, pixels) of at least 32 pixels to logits (batch, classes).
+    """Images (batch, channels, pixels, pixels) to logits (batch, classes). https://arxiv.org/abs/1409.1556
 
-    `stages` are the convolutions before each of the five poolings. https://arxiv.org/abs/1409.1556
+    The size's stages are the convolutions before each of the five poolings, which are left out where the image is
+    one pixel already; of its width (64 in the paper) all others are multiples. Weights start as He et al.
+    (https://arxiv.org/abs/1502.01852) have them, without which the deep ones without normalisation do not learn.
     """
 
-    def __init__(self, stages: Sequence[int], classes: int = 1000) -> None:
+    def __init__(self, size: Size, *, batch_norm: bool) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        channels = 3
-        for width, convolutions in zip(_WIDTHS, stages, strict=True):
+        channels, pixels = size.channels, size.length
+        for widening, convolutions in zip(_WIDTHS, size.stages, strict=True):
             for _ in range(convolutions):
-                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
-                channels = width
-            layers.append(nn.MaxPool2d(2))
-        self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(7), nn.Flatten())
-        hidden = (nn.Linear(channels * 7 * 7, _HIDDEN), nn.Linear(_HIDDEN, _HIDDEN))
-        regularised = [part for layer in hidden for part in (layer, nn.ReLU(inplace=True), nn.Dropout())]
-        self.classifier = nn.Sequential(*regularised, nn.Linear(_HIDDEN, classes))
+                layers.append(nn.Conv2d(channels, size.width * widening, 3, padding=1))
+                channels = size.width * widening
+                layers += [*([nn.BatchNorm2d(channels)] if batch_norm else []), nn.ReLU(inplace=True)]
+            if pixels > 1:
+                layers.append(nn.MaxPool2d(2))
+                pixels //= 2
+        self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(_GRID), nn.Flatten())
+        self.classifier = _classifier(channels * _GRID**2, size)
+        self.apply(_start)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of the classes."""
         return self.classifier(self.features(images))
+
+
+def _classifier(inputs: int, size: Size) -> nn.Sequential:
+    hidden = _HIDDEN * size.width
+    dropout = 0.5 if size.dropout is None else size.dropout
+    wide = (nn.Linear(inputs, hidden), nn.Linear(hidden, hidden))
+    regularised = [part for layer in wide for part in (layer, nn.ReLU(inplace=True), nn.Dropout(dropout))]
+    return nn.Sequential(*regularised, nn.Linear(hidden, size.outputs))
+
+
+def _start(layer: nn.Module) -> None:
+    if isinstance(layer, nn.Conv2d):
+        nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    if isinstance(layer, nn.Linear):
+        nn.init.normal_(layer.weight, std=0.01)
+    if isinstance(layer, nn.Conv2d | nn.Linear):
+        assert layer.bias is not None
+        nn.init.zeros_(layer.bias)

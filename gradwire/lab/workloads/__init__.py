@@ -1,22 +1,30 @@
 """Workloads on real data that needs no download, on data sets the user has, and on random data."""
 
 from gradwire.lab.workloads.base import Batch, Task
-from gradwire.lab.workloads.images import Cifar10, Cifar100, Digits, FashionMnist, ImageTask, Mnist
-from gradwire.lab.workloads.language import LanguageModel, PennTreebank, TextFiles, TextTask
+from gradwire.lab.workloads.images import Cifar10, Cifar100, Digits, FashionMnist, ImageFolder, ImageTask, Mnist
+from gradwire.lab.workloads.language import LanguageModel, PennTreebank, TextFiles, TextTask, WikiText
+from gradwire.lab.workloads.masked import Masked
+from gradwire.lab.workloads.own import Own
 from gradwire.lab.workloads.published import Published
+from gradwire.lab.workloads.squad import Squad
 from gradwire.lab.workloads.synthetic import Synthetic
 
 TASKS: tuple[type[Task], ...] = (
     LanguageModel,
     TextFiles,
     PennTreebank,
+    WikiText,
+    Masked,
+    Squad,
     Digits,
     Mnist,
     FashionMnist,
     Cifar10,
     Cifar100,
+    ImageFolder,
     Synthetic,
     Published,
+    Own,
 )
 """Every task that can be made."""
 
@@ -27,13 +35,18 @@ __all__ = [
     "Cifar100",
     "Digits",
     "FashionMnist",
+    "ImageFolder",
     "ImageTask",
     "LanguageModel",
+    "Masked",
     "Mnist",
+    "Own",
     "PennTreebank",
     "Published",
+    "Squad",
     "Synthetic",
     "Task",
     "TextFiles",
     "TextTask",
+    "WikiText",
 ]

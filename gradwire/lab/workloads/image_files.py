@@ -2,31 +2,19 @@
 
 import gzip
 import zlib
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+from gradwire.lab.workloads.image_set import ImageSet, Splits
 
 Bytes = NDArray[numpy.uint8]
 
 _CIFAR_IMAGE = (3, 32, 32)
 _PICKLED = ("data_batch_1", "train")
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """Images (samples, channels, height, width) in uint8 and their labels (samples,) in int64."""
-
-    images: Tensor
-    labels: Tensor
-
-
-Splits = tuple[ImageSet, ImageSet]
-"""To train on, and held out."""
 
 
 @cache
@@ -42,7 +30,12 @@ def digits() -> Splits:
 
 
 def _image_set(images: Bytes, labels: NDArray) -> ImageSet:
-    return ImageSet(torch.from_numpy(images.copy()), torch.from_numpy(labels.astype(numpy.int64)))
+    return ImageSet(
+        images=torch.from_numpy(images.copy()),
+        labels=torch.from_numpy(labels.astype(numpy.int64)),
+        channels=images.shape[1],
+        pixels=images.shape[3],
+    )
 
 
 @cache
@@ -103,8 +96,9 @@ def _read_cifar(path: Path, labels: int) -> Bytes:
     """Records (samples, labels + 3072)."""
     if not path.is_file():
         pickled = any((path.parent / name).is_file() for name in _PICKLED)
-        hint = ", but this folder holds the Python one, whose pickles are not read" if pickled else ""
-        raise ValueError(f"no file {path}: it belongs to the binary version of CIFAR{hint}")
+        hint = ", but this folder holds the Python one, whose pickles are not read: unpack {} here" if pickled else ""
+        archive = "cifar-10-binary.tar.gz" if labels == 1 else "cifar-100-binary.tar.gz"
+        raise ValueError(f"no file {path}: it belongs to the binary version of CIFAR{hint.format(archive)}")
     data = numpy.fromfile(path, numpy.uint8)
     record = labels + numpy.prod(_CIFAR_IMAGE)
     if len(data) == 0 or len(data) % record:

@@ -3,90 +3,104 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
-import torch
+import numpy
 from torch import Generator, Tensor, nn
 
-from gradwire.lab.models import MODELS, Model
-from gradwire.lab.models.hub import require_transformers
+from gradwire.lab.models import any_model
 from gradwire.lab.workloads import image_files
-from gradwire.lab.workloads.base import Batch, Task, epoch
-from gradwire.lab.workloads.image_files import ImageSet, Splits
-from gradwire.lab.workloads.models import cnn, resnet18, vgg16
+from gradwire.lab.workloads.ahead import ahead
+from gradwire.lab.workloads.base import Batch, Task, endless, epoch, steps_of
+from gradwire.lab.workloads.image_folder import image_folder
+from gradwire.lab.workloads.image_set import Splits
+from gradwire.lab.workloads.models import cnn, lenet, resnet18, vgg16
+from gradwire.lab.workloads.named import Named
 
-ImageModel = Literal["cnn", "vgg16", "resnet18", "published-resnet101", "published-vgg16"]
-"""Those that are published have their sizes and heads of 1000 classes."""
-
-_HELD_OUT_IMAGES = 512
-_PUBLISHED = "published-"
+_WIDTH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageTask(Task):
-    """Classification of a labelled image set; `width` is the channels of the model's first stage.
+class ImageTask(Named, Task):
+    """Classification of a labelled image set.
+
+    `model` is cnn, lenet, vgg16 or resnet18, narrow ones whose first stage has `width` channels, by default 16; a
+    published one, such as published-resnet50; or one of transformers, such as hf:convnext. `augment` cuts out and flips
+    the images to train on at random. Of published models `layers`, `width` and `dropout` replace the published ones.
+    `outputs` are the model's, by default the set's classes.
 
     Raises ValueError for an unknown model and for a label that the set cannot have.
     """
 
-    metric: ClassVar[Literal["loss", "accuracy"]] = "accuracy"
+    metric: ClassVar[str] = "accuracy"
     classes: ClassVar[int] = 10
+    narrow: ClassVar[tuple[str, ...]] = ("cnn", "lenet", "vgg16", "resnet18")
+    data: ClassVar[str] = "images"
 
-    model: ImageModel = "vgg16"
-    width: int = 16
+    model: str = "vgg16"
     batch: int = 16
+    augment: bool = False
+    outputs: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.model not in get_args(ImageModel):
-            raise ValueError(f"model must be {', '.join(get_args(ImageModel))}, got {self.model}")
-        if self.published:
-            if self.published.by_transformers:
-                require_transformers(self.model)
-            if self.splits[0].images.shape[1:] != (3, 32, 32):
-                raise ValueError(f"{self.model} takes CIFAR's images, in colour; give {self.name} a small model")
+        self.check_model()
         highest = max(int(split.labels.max()) for split in self.splits)
-        if highest >= self.classes:
-            raise ValueError(f"{self.name} has labels 0 to {self.classes - 1}, the files hold {highest}")
-
-    @property
-    def published(self) -> Model | None:
-        """The model's row in the table of published ones, if it is one."""
-        return MODELS[self.model.removeprefix(_PUBLISHED)] if self.model.startswith(_PUBLISHED) else None
+        if highest >= (self.outputs or self.labels):
+            raise ValueError(
+                f"{self.name} has labels 0 to {(self.outputs or self.labels) - 1}, the files hold {highest}"
+            )
 
     @property
     @abstractmethod
     def splits(self) -> Splits:
         """The images to train on and the ones held out, read once per process."""
 
+    @property
+    def labels(self) -> int:
+        """How many classes there are."""
+        return self.classes
+
     def _module(self) -> nn.Module:
-        _, channels, pixels, _ = self.splits[0].images.shape
+        train, outputs = self.splits[0], self.outputs or self.labels
+        if self.pretrained:
+            return any_model.pretrained("images", self.pretrained, num_labels=outputs)
         if self.published:
-            return self.published.build(self.published.stages, pixels)
+            return self.published.build(self.sized(length=train.pixels, outputs=outputs, channels=train.channels))
+        if self.model.startswith(any_model.PREFIX):
+            sizes = {"num_labels": outputs, "num_channels": train.channels, "image_size": train.pixels}
+            return any_model.chosen("images", self.model, **sizes)
         if self.model == "resnet18":
-            return resnet18(self.width, self.classes, channels)
-        build = cnn if self.model == "cnn" else vgg16
-        return build(self.width, self.classes, channels, pixels)
+            return resnet18(self.width or _WIDTH, outputs, train.channels)
+        build = {"cnn": cnn, "lenet": lenet, "vgg16": vgg16}[self.model]
+        return build(self.width or _WIDTH, outputs, train.channels, train.pixels)
 
-    def batches(self, rank: int, world: int, seed: int) -> Iterator[Batch]:
+    def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Batch]:
         """Each epoch deals a new permutation of the training images out to the ranks."""
-        train, generator = self.splits[0], Generator().manual_seed(seed)
-        while True:
-            for index in epoch(generator, len(train.labels), self.batch, rank, world):
-                yield _pick(train, index)
+        train = self.splits[0]
 
-    def held_out(self) -> Batch:
-        """512 held-out images (fewer where there are fewer), spread evenly over the set."""
+        def draw_epoch(generator: Generator) -> Tensor:
+            return epoch(generator, len(train.labels), self.batch, rank, world)
+
+        for step, index in zip(count(start), endless(draw_epoch, seed, start), strict=False):
+            draw = numpy.random.default_rng([seed, step, rank]) if self.augment else None
+            yield train.load(index, draw), train.labels[index]
+
+    def epoch_steps(self, world: int) -> int:
+        """See `Task.epoch_steps`."""
+        return steps_of(len(self.splits[0].labels), self.batch, world)
+
+    @property
+    def held_out_size(self) -> int:
+        """The images that are held out."""
+        return len(self.splits[1].labels)
+
+    def held_out_batch(self, index: Tensor) -> Batch:
+        """Images as they are."""
         held_out = self.splits[1]
-        count = len(held_out.labels)
-        index = torch.linspace(0, count - 1, min(count, _HELD_OUT_IMAGES), dtype=torch.float64).long()
-        return _pick(held_out, index)
-
-
-def _pick(images: ImageSet, index: Tensor) -> Batch:
-    # bytes to about zero mean and unit variance
-    return (images.images[index].float() - 128) / 64, images.labels[index]
+        return held_out.load(index, None), held_out.labels[index]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +109,7 @@ class Digits(ImageTask):
 
     name: ClassVar[str] = "digits"
 
-    model: ImageModel = "cnn"
+    model: str = "cnn"
 
     @property
     def splits(self) -> Splits:
@@ -153,3 +167,29 @@ class Cifar100(ImageTask):
     def splits(self) -> Splits:
         """train.bin and test.bin."""
         return image_files.cifar100(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolder(ImageTask):
+    """Image files in ImageNet's layout, train/CLASS/*.jpg and val/CLASS/*.jpg in `folder`, scaled to `size` pixels."""
+
+    name: ClassVar[str] = "images"
+
+    folder: Path
+    size: int = 224
+    model: str = "published-resnet50"
+    batch: int = 32
+
+    @property
+    def splits(self) -> Splits:
+        """train and val."""
+        return image_folder(self.folder, self.size)
+
+    @property
+    def labels(self) -> int:
+        """The folders of train."""
+        return int(self.splits[0].labels.max()) + 1
+
+    def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Batch]:
+        """Read while the step before is computed."""
+        return ahead(super().batches(rank, world, seed, start))

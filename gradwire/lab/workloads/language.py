@@ -9,36 +9,45 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 
+from gradwire.lab.models import any_model
 from gradwire.lab.workloads import text
-from gradwire.lab.workloads.base import Batch, Task, epoch
+from gradwire.lab.workloads.base import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
 from gradwire.lab.workloads.models import GPT, LSTM
+from gradwire.lab.workloads.named import Named
 
-_HELD_OUT_WINDOWS = 128
+_WIDTH, _LAYERS = 256, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextTask(Task):
-    """Predicting the next token of a text with a small GPT or an LSTM; `heads` is for the GPT alone.
+class TextTask(Named, Task):
+    """Predicting the next token of a text.
 
-    A rank's batch is `batch` windows of `context` tokens. Raises ValueError for an unknown model, a width
-    that the heads do not divide, and a text too short for one window.
+    `model` is gpt or lstm, small ones of `layers` layers, by default 2, and `width`, by default 256, where `heads` is
+    for the GPT alone; a published one, such as published-gpt2; or one of transformers, such as hf:llama. Of published
+    models `layers`, `width` and `dropout` replace the published ones. A rank's batch is `batch` windows of `context`
+    tokens.
+
+    Raises ValueError for an unknown model, a width that the heads do not divide, and a text too short for one window.
     """
 
-    metric: ClassVar[Literal["loss", "accuracy"]] = "loss"
+    metric: ClassVar[str] = "loss"
+    optimizer: ClassVar[Literal["sgd", "adamw"]] = "adamw"
+    sample: ClassVar[int] = 128
+    narrow: ClassVar[tuple[str, ...]] = ("gpt", "lstm")
+    whole: ClassVar[tuple[str, ...]] = ("dropout",)
+    data: ClassVar[str] = "text"
 
-    model: Literal["gpt", "lstm"] = "gpt"
-    width: int = 256
-    depth: int = 2
+    model: str = "gpt"
     heads: int = 4
     context: int = 64
     batch: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.model not in ("gpt", "lstm"):
-            raise ValueError(f"model must be gpt or lstm, got {self.model}")
-        if self.model == "gpt" and self.width % self.heads:
-            raise ValueError(f"width must be a multiple of heads, got width {self.width} and heads {self.heads}")
+        self.check_model()
+        width = self.width or _WIDTH
+        if self.model == "gpt" and width % self.heads:
+            raise ValueError(f"width must be a multiple of heads, got width {width} and heads {self.heads}")
         shortest = min(len(self.corpus.train) - self.context, len(self.corpus.held_out))
         if shortest <= self.context:
             raise ValueError(
@@ -52,25 +61,53 @@ class TextTask(Task):
         """The text to train on and the text held out, read once per process."""
 
     def _module(self) -> nn.Module:
+        words = self.corpus.vocabulary
+        if self.pretrained:
+            return any_model.pretrained("text", self.pretrained, words)
+        if self.published:
+            return self.published.build(self.sized(length=self.context, outputs=words))
+        if self.model.startswith(any_model.PREFIX):
+            return any_model.chosen("text", self.model, vocab_size=words, use_cache=False)
+        width, layers = self.width or _WIDTH, self.layers or _LAYERS
         if self.model == "lstm":
-            return LSTM(self.corpus.vocabulary, self.width, self.depth)
-        return GPT(self.corpus.vocabulary, self.context, self.width, self.depth, self.heads)
+            return LSTM(words, width, layers)
+        return GPT(words, self.context, width, layers, self.heads)
 
-    def batches(self, rank: int, world: int, seed: int) -> Iterator[Batch]:
+    def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Batch]:
         """Each epoch cuts the text into windows from a new random offset and deals them out to the ranks."""
-        tokens, generator = self.corpus.train, Generator().manual_seed(seed)
-        windows = len(tokens) // self.context - 1
-        while True:
-            offset = int(torch.randint(self.context, (), generator=generator))
-            for window in epoch(generator, windows, self.batch, rank, world):
-                yield self._cut(tokens, offset + window * self.context)
+        tokens = self.corpus.train
 
-    def held_out(self) -> Batch:
-        """128 windows (fewer where the text is short), spread evenly over the held-out text."""
+        def draw_epoch(generator: Generator) -> Tensor:
+            offset = int(torch.randint(self.context, (), generator=generator))
+            return offset + self.context * epoch(generator, self._windows, self.batch, rank, world)
+
+        return (self._cut(tokens, starts) for starts in endless(draw_epoch, seed, start))
+
+    def epoch_steps(self, world: int) -> int:
+        """See `Task.epoch_steps`."""
+        return steps_of(self._windows, self.batch, world)
+
+    @property
+    def held_out_size(self) -> int:
+        """The windows in the held-out text, one after the other; the last may overlap."""
+        return (len(self.corpus.held_out) - 2) // self.context + 1
+
+    def held_out_batch(self, index: Tensor) -> Batch:
+        """Windows; what the last one has in common with the one before it does not count in it."""
         tokens = self.corpus.held_out
-        last = len(tokens) - self.context - 1
-        windows = min(_HELD_OUT_WINDOWS, last // self.context + 1)
-        return self._cut(tokens, torch.linspace(0, last, windows, dtype=torch.float64).long())
+        starts, last = index * self.context, len(tokens) - self.context - 1
+        inputs, targets = self._cut(tokens, starts.clamp(max=last))
+        seen = torch.arange(self.context) < (starts - last)[:, None]
+        return inputs, targets.masked_fill(seen, IGNORED)
+
+    def figures(self, sums: list[float]) -> dict[str, float]:
+        """Also the perplexity."""
+        figures = super().figures(sums)
+        return figures | {"perplexity": perplexity(figures["loss"])}
+
+    @property
+    def _windows(self) -> int:
+        return len(self.corpus.train) // self.context - 1
 
     def _cut(self, tokens: Tensor, starts: Tensor) -> Batch:
         windows = tokens[starts[:, None] + torch.arange(self.context + 1)].long()
@@ -118,3 +155,22 @@ class PennTreebank(TextTask):
     def corpus(self) -> text.Corpus:
         """ptb.train.txt and ptb.valid.txt."""
         return text.penn_treebank(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WikiText(TextTask):
+    """Language model on WikiText's files in `folder`, wiki.train.tokens and wiki.valid.tokens, or those with .raw.
+
+    `tokenizer` is words, bytes, bpe:WORDS, which is trained on wiki.train, or a folder with a tokenizer.json; by
+    default words, or that of `pretrained`. What it made of the files is kept below ~/.cache/gradwire.
+    """
+
+    name: ClassVar[str] = "wikitext"
+
+    folder: Path
+    tokenizer: str | None = None
+
+    @property
+    def corpus(self) -> text.Corpus:
+        """wiki.train and wiki.valid."""
+        return text.wikitext(self.folder, self.tokenizer_of(self.tokenizer, "words"))

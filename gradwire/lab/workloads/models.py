@@ -96,6 +96,20 @@ def cnn(width: int = 32, classes: int = 10, channels: int = 3, pixels: int = 32)
     return VGG([(width, 2), (2 * width, 2)], 4 * width, classes, channels, pixels)
 
 
+def lenet(width: int = 10, classes: int = 10, channels: int = 1, pixels: int = 28) -> nn.Sequential:
+    """The small net of the MNIST examples of PyTorch and Horovod, whose `width` is 10: for images of 16 pixels or more.
+
+    Raises ValueError for smaller ones."""
+    side = ((pixels - 4) // 2 - 4) // 2
+    if side < 1:
+        raise ValueError(f"lenet takes images of at least 16 pixels along a side, not {pixels}: take cnn")
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 5), nn.Dropout2d(), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(2 * width * side**2, 5 * width), nn.ReLU(), nn.Dropout(), nn.Linear(5 * width, classes),
+    )  # fmt: skip
+
+
 class ResidualBlock(nn.Module):
     """Two 3 x 3 convolutions and a shortcut, projected where the shape changes."""
 

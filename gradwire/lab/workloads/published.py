@@ -1,13 +1,13 @@
 """The models that the published systems ran, in their published sizes, on random data of the real shape."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Generator, nn
 
 from gradwire.lab.construct import unknown
-from gradwire.lab.models import MODELS, Model
+from gradwire.lab.models import MODELS, Model, Size
 from gradwire.lab.models.hub import require_transformers
 from gradwire.lab.workloads.base import Batch, RandomTask
 
@@ -22,7 +22,7 @@ class Published(RandomTask):
     """
 
     name: ClassVar[str] = "published"
-    metric: ClassVar[Literal["loss", "accuracy"]] = "loss"
+    metric: ClassVar[str] = "loss"
 
     model: str = "resnet50"
     layers: int | None = None
@@ -35,11 +35,7 @@ class Published(RandomTask):
             raise unknown("model", self.model, MODELS)
         if self.published.by_transformers:
             require_transformers(self.model)
-        sizes, size = self.published.sizes, self.shape[1]
-        if size not in sizes:
-            step = f" in steps of {sizes.step}" if sizes.step > 1 else ""
-            raise ValueError(f"size={size} does not fit {self.model}: it takes {sizes[0]} to {sizes[-1]}{step}")
-        self.stages  # noqa: B018
+        self.sized  # noqa: B018
 
     @property
     def published(self) -> Model:
@@ -47,14 +43,14 @@ class Published(RandomTask):
         return MODELS[self.model]
 
     @property
-    def stages(self) -> tuple[int, ...]:
-        """What is left of the published stages."""
-        return self.published.cut(self.layers) if self.layers else self.published.stages
+    def sized(self) -> Size:
+        """The published size but for what is cut."""
+        return self.published.sized(layers=self.layers, length=self.size)
 
     @property
     def shape(self) -> tuple[int, int]:
         """A rank's samples in a step, and their size."""
-        return self.batch or self.published.batch, self.size or self.published.size
+        return self.batch or self.published.batch, self.sized.length
 
     def parameters(self) -> int:
         """How many there are; counted without making them."""
@@ -62,7 +58,7 @@ class Published(RandomTask):
             return sum(parameter.numel() for parameter in self._module().parameters())
 
     def _module(self) -> nn.Module:
-        return self.published.build(self.stages, self.shape[1])
+        return self.published.build(self.sized)
 
     def _draw(self, generator: Generator) -> Batch:
         outputs, (batch, size) = self.published.outputs, self.shape

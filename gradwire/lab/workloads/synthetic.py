@@ -19,7 +19,7 @@ class Synthetic(RandomTask):
     """
 
     name: ClassVar[str] = "synthetic"
-    metric: ClassVar[Literal["loss", "accuracy"]] = "loss"
+    metric: ClassVar[str] = "loss"
 
     model: Literal["vgg16", "resnet18", "lstm", "gpt"] = "vgg16"
 

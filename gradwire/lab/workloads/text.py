@@ -1,15 +1,21 @@
-"""Text as token tensors: Python's own sources, a folder of text files, the Penn Treebank."""
+"""Text as token tensors: Python's own sources, a folder of text files, the Penn Treebank, WikiText."""
 
 import os
 import sysconfig
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from gradwire.lab.workloads.disk_cache import cached
+from gradwire.lab.workloads.tokens import files_of, lines_of
+from gradwire.lab.workloads.tokens import tokenizer as tokens_of
 
 BYTES = 256
 _HELD_OUT_SHARE = 20
@@ -18,11 +24,14 @@ _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_tes
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token numbers below `vocabulary`, one-dimensional: uint8 for bytes, int32 for words."""
+    """Token numbers below `vocabulary`, one-dimensional: uint8 for bytes, int32 for words.
+
+    `special` are the numbers of those of [CLS], [SEP] and [MASK] that there are."""
 
     train: Tensor
     held_out: Tensor
     vocabulary: int
+    special: tuple[int, ...] = ()
 
 
 @cache
@@ -71,16 +80,57 @@ def penn_treebank(folder: Path) -> Corpus:
 
     The real files give 10,000 words, <unk> and <eos> among them.
     """
-    train, held_out = (_words(folder / f"ptb.{split}.txt") for split in ("train", "valid"))
-    number = {word: index for index, word in enumerate(dict.fromkeys(["<unk>", "<eos>", *train]))}
-    return Corpus(
-        torch.tensor([number[word] for word in train], dtype=torch.int32),
-        torch.tensor([number.get(word, number["<unk>"]) for word in held_out], dtype=torch.int32),
-        len(number),
-    )
+    paths = [folder / f"ptb.{split}.txt" for split in ("train", "valid")]
+    if missing := [path for path in paths if not path.is_file()]:
+        raise ValueError(f"no file {missing[0]}: the Penn Treebank is read from ptb.train.txt and ptb.valid.txt")
+    arrays = _words(*paths)
+    train, held_out = (torch.from_numpy(arrays[name]) for name in ("train", "held_out"))
+    return Corpus(train, held_out, int(arrays["vocabulary"][0]))
 
 
-def _words(path: Path) -> list[str]:
-    if not path.is_file():
-        raise ValueError(f"no file {path}: the Penn Treebank is read from ptb.train.txt and ptb.valid.txt")
-    return path.read_text("utf-8", errors="replace").replace("\n", " <eos> ").split()
+def _words(train: Path, held_out: Path) -> dict[str, NDArray[numpy.int32]]:
+    """Numbers of words in the order in which `train` has them; those that it lacks are <unk>."""
+    number = {"<unk>": 0, "<eos>": 1}
+    known = array("i", (number.setdefault(word, len(number)) for word in _words_of(train)))
+    found = array("i", (number.get(word, 0) for word in _words_of(held_out)))
+    return {
+        "train": numpy.array(known, numpy.int32),
+        "held_out": numpy.array(found, numpy.int32),
+        "vocabulary": numpy.array([len(number)], numpy.int32),
+        "special": numpy.array([], numpy.int32),
+    }
+
+
+def _words_of(path: Path) -> Iterator[str]:
+    for line in lines_of(path):
+        yield from line.split()
+        if line.endswith("\n"):
+            yield "<eos>"
+
+
+@cache
+def wikitext(folder: Path, tokenizer: str) -> Corpus:
+    """WikiText-2 or -103, wiki.train and wiki.valid with .tokens or .raw, as `words`, `bytes`, or what a tokenizer
+    makes of them, which is trained on wiki.train or read from a folder. https://arxiv.org/abs/1609.07843"""
+    train, held_out = (_wikitext_file(folder, split) for split in ("train", "valid"))
+    if tokenizer == "bytes":
+        return Corpus(_read([train], train.stat().st_size), _read([held_out], held_out.stat().st_size), BYTES)
+
+    def make() -> dict[str, NDArray[numpy.int32]]:
+        if tokenizer == "words":
+            return _words(train, held_out)
+        tokens = tokens_of(tokenizer, lines_of(train))
+        special = [number for number in (tokens.cls, tokens.sep, tokens.mask) if number is not None]
+        numbers = {"vocabulary": [tokens.vocabulary], "special": special}
+        parts = {"train": tokens.encode(train), "held_out": tokens.encode(held_out)}
+        return parts | {name: numpy.array(own, numpy.int32) for name, own in numbers.items()}
+
+    arrays = cached(f"wikitext {tokenizer}", [train, held_out, *files_of(tokenizer)], make)
+    return Corpus(arrays["train"], arrays["held_out"], int(arrays["vocabulary"]), tuple(arrays["special"].tolist()))
+
+
+def _wikitext_file(folder: Path, split: str) -> Path:
+    found = [path for ending in ("tokens", "raw") if (path := folder / f"wiki.{split}.{ending}").is_file()]
+    if not found:
+        raise ValueError(f"no file {folder / f'wiki.{split}.tokens'} (nor .raw): WikiText's files have this name")
+    return found[0]

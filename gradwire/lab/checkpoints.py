@@ -1,0 +1,64 @@
+"""Checkpoints of a training: written whole or not at all, and without pickle in what is read.
+
+One lies in a folder `checkpoint-STEP`: a file for every rank, and one for what all ranks share, which is written when
+all others are there. So a checkpoint without it is none.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SHARED = "shared"
+_FOLDER = re.compile(r"checkpoint-(\d+)")
+
+
+def write(home: Path, step: int, part: str, state: dict[str, Any]) -> None:
+    """Writes one file: on the disk, and only then under its name."""
+    path = _path(home, step, part)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    _sync(path.parent)
+    _sync(home)
+
+
+def read(home: Path, step: int, part: str) -> dict[str, Any]:
+    """What was written, its tensors on the CPU."""
+    return torch.load(_path(home, step, part), map_location="cpu", weights_only=True)
+
+
+def newest(home: Path) -> int:
+    """The last step with a whole checkpoint, 0 where there is none."""
+    return max((step for step in _steps(home) if _path(home, step, SHARED).is_file()), default=0)
+
+
+def forget_before(home: Path, step: int) -> None:
+    """Removes older ones."""
+    for older in _steps(home):
+        if older < step:
+            shutil.rmtree(_path(home, older, SHARED).parent, ignore_errors=True)  # another rank may be at it as well
+
+
+def _steps(home: Path) -> list[int]:
+    matches = (_FOLDER.fullmatch(entry.name) for entry in home.iterdir()) if home.is_dir() else ()
+    return [int(match[1]) for match in matches if match]
+
+
+def _path(home: Path, step: int, part: str) -> Path:
+    return home / f"checkpoint-{step}" / f"{part}.pt"
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

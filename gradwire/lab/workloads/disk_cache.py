@@ -1,0 +1,43 @@
+"""Arrays that take minutes to make from files, kept on disk between runs and shared by the ranks of a machine."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def cached(
+    name: str, files: Sequence[Path], make: Callable[[], Mapping[str, NDArray[numpy.generic]]]
+) -> dict[str, Tensor]:
+    """What `make` makes of `files`, mapped into memory; `name` says what that is, with all that it depends on.
+
+    It is made anew when a file has another size or time than when it was kept. It lies below $XDG_CACHE_HOME/gradwire,
+    by default ~/.cache/gradwire."""
+    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    home = _cache() / f"{name.partition(' ')[0]}-{sha256(repr((name, stats)).encode()).hexdigest()[:16]}"
+    if not home.is_dir():
+        _keep(home, make())
+    # copy-on-write: torch wants memory that may be written to
+    return {path.stem: torch.from_numpy(numpy.load(path, mmap_mode="c")) for path in home.glob("*.npy")}
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradwire"
+
+
+def _keep(home: Path, arrays: Mapping[str, NDArray[numpy.generic]]) -> None:
+    """Written beside and then renamed: other ranks see all of it or nothing."""
+    beside = home.with_name(f"{home.name}.{os.getpid()}")
+    beside.mkdir(parents=True)
+    for name, array in arrays.items():
+        numpy.save(beside / f"{name}.npy", array, allow_pickle=False)
+    try:
+        beside.rename(home)
+    except OSError:  # another rank was first
+        shutil.rmtree(beside)

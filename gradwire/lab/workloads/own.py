@@ -1,0 +1,156 @@
+"""A user's own model: a function that gives model, batches and loss."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import count, islice
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.lab.function import imported
+from gradwire.lab.results import TRAINING_LOSS
+from gradwire.lab.workloads.base import Task
+
+_CALL = "return model, batches, loss (and, if you like, held_out)"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the function gave: `batches(rank, world)` is an iterable, `loss(model, batch)` a scalar, and `held_out()`,
+    where there is one, an iterable too."""
+
+    model: nn.Module
+    batches: Callable[[int, int], Iterable[Any]]
+    loss: Callable[[nn.Module, Any], Tensor]
+    held_out: Callable[[], Iterable[Any]] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Task):
+    """Your own model: `function` is module:name or file.py:name, and returns model, batches and loss.
+
+    The model is a module; batches(rank, world) an iterable of a rank's batches, begun anew where it ends; and
+    loss(model, batch) the mean loss of one. A fourth, held_out(), may give batches on which the loss is shown.
+
+    Raises ValueError for what cannot be imported or is of another form.
+    """
+
+    name: ClassVar[str] = "own"
+    metric: ClassVar[str] = "loss"
+    optimizer: ClassVar[Literal["sgd", "adamw"]] = "adamw"
+    scored: ClassVar[tuple[str, ...]] = ("loss",)
+
+    function: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._made  # noqa: B018
+
+    @property
+    def _made(self) -> Made:
+        return _first(self.function)
+
+    def _module(self) -> nn.Module:
+        return _make(self.function).model
+
+    def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Any]:
+        """The function's own, again and again; what comes before `start` is read and left out."""
+        return islice(self._endless(rank, world, seed), start, None)
+
+    def _endless(self, rank: int, world: int, seed: int) -> Iterator[Any]:
+        batches = _iterable(self._made.batches(rank, world), "batches(rank, world)", self.function)
+        for epoch in count():
+            if hasattr(sampler := getattr(batches, "sampler", None), "set_epoch"):
+                sampler.set_epoch(epoch)  # pyright: ignore[reportOptionalMemberAccess]
+            with _drawing_from(seed + epoch):  # samplers draw their order when the first batch is asked for
+                iterator = iter(batches)
+                first = list(islice(iterator, 1))
+            if not first:
+                raise ValueError(f"{self.function}: batches({rank}, {world}) gives no batch")
+            yield first[0]
+            yield from iterator
+
+    def epoch_steps(self, world: int) -> int:
+        """The length of the batches. Raises ValueError where they have none."""
+        batches = self._made.batches(0, world)
+        if not hasattr(batches, "__len__"):
+            raise ValueError(f"{self.function}: batches(rank, world) has no length and so no epochs: give --steps")
+        return len(batches)  # pyright: ignore[reportArgumentType]
+
+    def training_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The function's own."""
+        loss = self._made.loss(model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+            raise ValueError(f"{self.function}: loss(model, batch) gives {_form(loss)}, not one number: {_CALL}")
+        return loss
+
+    @property
+    def looked_at(self) -> str:
+        """The loss on what is held out, or, where nothing is, that of training."""
+        return self.metric if self._made.held_out else TRAINING_LOSS
+
+    @property
+    def held_out_size(self) -> int:
+        """The held-out batches."""
+        return len(_held_out(self.function))
+
+    def held_out_batch(self, index: Tensor) -> Any:
+        """Several batches."""
+        return [_held_out(self.function)[number] for number in index.tolist()]
+
+    def scores(self, model: nn.Module, batch: Any) -> list[float]:
+        """The sum of the batches' losses."""
+        return [sum(self.training_loss(model, each).item() for each in batch), len(batch)]
+
+    def figures(self, sums: list[float]) -> dict[str, float]:
+        """The mean over the batches; nothing where none are held out."""
+        return super().figures(sums) if self._made.held_out else {}
+
+
+@cache
+def _first(function: str) -> Made:
+    """What is taken for batches and loss: models are made anew."""
+    with _drawing_from(0):
+        return _make(function)
+
+
+def _make(function: str) -> Made:
+    made = imported(function)()
+    if not isinstance(made, tuple) or len(made) not in (3, 4):
+        raise ValueError(f"{function} returns {_form(made)}, not a tuple of three or four: {_CALL}")
+    model, *functions = made
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{function} returns {_form(model)} as model, not a torch.nn.Module: {_CALL}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"{function} returns a model without parameters to train: there is nothing to send")
+    for name, value in zip(("batches", "loss", "held_out"), functions, strict=False):
+        if not callable(value):
+            raise ValueError(f"{function} returns {_form(value)} as {name}, not a function: {_CALL}")
+    return Made(model, *functions) if len(functions) == 3 else Made(model, *functions, held_out=None)
+
+
+@cache
+def _held_out(function: str) -> list[Any]:
+    held_out = _first(function).held_out
+    return list(_iterable(held_out(), "held_out()", function)) if held_out else []
+
+
+def _iterable(value: Any, called: str, function: str) -> Iterable[Any]:
+    if not isinstance(value, Iterable):
+        raise ValueError(f"{function}: {called} gives {_form(value)}, not batches to go through, such as a DataLoader")
+    return value
+
+
+def _form(value: Any) -> str:
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
+
+
+@contextmanager
+def _drawing_from(seed: int) -> Iterator[None]:
+    """torch's global generator starts from `seed`, and is afterwards as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
