@@ -76,7 +76,7 @@ def calibrate(transport: gw.ProcessGroup, link, repeats: int) -> tuple[float, fl
 
 
 def measure(pairing: tuple, options: argparse.Namespace, transport: gw.ProcessGroup, prices: tuple) -> dict:
-    from gradwire.layout import Layout
+    from gradwire.slots import Layout
 
     density, compressor, communicator = pairing
     wire = communicator.wire(compressor, Layout.vector(options.elements), transport.world)
@@ -92,11 +92,11 @@ def measure(pairing: tuple, options: argparse.Namespace, transport: gw.ProcessGr
 def collectives(compressor, communicator, elements: int, transport: gw.ProcessGroup) -> list:
     """What one step asks the transport for."""
     import torch
+    from gradwire.reducer import Reducer, Site
 
     from gradwire.compressors import Workspace
-    from gradwire.layout import Layout
-    from gradwire.plan import Group, default_memory
-    from gradwire.reducer import Reducer, Site
+    from gradwire.plans import Group, default_memory
+    from gradwire.slots import Layout
 
     slots = list(Layout.vector(elements).slots)
     group = Group((slots[0].name,), compressor, default_memory(compressor), communicator)

@@ -29,13 +29,14 @@ from ranks import as_rank, collect, save
 import gradwire as gw
 from gradwire.controllers.allocate import allocate
 from gradwire.lab.results import Record, Run, read_lines
-from gradwire.lab.training_suites import Training, training_suite
+from gradwire.lab.training import Training
+from gradwire.lab.training_suites import training_suite
 
 FACTORS = (10, 100, 1000)
 TASKS = {
     "digits": ("accuracy", ("width=96",)),
     "fashion-mnist": ("accuracy", ("model=cnn", "width=48", "batch=8")),
-    "lm": ("loss", ("model=lstm", "width=320", "depth=1", "context=24")),
+    "lm": ("loss", ("model=lstm", "width=320", "layers=1", "context=24")),
 }
 """The metric, and the task's options: models whose dense gradient takes half a second at 100 Mbit/s between 4 hosts."""
 LONGER = 1.5
@@ -84,7 +85,7 @@ def layers(training: Training, compressor: gw.compressors.Compressor, seed: int)
     name = f"{training.task} ({training.options[0].removeprefix('model=')})"
     row = {"task": name, "compressor": type(compressor).__name__, "seed": seed}
     for way, controller in {"uniform": Looks, "adapted": gw.LGreCo}.items():
-        row[way] = train(training, compressor, seed, controller(interval=training.steps // 4))
+        row[way] = train(training, compressor, seed, controller(interval=(training.recipe.steps or 0) // 4))
     return row
 
 
@@ -93,15 +94,14 @@ def train(training: Training, compressor: gw.compressors.Compressor, seed: int, 
     from torch.nn.parallel import DistributedDataParallel as DDP
 
     from gradwire.lab.catalogue import make_task
-    from gradwire.lab.train import optimizer_for
+    from gradwire.lab.recipe import Recipe
 
     task = make_task(training.task, training.options)
     ddp = DDP(task.build_model(seed))
     handle = gw.attach(ddp, compressor, controller=controller)
-    optimizer_type, options = optimizer_for(task, None)
-    optimizer = optimizer_type(ddp.parameters(), **options)
+    optimizer = Recipe().make_optimizer(task, ddp.parameters())
     batches = task.batches(dist.get_rank(), dist.get_world_size(), seed)
-    for _ in range(training.steps):
+    for _ in range(training.recipe.steps or 0):
         inputs, targets = next(batches)
         optimizer.zero_grad()
         task.loss(ddp(inputs), targets).backward()

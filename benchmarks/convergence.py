@@ -19,17 +19,18 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import ClassVar
 
 import torch
 from ranks import RESULTS, as_rank, collect, save
-from torch import Tensor, nn
+from torch import nn
 
 import gradwire as gw
 from gradwire.compressors import Codec, Compressor
 from gradwire.lab.workloads import FashionMnist, LanguageModel, Task
-from gradwire.layout import Layout, Slot
-from gradwire.memory import Memory
-from gradwire.plan import uniform
+from gradwire.memories import Memory
+from gradwire.plans import uniform
+from gradwire.slots import Layout, Slot
 
 RANKS = 2
 FILE = "convergence.json"
@@ -43,14 +44,12 @@ DENSITIES = {"1 %": 0.01, "lowest": 1e-9}
 class Clothes(FashionMnist):
     """Fashion-MNIST for a net that trains in seconds on two busy hardware threads."""
 
+    sample: ClassVar[int] = 10_000
+
     def _module(self) -> nn.Module:
         return nn.Sequential(
             nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10),
         )  # fmt: skip
-
-    def held_out(self) -> tuple[Tensor, Tensor]:
-        test = self.splits[1]
-        return (test.images.float() - 128) / 64, test.labels
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Run:
 
 
 def settings() -> dict[str, Setting]:
-    text = LanguageModel(model="lstm", width=64, depth=1, context=24, batch=4)
+    text = LanguageModel(model="lstm", width=64, layers=1, context=24, batch=4)
     return {
         "text": Setting(text, 1600, 1.0, 0.003, 0.01),
         "images": Setting(Clothes(batch=16), 2000, 0.02, 0.001, 0.01),

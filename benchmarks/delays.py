@@ -24,7 +24,7 @@ from torch.nn.utils import parameters_to_vector
 from gradwire.controllers.gain import Reading, share_of
 from gradwire.controllers.gravac import HORIZON_WINDOWS
 from gradwire.lab.catalogue import make_task
-from gradwire.lab.train import optimizer_for
+from gradwire.lab.recipe import Recipe
 
 RANKS, LOOK = 4, 4
 HORIZON = 8 * HORIZON_WINDOWS
@@ -53,8 +53,7 @@ def train(name: str, factor: float, steps: int) -> tuple[list[tuple[float, float
     """Each step's delays by energy and by magnitude, and the held-out loss after every fourth step."""
     task = make_task(name, TASKS[name][1])
     model = task.build_model(0)
-    optimizer_type, options = optimizer_for(task, None)
-    optimizer = optimizer_type(model.parameters(), **options)
+    optimizer = Recipe().make_optimizer(task, model.parameters())
     batches = [task.batches(rank, RANKS, 0) for rank in range(RANKS)]
     parameters = list(model.parameters())
     sizes = [parameter.numel() for parameter in parameters]

@@ -17,7 +17,7 @@ import torch
 
 import gradwire as gw
 from gradwire.compressors import Codec, State, Workspace
-from gradwire.layout import Layout
+from gradwire.slots import Layout
 
 RESULTS = Path(__file__).parent / "results"
 CODECS: list[Codec] = [gw.TopK(0.1), gw.DGC(0.1), gw.GaussianK(0.1), gw.RedSync(0.1), gw.RandomK(0.1)]

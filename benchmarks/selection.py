@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from gradwire.compressors.select import top_k
 
 import gradwire as gw
 from gradwire.compressors import Codec, Compressor, Rounds, State, Workspace
-from gradwire.compressors.select import top_k
-from gradwire.layout import Layout, Slot
+from gradwire.slots import Layout, Slot
 
 RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")

@@ -55,11 +55,11 @@ def rank_job() -> list[dict]:
 def measure(model, compressor, communicator) -> dict:
     import torch
     import torch.distributed as dist
-
     from gradwire.engine import Engine
+
     from gradwire.lab.traffic import interface_traffic
-    from gradwire.layout import Slot
-    from gradwire.plan import uniform
+    from gradwire.plans import uniform
+    from gradwire.slots import Slot
 
     slots = [Slot.of(name, p) for name, p in model.named_parameters()][::-1]
     grads = [torch.randn(slot.shape, generator=torch.Generator().manual_seed(dist.get_rank())) for slot in slots]

@@ -4,16 +4,20 @@ ddp = DistributedDataParallel(model)
 gw.attach(ddp, gw.TopK(ratio=0.01), memory=gw.Residual(), communicator=gw.AllGather())
 """
 
+from gradwire import groups
 from gradwire.checkpoint import reshard
+from gradwire.collective import AllToAll, Broadcast, Collective, Gather, Message, SendReceive, Sum
 from gradwire.communicators import (
     AllGather,
     AllReduce,
+    Communicator,
     Exclusive,
     GlobalTopK,
     LeaderIndices,
     OkTopk,
     ScatterReduce,
     SplitGather,
+    Wire,
 )
 from gradwire.compressors import (
     ACPSGD,
@@ -23,15 +27,21 @@ from gradwire.compressors import (
     FP32,
     QSGD,
     AllDimensionTopK,
+    Codec,
+    Compressor,
     EFSignSGD,
     GaussianK,
+    GroupContext,
+    Halves,
     HardThreshold,
     Interleaved,
     MultiLevel,
+    MultiRound,
     OneBit,
     PowerSGD,
     RandomK,
     RedSync,
+    Reduction,
     ReusedThreshold,
     SIDCo,
     SignSGD,
@@ -39,20 +49,39 @@ from gradwire.compressors import (
     TernGrad,
     TopK,
 )
-from gradwire.controllers import CAT, Accordion, Auto, GraVAC, LGreCo, ScaDLES, WarmUp
-from gradwire.ddp import Handle, attach
-from gradwire.flights import ReductionError
-from gradwire.memory import DGCMemory, NoMemory, Residual
-from gradwire.optimizer import DistributedOptimizer
-from gradwire.plan import Group, Plan
-from gradwire.stats import Stats
-from gradwire.transports import Hierarchical, ProcessGroup, Recording, Threads
+from gradwire.controllers import (
+    CAT,
+    Accordion,
+    Controller,
+    Decision,
+    GraVAC,
+    LGreCo,
+    NativeRequest,
+    Observation,
+    ProfileRequest,
+    ScaDLES,
+    StepView,
+    WarmUp,
+)
+from gradwire.frontends import DistributedOptimizer, Handle, attach
+from gradwire.measure import bench, plan
+from gradwire.memories import DGCMemory, Memory, NoMemory, Residual
+from gradwire.ops.gradients import Gradients
+from gradwire.plans import NATIVE, Group, Plan
+from gradwire.runtime.pipeline import ReductionError
+from gradwire.runtime.stats import Stats
+from gradwire.slots import Layout, Slot
+from gradwire.transports import Done, Mesh, Pending, ProcessGroup, Recording, Threads, Transport
+from gradwire.tuner import Auto
 
 __all__ = [
-    "ACPSGD", "BF16", "CAT", "DGC", "FP16", "FP32", "QSGD", "Accordion", "AllDimensionTopK", "AllGather", "AllReduce",
-    "Auto", "DGCMemory", "DistributedOptimizer", "EFSignSGD", "Exclusive", "GaussianK", "GlobalTopK", "GraVAC", "Group",
-    "Handle", "HardThreshold", "Hierarchical", "Interleaved", "LGreCo", "LeaderIndices", "MultiLevel", "NoMemory",
-    "OkTopk", "OneBit", "Plan", "PowerSGD", "ProcessGroup", "RandomK", "Recording", "RedSync", "ReductionError",
-    "Residual", "ReusedThreshold", "SIDCo", "ScaDLES", "ScatterReduce", "SignSGD", "Signum", "SplitGather", "Stats",
-    "TernGrad", "Threads", "TopK", "WarmUp", "attach", "reshard",
+    "ACPSGD", "BF16", "CAT", "DGC", "FP16", "FP32", "NATIVE", "QSGD", "Accordion", "AllDimensionTopK", "AllGather",
+    "AllReduce", "AllToAll", "Auto", "Broadcast", "Codec", "Collective", "Communicator", "Compressor", "Controller",
+    "DGCMemory", "Decision", "DistributedOptimizer", "Done", "EFSignSGD", "Exclusive", "Gather", "GaussianK",
+    "GlobalTopK", "GraVAC", "Gradients", "Group", "GroupContext", "Halves", "Handle", "HardThreshold", "Interleaved",
+    "LGreCo", "Layout", "LeaderIndices", "Memory", "Mesh", "Message", "MultiLevel", "MultiRound", "NativeRequest",
+    "NoMemory", "Observation", "OkTopk", "OneBit", "Pending", "Plan", "PowerSGD", "ProcessGroup", "ProfileRequest",
+    "RandomK", "Recording", "RedSync", "Reduction", "ReductionError", "Residual", "ReusedThreshold", "SIDCo",
+    "ScaDLES", "ScatterReduce", "SendReceive", "SignSGD", "Signum", "Slot", "SplitGather", "Stats", "StepView", "Sum",
+    "TernGrad", "Threads", "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "groups", "plan", "reshard",
 ]  # fmt: skip

@@ -1,118 +1,137 @@
 """The collectives that a reduction may ask for: plain values, so that no algorithm touches the network.
 
-A reduction is a generator that yields one of these and is sent its `result` once all ranks took part.
-`wire_bytes(world)` is what one rank sends in a bandwidth-optimal implementation, which gloo's and NCCL's
-rings are.
+A reduction is a generator that yields one of these and goes on once all ranks took part. `wire_bytes(world)` is what
+one rank sends in a bandwidth-optimal implementation, which gloo's and NCCL's rings are.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
+REPLICA = "replica"
+"""The axis along which gradients are reduced: the ranks that compress among each other."""
+HOST = "host"
+"""The axis of the ranks of one host, which first add up their gradients dense."""
+
+FLAG_BYTES = 4
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Message:
+    """A buffer that travels.
+
+    `body` (n,) or (rows, n) is what an algorithm reads and writes. Behind it, or behind each of its rows, is a flag in
+    `flags`, which the runtime sends along: NaN where a gradient was not finite, else 0. `whole` is both.
+    """
+
+    whole: Tensor
+    body: Tensor
+    flags: Tensor | None = None
+
+    @classmethod
+    def plain(cls, tensor: Tensor) -> Self:
+        """A message without a flag, such as a gradient that is summed where it lies."""
+        return cls(tensor, tensor)
+
+    @classmethod
+    def of_bytes(cls, buffer: Tensor, size: int) -> Self:
+        """Rows of `size` bytes with a float32 flag each; buffer: (rows, `framed(size)`) uint8."""
+        return cls(buffer, buffer[:, :size], buffer[:, -FLAG_BYTES:].view(torch.float32))
+
+    @classmethod
+    def of_numbers(cls, buffer: Tensor) -> Self:
+        """A vector of numbers and, of the same type, its flag; buffer: (n + 1,)."""
+        return cls(buffer, buffer[:-1], buffer[-1:])
+
+    def row(self, index: int) -> "Message":
+        """One row as a message of its own."""
+        flags = None if self.flags is None else self.flags[index]
+        return Message(self.whole[index], self.body[index], flags)
+
+
+def framed(size: int) -> int:
+    """The bytes of a row of `size` bytes and its flag; rows start on multiples of 4 bytes."""
+    return -(-size // 4) * 4 + FLAG_BYTES
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Sum:
-    """All-reduce: `tensor` becomes, in place and on every rank, the sum over the ranks."""
+    """All-reduce: the message becomes, in place and on every rank, the sum over the ranks."""
 
-    tensor: Tensor
+    message: Message
+    axis: str = REPLICA
 
     @property
-    def result(self) -> Tensor:
-        return self.tensor
+    def send(self) -> Message:
+        return self.message
+
+    @property
+    def receive(self) -> Message:
+        return self.message
 
     def wire_bytes(self, world: int) -> int:
-        return 2 * (world - 1) * self.tensor.nbytes // world
+        return 2 * (world - 1) * self.message.whole.nbytes // world
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Gather:
     """All-gather: row r of `receive` (world, m) becomes rank r's `send` (m,)."""
 
-    send: Tensor
-    receive: Tensor
-
-    @property
-    def result(self) -> Tensor:
-        return self.receive
+    send: Message
+    receive: Message
+    axis: str = REPLICA
 
     def wire_bytes(self, world: int) -> int:
-        return (world - 1) * self.send.nbytes
+        return (world - 1) * self.send.whole.nbytes
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Exchange:
-    """All-to-all: row r of `send` (world, m) goes to rank r; row r of `receive` (world, m) came from it."""
+class AllToAll:
+    """Row r of `send` (world, m) goes to rank r; row r of `receive` (world, m) came from it."""
 
-    send: Tensor
-    receive: Tensor
-
-    @property
-    def result(self) -> Tensor:
-        return self.receive
+    send: Message
+    receive: Message
+    axis: str = REPLICA
 
     def wire_bytes(self, world: int) -> int:
-        return (world - 1) * self.send.nbytes // world
+        return (world - 1) * self.send.whole.nbytes // world
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Broadcast:
-    """`tensor` of rank `source` overwrites everybody's; counted as one send per rank, as in a ring."""
+    """The message of rank `source` overwrites everybody's; counted as one send per rank, as in a ring."""
 
-    tensor: Tensor
+    message: Message
     source: int
+    axis: str = REPLICA
 
     @property
-    def result(self) -> Tensor:
-        return self.tensor
+    def send(self) -> Message:
+        return self.message
+
+    @property
+    def receive(self) -> Message:
+        return self.message
 
     def wire_bytes(self, world: int) -> int:
-        return (world - 1) * self.tensor.nbytes // world
+        return (world - 1) * self.message.whole.nbytes // world
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Hop:
+class SendReceive:
     """One message from rank to rank: `send` goes to `target`, `receive` (as large) comes from `source`; None where
-    this rank does not. All ranks take the hop together, also those that have no part in it."""
+    this rank does not. All ranks take the turn together, also those that have no part in it."""
 
-    send: Tensor
-    receive: Tensor
+    send: Message
+    receive: Message
     target: int | None = None
     source: int | None = None
-
-    @property
-    def result(self) -> Tensor:
-        return self.receive
+    axis: str = REPLICA
 
     def wire_bytes(self, world: int) -> int:
-        return 0 if self.target is None else self.send.nbytes
+        return 0 if self.target is None else self.send.whole.nbytes
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Local:
-    """A collective among the ranks of one host only; see `transports.Hierarchical`."""
-
-    inner: "Sum | Broadcast"
-
-    @property
-    def result(self) -> Tensor:
-        return self.inner.result
-
-    def wire_bytes(self, world: int) -> int:
-        """Nothing leaves the host."""
-        return 0
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Idle:
-    """A turn in which another rank of this host talks to its peers: so a host's ranks keep one sequence."""
-
-    @property
-    def result(self) -> Tensor:
-        return torch.empty(0)
-
-    def wire_bytes(self, world: int) -> int:
-        return 0
-
-
-Collective = Sum | Gather | Exchange | Broadcast | Hop | Local | Idle
+Collective = Sum | Gather | AllToAll | Broadcast | SendReceive

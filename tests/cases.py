@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import gradwire as gw
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
-from gradwire.memory import Memory
+from gradwire.memories import Memory
 
 NONE, RESIDUAL = gw.NoMemory(), gw.Residual()
 GATHER, REDUCE, SCATTER = gw.AllGather(), gw.AllReduce(), gw.ScatterReduce()

@@ -10,10 +10,17 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compressors import Compressor, State, Workspace
+from gradwire.collective import HOST, REPLICA
+from gradwire.compressors import Compressor, GroupContext, context_for
 from gradwire.controllers import Controller
-from gradwire.engine import Engine
-from gradwire.layout import Layout, Slot
+from gradwire.ops.gradients import Gradients
+from gradwire.ops.workspace import Workspace
+from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange
+from gradwire.runtime.runtime import Runtime
+from gradwire.runtime.settings import Settings
+from gradwire.runtime.store import Store
+from gradwire.slots import Layout, Slot
+from gradwire.tuner import profiler_for
 
 WAIT_S = 20
 CPU = torch.device("cpu")
@@ -107,7 +114,7 @@ class Clock(threading.local):
 
 
 class Job:
-    """The engines of all ranks."""
+    """The runtimes of all ranks. What a test gives as gradients stays as it is: means replace copies of them."""
 
     def __init__(
         self,
@@ -122,41 +129,68 @@ class Job:
         self.slots, self.world = slots, world
         self.transports = list(transports) or gw.Threads.group(world)
         self.controllers = list(controllers) or [None] * world
-        self.engines: list[Engine] = raising(together(world, lambda rank: self._engine(plan, rank, options)))
+        self.runtimes: list[Runtime] = raising(together(world, lambda rank: self._runtime(plan, rank, options)))
 
-    def _engine(self, plan: gw.Plan, rank: int, options: dict[str, Any]) -> Engine:
-        controller = self.controllers[rank]
-        return Engine(plan, self.slots, self.transports[rank], CPU, controller=controller, **options)
+    def _runtime(self, plan: gw.Plan, rank: int, options: dict[str, Any]) -> Runtime:
+        mesh = gw.Mesh.of(self.transports[rank])
+        profiler = profiler_for(self.slots, mesh, CPU)
+        settings = Settings(controller=self.controllers[rank], profiler=profiler, **options)
+        return Runtime(lambda: plan, self.slots, mesh, CPU, settings)
 
     def step(self, grads: Grads) -> list[list[Tensor]]:
-        """Copies of the means, by rank and slot."""
-        for engine, own in zip(self.engines, grads, strict=True):
-            for slot, grad in enumerate(own):
-                engine.give(slot, grad)
-        for engine in self.engines:
-            with engine._progress:  # a thread per rank and step would cost more
-                settled = engine._progress.wait_for(lambda e=engine: e._error or e._settled == e._epoch, WAIT_S)
-            assert settled, "a rank hangs"
-            engine.wait()
-        return [[mean.clone() for mean in engine.means()] for engine in self.engines]
+        """The means, by rank and slot."""
+        for runtime in self.runtimes:
+            runtime.open_step()
+        means = [hand_over(runtime, own) for runtime, own in zip(self.runtimes, grads, strict=True)]
+        self.finish()
+        return means
+
+    def finish(self) -> None:
+        """Waits for all ranks; a thread per rank and step would cost more."""
+        flags = []
+        for runtime in self.runtimes:
+            flags.append(threading.Event())
+            runtime.executor.post(flags[-1].set)
+        for flag in flags:
+            assert flag.wait(WAIT_S), "a rank hangs"
+        for runtime in self.runtimes:
+            runtime.raise_error()
 
     def install(self, plan: gw.Plan) -> None:
-        raising(together(self.world, lambda rank: self.engines[rank].install(plan)))
+        raising(together(self.world, lambda rank: self.runtimes[rank].install(plan)))
+
+    def load(self, states: Sequence[dict[str, Tensor]]) -> None:
+        raising(together(self.world, lambda rank: self.runtimes[rank].load_state_dict(states[rank])))
 
     def state(self, name: str) -> list[list[Tensor]]:
         """Copies of every slot's tensor of this name, by rank and slot; zeros where there is none."""
         return [
-            [exported[slot.name].get(name, torch.zeros(slot.shape)).clone() for slot in self.slots]
-            for exported in (engine.export() for engine in self.engines)
+            [state.get(f"{slot.name}//{name}", torch.zeros(slot.shape)) for slot in self.slots]
+            for state in self.states()
         ]
 
     def states(self) -> list[dict[str, Tensor]]:
         """A copy of all that each rank would save."""
-        return [gw.checkpoint.pack(engine.export(), engine.steps) for engine in self.engines]
+        return [runtime.state_dict() for runtime in self.runtimes]
 
     def close(self) -> None:
-        for engine in self.engines:
-            engine.close()
+        for runtime in self.runtimes:
+            runtime.close()
+
+
+def hand_over(runtime: Runtime, grads: Sequence[Tensor | None], order: Sequence[int] | None = None) -> list[Tensor]:
+    """Submits copies of a rank's gradients, in this order, which will become the means."""
+    means = [
+        slot.view(torch.zeros(slot.numel, dtype=slot.dtype)) if grad is None else grad.clone()
+        for slot, grad in zip(runtime.slots, grads, strict=True)
+    ]
+    for slot in range(len(grads)) if order is None else order:
+        if grads[slot] is None:
+            runtime.submit_absent(slot, means[slot])
+        else:
+            runtime.became_ready(slot)
+            runtime.submit(slot, means[slot])
+    return means
 
 
 @contextmanager
@@ -168,11 +202,30 @@ def job(plan: gw.Plan, slots: Sequence[Slot], world: int, **options: Any):
         running.close()
 
 
-def hosts(count: int, local: int) -> list[gw.Hierarchical]:
-    """Transports of `count` hosts with `local` ranks each, by global rank."""
+def hosts(count: int, local: int) -> list[gw.Mesh]:
+    """Meshes of `count` hosts with `local` ranks each, by global rank."""
+    everyone = gw.Threads.group(count * local)
     inside = [gw.Threads.group(local) for _ in range(count)]
     between = [gw.Threads.group(count) for _ in range(local)]
-    return [gw.Hierarchical(inside[host][rank], between[rank][host]) for host in range(count) for rank in range(local)]
+    return [
+        gw.Mesh({REPLICA: between[rank][host], HOST: inside[host][rank]}, everyone[0].store)
+        for host in range(count)
+        for rank in range(local)
+    ]
+
+
+def exchange_of(group: gw.Group, slots: Sequence[Slot], transport: gw.Transport) -> Exchange:
+    """One group of one rank, without a job."""
+    store = Store(slots, CPU)
+    store.arrange(gw.Plan((group,)))
+    return ReplicaExchange(group, 0, store.groups[0], JobContext(gw.Mesh.of(transport), 0, Workspace(CPU)))
+
+
+def run(exchange: Exchange, grads: Sequence[Tensor], transport: gw.Transport, step: int = 0) -> None:
+    """One step of it; the means replace the gradients."""
+    for op in exchange.run(Given(Gradients(exchange.stored.pieces, grads)), step):
+        transport.run(op)
+    exchange.commit()
 
 
 def total(by_rank: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -180,12 +233,9 @@ def total(by_rank: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return [torch.stack([t.double() for t in tensors]).sum(0) for tensors in zip(*by_rank, strict=True)]
 
 
-def alone(n: int, compressor: Compressor, **options: Any) -> State:
-    """The state of one rank for a single slot of n elements, without an engine."""
-    layout = Layout((Slot.of("x", torch.empty(n)),))
-    state = State(layout, 0, 1, Workspace(CPU), Workspace(CPU), **options)
-    for name in compressor.flat_state:
-        state.flat[name] = torch.zeros(n)
-    generator = torch.Generator().manual_seed(0)
-    state.slots = [dict(compressor.init_slot(*slot.matrix, generator)) for slot in layout.slots]
-    return state
+def alone(n: int, compressor: Compressor, **options: Any) -> GroupContext:
+    """The context of one rank for a single slot of n elements, without a job."""
+    context = context_for(Layout((Slot.of("x", torch.empty(n)),)), compressor, CPU)
+    for name, value in options.items():
+        setattr(context, name, value)
+    return context

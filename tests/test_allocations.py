@@ -6,16 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import CASES, Case
-from harness import CPU
+from harness import exchange_of, run
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gradwire as gw
-from gradwire.compressors import Compressor, Reduction, Workspace
-from gradwire.layout import Slot
-from gradwire.plan import Group
-from gradwire.reducer import Reducer, Site
+from gradwire.compressors import Compressor
+from gradwire.plans import Group
+from gradwire.slots import Slot
 
 N = 1 << 21
 LIMIT_BYTES = N  # a quarter of the gradient: far above any tile, far below any copy that is not packed
@@ -39,19 +38,6 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def step(reducer: Reducer, grads: list[Tensor], transport: gw.Recording) -> None:
-    for index, grad in enumerate(grads):
-        reducer.give(index, grad)
-    reduction: Reduction = reducer.reduce()
-    op = next(reduction)
-    try:
-        while True:
-            transport.run(op)
-            op = reduction.send(op.result)
-    except StopIteration:
-        reducer.close([True] * len(grads))
-
-
 def sparser(compressor: Compressor) -> Compressor:
     """Sends 1 %: what is proportional to what is sent may be made anew."""
     if isinstance(compressor, gw.Interleaved):
@@ -66,18 +52,17 @@ def test_nothing_of_gradient_size_is_made_in_a_step(case: Case):
     slots = [Slot.of(name, torch.empty(rows, 1024)) for name, rows in (("a", 1536), ("b", 512))]
     grads = [torch.randn(slot.shape, generator=torch.Generator().manual_seed(0)) for slot in slots]
     transport = gw.Recording(world=2)
-    site = Site(transport, CPU, seed=0, scratch=Workspace(CPU))
     group = Group(("a", "b"), sparser(case.compressor), case.memory, case.communicator)
-    reducer = Reducer(group, slots, site, index=0)
+    exchange = exchange_of(group, slots, transport)
     with torch.no_grad():
-        for _ in range(3):  # the longest period of any case
-            step(reducer, grads, transport)
+        for step in range(6):  # twice the longest period of any case: in both halves of what is kept
+            run(exchange, grads, transport, step)
         with Largest() as largest:
-            step(reducer, grads, transport)
+            run(exchange, grads, transport, step=6)
         assert largest.bytes < LIMIT_BYTES, largest.by
         tracemalloc.start()
         try:
-            step(reducer, grads, transport)
+            run(exchange, grads, transport, step=7)
             assert tracemalloc.get_traced_memory()[1] < LIMIT_BYTES, "in numpy"
         finally:
             tracemalloc.stop()

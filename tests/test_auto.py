@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,28 +10,18 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from harness import SMALL, Job, draw, hosts, raising, slots_of, together, total
+from harness import SMALL, Job, draw, hand_over, hosts, raising, slots_of, together, total
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from gradwire.controllers import Auto
-from gradwire.controllers.auto import (
-    CHOOSING_STEPS,
-    SETTLE,
-    TIMED,
-    TRACED,
-    TRIED,
-    WARM,
-    _collectives,
-    _quiet,
-    _tournament,
-    safe,
-    ways_of,
-)
-from gradwire.controllers.measure import Sample
-from gradwire.ddp import automatic
-from gradwire.plan import Plan, uniform
+from gradwire.frontends.job import Choices
+from gradwire.plans import Plan, uniform
+from gradwire.tuner import CHOOSING_STEPS, Auto
+from gradwire.tuner.auto import TIMED, TRACED, WARM
+from gradwire.tuner.plans import quiet, safe, ways_of
+from gradwire.tuner.profiler import Sample, _collectives
+from gradwire.tuner.trials import SETTLE, TRIED, Trials
 
 SLOTS = slots_of(SMALL)
 DENSE = uniform(SLOTS, gw.FP32())
@@ -46,15 +36,13 @@ def train(running: Job, steps: range) -> list[list[Tensor]]:
     """Rank 0's means of every step, with forward passes that tell where a step begins."""
 
     def work(rank: int) -> list[list[Tensor]]:
-        engine, means = running.engines[rank], []
+        runtime, means = running.runtimes[rank], []
         for number in steps:
-            engine.forward_begins()
-            engine.forward_ends()
-            for slot, grad in enumerate(draw(SLOTS, running.world, number)[rank]):
-                engine.ready(slot)
-                engine.give(slot, grad)
-            engine.wait()
-            means.append([mean.clone() for mean in engine.means()])
+            runtime.open_step()
+            runtime.recorder.forward_begins(runtime.plan)
+            runtime.recorder.forward_ends()
+            means.append(hand_over(runtime, draw(SLOTS, running.world, number)[rank]))
+            runtime.finish()
         return means
 
     by_rank = raising(together(running.world, work))
@@ -71,7 +59,7 @@ def test_ranks_find_the_same_plan_and_lose_nothing(world: int):
     for number, means in enumerate(train(running, range(MOST_STEPS))):
         sent = [s + mean.double() for s, mean in zip(sent, means, strict=True)]
         given = [g + t / world for g, t in zip(given, total(draw(SLOTS, world, number)), strict=True)]
-    plans = [engine.plan for engine in running.engines]
+    plans = [runtime.plan for runtime in running.runtimes]
     assert plans == [plans[0]] * world
     assert all(controller.decisions for controller in running.controllers)
     assert running.controllers[0].decisions[-1].step > WARM + TIMED + TRACED + SETTLE + TRIED  # when it was chosen
@@ -86,7 +74,7 @@ def test_ranks_find_the_same_plan_and_lose_nothing(world: int):
 def test_hosts_of_several_ranks_find_one_plan():
     running = automatic_job(4, [gw.TopK(0.1), gw.BF16()], transports=hosts(2, 2))
     train(running, range(MOST_STEPS))
-    assert [engine.plan for engine in running.engines] == [running.engines[0].plan] * 4
+    assert [runtime.plan for runtime in running.runtimes] == [running.runtimes[0].plan] * 4
     profile = running.controllers[0].profile
     assert (profile.ranks, profile.gpus_per_host) == (4, 2)
     assert set(profile.local) == {"sum", "broadcast"}
@@ -109,7 +97,7 @@ def test_a_collective_of_two_messages_costs_what_both_took():
         gw.Group((), gw.QSGD(), gw.Residual(), gw.ScatterReduce()),
         gw.Group((), gw.FP32(), gw.NoMemory(), gw.AllReduce()),
     ]
-    rows = [[Sample(n, n, 0.0, 2e-6 * n, 0.0, 0.0, 0.0) for n in (1000, 5000, 9000)]] * 2
+    rows = [[Sample(n, n, 0.0, 2e-6 * n, 0.0, 0.0) for n in (1000, 5000, 9000)]] * 2
     for cost in _collectives(ways, rows).values():
         assert float(cost(np.array(7000.0))) == pytest.approx(14e-3)
 
@@ -117,29 +105,41 @@ def test_a_collective_of_two_messages_costs_what_both_took():
 def test_a_resumed_job_keeps_the_plan_that_was_found():
     first = automatic_job(2, [gw.TopK(0.1)])
     train(first, range(MOST_STEPS))
-    states, found = first.states(), first.engines[0].plan
+    states, found = first.states(), first.runtimes[0].plan
     second = automatic_job(2, [gw.TopK(0.1)])
-
-    def resume(rank: int) -> None:
-        second.engines[rank].adopt(*gw.checkpoint.unpack(states[rank]))
-
-    raising(together(2, resume))
+    second.load(states)
     train(second, range(3))
-    assert [engine.plan for engine in second.engines] == [found] * 2
+    assert [runtime.plan for runtime in second.runtimes] == [found] * 2
+    assert second.controllers[0].chosen
     first.close()
     second.close()
 
 
-def test_a_job_that_was_saved_while_it_tried_plans_begins_anew_with_dense_steps():
+def test_a_job_that_was_saved_while_it_tried_plans_tries_the_others():
     first, second = (automatic_job(2, [gw.TopK(0.1)]) for _ in range(2))
-    train(first, range(2))
-    states, tried = first.states(), uniform(SLOTS, gw.TopK(0.1))
-    for state in states:
-        state["//shared/plan"] = torch.frombuffer(bytearray(tried.to_json().encode()), dtype=torch.uint8)
-    raising(together(2, lambda rank: second.engines[rank].adopt(*gw.checkpoint.unpack(states[rank]))))
-    assert second.engines[0].plan == tried
-    train(second, range(2, 4))
-    assert [engine.plan for engine in second.engines] == [DENSE] * 2
+    auto, begun = first.controllers[0], 0
+    while sum(map(len, auto._trials.seconds)) < TRIED // 2:
+        train(first, range(begun, begun := begun + 1))
+    tried = auto._trials
+    assert not auto.chosen
+    states, plan = first.states(), first.runtimes[0].plan
+    second.load(states)
+    assert second.controllers[0]._trials == tried
+    assert [runtime.plan for runtime in second.runtimes] == [plan] * 2
+    assert second.controllers[0].measured == auto.measured
+    assert auto.measured
+    train(second, range(begun, MOST_STEPS))
+    assert second.controllers[0].chosen
+    first.close()
+    second.close()
+
+
+def test_a_job_that_was_saved_while_it_measured_measures_anew():
+    first, second = (automatic_job(2, [gw.TopK(0.1)]) for _ in range(2))
+    train(first, range(WARM + TIMED + 4))
+    second.load(first.states())
+    train(second, range(WARM + TIMED + 4, MOST_STEPS + WARM + TIMED + 4))
+    assert second.controllers[0].chosen
     first.close()
     second.close()
 
@@ -177,47 +177,46 @@ def test_auto_begins_with_dense_steps_alone():
 
 def test_the_plan_that_leaves_backward_alone_keeps_every_slots_way():
     mixed = Plan((*uniform(SLOTS[:2], gw.TopK(0.1)).groups, *uniform(SLOTS[2:], gw.PowerSGD(2)).groups))
-    quiet = _quiet(mixed)
-    quiet.check(SLOTS)
-    ways = [
-        {name: replace(group, slots=()) for group in plan.groups for name in group.slots} for plan in (mixed, quiet)
-    ]
+    few = quiet(mixed)
+    few.check(SLOTS)
+    ways = [{name: replace(group, slots=()) for group in plan.groups for name in group.slots} for plan in (mixed, few)]
     assert ways[0] == ways[1]
-    assert mixed.groups[-1].slots[-1] in quiet.groups[0].slots
-    assert len(quiet.groups) == len(set(ways[0].values()))
+    assert mixed.groups[-1].slots[-1] in few.groups[0].slots
+    assert len(few.groups) == len(set(ways[0].values()))
 
 
-def run(course, seconds_of) -> tuple:
-    """What the course returns, where steps with a plan take `seconds_of` it."""
-    plan = next(course)
-    while True:
-        try:
-            plan = course.send((None, seconds_of(plan))) or plan
-        except StopIteration as end:
-            return end.value
+def run(trials: Trials, seconds_of: Callable[[Plan], float]) -> None:
+    """All turns, where steps with a plan take `seconds_of` it."""
+    while not trials.done:
+        trials.add(seconds_of(trials.current))
 
 
 def test_whoever_fell_behind_does_not_win_by_what_was_long_ago():
     """The last plan drops out after the first round; then the machine slows down."""
     plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16(), gw.FP16())]
     takes = dict(zip(plans, (0.1, 0.105, 0.115), strict=True))
-    steps, now = iter(range(1000)), plans[0]
+    trials = Trials(plans)
+    run(trials, lambda plan: takes[plan] * (2 if trials.round else 1))
+    assert trials.best == 0
+    assert min(map(np.median, trials.seconds)) == np.median(trials.seconds[2])
 
-    def seconds(plan: Plan | None) -> float:
-        nonlocal now
-        now = plan or now
-        return takes[now] * (1 if next(steps) < len(plans) * (SETTLE + TRIED + 1) else 2)
 
-    took, best = run(_tournament(plans), seconds)
-    assert best == 0
-    assert min(map(np.median, took)) == np.median(took[2])
+def test_trials_go_on_from_text_wherever_they_were():
+    plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16())] + [gw.NATIVE]
+    whole, broken = Trials(list(plans)), Trials(list(plans))
+    run(whole, lambda plan: 1.0 + plans.index(plan) / 100)
+    while not broken.done:
+        broken = Trials.from_json(broken.to_json())
+        broken.add(1.0 + plans.index(broken.current) / 100)
+    assert broken == whole
+    assert whole.best == 0
 
 
 def test_contradictions_are_refused():
     with pytest.raises(ValueError, match="leave the compressor out"):
-        automatic(gw.TopK(0.1), [gw.BF16()], None)
+        Choices(compressor=gw.TopK(0.1), candidates=[gw.BF16()]).check()
     with pytest.raises(ValueError, match="needs a compressor"):
-        automatic(None, (), Auto())
+        Choices(controller=Auto()).check()
 
 
 @pytest.fixture

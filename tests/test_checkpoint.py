@@ -1,11 +1,12 @@
 """State dicts: a resumed job goes on bit for bit, and no residual is lost on the way to another plan or size."""
 
 import io
+import re
 
 import pytest
 import torch
 from cases import CASES, Case
-from harness import SMALL, draw, job, plan_of, slots_of, total
+from harness import SMALL, draw, job, plan_of, slots_of, together, total
 from torch import Tensor
 
 import gradwire as gw
@@ -19,11 +20,6 @@ conserving = pytest.mark.parametrize("case", REMEMBERING, ids=str)
 
 def plan_for(case: Case, groups: int = 2) -> gw.Plan:
     return plan_of(SLOTS, case.compressor, case.memory, case.communicator, groups=groups)
-
-
-def adopt(running, states: list[dict[str, Tensor]]) -> None:
-    for engine, state in zip(running.engines, states, strict=True):
-        engine.adopt(*checkpoint.unpack(state))
 
 
 def residuals(states: list[dict[str, Tensor]]) -> list[Tensor]:
@@ -49,7 +45,7 @@ def test_a_resumed_job_goes_on_bit_for_bit(case: Case):
         expected = [running.step(draw(SLOTS, world, step))[0] for step in (2, 3)]
         after = running.states()
     with job(plan_for(case), SLOTS, world) as resumed:
-        adopt(resumed, saved)
+        resumed.load(saved)
         for step, means in zip((2, 3), expected, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(resumed.step(draw(SLOTS, world, step))[0], means, strict=True))
         for old, new in zip(after, resumed.states(), strict=True):
@@ -74,7 +70,7 @@ def test_a_state_fits_another_plan(case: Case, groups: int):
         running.step(draw(SLOTS, 2, 0))
         saved = running.states()
     with job(plan_for(case, groups), SLOTS, 2) as other:
-        adopt(other, saved)
+        other.load(saved)
         for old, new in zip(saved, other.states(), strict=True):
             assert all(torch.equal(old[key], new[key]) for key in old)
 
@@ -86,7 +82,7 @@ def test_a_job_without_memory_sends_what_it_is_given(case: Case):
         saved = running.states()
     dense = plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce())
     with job(dense, SLOTS, 2) as other:
-        adopt(other, saved)
+        other.load(saved)
         again = other.states()
         for a, b in zip(residuals(again), residuals(saved), strict=True):
             assert torch.equal(a, b)
@@ -108,7 +104,7 @@ def test_another_number_of_ranks_keeps_the_sum(case: Case, world: int):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     assert all(int(shard["step"]) == 1 for shard in shards)
     with job(plan_for(case), SLOTS, world) as other:
-        adopt(other, shards)
+        other.load(shards)
         for old, new in zip(shards, other.states(), strict=True):
             assert old.keys() == new.keys()
             assert all(torch.equal(old[key], new[key]) for key in old)
@@ -128,22 +124,63 @@ def test_a_later_state_replaces_what_was_still_owed():
         running.step(draw(SLOTS, 2, 0))
         saved = running.states()
     with job(plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce()), SLOTS, 2) as other:
-        adopt(other, saved)
-        adopt(other, fresh)
+        other.load(saved)
+        other.load(fresh)
         assert not any(residual.any() for residual in residuals(other.states()))
 
 
-def test_another_models_state_is_refused_and_changes_nothing():
+def foreign(**tensors: Tensor) -> dict[str, Tensor]:
+    return {"step": torch.tensor(7)} | {key.replace("__", "//"): tensor for key, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (foreign(other__residual=torch.ones(3)), "parameter 'other', which the model lacks"),
+        (foreign(scale__residual=torch.ones(3)), r"residual of 'scale' is \(3,\), and the parameter \(1,\)"),
+        (foreign(scale=torch.ones(1)), "what is 'scale'"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [[0], [0, 1]])
+def test_another_models_state_is_refused_by_all_and_changes_nothing(state, why: str, ranks: list[int]):
     case = Case(gw.TopK(0.1), gw.Residual(), gw.AllGather(), bits=0)
     with job(plan_for(case), SLOTS, 2) as running:
         running.step(draw(SLOTS, 2, 0))
         before = running.states()
-        with pytest.raises(ValueError, match="parameter 'other', which the model lacks"):
-            running.engines[0].adopt({"other": {"residual": torch.ones(3)}}, 7)
-        for key, tensor in running.states()[0].items():
-            assert torch.equal(tensor, before[0][key])
+        loaded = [state if rank in ranks else before[rank] for rank in range(2)]
+        errors = together(2, lambda rank: running.runtimes[rank].load_state_dict(loaded[rank]))
+        for error in errors:
+            assert isinstance(error, ValueError)
+            assert re.search(why, str(error))
+        for old, new in zip(before, running.states(), strict=True):
+            assert all(torch.equal(old[key], new[key]) for key in old)
+
+
+def test_of_parameters_that_are_not_reduced_any_more_nothing_is_taken_over():
+    case = Case(gw.TopK(0.1), gw.Residual(), gw.AllGather(), bits=0)
     with job(plan_for(case), SLOTS, 2, others={"other"}) as running:
-        running.engines[0].adopt({"other": {"residual": torch.ones(3)}}, 7)  # frozen since
+        running.load([foreign(other__residual=torch.ones(3))] * 2)  # frozen since
+        assert not any("other" in key for key in running.states()[0])
+
+
+def test_states_of_different_steps_are_refused_by_all():
+    case = Case(gw.TopK(0.1), gw.Residual(), gw.AllGather(), bits=0)
+    with job(plan_for(case), SLOTS, 2) as running:
+        states = running.states()
+        states[1]["step"] += 1
+        for error in together(2, lambda rank: running.runtimes[rank].load_state_dict(states[rank])):
+            assert isinstance(error, ValueError)
+            assert "differ in the state's step: 0 on rank 0, 1 on rank 1" in str(error)
+
+
+def test_a_residual_that_one_rank_alone_holds_is_not_lost():
+    """Whichever rank that is: not rank 0 alone says what there is."""
+    step = torch.tensor(3)
+    states = [{"step": step}, {"step": step, "w//residual": torch.ones(2)}, {"step": step}]
+    for order in (states, states[::-1], [states[1], *states[::2]]):
+        for world in (1, 2, 5):
+            shards = gw.reshard(order, world)
+            assert sum(shard["w//residual"] for shard in shards).tolist() == [1, 1]
 
 
 def test_what_is_owed_survives_a_step_that_another_group_spoils():

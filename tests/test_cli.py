@@ -176,7 +176,7 @@ def test_training_two_configurations_writes_everything(tmp_path: Path, capsys: p
         records = [json.loads(line) for line in (run / name / "metrics.jsonl").read_text().splitlines()]
         assert [record["step"] for record in records] == list(range(1, 13))
         assert len(records[-1]["replicas"]) == 64
-        assert set(records[-1]["held_out"]) == {"loss", "accuracy"}
+        assert set(records[-1]["held_out"]) == {"loss", "accuracy", "top5"}
         assert any(path.name.startswith("events.out.tfevents") for path in (run / name).iterdir())
     assert 3 * records[-1]["wire_bytes"] < records[-1]["dense_bytes"]
     assert records[-1]["interface_bytes"] is None
@@ -283,7 +283,18 @@ def test_without_communication_buffers_are_not_sent_either() -> None:
 
 
 def test_ranks_that_torchrun_started_are_joined(tmp_path: Path) -> None:
-    options = ["--task", "digits", "--set", "width=4", "--steps", "3", "--out", str(tmp_path)]
+    options = [
+        "--task",
+        "digits",
+        "--set",
+        "width=4",
+        "--steps",
+        "3",
+        "--checkpoint-every",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "gradwire.cli", "train", "topk:0.1", *options]
     finished = subprocess.run(
@@ -292,6 +303,8 @@ def test_ranks_that_torchrun_started_are_joined(tmp_path: Path) -> None:
     assert finished.stdout.count("held-out accuracy") == 1
     (run,) = tmp_path.iterdir()
     assert len((run / "topk-0.1" / "metrics.jsonl").read_text().splitlines()) == 3
+    checkpoint = run / "topk-0.1" / "checkpoint-3"
+    assert {path.name for path in checkpoint.iterdir()} == {"rank-0.pt", "rank-1.pt", "shared.pt"}
 
 
 # Two cells, and two tasks, on the same ranks.
@@ -310,7 +323,9 @@ sys.exit(main(["bench", "--suite", "small", *options]))
 import sys
 from gradwire.cli import main
 from gradwire.lab import training_suites
-row = training_suites.Training(task="digits", options=("width=4",), steps=2, configurations=("dense",))
+from gradwire.lab.recipe import Recipe
+from gradwire.lab.training import Training
+row = Training(task="digits", options=("width=4",), recipe=Recipe(steps=2), configurations=("dense",))
 training_suites._small_gravac = lambda: [row, row]
 sys.exit(main(["train", "--suite", "gravac", "--out", sys.argv[1]]))
 """,

@@ -26,7 +26,7 @@ PAIRS = [
 VOTES = (gw.SignSGD, gw.Signum)
 
 
-def reduce(compressor: Compressor, memory: gw.memory.Memory, communicator, *grads: list[float]) -> list[float]:
+def reduce(compressor: Compressor, memory: gw.memories.Memory, communicator, *grads: list[float]) -> list[float]:
     slots = slots_of({"w": torch.empty(len(grads[0]))})
     with job(plan_of(slots, compressor, memory, communicator), slots, len(grads)) as running:
         return running.step([[torch.tensor(grad)] for grad in grads])[0][0].tolist()
@@ -35,7 +35,7 @@ def reduce(compressor: Compressor, memory: gw.memory.Memory, communicator, *grad
 def decoded(codec: Codec, x: Tensor) -> Tensor:
     state = alone(len(x), codec)
     payload, out = torch.zeros(codec.payload_bytes(len(x)), dtype=torch.uint8), torch.empty(len(x))
-    codec.encode(x, payload, state)
+    codec.encode(x.clone(), payload, state)
     codec.decode(payload[None], out, state)
     return out
 

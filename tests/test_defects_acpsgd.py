@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Job, draw, job, plan_of, slots_of, total
+from harness import Job, draw, exchange_of, job, plan_of, run, slots_of, total
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradwire as gw
-from gradwire.compressors import LowRank, Workspace
-from gradwire.reducer import Reducer, Site
+from gradwire.compressors import LowRank
 
 both = pytest.mark.parametrize("compressor", [gw.ACPSGD(2), gw.PowerSGD(2)], ids=str)
 
@@ -207,8 +206,7 @@ def test_8_a_resumed_job_knows_factors_errors_and_whose_turn_it_is(compressor: L
         saved = [through_a_file(state) for state in running.states()]
         expected = [step(running, index) for index in (7, 8)]
     with job(plan_of(slots, compressor, gw.Residual(), gw.AllReduce(), groups=1), slots, 2) as resumed:
-        for engine, state in zip(resumed.engines, saved, strict=True):
-            engine.adopt(*gw.checkpoint.unpack(state))
+        resumed.load(saved)
         for index, means in zip((7, 8), expected, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(step(resumed, index), means, strict=True))
 
@@ -249,17 +247,10 @@ def test_10_equal_shapes_share_one_orthogonalisation(compressor: LowRank):
     """It called QR once per tensor."""
     slots = slots_of({str(i): torch.empty(20, 24) for i in range(12)})
     transport = gw.Recording(world=2)
-    site = Site(transport, torch.device("cpu"), 0, Workspace(torch.device("cpu")))
     group = plan_of(slots, compressor, gw.Residual(), gw.AllReduce(), groups=1).groups[0]
-    reducer = Reducer(group, slots, site, 0)
-    for index, grad in enumerate(draw(slots, 1, 0)[0]):
-        reducer.give(index, grad)
+    exchange = exchange_of(group, slots, transport)
     with Count() as count:
-        reduction = reducer.reduce()
-        for _ in range(compressor.rounds):
-            transport.run(next(reduction))
-        with pytest.raises(StopIteration):
-            next(reduction)
+        run(exchange, draw(slots, 1, 0)[0], transport)
     assert sum("linalg_qr" in call for call in count.calls) == 1
 
 
@@ -270,7 +261,7 @@ def test_fusion_leaves_no_stubs_between_full_groups():
     shapes = [(1024, 1024), (1024,), (1024, 1024), (1024, 4096), (4096,), (1024, 1024)] * 8
     slots = slots_of({str(i): torch.empty(shape, device="meta") for i, shape in enumerate(shapes)})
     numel = {slot.name: slot.numel for slot in slots}
-    sizes = [sum(numel[name] for name in group.slots) for group in gw.plan.uniform(slots, gw.ACPSGD()).groups]
+    sizes = [sum(numel[name] for name in group.slots) for group in gw.plans.uniform(slots, gw.ACPSGD()).groups]
     assert len(sizes) <= 12
     full = sum(numel.values()) // 8
     assert all(size >= min(full, (1 << 18) << i) for i, size in enumerate(reversed(sizes[1:])))

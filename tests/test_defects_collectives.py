@@ -6,7 +6,7 @@ from harness import job, plan_of, slots_of, total
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compressors.entries import Entries
+from gradwire.ops.entries import Entries
 
 COLLECTIVES = [gw.SplitGather(), gw.Exclusive(), gw.LeaderIndices(), gw.GlobalTopK(), gw.OkTopk()]
 collectives = pytest.mark.parametrize("collective", COLLECTIVES, ids=str)
@@ -69,7 +69,7 @@ def test_ok_topk_3_the_first_step_compresses():
     """Its first 512 steps (VGG) are dense, so a short job never compresses."""
     with start(gw.OkTopk(), 10_000, 4, 0.01) as running:
         running.step([[torch.randn(10_000)] for _ in range(4)])
-        assert running.engines[0].stats().ratio > 5
+        assert running.runtimes[0].stats().ratio > 5
 
 
 def test_ok_topk_4_regions_follow_the_gradient():
@@ -140,5 +140,5 @@ def test_grace_7_ranks_send_alike_whatever_their_gradients_are(collective):
         for step in range(3):
             grads = [torch.randn(5000) * 10.0 ** (-3 * rank) * (rank != step) for rank in range(4)]
             running.step([[grad] for grad in grads])
-        kinds = [[(type(op), op.result.shape) for op in transport.started] for transport in running.transports]
+        kinds = [[(type(op), op.receive.whole.shape) for op in transport.started] for transport in running.transports]
     assert all(kind == kinds[0] for kind in kinds)

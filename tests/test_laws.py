@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 
 import pytest
 import torch
@@ -11,18 +12,23 @@ from harness import SMALL, WIDE, Job, alone, draw, hosts, job, plan_of, slots_of
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective import Broadcast, Gather, Idle, Local, Sum
+from gradwire.collective import FLAG_BYTES, Broadcast, Sum
 from gradwire.communicators.base import SparseCommunicator
-from gradwire.compressors import Codec, Compressor, State
-from gradwire.layout import Layout, Slot
+from gradwire.compressors import Cast, Codec
+from gradwire.slots import Layout, Slot
 
 SMALL_SLOTS, WIDE_SLOTS = slots_of(SMALL), slots_of(WIDE)
 CODECS = list({case.compressor: None for case in CASES if isinstance(case.compressor, Codec)})
-FLAG_BYTES = 4
 
 all_cases = pytest.mark.parametrize("case", CASES, ids=str)
 conserving = pytest.mark.parametrize("case", [case for case in CASES if case.conserves], ids=str)
 codecs = pytest.mark.parametrize("codec", CODECS, ids=str)
+
+
+def is_dense(case: Case) -> bool:
+    """Whether a group only passes through: what is not finite is then in its own mean, and no flag travels."""
+    memoryless = not case.memory.remembers
+    return memoryless and isinstance(case.compressor, Cast) and isinstance(case.communicator, gw.AllReduce)
 
 
 def start(case: Case, slots: Sequence[Slot], world: int, groups: int = 2, **options) -> Job:
@@ -79,7 +85,9 @@ def test_every_compressor_memory_and_communicator_has_a_row():
     exported = {getattr(gw, name) for name in gw.__all__ if inspect.isclass(getattr(gw, name))}
     rows = {type(part) for case in CASES for part in (case.compressor, case.memory, case.communicator)}
     parts = {
-        part for part in exported if issubclass(part, Compressor | gw.memory.Memory | gw.communicators.Communicator)
+        part
+        for part in exported
+        if issubclass(part, gw.Compressor | gw.Memory | gw.Communicator) and is_dataclass(part)
     }
     assert parts == rows
 
@@ -87,7 +95,7 @@ def test_every_compressor_memory_and_communicator_has_a_row():
 def test_of_a_memory_and_a_communicator_every_default_pairing_has_a_row():
     rows = {(type(case.compressor), type(case.memory), type(case.communicator)) for case in CASES}
     for compressor in {type(case.compressor): case.compressor for case in CASES}.values():
-        group = gw.plan.uniform(WIDE_SLOTS, compressor).groups[0]
+        group = gw.plans.uniform(WIDE_SLOTS, compressor).groups[0]
         assert (type(compressor), type(group.memory), type(group.communicator)) in rows
 
 
@@ -121,29 +129,27 @@ def test_a_codec_takes_out_what_its_payload_stands_for(codec: Codec, n: int):
     if not codec.biased and codec.sparse:
         pytest.skip("rescales, and keeps no memory")
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))
-    state = alone(n, codec)
+    context = alone(n, codec)
     before, payload = x.clone(), torch.zeros(codec.payload_bytes(n), dtype=torch.uint8)
-    codec.encode(x, payload, state)
-    assert torch.equal(x, before), "encode changed x"
+    codec.encode(x, payload, context)
     decoded = torch.empty(n)
-    codec.decode(payload[None], decoded, state)
-    codec.commit(payload, x, state)
+    codec.decode(payload[None], decoded, context)
     close([x + decoded], [before], 1e-6)
 
 
 @codecs
 def test_decode_adds_up_its_rows(codec: Codec):
     n, world = 70_001, 3
-    state = alone(n, codec)
+    context = alone(n, codec)
     aligned = -(-codec.payload_bytes(n) // 4) * 4
     rows = torch.zeros(world, aligned, dtype=torch.uint8)[:, : codec.payload_bytes(n)]
     for row, x in zip(rows, torch.randn(world, n, generator=torch.Generator().manual_seed(1)), strict=True):
-        codec.encode(x, row, state)
+        codec.encode(x, row, context)
     single = torch.zeros(world, n)
     for row, out in zip(rows, single, strict=True):
-        codec.decode(row[None], out, state)
+        codec.decode(row[None], out, context)
     out = torch.full((n,), torch.nan)
-    codec.decode(rows, out, state)
+    codec.decode(rows, out, context)
     expected = single.sum(0).sign() if isinstance(codec, gw.SignSGD) else single.sum(0)
     close([out], [expected], 1e-6)
 
@@ -177,24 +183,24 @@ def test_declared_bytes_are_sent_bytes(case: Case, world: int):
         running.step(draw(WIDE_SLOTS, world, 0))
         ops = transport.started[handed:]
         numel = sum(slot.numel for slot in WIDE_SLOTS)
-        assert running.engines[0].stats().wire_bytes == sum(op.wire_bytes(world) for op in ops)
+        assert running.runtimes[0].stats().wire_bytes == sum(op.wire_bytes(world) for op in ops)
         layout = Layout(tuple(WIDE_SLOTS))
         wire = case.communicator.wire(case.compressor, layout, world)
         if not isinstance(case.communicator, gw.GlobalTopK | gw.LeaderIndices):  # trees: the busiest rank counts
-            assert abs(wire.wire_bytes - running.engines[0].stats().wire_bytes) <= 2 * FLAG_BYTES
+            assert abs(wire.wire_bytes - running.runtimes[0].stats().wire_bytes) <= 2 * FLAG_BYTES
         if isinstance(case.communicator, SparseCommunicator):
             assert len(ops) == case.communicator.rounds(case.compressor, world)
             return
         if isinstance(case.compressor, gw.compressors.LowRank):
             declared = case.compressor.group_bytes(layout, step=0)
-            assert sum(op.result.nbytes for op in ops) == declared
+            assert sum(op.send.whole.nbytes for op in ops) == declared + FLAG_BYTES * len(ops)
             assert len(ops) == case.compressor.rounds
             return
         assert isinstance(case.compressor, Codec)
         payload = case.compressor.group_bytes(layout, step=0)
         slack = 4 * -(-numel // 65_536) + 16  # counts of the sparse, whole numbers of scales
         assert 8 * payload <= case.bits * numel + 8 * slack * world
-        sizes = [op.send.nbytes if isinstance(op, Gather) else op.result.nbytes for op in ops]
+        sizes = [op.send.whole.nbytes for op in ops]
         if isinstance(case.communicator, gw.ScatterReduce):
             parts = case.compressor.payload_bytes(-(-numel // world) + 4096)
             assert sizes[0] == world * sizes[1] <= world * (parts + 3 + FLAG_BYTES)
@@ -249,8 +255,13 @@ def test_the_unbiased_ones_are(case: Case):
 
 
 @all_cases
-@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, -math.inf, 1e38])
 def test_a_step_that_is_not_finite_leaves_no_trace(case: Case, bad: float):
+    """Bit for bit: not on the rank that overflows, and not on the others, whatever is finite and huge there."""
+    if bad == 1e38 and isinstance(case.memory, gw.DGCMemory) and case.memory.clip:
+        pytest.skip("is clipped to what is finite")
+    if bad == 1e38 and is_dense(case):
+        pytest.skip("has a finite mean, as in DDP")
     world = 2
     later: list[list[Tensor]] = []
     for poisoned in (True, False):
@@ -258,21 +269,18 @@ def test_a_step_that_is_not_finite_leaves_no_trace(case: Case, bad: float):
             running.step(draw(SMALL_SLOTS, world, 0))
             before = running.states()
             if poisoned:
-                grads = draw(SMALL_SLOTS, world, 1)
+                grads = draw(SMALL_SLOTS, world, 1, scale=1e30)
                 for group in (0, 1):
-                    grads[1][group][0] = bad
+                    grads[1][group].fill_(bad)
                 means = running.step(grads)
-                assert not any(own[group].isfinite().all() for own in means for group in (0, 1))
+                assert not any(own[group].isfinite().any() for own in means for group in (0, 1))
             else:
-                for engine in running.engines:
-                    engine.adopt(engine.export(), 2)  # the same seeds as after the skipped step
+                running.load([state | {"step": torch.tensor(2)} for state in before])  # seeds as after the skipped step
             for old, new in zip(before, running.states(), strict=True):
-                keys = old.keys() - {"step"}
-                close([new[key] for key in keys], [old[key] for key in keys], 1e-6, least=1.0)
+                assert old.keys() == new.keys()
+                assert all(torch.equal(new[key], old[key]) for key in old.keys() - {"step"})
             later.append(running.step(draw(SMALL_SLOTS, world, 2))[0])
-    if case.rounding < 1e-4 and not isinstance(case.compressor, gw.compressors.LowRank):
-        differing = sum(int((a - b).abs().gt(1e-3).sum()) for a, b in zip(*later, strict=True))
-        assert differing <= 3, "a later step differs, beyond a tie or a sign that rounding decides"
+    same_bits(later)
 
 
 @all_cases
@@ -289,9 +297,9 @@ def test_unused_parameters_keep_their_memory(case: Case):
         name = SMALL_SLOTS[unused_everywhere].name
         for old, new in zip(states, running.states(), strict=True):
             for key in old:
-                if key.startswith(name) and "//shared/" not in key:
+                if key.startswith(name) and "//shared/" not in key and "//group/" not in key:
                     assert torch.equal(old[key], new[key])
-        assert [running.engines[0].used(slot) for slot in range(len(SMALL_SLOTS))] == [
+        assert [running.runtimes[0].used(slot) for slot in range(len(SMALL_SLOTS))] == [
             slot != unused_everywhere for slot in range(len(SMALL_SLOTS))
         ]
         if case.memory == gw.Residual():
@@ -325,11 +333,10 @@ def test_ranks_and_steps_have_noise_of_their_own(compressor: Codec):
     n = 1000
     x, decoded = torch.rand(n, generator=torch.Generator().manual_seed(0)), []
     for rank, step in [(0, 0), (1, 0), (0, 1)]:
-        state = State(alone(n, compressor).layout, rank, 2, *[alone(n, compressor).kept] * 2)
-        state.step = step
+        context = alone(n, compressor, rank=rank, world=2, step=step)
         payload, out = torch.zeros(compressor.payload_bytes(n), dtype=torch.uint8), torch.empty(n)
-        compressor.encode(x, payload, state)
-        compressor.decode(payload[None], out, state)
+        compressor.encode(x.clone(), payload, context)
+        compressor.decode(payload[None], out, context)
         decoded.append(out)
     assert not any(torch.equal(a, b) for i, a in enumerate(decoded) for b in decoded[:i])
 
@@ -343,11 +350,11 @@ def test_hosts_send_what_single_ranks_would(case: Case):
             means = running.step([first, first, second, second])
             same_bits(means)
             same_bits([means[0], flat.step([first, second])[0]])
-        sent = [engine.stats().wire_bytes for engine in running.engines]
-        assert [sum(sent[:2]), sum(sent[2:])] == [engine.stats().wire_bytes for engine in flat.engines]
-        for transport in running.transports:
-            assert not any(isinstance(op, Local | Idle) for op in transport.between.started)
-            assert all(isinstance(op, Sum | Broadcast) for op in transport.local.started)
+        sent = [runtime.stats().wire_bytes for runtime in running.runtimes]
+        flags = 3 * len(flat.runtimes[0].plan.groups) * case.compressor.wire_dtype.itemsize if is_dense(case) else 0
+        assert [sum(sent[:2]), sum(sent[2:])] == [runtime.stats().wire_bytes + flags for runtime in flat.runtimes]
+        for mesh in running.transports:
+            assert all(isinstance(op, Sum | Broadcast) for op in mesh.host.started)
 
 
 @conserving
@@ -369,7 +376,7 @@ def test_hosts_keep_their_memory_when_another_rank_takes_a_group_over():
     ) as running:
         running.step(draw(SMALL_SLOTS, 4, 0))
         owed = kept(running)
-        names = [group.slots for group in running.engines[0].plan.groups]
+        names = [group.slots for group in running.runtimes[0].plan.groups]
         groups = [gw.Group(part, gw.TopK(0.05), gw.Residual(), gw.AllGather()) for part in names[::-1]]
         running.install(gw.Plan(tuple(groups)))
         close(kept(running), owed, 1e-6)

@@ -2,16 +2,17 @@
 
 import pytest
 import torch
-from harness import job, plan_of, slots_of, total
+from harness import CPU, job, plan_of, slots_of, total
 from torch import Tensor
 
 import gradwire as gw
 from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.global_top_k import merge
-from gradwire.communicators.ranges import even, split, split_on_device
 from gradwire.communicators.wire import Wire
-from gradwire.compressors.entries import Entries, Places
-from gradwire.layout import Layout
+from gradwire.ops.entries import Entries, Places
+from gradwire.ops.ranges import even, split, split_on_device
+from gradwire.ops.workspace import Workspace
+from gradwire.slots import Layout
 
 COLLECTIVES = [
     gw.SplitGather(), gw.SplitGather(slack=1.0, growth=1.0), gw.Exclusive(), gw.LeaderIndices(), gw.GlobalTopK(),
@@ -74,7 +75,7 @@ def test_messages_depend_on_the_plan_alone(collective: SparseCommunicator):
             for step in range(3):
                 ranks.step([[gradient(n, 8 * step + rank)] for rank in range(world)])
             sequences += [
-                [(type(op), op.result.shape, op.result.dtype) for op in transport.started]
+                [(type(op), op.receive.whole.shape, op.receive.whole.dtype) for op in transport.started]
                 for transport in ranks.transports
             ]
     assert all(sequence == sequences[0] for sequence in sequences)
@@ -184,7 +185,9 @@ def test_split_is_the_same_on_every_device(n: int, capacity: int, world: int):
     indices = x.abs().topk(min(n, 300)).indices.sort().values
     bounds = even(n, world)
     for by_host, by_device in zip(
-        split(x, indices, bounds, capacity), split_on_device(x, indices, bounds, capacity), strict=True
+        split(x, indices, bounds, capacity, Workspace(CPU)),
+        split_on_device(x, indices, bounds, torch.tensor(bounds), capacity),
+        strict=True,
     ):
         sums = [torch.zeros(n).index_add_(0, *part) for part in (by_host, by_device)]
         assert torch.equal(*sums)
@@ -214,9 +217,9 @@ def test_places_and_entries_come_back(n: int):
         torch.zeros(n).index_add_(0, *entries.unpack(payload)), torch.zeros(n).index_add_(0, indices, values)
     )
     places.pack(payload[: places.nbytes], indices)
-    found, meant = places.unpack(payload[: places.nbytes])
-    assert torch.equal(found[: int(meant)], indices)
-    assert int(meant) == len(indices)
+    found, filled = places.unpack(payload[: places.nbytes])
+    assert torch.equal(found[filled], indices)
+    assert int(filled.sum()) == len(indices)
     assert found.lt(n).all()
 
 
@@ -282,8 +285,8 @@ def test_the_bytes_of_a_tree_are_its_busiest_ranks():
     n, world = 1000, 5
     with running(gw.GlobalTopK(), n, world) as ranks:
         ranks.step([[normal(n, rank)] for rank in range(world)])
-        hops = [[op for op in t.started if isinstance(op, gw.collective.Hop)] for t in ranks.transports]
-    size = hops[0][0].send.nbytes
+        hops = [[op for op in t.started if isinstance(op, gw.SendReceive)] for t in ranks.transports]
+    size = hops[0][0].send.whole.nbytes
     assert [sum(op.wire_bytes(world) for op in own) // size for own in hops] == [0, 1, 1, 1, 1]
     assert sum(op.source is not None for op in hops[0]) == 3
     assert gw.GlobalTopK().wire(gw.TopK(0.1), Layout.vector(n), world) == Wire(6, 6 * size)

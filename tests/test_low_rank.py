@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.compressors import LowRank
-from gradwire.compressors.orthogonal import orthogonalize
-from gradwire.layout import Slot
+from gradwire.ops.orthogonal import orthogonalize
+from gradwire.slots import Slot
 
 PARAMETERS = {
     "linear": torch.empty(11, 23),
@@ -30,7 +30,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def start(compressor: LowRank, slots: list[Slot], world: int, memory: gw.memory.Memory | None = None):
+def start(compressor: LowRank, slots: list[Slot], world: int, memory: gw.memories.Memory | None = None):
     return job(plan_of(slots, compressor, memory or gw.Residual(), gw.AllReduce()), slots, world)
 
 
@@ -41,7 +41,7 @@ def matrix(grad: Tensor, slot: Slot) -> Tensor:
 
 def kept(running: Job, slot: int, name: str) -> Tensor:
     """The factor that all ranks keep, (length, r)."""
-    return running.engines[0].export()[running.slots[slot].name][f"shared/{name}"].double().T.clone()
+    return running.runtimes[0].state_dict()[f"{running.slots[slot].name}//shared/{name}"].double().T.clone()
 
 
 def basis(a: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def test_power_sgd_is_torchs(tmp_path: Path):
                 ddp(normal(5, 19, seed=step)).square().sum().backward()
                 local = torch.autograd.grad(model(normal(5, 19, seed=step)).square().sum(), list(model.parameters()))
                 if q:
-                    state = running.engines[0].export()["0.weight"]
+                    state = running.runtimes[0]._steps.store.export()["0.weight"]
                     state["shared/q"].copy_(q[0].view(19, 2).T)
                     state["residual"].copy_(error)
                 means = running.step([list(local)])[0]
@@ -243,9 +243,9 @@ def test_what_would_hardly_shrink_travels_dense():
 
 @both
 def test_vectors_need_no_group_of_their_own(kind: type[LowRank]):
-    (group,) = gw.plan.uniform(SLOTS, kind()).groups
+    (group,) = gw.plans.uniform(SLOTS, kind()).groups
     assert set(group.slots) == set(PARAMETERS)
-    low, dense = gw.plan.uniform(SLOTS, kind(), dense=lambda slot: slot.name == "conv").groups
+    low, dense = gw.plans.uniform(SLOTS, kind(), dense=lambda slot: slot.name == "conv").groups
     assert dense.slots == ("conv",)
     assert dense.compressor == gw.FP32()
     assert "bias" in low.slots

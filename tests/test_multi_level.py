@@ -5,14 +5,15 @@ from math import inf, nan
 
 import pytest
 import torch
-from harness import SMALL, WIDE, Job, alone, draw, job, plan_of, slots_of
+from harness import CPU, SMALL, WIDE, Job, alone, draw, job, plan_of, slots_of
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective import Collective, Gather, Sum
+from gradwire.collective import Collective, Sum
 from gradwire.compressors.multi_level import Measure
-from gradwire.compressors.select import top_k
-from gradwire.layout import Slot
+from gradwire.ops.select import top_k
+from gradwire.ops.workspace import Workspace
+from gradwire.slots import Slot
 
 SLOTS, WIDE_SLOTS = slots_of(SMALL), slots_of(WIDE)
 WIDE_NUMEL = sum(slot.numel for slot in WIDE_SLOTS)
@@ -20,13 +21,13 @@ WIDE_NUMEL = sum(slot.numel for slot in WIDE_SLOTS)
 
 def both_levels(compressor: gw.MultiLevel, x: Tensor) -> tuple[list[Tensor], Tensor]:
     """What the two levels of x stand for, and what was observed of them."""
-    state = alone(len(x), compressor)
+    context = alone(len(x), compressor)
     decoded = []
-    for codec, payload in zip((compressor.codec, compressor.second), compressor.encode(x, state), strict=True):
-        out = torch.empty(len(x))
-        codec.decode(payload[None], out, state)
-        decoded.append(out)
-    return decoded, compressor.observed(state)
+    for indices in compressor.select(x, context):
+        decoded.append(torch.zeros(len(x)))
+        decoded[-1][indices] = x[indices]
+    next(compressor.reduce(x.clone(), torch.empty(len(x)), context))
+    return decoded, compressor.observed(context)
 
 
 @pytest.mark.parametrize("n", [1, 10, 1000, 200_001])
@@ -35,9 +36,8 @@ def test_of_top_k_the_second_level_is_what_it_selects_alone(n: int, ratio: float
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))
     compressor = gw.MultiLevel(gw.TopK(ratio), further)
     (_, second), _ = both_levels(compressor, x)
-    state = alone(n, compressor)
     direct = torch.zeros(n)
-    indices = top_k(x, max(1, int(n * ratio / further)), state.scratch)
+    indices = top_k(x, max(1, int(n * ratio / further)), Workspace(CPU))
     direct[indices] = x[indices]
     assert torch.equal(second, direct)
 
@@ -63,7 +63,7 @@ def level_of(op: Collective, compressor: gw.MultiLevel, n: int) -> str:
         compressor.codec.payload_bytes(n): "first",  # pyright: ignore
         4 * n: "dense",
     }
-    return sizes[(op.send if isinstance(op, Gather) else op.result).nbytes - 16]
+    return sizes[op.send.whole.nbytes - 16]
 
 
 @pytest.mark.parametrize("codec", [gw.TopK(0.1), gw.RandomK(0.1)], ids=str)
@@ -84,7 +84,7 @@ def test_the_first_level_that_holds_enough_is_sent(codec: gw.compressors.Codec, 
 
 def levels(running: Job, steps: list[list[list[Tensor]]]) -> list[str]:
     """What one group sends in each of these steps."""
-    compressor, transport = running.engines[0].plan.groups[0].compressor, running.transports[0]
+    compressor, transport = running.runtimes[0].plan.groups[0].compressor, running.transports[0]
     assert isinstance(compressor, gw.MultiLevel)
     sent = []
     for grads in steps:
@@ -115,8 +115,7 @@ def test_norms_survive_new_plans_and_checkpoints():
     with job(plan_of_levels(), WIDE_SLOTS, 2) as running, job(plan_of_levels(), WIDE_SLOTS, 2) as resumed:
         running.step(peaked(0))
         states = running.states()
-        for rank, engine in enumerate(resumed.engines):
-            engine.adopt(*gw.checkpoint.unpack(states[rank]))
+        resumed.load(states)
         assert levels(resumed, [peaked(1)]) == ["second"]
         for further, order in ((5.0, WIDE_SLOTS), (5.0, WIDE_SLOTS[::-1])):
             running.install(plan_of_levels(further, order))
@@ -141,7 +140,7 @@ def test_with_several_groups_a_decision_costs_one_message_of_at_most_64_bytes():
             *payloads, decision = transport.started[handed:]
             assert len(payloads) == 4
             assert isinstance(decision, Sum)
-            assert decision.result.nbytes == 4 * gw.GraVAC.numbers <= 64
+            assert decision.send.whole.nbytes == 4 * (gw.GraVAC.numbers + 1) <= 64
 
 
 def test_ranks_whose_gradients_differ_wildly_choose_alike():

@@ -6,7 +6,7 @@ from harness import draw, job, slots_of, total
 
 import gradwire as gw
 from gradwire.collective import Gather, Sum
-from gradwire.layout import Slot
+from gradwire.slots import Slot
 
 WORLD = 3
 PARAMETERS = {

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import CASES, Case
-from harness import SMALL, job, plan_of, raising, slots_of, together
+from harness import CPU, SMALL, job, plan_of, raising, slots_of, together
 
 import gradwire as gw
-from gradwire.engine import Engine
-from gradwire.plan import uniform
+from gradwire.plans import uniform
+from gradwire.runtime.runtime import Runtime
+from gradwire.runtime.settings import Settings
 
 SLOTS = slots_of(SMALL)
 TOP_K = gw.TopK(0.05)
@@ -22,7 +23,6 @@ def test_json_round_trip(case: Case):
     again = gw.Plan.from_json(plan.to_json())
     assert again == plan
     assert again.to_json() == plan.to_json()
-    assert again.digest(SLOTS) == plan.digest(SLOTS)
 
 
 @pytest.mark.parametrize(
@@ -142,35 +142,59 @@ def test_groups_are_small_where_nothing_hides_them(compressor, megabytes: list[i
     assert len(quarters(even + 1)) == len(megabytes)
 
 
-OTHER = [
-    (uniform(SLOTS, gw.TopK(0.06)), SLOTS, 0),
-    (uniform(SLOTS[::-1], TOP_K), SLOTS, 0),
-    (uniform(SLOTS, TOP_K), slots_of(SMALL | {"scale": torch.empty(2)}), 0),
-    (uniform(SLOTS, TOP_K), SLOTS, 1),
-]
+PLAN, OTHER_SHAPE = uniform(SLOTS, TOP_K), slots_of(SMALL | {"scale": torch.empty(2)})
+OTHER = {
+    "ratio": (uniform(SLOTS, gw.TopK(0.06)), SLOTS, {}, "plan"),
+    "order": (uniform(SLOTS[::-1], TOP_K), SLOTS, {}, "plan"),
+    "native": (gw.NATIVE, SLOTS, {"can_be_native": True}, "plan"),
+    "shape": (uniform(SLOTS, TOP_K), OTHER_SHAPE, {}, "scale: (1,) torch.float32 on rank"),
+    "seed": (PLAN, SLOTS, {"seed": 1}, "seed: 0 on rank"),
+    "controller": (PLAN, SLOTS, {"controller": gw.WarmUp(steps=20)}, "controller: none on rank"),
+    "scaler": (PLAN, SLOTS, {"words": {"scaler": "yes"}}, "scaler: none on rank"),
+    "a plan for another model": (uniform(SLOTS[1:], TOP_K), SLOTS, {}, "rank 1 cannot go on: the plan lacks"),
+}
 
 
-@pytest.mark.parametrize(("plan", "slots", "seed"), OTHER, ids=["ratio", "order", "shape", "seed"])
+@pytest.mark.parametrize(("plan", "slots", "options", "why"), OTHER.values(), ids=OTHER)
 @pytest.mark.parametrize("world", [2, 3])
-def test_ranks_that_differ_are_refused_on_all_ranks(plan: gw.Plan, slots: list, seed: int, world: int):
+def test_ranks_that_differ_are_refused_on_all_ranks(plan: gw.Plan, slots: list, options: dict, why: str, world: int):
     transports = gw.Threads.group(world)
 
-    def make(rank: int) -> Engine:
-        if rank == 1:
-            return Engine(plan, slots, transports[rank], torch.device("cpu"), seed=seed)
-        return Engine(uniform(SLOTS, TOP_K), SLOTS, transports[rank], torch.device("cpu"))
+    def make(rank: int) -> Runtime:
+        own = (plan, slots, options) if rank == 1 else (PLAN, SLOTS, {})
+        return Runtime(lambda: own[0], own[1], gw.Mesh.of(transports[rank]), CPU, Settings(**own[2]))
 
     for error in together(world, make):
         assert isinstance(error, ValueError)
-        assert "different plans" in str(error)
+        assert why in str(error)
+        assert "\n" not in str(error)
+
+
+def test_controllers_that_differ_are_refused_by_what_they_are_set_to():
+    controllers = [gw.WarmUp(steps=20), gw.WarmUp(steps=30)]
+    transports = gw.Threads.group(2)
+    settings = [Settings(controller=controller) for controller in controllers]
+    for error in together(
+        2, lambda rank: Runtime(lambda: PLAN, SLOTS, gw.Mesh.of(transports[rank]), CPU, settings[rank])
+    ):
+        assert isinstance(error, ValueError)
+        assert "WarmUp(start=0.25, steps=20, dense=0) on rank 0" in str(error)
+
+
+def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gradwire.runtime.meeting.PATIENCE_S", 0.2)
+    transports = gw.Threads.group(3)
+    for error in together(2, lambda rank: Runtime(lambda: PLAN, SLOTS, gw.Mesh.of(transports[rank]), CPU, Settings())):
+        assert isinstance(error, ValueError)
+        assert "rank 2 did not come within 0 s" in str(error)
 
 
 def test_a_new_plan_that_differs_is_refused_on_all_ranks_and_the_old_one_stays():
     with job(uniform(SLOTS, TOP_K), SLOTS, 2) as running:
         plans = [uniform(SLOTS, gw.TopK(ratio)) for ratio in (0.1, 0.2)]
-        for error in together(2, lambda rank: running.engines[rank].install(plans[rank])):
+        for error in together(2, lambda rank: running.runtimes[rank].install(plans[rank])):
             assert isinstance(error, ValueError)
         running.step([[torch.ones(slot.shape) for slot in SLOTS]] * 2)
-        assert running.engines[0].plan == uniform(SLOTS, TOP_K)
-        raising(together(2, lambda rank: running.engines[rank].install(plans[0])))
-        assert running.engines[1].plan == plans[0]
+        assert running.runtimes[0].plan == uniform(SLOTS, TOP_K)
+        raising(together(2, lambda rank: running.runtimes[rank].install(plans[0])))
+        assert running.runtimes[1].plan == plans[0]

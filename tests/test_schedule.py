@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from schedule_cases import REGIMES, all_plans, brute_force, pieces, random_problem
 
-from gradwire import flights
 from gradwire.schedule import Affine, ComputeStream, Option, Problem, Table, Worker, baselines, evaluate, search
-from gradwire.schedule import regimes as regimes_module
 from gradwire.schedule.costs import theil_sen
 
 RULES = [
@@ -84,10 +82,6 @@ def test_small_slots_need_a_lossless_option():
 def test_brute_force_tries_every_way_to_cut():
     problem = affine_problem(0)
     assert len(set(all_plans(problem))) == 2 ** (len(problem.ready_s) - 1)
-
-
-def test_the_engine_and_its_model_have_as_many_groups_in_flight():
-    assert regimes_module.IN_FLIGHT == flights.IN_FLIGHT
 
 
 def test_a_table_is_flat_then_linear():

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.controllers.auto import learnt, shortlist
-from gradwire.layout import Layout, Slot
-from gradwire.plan import Plan, default_communicator, default_memory, uniform
+from gradwire.plans import Plan, default_communicator, default_memory, uniform
 from gradwire.schedule import (
     Affine,
     Candidate,
@@ -29,6 +27,8 @@ from gradwire.schedule import (
     timeline,
 )  # fmt: skip
 from gradwire.schedule.profile import wire_bytes
+from gradwire.slots import Layout, Slot
+from gradwire.tuner.plans import learnt, shortlist
 
 WAYS = [gw.FP32(), gw.QSGD(), gw.TopK(0.01), gw.PowerSGD(rank=2)]
 SLOTS = [

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from harness import Job, draw, plan_of, raising, slots_of, together
+from harness import Job, draw, plan_of, slots_of
 from torch import Tensor
 
 import gradwire as gw
@@ -21,12 +21,12 @@ class Schedule:
 
 
 def start(make, world: int = 2, compressor=gw.TopK(0.01), groups: int = 2, **options) -> Job:  # noqa: B008
-    plan = plan_of(SLOTS, compressor, gw.Residual(), gw.plan.default_communicator(compressor), groups=groups)
+    plan = plan_of(SLOTS, compressor, gw.Residual(), gw.plans.default_communicator(compressor), groups=groups)
     return Job(plan, SLOTS, world, controllers=[make() for _ in range(world)], **options)
 
 
 def settings(running: Job, name: str = "ratio") -> dict[str, float]:
-    plan = running.engines[0].plan
+    plan = running.runtimes[0].plan
     return {slot: getattr(group.compressor, name, 1.0) for group in plan.groups for slot in group.slots}
 
 
@@ -76,7 +76,7 @@ def test_accordion_compresses_each_layer_by_its_own_change():
     schedule = Schedule()
     running = start(lambda: accordion(schedule, 20))
     seen = []
-    for number in range(70):
+    for number in range(71):
         grads = draw(SLOTS, 2, 0)
         for own in grads:
             own[1].mul_(0.1 ** (number // 20))
@@ -84,8 +84,8 @@ def test_accordion_compresses_each_layer_by_its_own_change():
             schedule.rate = 0.01
         running.step(grads)
         seen.append(settings(running))
-    assert [seen[at]["first.weight"] for at in (19, 39, 59, 69)] == [0.5, 0.25, 0.25, 0.5]
-    assert [seen[at]["second.weight"] for at in (19, 39, 59, 69)] == [0.5, 0.5, 0.5, 0.5]
+    assert [seen[at]["first.weight"] for at in (20, 40, 60, 70)] == [0.5, 0.25, 0.25, 0.5]
+    assert [seen[at]["second.weight"] for at in (20, 40, 60, 70)] == [0.5, 0.5, 0.5, 0.5]
     assert running.controllers[0].decisions[-1].decision == "the learning rate dropped: 2 layers low, 0 high"
     running.close()
 
@@ -98,8 +98,8 @@ def test_a_rate_that_falls_from_step_to_step_drops_now_and_then():
         running.step(draw(SLOTS, 2, 0))
     decisions = [(decision.step, decision.decision.partition(":")[0]) for decision in running.controllers[0].decisions]
     assert decisions == [
-        (20, "norms compared"), (36, "the learning rate dropped"),
-        (56, "norms compared"), (71, "the learning rate dropped"),
+        (21, "norms compared"), (37, "the learning rate dropped"),
+        (57, "norms compared"), (72, "the learning rate dropped"),
     ]  # fmt: skip
     running.close()
 
@@ -133,7 +133,7 @@ def test_a_run_that_was_cut_goes_on_bit_for_bit(make, cut: int):
     expected = run(whole, range(13))[cut:]
     run(first, range(cut))
     states = first.states()
-    raising(together(2, lambda rank: second.engines[rank].adopt(*gw.checkpoint.unpack(states[rank]))))
+    second.load(states)
     for mine, theirs in zip(run(second, range(cut, 13)), expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     for running in (whole, first, second):
@@ -164,6 +164,6 @@ def test_options_that_make_no_sense_are_refused(text, make):
     ],
 )
 def test_what_a_controller_cannot_change_is_refused_when_attached(text, controller, compressor):
-    plan = plan_of(SLOTS, compressor, gw.Residual(), gw.plan.default_communicator(compressor))
+    plan = plan_of(SLOTS, compressor, gw.Residual(), gw.plans.default_communicator(compressor))
     with pytest.raises(ValueError, match=re.escape(text)):
         controller.check(plan)

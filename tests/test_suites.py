@@ -12,16 +12,14 @@ from gradwire.lab import cell as cells
 from gradwire.lab.bench import Sample
 from gradwire.lab.cell import Cell, Effort
 from gradwire.lab.configuration import parse
-from gradwire.lab.grouping import Grouping
-from gradwire.lab.hybrid import Hybrid
 from gradwire.lab.launch import RankFailed
 from gradwire.lab.results import Totals
 from gradwire.lab.runner import _Launcher
 from gradwire.lab.suites import SUITES, Cuts, Row, suite
-from gradwire.layout import Slot
-from gradwire.plan import Plan, uniform
+from gradwire.plans import Plan, uniform
 from gradwire.report import suite as report
 from gradwire.report.timing import summarize
+from gradwire.slots import Slot
 
 EFFORT = Effort(steps=2, repeats=1)
 SIZES = [(100, 100), (10, 10), (300, 100), (20, 20), (100,), (50, 100)]
@@ -111,14 +109,14 @@ def test_suites_have_what_was_published() -> None:
     assert {row.cell.model for row in SUITES["adtopk"]} == {"bert-large", "gpt2-large", "vit-large", "resnet152"}
     assert len(SUITES["adtopk"]) == 4 * (1 + 6 * 2)
     groups = {parse(row.configuration).grouping for row in SUITES["acpsgd"]}
-    assert {Grouping(megabytes=megabytes) for megabytes in (0, 25, 50, 100, 500, 1000, 1500)} == groups - {None}
+    assert {gw.groups.of(megabytes=megabytes) for megabytes in (0, 25, 50, 100, 500, 1000, 1500)} == groups - {None}
     assert {row.cell.ranks for row in SUITES["acpsgd"]} == {4, 8, 16, 32, 64}
     assert {row.cell.link for row in SUITES["acpsgd"]} == {"1gbit", "10gbit", "100gbit"}
     ratios = {row.configuration.partition(":")[2] for row in SUITES["gravac"]}
     assert ratios == {"", "0.1@0mb", "0.01@0mb", "0.001@0mb"}
     grouped = {row.configuration.partition("@")[2] for row in SUITES["cupcake"]}
     assert grouped == {"", "0mb", "1", "2", "4", "8"}
-    assert any(isinstance(parse(row.configuration).grouping, Hybrid) for row in SUITES["adtopk"])
+    assert any(isinstance(parse(row.configuration).grouping, gw.groups.Partial) for row in SUITES["adtopk"])
 
 
 def test_cuts_are_told_and_rows_that_became_alike_are_one() -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from harness import SMALL, draw, job, plan_of, raising, slots_of, together
+from harness import SMALL, draw, hand_over, job, plan_of, raising, slots_of, together
 
 import gradwire as gw
+from gradwire.runtime.trace import RecordedSpan, Trace
 from gradwire.schedule.timeline import Timeline
-from gradwire.trace import Taken, Trace
 
 SLOTS = slots_of(SMALL)
 PLAN = plan_of(SLOTS, gw.TopK(0.2), gw.Residual(), gw.AllGather(), groups=3)
@@ -15,17 +15,16 @@ PLAN = plan_of(SLOTS, gw.TopK(0.2), gw.Residual(), gw.AllGather(), groups=3)
 def traced(steps: int) -> list[list[Timeline]]:
     """The timelines of each of two ranks."""
     with job(PLAN, SLOTS, 2) as running:
-        traces = [engine.trace(steps) for engine in running.engines]
+        traces = [runtime.trace(steps) for runtime in running.runtimes]
 
         def train(rank: int) -> None:
-            engine = running.engines[rank]
+            runtime = running.runtimes[rank]
             for number in range(steps + 2):
-                engine.forward_begins()
-                engine.forward_ends()
-                for slot, grad in enumerate(draw(SLOTS, 2, number)[rank]):
-                    engine.ready(slot)
-                    engine.give(slot, grad)
-                engine.wait()
+                runtime.open_step()
+                runtime.recorder.forward_begins(runtime.plan)
+                runtime.recorder.forward_ends()
+                hand_over(runtime, draw(SLOTS, 2, number)[rank])
+                runtime.finish()
 
         raising(together(2, train))
         return [trace.timelines() for trace in traces]
@@ -48,7 +47,7 @@ def test_a_traced_step_has_every_gradient_and_every_collective():
 
 def test_a_trace_without_a_whole_step_says_so():
     with job(PLAN, SLOTS, 2) as running:
-        trace = running.engines[0].trace(1)
+        trace = running.runtimes[0].trace(1)
         running.step(draw(SLOTS, 2, 0))
         with pytest.raises(ValueError, match="train one more"):
             trace.timelines()
@@ -58,9 +57,9 @@ def test_recording_changes_no_mean():
     def means(record: bool) -> list[torch.Tensor]:
         with job(PLAN, SLOTS, 2) as running:
             if record:
-                running.engines[0].trace(2)
+                running.runtimes[0].trace(2)
             for number in range(3):
-                running.engines[0].forward_begins()
+                running.runtimes[0].recorder.forward_begins(PLAN)
                 last = running.step(draw(SLOTS, 2, number))[0]
             return last
 
@@ -72,9 +71,9 @@ def told(trace: Trace, start: float) -> bool:
     trace.forward_begins(start, PLAN)
     trace.forward_ends(start + 2)
     more = [trace.gave(name, 0, start + 3 + index) for index, name in enumerate(PLAN.groups[0].slots[:2])]
-    trace.add(Taken("wire", start + 4, start + 7, 0, "Gather", 600))
-    trace.add(Taken("wait", start + 4, start + 8))
-    trace.add(Taken("decode", start + 8, start + 10.5))
+    trace.add(RecordedSpan("wire", start + 4, start + 7, 0, "Gather", 600))
+    trace.add(RecordedSpan("wait", start + 4, start + 8))
+    trace.add(RecordedSpan("decode", start + 8, start + 10.5))
     return all(more)
 
 
@@ -116,7 +115,7 @@ def test_what_was_under_way_when_a_trace_began_is_left_out():
     trace = Trace(0, 1)
     trace.forward_ends(1.0)
     trace.gave("scale", 0, 2.0)
-    trace.add(Taken("encode", 2.0, 3.0, 0))
+    trace.add(RecordedSpan("encode", 2.0, 3.0, 0))
     told(trace, 10.0)
     trace.forward_begins(20.0, PLAN)
     assert len(trace.timelines()[0].spans) == 7

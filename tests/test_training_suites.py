@@ -11,18 +11,18 @@ from gradwire.lab import training_suites
 from gradwire.lab.catalogue import tasks
 from gradwire.lab.configuration import parse_all
 from gradwire.lab.construct import options_of
+from gradwire.lab.recipe import Recipe
 from gradwire.lab.results import Record, Run, Totals
-from gradwire.lab.train import _due, _share_of_rate
-from gradwire.lab.training_suites import Training, training_suite
-from gradwire.lab.workloads import Digits
+from gradwire.lab.training import Training
+from gradwire.lab.training_suites import training_suite
 from gradwire.report.training_suite import Trained, table
 
 
 def test_the_published_rows() -> None:
     rows = training_suite("gravac", Path("sets"))
     assert [row.task for row in rows] == ["cifar10", "cifar100", "ptb"]
-    assert [row.steps for row in rows] == [42_000, 9_000, 20_000]
-    assert {row.lr for row in rows} == {0.1}
+    assert [row.recipe.steps for row in rows] == [42_000, 9_000, 20_000]
+    assert {row.recipe.lr for row in rows} == {0.1}
     for row in rows:
         known = options_of(tasks()[row.task])
         assert {option.partition("=")[0] for option in row.options} <= set(known)
@@ -34,7 +34,7 @@ def test_the_small_rows_need_no_data() -> None:
     rows = training_suite("gravac", None)
     assert len(rows) == 3
     for row in rows:
-        assert len(row.comparison(2, None, 0).configurations) == 7
+        assert len(row.comparison(2).configurations) == 7
     assert [row.task for row in training_suite("gravac", None, "lm")] == ["lm"]
 
 
@@ -45,28 +45,12 @@ def test_the_small_rows_need_no_data() -> None:
         (["--suite", "gravac", "--task", "ptb"], "there is no task of gravac named 'ptb'"),
         (["topk", "--suite", "gravac"], "suite gravac has configurations and options of its own"),
         (["--suite", "gravac", "--data", "nowhere", "--task", "cifar100"], "no file nowhere/cifar100/train.bin"),
+        (["--suite", "cupcake"], "suite cupcake trains on data that you have: give --data"),
     ],
 )
 def test_mistakes_get_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *arguments]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_published_models_take_images_in_colour() -> None:
-    with pytest.raises(ValueError, match="give digits a small model"):
-        Digits(model="published-vgg16")
-
-
-def test_the_rate_falls_to_a_tenth() -> None:
-    assert [_share_of_rate(done, [100, 200]) for done in (0, 99, 100, 200)] == pytest.approx([0.05, 1, 0.1, 0.01])
-
-
-@pytest.mark.parametrize("steps", [1, 12, 50, 99, 300, 2048, 9000])
-def test_every_second_record_and_the_last_are_evaluated(steps: int) -> None:
-    recorded = [number for number in range(1, steps + 1) if _due(number, steps)]
-    evaluated = [number for number in recorded if _due(number, steps, every=2)]
-    assert evaluated == [*recorded[1:-1:2], steps]
-    assert min(steps, 50) <= len(recorded) < 100
 
 
 def run(configuration: str, metrics: list[float], key: str) -> Run:
@@ -94,7 +78,8 @@ def test_the_time_to_the_metric_of_dense(metric: str, dense, other, expected) ->
 def test_a_small_suite_runs_from_end_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = Training(task="digits", options=("width=4",), steps=6, configurations=("dense", "topk:0.1"), drops=(3,))
+    recipe = Recipe(steps=6, schedule="drop:3")
+    row = Training(task="digits", options=("width=4",), recipe=recipe, configurations=("dense", "topk:0.1"))
     monkeypatch.setattr(training_suites, "_small_gravac", lambda: [row])
     assert main(["train", "--suite", "gravac", "--out", str(tmp_path)]) == 0
     (folder,) = tmp_path.iterdir()

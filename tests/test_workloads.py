@@ -1,6 +1,5 @@
 """Workloads: the models' sizes, loaders on small files of the real formats, sharding, learning."""
 
-import gzip
 from itertools import islice
 from pathlib import Path
 
@@ -23,65 +22,10 @@ from gradwire.lab.workloads import (
 from gradwire.lab.workloads.base import epoch
 from gradwire.lab.workloads.models import GPT, resnet18, vgg16
 from gradwire.lab.workloads.text import python_sources
+from tests.small_files import idx_bytes, labelled, write_cifar10, write_cifar100, write_idx, write_ptb, write_text
 
-TINY_TEXT = {"width": 32, "depth": 1, "heads": 2, "context": 16, "batch": 8}
+TINY_TEXT = {"width": 32, "layers": 1, "heads": 2, "context": 16, "batch": 8}
 TINY_IMAGES = {"model": "cnn", "width": 4, "batch": 16}
-
-
-# files of the real formats, small
-
-
-def idx_bytes(array: numpy.ndarray) -> bytes:
-    shape = b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return bytes([0, 0, 8, array.ndim]) + shape + array.astype(numpy.uint8).tobytes()
-
-
-def labelled(samples: int, shape: tuple[int, ...], classes: int):
-    """Images that tell their class by their brightness and their number by their first two pixels."""
-    labels = numpy.arange(samples) % classes
-    images = numpy.repeat(labels * (250 // classes), numpy.prod(shape)).reshape(samples, -1)
-    images[:, 0], images[:, 1] = numpy.arange(samples) % 256, numpy.arange(samples) // 256
-    return images.reshape(samples, *shape).astype(numpy.uint8), labels.astype(numpy.uint8)
-
-
-def write_idx(folder: Path, *, zipped: bool = False):
-    for split, samples in (("train", 320), ("t10k", 40)):
-        images, labels = labelled(samples, (28, 28), 10)
-        for name, array in ((f"{split}-images-idx3-ubyte", images), (f"{split}-labels-idx1-ubyte", labels)):
-            data = idx_bytes(array)
-            path = folder / (name + ".gz" if zipped else name)
-            path.write_bytes(gzip.compress(data) if zipped else data)
-    return folder
-
-
-def write_cifar10(folder: Path):
-    images, labels = labelled(360, (3, 32, 32), 10)
-    records = numpy.concatenate([labels[:, None], images.reshape(360, -1)], 1)
-    for number in range(5):
-        records[60 * number : 60 * (number + 1)].tofile(folder / f"data_batch_{number + 1}.bin")
-    records[300:].tofile(folder / "test_batch.bin")
-    return folder
-
-
-def write_cifar100(folder: Path):
-    images, labels = labelled(300, (3, 32, 32), 100)
-    records = numpy.concatenate([labels[:, None] // 5, labels[:, None], images.reshape(300, -1)], 1)
-    records[:200].tofile(folder / "train.bin")
-    records[200:].tofile(folder / "test.bin")
-    return folder
-
-
-def write_text(folder: Path):
-    (folder / "b.txt").write_text("to be or not to be\n" * 100)
-    (folder / "a.txt").write_text("that is the question\n" * 100)
-    (folder / "c.md").write_text("not read")
-    return folder
-
-
-def write_ptb(folder: Path):
-    (folder / "ptb.train.txt").write_text(" the cat <unk> sat on the mat \n" * 60)
-    (folder / "ptb.valid.txt").write_text(" the dog sat on the mat \n" * 20)
-    return folder
 
 
 # models
@@ -350,11 +294,14 @@ def test_tasks_are_values_with_distinct_names():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LanguageModel(model="rnn"), "model must be gpt or lstm, got rnn"),
+        (lambda: LanguageModel(model="rnn"), "there is no model of lm named 'rnn': there are gpt, lstm, published-"),
         (lambda: LanguageModel(width=30, heads=4), "width must be a multiple of heads"),
         (lambda: LanguageModel(batch=0), "batch must be at least 1, got 0"),
         (lambda: LanguageModel(context=3000, max_bytes=4000), "too short for a context of 3000: 4000 tokens"),
-        (lambda: Digits(model="gpt"), "model must be cnn, vgg16, resnet18, published-"),
+        (
+            lambda: Digits(model="gpt"),
+            "there is no model of digits named 'gpt': there are cnn, lenet, vgg16, resnet18, published-",
+        ),
         (lambda: Synthetic(model="cnn"), "model must be vgg16, resnet18, lstm or gpt, got cnn"),
         (lambda: next(Digits(batch=800).batches(0, 2, 0)), "do not fill one step of 2 x 800"),
     ],

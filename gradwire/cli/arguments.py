@@ -22,7 +22,7 @@ Folder = Annotated[
     Path | None,
     typer.Option("--folder", "--data", help="where the task's files are; a suite's: its tasks' folders"),
 ]
-TaskName = Annotated[str, typer.Option(help="what to train on; see `list`")]
+TaskName = Annotated[str | None, typer.Option(help="what to train on, by default lm; see `list`")]
 Out = Annotated[Path, typer.Option(help="where the run's folder goes")]
 
 
@@ -34,11 +34,6 @@ def ranks_of(hosts: int | None) -> int:
 def place_of(hosts: int | None, link: str | None, device: str) -> Place:
     """Where the ranks run. Raises ValueError for a place that cannot be."""
     return Place(ranks_of(hosts), link_of(link or LOOPBACK), device)
-
-
-def task_options(options: list[str] | None, folder: Path | None) -> list[str]:
-    """What the task is made with."""
-    return [*(options or []), *([f"folder={folder}"] if folder else [])]
 
 
 def run_folder(out: Path, name: str, leads: bool = True) -> Path:

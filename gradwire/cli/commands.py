@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gradwire.cli import recipe as how
 from gradwire.cli.arguments import (
     Device,
     Folder,
@@ -25,18 +26,19 @@ from gradwire.cli.arguments import (
     place_of,
     ranks_of,
     run_folder,
-    task_options,
 )
 from gradwire.cli.console import console, mistakes, progress_bars
 from gradwire.cli.schedule import plan_, simulate_
-from gradwire.cli.training import compare, compare_suite
+from gradwire.cli.training import compare, compare_suite, described, go_on, resumed
+from gradwire.cli.training import demo as run_demo
+from gradwire.lab import presets
 from gradwire.lab.bench import BenchSpec, Sample, bench
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.cell import Cell, Effort
-from gradwire.lab.comparison import Comparison, circumstances
-from gradwire.lab.configuration import PLAN, controlled, parse_all
+from gradwire.lab.comparison import circumstances
+from gradwire.lab.configuration import PLAN, controlled
 from gradwire.lab.launch import RankFailed
-from gradwire.lab.link import LOOPBACK, Link
+from gradwire.lab.link import LOOPBACK
 from gradwire.lab.models import MODELS
 from gradwire.lab.network import NetworkUnavailable
 from gradwire.lab.runner import Place, Runner, runner
@@ -55,13 +57,14 @@ app = typer.Typer(
 )
 
 _CONFIGURATION_HELP = "dense, or compressor[:value,...][+memory][+communicator], such as topk:0.01+residual"
-_MODEL_HELP = f"{', '.join(MODELS)}; or tiny-vgg16 (without a suite the default), -resnet18, -lstm, -gpt"
+_MODEL_HELP = (
+    f"{', '.join(MODELS)}; or tiny-vgg16 (without a suite the default), -resnet18, -lstm, -gpt; or my.module:make"
+)
 _SUITE_HELP = f"instead of CONFIGs, what a published system ran: {', '.join(SUITES)}; --model picks some of its rows"
 _TRAINING_SUITE_HELP = (
     f"instead of CONFIGs, what was published: {', '.join(TRAINING_SUITES)}; on the sets below --data, else in small"
 )
 _TASK_HELP = "what to train on, by default lm; see `list`. Of a suite, the task to keep"
-_LR_HELP = "learning rate; text: AdamW, 0.001; images: SGD, 0.01 (too much for signsgd and signum: try 0.001)"
 
 Configurations = Annotated[list[str] | None, typer.Argument(metavar="CONFIG...", help=_CONFIGURATION_HELP)]
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="one more to compare: a plan.json of `gradwire plan`")]
@@ -73,8 +76,8 @@ ControllerName = Annotated[
 
 @app.command("list")
 def list_() -> None:
-    """Show every compressor, memory, communicator and task, with paper and defaults."""
-    for kind, entries in catalogue().items():
+    """Show every compressor, memory, communicator, task and preset, with paper and defaults."""
+    for kind, entries in (catalogue() | {"Presets": presets.entries()}).items():
         console().print(tables.catalogue(kind, entries))
 
 
@@ -82,39 +85,56 @@ def list_() -> None:
 def train_(
     configurations: Configurations = None,
     task: Annotated[str | None, typer.Option(help=_TASK_HELP)] = None,
+    model: how.OwnModel = None,
+    preset: how.Preset = None,
     suite: Annotated[str | None, typer.Option(help=_TRAINING_SUITE_HELP)] = None,
     hosts: Hosts = None,
     link: Rate = None,
-    steps: Annotated[int | None, typer.Option(help="to train each configuration for; by default 300")] = None,
     options: Options = None,
     folder: Folder = None,
-    lr: Annotated[float | None, typer.Option(help=_LR_HELP)] = None,
+    pretrained: how.Pretrained = None,
+    steps: how.Steps = None,
+    epochs: how.Epochs = None,
+    optimizer: how.Optimizer = None,
+    lr: how.LearningRate = None,
+    momentum: how.Momentum = None,
+    weight_decay: how.WeightDecay = None,
+    schedule: how.Schedule = None,
+    warm_up: how.WarmUp = None,
+    clip: how.Clip = None,
+    checkpoint_every: how.CheckpointEvery = None,
+    resume: how.Resume = None,
     controller: ControllerName = None,
     plan: PlanFile = None,
     seed: Seed = 0,
     device: Device = "cpu",
     out: Out = Path("runs"),
 ) -> None:
-    """Train configurations on one task, or a suite; write metrics, pictures and a report to runs/."""
-    if suite:
+    """Train configurations on one task, a published training or a suite; write metrics, pictures and a report to
+    runs/."""
+    recipe = {
+        "steps": steps, "epochs": epochs, "optimizer": optimizer, "lr": lr, "momentum": momentum,
+        "weight_decay": weight_decay, "schedule": schedule, "warm_up": warm_up, "clip": clip,
+    }  # fmt: skip
+    chosen = (configurations, options, controller, plan, model, preset, pretrained)
+    if resume:
+        others = [*chosen, *recipe.values(), task, suite, hosts, link, folder, checkpoint_every, seed or None]
+        others += [None if device == "cpu" else device, None if out == Path("runs") else out]
         with mistakes():
-            if configurations or options or lr is not None or controller or plan:
-                raise ValueError(f"suite {suite} has configurations and options of its own: give none")
-            place, rows = place_of(hosts, link, device), training_suite(suite, folder, task)
-            comparisons = [row.comparison(place.ranks, steps, seed) for row in rows]
-        return compare_suite(suite, comparisons, place, out)
+            comparison, place = resumed(resume, others)
+        return go_on(resume, comparison, place)
     with mistakes():
         place = place_of(hosts, link, device)
-        comparison = Comparison(
-            configurations=parse_all(_texts(configurations, controller, plan)),
-            task=task or "lm",
-            options=task_options(options, folder),
-            ranks=place.ranks,
-            steps=steps if steps is not None else 300,
-            lr=lr,
-            seed=seed,
-        )
-    compare(comparison, place, out)
+        if suite and any(chosen):
+            raise ValueError(f"suite {suite} has configurations and options of its own: give none")
+        trainings = training_suite(suite, folder, task) if suite else [described(task, model, preset, folder)]
+        texts = _texts(configurations, controller, plan, trainings[0].configurations)
+        named = [*(options or []), *([f"pretrained={pretrained}"] if pretrained else [])]
+        altered = [each.altered(options=named, configurations=texts, **recipe) for each in trainings]
+        comparisons = [each.comparison(place.ranks, seed, checkpoint_every) for each in altered]
+    if suite:
+        return compare_suite(suite, comparisons, place, out)
+    return compare(comparisons[0], place, out)
 
 
 @app.command("bench")
@@ -162,16 +182,7 @@ app.command("simulate")(simulate_)
 @app.command()
 def demo() -> None:
     """Train a small language model on 4 hosts joined at 100 Mbit/s, dense and compressed, in 5 minutes."""
-    with mistakes():
-        place = _demo_place()
-        comparison = Comparison(
-            configurations=parse_all(["dense", "bf16", "topk:0.02", "powersgd:8"]),
-            task="lm",
-            options=["width=160", "batch=4"],
-            ranks=place.ranks,
-            steps=120,
-        )
-    compare(comparison, place, Path("runs"))
+    run_demo()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -208,22 +219,14 @@ def _tell(error: Exception, exit_code: int) -> int:
     return exit_code
 
 
-def _texts(configurations: list[str] | None, controller: str | None, plan: Path | None) -> list[str]:
-    """What is compared, as text. Raises ValueError for nothing at all."""
+def _texts(
+    configurations: list[str] | None, controller: str | None, plan: Path | None, others: Sequence[str] = ()
+) -> list[str]:
+    """What is compared, as text. Raises ValueError for nothing at all, where there are no `others` to fall back on."""
     texts = [controlled(text, controller) for text in configurations or []] + ([f"{PLAN}{plan}"] if plan else [])
-    if not texts:
+    if not texts and not others:
         raise ValueError("CONFIG is missing: name what to compare, or a --plan")
     return texts
-
-
-def _demo_place() -> Place:
-    place = Place(4, Link.parse("100mbit"))
-    try:
-        with runner(place):
-            return place
-    except NetworkUnavailable as reason:
-        print(f"{reason}; so this goes over loopback, where bytes cost next to nothing")
-        return Place(4)
 
 
 def _bench_cell(cell: Cell, configurations: list[str], effort: Effort, json_file: Path | None) -> None:

@@ -20,14 +20,15 @@ from gradwire.cli.arguments import (
     TaskName,
     place_of,
     run_folder,
-    task_options,
 )
 from gradwire.cli.console import console, mistakes, progress_bars
+from gradwire.cli.recipe import OwnModel
+from gradwire.cli.training import described
 from gradwire.lab.catalogue import make_task
 from gradwire.lab.link import Link
 from gradwire.lab.planning import MOST_STEPS, Planned, PlanSpec, candidates, plan
 from gradwire.lab.runner import Runner, runner
-from gradwire.plan import Plan, from_file
+from gradwire.plans import Plan, from_file
 from gradwire.report import planning, simulation
 from gradwire.schedule.profile import Profile
 from gradwire.schedule.published import MODELS, profile
@@ -39,7 +40,8 @@ _LATENCY_HELP = "microseconds of a message beside its bytes; by default as in th
 
 
 def plan_(
-    task: TaskName = "lm",
+    task: TaskName = None,
+    model: OwnModel = None,
     hosts: Hosts = None,
     link: Rate = None,
     accepted: Annotated[str | None, typer.Option("--candidates", help=_CANDIDATES_HELP)] = None,
@@ -54,18 +56,19 @@ def plan_(
         place = place_of(hosts, link, device)
         if place.ranks < 2:
             raise ValueError("1 rank sends nothing and needs no plan: give 2 or more --hosts")
+        wanted = described(task, model, None, folder).altered(options=options or [])
         spec = PlanSpec(
-            task=task,
-            options=task_options(options, folder),
+            task=wanted.task,
+            options=list(wanted.options),
             seed=seed,
             candidates=candidates(accepted) if accepted else [],
         )
         next(make_task(spec.task, spec.options).batches(0, place.ranks, seed))
     with runner(place) as ranks:
-        home = run_folder(out, f"plan-{task}", ranks.leads)
+        home = run_folder(out, f"plan-{spec.task}", ranks.leads)
         planned = _plan(spec, ranks, home)
     if planned:
-        paths = planning.write(home, f"A plan for {task}: {place}", planned)
+        paths = planning.write(home, f"A plan for {spec.task}: {place}", planned)
         console().print(planning.why(planned).to_rich())
         print(*paths, sep="\n")
 

@@ -1,24 +1,17 @@
 """Values at coordinates that all ranks share: they may be all-reduced."""
 
+import torch
 from torch import Tensor
 
 from gradwire.collective import Sum
-from gradwire.compressors import Reduction, State
+from gradwire.compressors import GroupContext, Reduction
 
 
-def sum_values(x: Tensor, indices: Tensor, meant: Tensor, state: State) -> Reduction:
-    """Sums x[indices] over the ranks and returns the mean (n,), zero elsewhere. indices: (m,) int64, equal on all
-    ranks; those for which `meant` (m,) bool is False count for nothing."""
-    payload = state.kept.tensor("values", (len(indices) + 1,))
-    values = payload[:-1]
-    values.copy_(x[indices]).mul_(meant)
-    payload[-1:].copy_(state.flag)
-    yield Sum(payload)
-    state.settle(payload[-1:])
-    mean = state.kept.tensor("mean", (len(x),))
-    return mean.zero_().index_add_(0, indices, values)
-
-
-def release_values(x: Tensor, indices: Tensor, meant: Tensor, state: State) -> None:
-    """Takes x[indices] out of x at the end of the step."""
-    state.release(x, indices, x[indices].mul_(meant))
+def sum_values(x: Tensor, indices: Tensor, filled: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+    """Sums x[indices] over the ranks into out (n,), zero elsewhere, and takes them out of x. indices: (m,) int64, equal
+    on all ranks and each once among those that are `filled` (m,) bool; the others count for nothing."""
+    message = context.numbers("values", len(indices))
+    values = torch.index_select(x, 0, indices, out=message.body).mul_(filled)
+    x.index_add_(0, indices, values, alpha=-1)
+    yield Sum(message)
+    out.zero_().index_add_(0, indices, values)

@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gradwire.collective import Gather
-from gradwire.communicators.base import Communicator, flagged, flags, frame
+from gradwire.collective import Gather, framed
+from gradwire.communicators.base import Communicator, payload_message
 from gradwire.communicators.wire import Wire, all_gather
-from gradwire.compressors import Codec, Compressor, Reduction, State
-from gradwire.layout import Layout
+from gradwire.compressors import Codec, Compressor, GroupContext, Reduction
+from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
@@ -20,23 +20,12 @@ class AllGather(Communicator):
 
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
         assert isinstance(compressor, Codec)
-        return all_gather(frame(compressor.group_bytes(layout, step)), world)
+        return all_gather(framed(compressor.group_bytes(layout, step)), world)
 
-    def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
+    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Codec)
-        n = len(x)
-        send, payload = flagged(state, "send", 1, compressor, n)
-        compressor.encode(compressor.prepare(x, state), payload[0], state)
-        flags(send)[0].copy_(state.flag)
-        receive, payloads = flagged(state, "receive", state.world, compressor, n)
-        yield Gather(send[0], receive)
-        state.settle(flags(receive).sum(0))
-        out = state.kept.tensor("mean", (n,))
-        compressor.decode(payloads, out, state)
-        return out
-
-    def commit(self, compressor: Compressor, x: Tensor, state: State) -> None:
-        assert isinstance(compressor, Codec)
-        if state.remember:
-            _, payload = flagged(state, "send", 1, compressor, len(x))
-            compressor.commit(payload[0], x, state)
+        send = payload_message(context, "send", compressor, len(x))
+        receive = payload_message(context, "receive", compressor, len(x), rows=context.world)
+        compressor.encode(x, send.body, context)
+        yield Gather(send, receive)
+        compressor.decode(receive.body, out, context)

@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.collective import Sum
+from gradwire.collective import FLAG_BYTES, Sum
 from gradwire.communicators.base import Communicator
 from gradwire.communicators.wire import Wire, all_reduce
-from gradwire.compressors import Cast, Codec, Compressor, LowRank, Reduction, Rounds, State
-from gradwire.layout import Layout
+from gradwire.compressors import Codec, Compressor, GroupContext, LowRank, MultiRound, Reduction
+from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
@@ -27,33 +27,26 @@ class AllReduce(Communicator):
             )
 
     def rounds(self, compressor: Compressor, world: int) -> int:
-        return compressor.rounds if isinstance(compressor, Rounds) else 1
+        return compressor.rounds if isinstance(compressor, MultiRound) else 1
 
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
         assert isinstance(compressor, Codec | LowRank)
         size = compressor.group_bytes(layout, step)
         if isinstance(compressor, LowRank):
-            return Wire(2 * (world - 1) * compressor.rounds, all_reduce(size, world).wire_bytes)
+            flags = FLAG_BYTES * compressor.rounds
+            return Wire(2 * (world - 1) * compressor.rounds, all_reduce(size + flags, world).wire_bytes)
         return all_reduce(size + compressor.wire_dtype.itemsize, world)
 
-    def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
-        if isinstance(compressor, Rounds):
-            return (yield from compressor.reduce(x, state))
+    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+        if isinstance(compressor, MultiRound):
+            return compressor.reduce(x, out, context)
         assert isinstance(compressor, Codec)
-        if isinstance(compressor, Cast) and x.dtype == compressor.wire_dtype and not state.remember:
-            return (yield Sum(x))
-        size = compressor.group_bytes(state.layout, state.step)
-        payload = state.kept.tensor("payload", (size // compressor.wire_dtype.itemsize + 1,), compressor.wire_dtype)
-        compressor.encode(compressor.prepare(x, state), payload[:-1].view(torch.uint8), state)
-        payload[-1:].copy_(state.flag)
-        total = yield Sum(payload)
-        state.settle(total[-1:])
-        out = state.kept.tensor("mean", (len(x),))
-        compressor.decode(total[None, :-1].view(torch.uint8), out, state)
-        return out
+        return self._sum(compressor, x, out, context)
 
-    def commit(self, compressor: Compressor, x: Tensor, state: State) -> None:
-        if isinstance(compressor, Rounds):
-            compressor.commit(x, state)
-        elif isinstance(compressor, Codec) and state.remember:
-            compressor.commit(x.new_empty(0), x, state)  # the sum has taken the payload's place
+    def _sum(self, codec: Codec, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+        size = codec.group_bytes(context.layout, context.step)
+        message = context.numbers("payload", size // codec.wire_dtype.itemsize, codec.wire_dtype)
+        payload = message.body.view(torch.uint8)
+        codec.encode(x, payload, context)
+        yield Sum(message)
+        codec.decode(payload[None], out, context)

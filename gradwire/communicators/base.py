@@ -3,18 +3,16 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
+from gradwire.collective import Message
 from gradwire.communicators.wire import Wire
-from gradwire.compressors import Codec, Compressor, RandomK, Reduction, Sparse, State
-from gradwire.layout import Layout
-
-FLAG_BYTES = 4
+from gradwire.compressors import Codec, Compressor, GroupContext, RandomK, Reduction, Sparse
+from gradwire.slots import Layout
 
 
 class Communicator(ABC):
-    """A frozen dataclass. `reduce` sums x (n,) over the ranks; x is already divided by their number."""
+    """A frozen dataclass. x is already divided by the number of ranks, so that the sum over the ranks is the mean."""
 
     name: ClassVar[str]
 
@@ -29,9 +27,8 @@ class Communicator(ABC):
         """How many collectives `reduce` takes among `world` ranks, one after another."""
         return 1
 
-    def init_slot(self) -> dict[str, Tensor]:
-        """Small tensors on the host, equal on all ranks, that the algorithm keeps with each slot, as a compressor's
-        `init_slot` does on the device; its own are those of the group's first slot."""
+    def init_group(self) -> dict[str, Tensor]:
+        """The small tensors on the host that this algorithm keeps for a group: see `GroupContext.group`."""
         return {}
 
     @abstractmethod
@@ -39,12 +36,9 @@ class Communicator(ABC):
         """What it costs one of `world` ranks to reduce a group at this step, flags included."""
 
     @abstractmethod
-    def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
-        """The collectives that this takes; returns the mean (n,), valid until this group's next reduction."""
-
-    @abstractmethod
-    def commit(self, compressor: Compressor, x: Tensor, state: State) -> None:
-        """Ends the step: takes out of x, where `state.remember`, what this rank sent in the last `reduce`."""
+    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+        """Writes the sum of all ranks' x (n,) to out (n,), as compressed, and leaves in x what this rank did not send.
+        Without `context.remember` x and out may be the same memory, and what is left in x does not matter."""
 
 
 class SparseCommunicator(Communicator):
@@ -68,24 +62,7 @@ class SparseCommunicator(Communicator):
             )
 
 
-def framed(state: State, name: str, rows: int, size: int) -> tuple[Tensor, Tensor]:
-    """A (rows, bytes) uint8 buffer, kept as `name`, for payloads of `size` bytes that end in a float32 flag; and the
-    payloads' part of it. Payloads start on multiples of 4 bytes."""
-    buffer = state.kept.tensor(name, (rows, frame(size)), torch.uint8)
-    return buffer, buffer[:, :size]
-
-
-def flagged(state: State, name: str, rows: int, codec: Codec, n: int) -> tuple[Tensor, Tensor]:
-    """`framed` for the codec's payloads of n elements: the whole group, where the codec is not divisible."""
-    size = codec.payload_bytes(n) if codec.divisible else codec.group_bytes(state.layout, state.step)
-    return framed(state, name, rows, size)
-
-
-def frame(size: int) -> int:
-    """The bytes of a payload of `size` bytes with its flag."""
-    return -(-size // 4) * 4 + FLAG_BYTES
-
-
-def flags(buffer: Tensor) -> Tensor:
-    """The float32 flags (rows, 1) at the end of each row."""
-    return buffer[:, -FLAG_BYTES:].view(torch.float32)
+def payload_message(context: GroupContext, name: str, codec: Codec, n: int, rows: int | None = None) -> Message:
+    """A message for the codec's payloads of n elements: of the whole group, where the codec is not divisible."""
+    size = codec.payload_bytes(n) if codec.divisible else codec.group_bytes(context.layout, context.step)
+    return context.message(name, size, rows)

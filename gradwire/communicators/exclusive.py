@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.collective import Gather
-from gradwire.communicators.aligned import release_values, sum_values
-from gradwire.communicators.base import FLAG_BYTES, SparseCommunicator
-from gradwire.communicators.ranges import even
+from gradwire.collective import FLAG_BYTES, Gather, framed
+from gradwire.communicators.aligned import sum_values
+from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_reduce
-from gradwire.compressors import Codec, Compressor, Reduction, Sparse, State
-from gradwire.compressors.entries import Places
-from gradwire.layout import Layout
+from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, Sparse
+from gradwire.ops.entries import Places
+from gradwire.ops.ranges import even
+from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
@@ -42,28 +42,22 @@ class Exclusive(SparseCommunicator):
 
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
         largest = _largest(compressor, layout.numel, world)
-        return all_gather(largest.nbytes, world) + all_reduce(4 * world * largest.k + FLAG_BYTES, world)
+        return all_gather(framed(largest.nbytes), world) + all_reduce(4 * world * largest.k + FLAG_BYTES, world)
 
-    def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
+    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
-        world, largest = state.world, _largest(compressor, len(x), state.world)
-        mine = state.kept.tensor("mine", (largest.nbytes,), torch.uint8)
-        a, b = _parts(len(x), state)[state.rank]
+        world, largest = context.world, _largest(compressor, len(x), context.world)
+        mine = context.message("mine", largest.nbytes)
+        a, b = _parts(len(x), context)[context.rank]
         quotas = even(compressor.count(len(x)), world)
-        quota = min(b - a, quotas[state.rank + 1] - quotas[state.rank])
+        quota = min(b - a, quotas[context.rank + 1] - quotas[context.rank])
         if a < b:
             nothing = torch.empty(0, dtype=torch.int64, device=x.device)
-            found = compressor.select(x[a:b], quota, state) if quota else nothing
-            Places(b - a, largest.k).pack(mine, found)
-        payloads = state.kept.tensor("places", (world, largest.nbytes), torch.uint8)
-        yield Gather(mine, payloads)
-        return (yield from sum_values(x, *_shared(largest.k, payloads, len(x), state), state))
-
-    def commit(self, compressor: Compressor, x: Tensor, state: State) -> None:
-        if state.remember:
-            largest = _largest(compressor, len(x), state.world)
-            payloads = state.kept.tensor("places", (state.world, largest.nbytes), torch.uint8)
-            release_values(x, *_shared(largest.k, payloads, len(x), state), state)
+            found = compressor.select(x[a:b], quota, context) if quota else nothing
+            Places(b - a, largest.k).pack(mine.body, found)
+        everyones = context.message("places", largest.nbytes, rows=world)
+        yield Gather(mine, everyones)
+        yield from sum_values(x, *_union(largest.k, everyones.body, len(x), context), out, context)
 
 
 def _largest(compressor: Compressor, n: int, world: int) -> Places:
@@ -72,18 +66,18 @@ def _largest(compressor: Compressor, n: int, world: int) -> Places:
     return Places(-(-n // world), -(-compressor.count(n) // world))
 
 
-def _parts(n: int, state: State) -> list[tuple[int, int]]:
+def _parts(n: int, context: GroupContext) -> list[tuple[int, int]]:
     """This step's part of each rank: (start, end)."""
-    parts = list(pairwise(even(n, state.world)))
-    return [parts[(rank + state.step) % state.world] for rank in range(state.world)]
+    parts = list(pairwise(even(n, context.world)))
+    return [parts[(rank + context.step) % context.world] for rank in range(context.world)]
 
 
-def _shared(k: int, payloads: Tensor, n: int, state: State) -> tuple[Tensor, Tensor]:
-    """All ranks' coordinates (N·k,), and whether each is meant (N·k,)."""
+def _union(k: int, payloads: Tensor, n: int, context: GroupContext) -> tuple[Tensor, Tensor]:
+    """All ranks' coordinates (N·k,), and which of them are filled (N·k,)."""
     indices = torch.zeros(len(payloads), k, dtype=torch.int64, device=payloads.device)
-    counts = torch.zeros(len(payloads), 1, dtype=torch.int32, device=payloads.device)
-    for rank, (a, b) in enumerate(_parts(n, state)):
+    filled = torch.zeros(len(payloads), k, dtype=torch.bool, device=payloads.device)
+    for rank, (a, b) in enumerate(_parts(n, context)):
         if a < b:
-            found, counts[rank, 0] = Places(b - a, k).unpack(payloads[rank])
+            found, filled[rank] = Places(b - a, k).unpack(payloads[rank])
             torch.add(found, a, out=indices[rank])
-    return indices.view(-1), (torch.arange(k, device=indices.device) < counts).view(-1)
+    return indices.view(-1), filled.view(-1)

@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.collective import Broadcast, Hop
-from gradwire.communicators.base import SparseCommunicator, flags, frame, framed
-from gradwire.communicators.wire import Wire, broadcast, depth, hops
-from gradwire.compressors import Compressor, Reduction, Sparse, State
-from gradwire.layout import Layout
+from gradwire.collective import Broadcast, SendReceive, framed
+from gradwire.communicators.base import SparseCommunicator
+from gradwire.communicators.wire import Wire, broadcast, depth, up_a_tree
+from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
@@ -30,44 +30,24 @@ class GlobalTopK(SparseCommunicator):
 
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
         assert isinstance(compressor, Sparse)
-        size = frame(compressor.payload_bytes(layout.numel))
-        return hops(size, world) + broadcast(size, world)
+        size = framed(compressor.payload_bytes(layout.numel))
+        return up_a_tree(size, world) + broadcast(size, world)
 
-    def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
+    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
         entries = compressor.layout(len(x))
-        mine = state.kept.tensor("mine", (entries.nbytes,), torch.uint8)
-        compressor.encode(x, mine, state)
-        merged, payload = framed(state, "merged", 1, entries.nbytes)
-        payload[0].copy_(mine)
-        flags(merged)[0].copy_(state.flag)
-        other, received = framed(state, "other", 1, entries.nbytes)
-        for level in range(depth(state.world)):
-            target, source = partners(state.rank, state.world, level)
-            yield Hop(merged[0], other[0], target, source)
+        merged, other = context.message("merged", entries.nbytes), context.message("other", entries.nbytes)
+        compressor.encode(x, merged.body, context)
+        for level in range(depth(context.world)):
+            target, source = partners(context.rank, context.world, level)
+            yield SendReceive(merged, other, target, source)
             if source is not None:
-                ours, theirs = entries.unpack(payload[0]), entries.unpack(received[0])
-                kept, dropped = merge(ours, theirs, entries.k)
-                entries.pack(payload[0], *kept)
-                flags(merged).add_(flags(other))
-                for name, part in zip(("indices", "values"), dropped, strict=True):
-                    state.kept.tensor(f"dropped {name} {level}", part.shape, part.dtype).copy_(part)
-        yield Broadcast(merged[0], 0)
-        state.settle(flags(merged)[0])
-        mean = state.kept.tensor("mean", (len(x),))
-        return mean.zero_().index_add_(0, *entries.unpack(payload[0]))
-
-    def commit(self, compressor: Compressor, x: Tensor, state: State) -> None:
-        assert isinstance(compressor, Sparse)
-        if not state.remember:
-            return
-        entries = compressor.layout(len(x))
-        state.release(x, *entries.unpack(state.kept.tensor("mine", (entries.nbytes,), torch.uint8)))
-        for level in range(depth(state.world)):
-            if partners(state.rank, state.world, level)[1] is not None:
-                indices = state.kept.tensor(f"dropped indices {level}", (2 * entries.k,), torch.int64)
-                values = state.kept.tensor(f"dropped values {level}", (2 * entries.k,))
-                state.release(x, indices, -values)
+                kept, dropped = merge(entries.unpack(merged.body), entries.unpack(other.body), entries.k)
+                entries.pack(merged.body, *kept)
+                if context.remember:
+                    x.index_add_(0, *dropped)
+        yield Broadcast(merged, 0)
+        out.zero_().index_add_(0, *entries.unpack(merged.body))
 
 
 def partners(rank: int, world: int, level: int) -> tuple[int | None, int | None]:

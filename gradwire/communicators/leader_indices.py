@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from gradwire.collective import Broadcast
-from gradwire.communicators.aligned import release_values, sum_values
-from gradwire.communicators.base import FLAG_BYTES, SparseCommunicator
+from gradwire.collective import FLAG_BYTES, Broadcast, framed
+from gradwire.communicators.aligned import sum_values
+from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_reduce, broadcast
-from gradwire.compressors import Compressor, Reduction, Sparse, State
-from gradwire.compressors.entries import Places
-from gradwire.layout import Layout
+from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.ops.entries import Places
+from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
@@ -30,31 +29,19 @@ class LeaderIndices(SparseCommunicator):
 
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
         places = _places(compressor, layout.numel)
-        return broadcast(places.nbytes, world) + all_reduce(4 * places.k + FLAG_BYTES, world)
+        return broadcast(framed(places.nbytes), world) + all_reduce(4 * places.k + FLAG_BYTES, world)
 
-    def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
+    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
         places = _places(compressor, len(x))
-        payload = state.kept.tensor("places", (places.nbytes,), torch.uint8)
-        leader = state.step % state.world
-        if state.rank == leader:
-            places.pack(payload, compressor.select(x, places.k, state))
-        yield Broadcast(payload, leader)
-        return (yield from sum_values(x, *_shared(places, payload), state))
-
-    def commit(self, compressor: Compressor, x: Tensor, state: State) -> None:
-        if state.remember:
-            places = _places(compressor, len(x))
-            payload = state.kept.tensor("places", (places.nbytes,), torch.uint8)
-            release_values(x, *_shared(places, payload), state)
+        message = context.message("places", places.nbytes)
+        leader = context.step % context.world
+        if context.rank == leader:
+            places.pack(message.body, compressor.select(x, places.k, context))
+        yield Broadcast(message, leader)
+        yield from sum_values(x, *places.unpack(message.body), out, context)
 
 
 def _places(compressor: Compressor, n: int) -> Places:
     assert isinstance(compressor, Sparse)
     return Places(n, compressor.count(n))
-
-
-def _shared(places: Places, payload: Tensor) -> tuple[Tensor, Tensor]:
-    """The coordinates (k,) and whether each is meant (k,)."""
-    indices, count = places.unpack(payload)
-    return indices, torch.arange(places.k, device=indices.device) < count

@@ -6,14 +6,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.collective import Exchange, Gather
-from gradwire.communicators.base import SparseCommunicator, flags, frame, framed
-from gradwire.communicators.ranges import even, share, split
+from gradwire.collective import AllToAll, Gather, framed
+from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
-from gradwire.compressors import Compressor, Reduction, Sparse, State
-from gradwire.compressors.entries import Entries
-from gradwire.compressors.select import TINY, above, largest, top_k
-from gradwire.layout import Layout
+from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.ops.entries import Entries
+from gradwire.ops.ranges import even, share, split
+from gradwire.ops.select import TINY, above, largest, top_k
+from gradwire.ops.threshold import estimates_help
+from gradwire.slots import Layout
 
 POINTS = 64
 """Of each rank's selection, quantiles that are sent along: enough to find the bounds for any number of ranks."""
@@ -49,98 +50,75 @@ class OkTopk(SparseCommunicator):
 
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
         size = self._entries(compressor, layout.numel, world).nbytes
-        return all_to_all(world * frame(size), world) + all_gather(frame(size + 4 * POINTS), world)
+        return all_to_all(world * framed(size), world) + all_gather(framed(size + 4 * POINTS), world)
 
-    def init_slot(self) -> dict[str, Tensor]:
+    def init_group(self) -> dict[str, Tensor]:
         return {"quantiles": torch.zeros(POINTS + 1, dtype=torch.int64), "threshold": torch.zeros(1)}
 
-    def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
+    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
-        n, world = len(x), state.world
-        entries, bounds, k = self._entries(compressor, n, world), _bounds(n, state), compressor.count(n)
-        indices = compressor.select(x, k, state)
-        send, _ = framed(state, "send", world, entries.nbytes)
-        for row, part in zip(send, split(x, indices, bounds, entries.k), strict=True):
-            entries.pack(row, *part)
-        flags(send).copy_(state.flag.expand(world, 1))
-        receive, _ = framed(state, "receive", world, entries.nbytes)
-        yield Exchange(send, receive)
+        n, world, k = len(x), context.world, compressor.count(len(x))
+        entries, bounds, threshold = (
+            self._entries(compressor, n, world),
+            _bounds(n, context),
+            self._threshold(x, context),
+        )
+        send, receive = (context.message(name, entries.nbytes, rows=world) for name in ("send", "receive"))
+        indices = compressor.select(x, k, context)
+        parts = list(split(x, indices, bounds, entries.k, context.buffers))
+        for row, (found, values) in zip(send.body, parts, strict=True):
+            entries.pack(row, found, values)
+            x.index_add_(0, found, values, alpha=-1)
+        yield AllToAll(send, receive)
 
-        a, b = bounds[state.rank], bounds[state.rank + 1]
-        total = state.kept.tensor("total", (n,))
+        a, b = bounds[context.rank], bounds[context.rank + 1]
+        total = context.buffers.tensor("total", (n,))
         total[a:b].zero_()
-        for row in receive:  # rank by rank: the same rounding whoever owns the region
+        for row in receive.body:  # rank by rank: the same rounding whoever owns the region
             total.index_add_(0, *entries.unpack(row))
-        again, everyones = self._gathered(entries, state)
-        found = self._passing(total[a:b], entries.k, state) + a
-        entries.pack(again[0], found, total[found])
-        again[0, entries.nbytes : -4].view(torch.int32).copy_(_quantiles(indices, n))
-        flags(again).copy_(flags(receive).sum(0))
-        yield Gather(again[0], everyones)
+        size = entries.nbytes + 4 * POINTS
+        again, everyones = context.message("again", size), context.message("everyones", size, rows=world)
+        found = _passing(total[a:b], threshold, entries.k, context) + a
+        entries.pack(again.body, found, total[found])
+        again.body[entries.nbytes :].view(torch.int32).copy_(_quantiles(indices, n))
+        yield Gather(again, everyones)
 
-        state.settle(flags(everyones).sum(0))
-        if self._threshold(state) is None:
-            _keep_largest(entries.values(everyones), k, state.kept.tensor("level", (1,)))
-        mean = state.kept.tensor("mean", (n,)).zero_()
-        for row in everyones:
-            mean.index_add_(0, *entries.unpack(row))
-        return mean
-
-    def commit(self, compressor: Compressor, x: Tensor, state: State) -> None:
-        assert isinstance(compressor, Sparse)
-        n = len(x)
-        entries, bounds = self._entries(compressor, n, state.world), _bounds(n, state)
-        if state.remember:
-            send, _ = framed(state, "send", state.world, entries.nbytes)
-            for row in send:
-                state.release(x, *entries.unpack(row))
-            a, b = bounds[state.rank], bounds[state.rank + 1]
-            total, mean = state.kept.tensor("total", (n,)), state.kept.tensor("mean", (n,))
-            state.take(x[a:b], total[a:b].neg_().add_(mean[a:b]))
-        _, everyones = self._gathered(entries, state)
-        if x.device.type == "cpu":
-            passed = int(entries.values(everyones).count_nonzero())
-            self._keep_threshold(passed / compressor.count(n), state)
-        if state.step % self.rebalance == 0:
-            quantiles = everyones[:, entries.nbytes : -4].view(torch.int32).sum(0, dtype=torch.int64) // state.world
-            state.slots[0]["quantiles"].copy_(torch.tensor([*quantiles.tolist(), n]))
+        values = entries.values(everyones.body)
+        if threshold is None:
+            context.group.stage("threshold", _keep_largest(values, k))
+        if estimates_help(x) and not 2 / 3 <= int(values.count_nonzero()) / k <= 4 / 3:
+            context.group.stage("threshold", torch.zeros(1))
+        if context.step % self.rebalance == 0:
+            context.group.stage("quantiles", _mean_quantiles(everyones.body[:, entries.nbytes :], n))
+        out.zero_()
+        for row in everyones.body:
+            out.index_add_(0, *entries.unpack(row))
+        if context.remember:  # what this region's owner did not share, or not everybody kept
+            x[a:b].add_(total[a:b]).sub_(out[a:b])
 
     def _entries(self, codec: Compressor, n: int, world: int) -> Entries:
         assert isinstance(codec, Sparse)
         return Entries(n, share(codec.count(n), world, self.slack, n))
 
-    def _gathered(self, entries: Entries, state: State) -> tuple[Tensor, Tensor]:
-        """What this rank shares of its region (1, bytes), and what all share (N, bytes): entries, then quantiles."""
-        size = entries.nbytes + 4 * POINTS
-        return framed(state, "again", 1, size)[0], framed(state, "everyones", state.world, size)[0]
-
-    def _threshold(self, state: State) -> float | None:
+    def _threshold(self, x: Tensor, context: GroupContext) -> float | None:
         """What a sum must reach, where the last step's threshold serves again."""
-        if state.kept.device.type != "cpu" or state.step % self.reuse == 0:
+        if not estimates_help(x) or context.step % self.reuse == 0:
             return None
-        return state.slots[0]["threshold"].item() or None
-
-    def _passing(self, region: Tensor, most: int, state: State) -> Tensor:
-        """Ascending indices of the sums that this rank shares, `most` at most."""
-        threshold = self._threshold(state)
-        if len(region) == 0:
-            return torch.empty(0, dtype=torch.int64, device=region.device)
-        if threshold is None:
-            return top_k(region, min(most, len(region)), state.scratch)
-        return largest(*above(region, max(threshold, TINY), state.scratch), most)
-
-    def _keep_threshold(self, passed: float, state: State) -> None:
-        """`passed`: how many elements, of k, passed the threshold of this step."""
-        threshold = state.slots[0]["threshold"]
-        if self._threshold(state) is None:
-            threshold.copy_(state.kept.tensor("level", (1,)))
-        if not 2 / 3 <= passed <= 4 / 3:
-            threshold.zero_()
+        return context.group["threshold"].item() or None
 
 
-def _bounds(n: int, state: State) -> list[int]:
+def _passing(region: Tensor, threshold: float | None, most: int, context: GroupContext) -> Tensor:
+    """Ascending indices of the sums that this rank shares, `most` at most."""
+    if len(region) == 0:
+        return torch.empty(0, dtype=torch.int64, device=region.device)
+    if threshold is None:
+        return top_k(region, min(most, len(region)), context.scratch)
+    return largest(*above(region, max(threshold, TINY), context.scratch), most)
+
+
+def _bounds(n: int, context: GroupContext) -> list[int]:
     """The regions' bounds (N + 1,): between the quantiles of the last rebalancing, or even where there was none."""
-    quantiles, world = state.slots[0]["quantiles"].tolist(), state.world
+    quantiles, world = context.group["quantiles"].tolist(), context.world
     if quantiles[-1] != n:
         return even(n, world)
     places = [divmod(rank * POINTS, world) for rank in range(world)]
@@ -150,15 +128,22 @@ def _bounds(n: int, state: State) -> list[int]:
 def _quantiles(indices: Tensor, n: int) -> Tensor:
     """The coordinates (POINTS,) that cut ascending indices into equal parts, from 0; even ones where there are none."""
     m = len(indices)
-    grid = torch.tensor(even(m or n, POINTS)[:-1], device=indices.device)
+    grid = torch.arange(POINTS, device=indices.device).mul_(m or n).div_(POINTS, rounding_mode="floor")
     cuts = indices[grid] if m else grid
     cuts[0] = 0
     return cuts
 
 
-def _keep_largest(values: Tensor, k: int, level: Tensor) -> None:
-    """Zeros all but the k largest magnitudes of values, whose smallest goes to level (1,)."""
+def _mean_quantiles(payloads: Tensor, n: int) -> Tensor:
+    """All ranks' quantiles (N, 4·POINTS) uint8 averaged, and n, (POINTS + 1,): the state that they become."""
+    total = payloads.view(torch.int32).sum(0, dtype=torch.int64)
+    return torch.cat([total.div_(len(payloads), rounding_mode="floor"), total.new_full((1,), n)])
+
+
+def _keep_largest(values: Tensor, k: int) -> Tensor:
+    """Zeros all but the k largest magnitudes of values, whose smallest is returned, (1,)."""
     magnitude = values.abs()
-    flat = magnitude.view(-1)
-    level.copy_(flat.topk(min(k, len(flat)), sorted=False).values.min())
+    flat = magnitude.reshape(-1)
+    level = flat.topk(min(k, len(flat)), sorted=False).values.min()
     values.mul_(magnitude >= level)
+    return level.view(1)

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gradwire.collective import Exchange, Gather
-from gradwire.communicators.base import Communicator, flagged, flags, frame
+from gradwire.collective import AllToAll, Gather, framed
+from gradwire.communicators.base import Communicator, payload_message
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
-from gradwire.compressors import Codec, Compressor, Reduction, SignSGD, State
-from gradwire.layout import Layout
+from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, SignSGD
+from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
@@ -39,54 +39,35 @@ class ScatterReduce(Communicator):
 
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
         assert isinstance(compressor, Codec)
-        size = frame(compressor.payload_bytes(chunks(layout.numel, world)[1]))
+        size = framed(compressor.payload_bytes(chunks(layout.numel, world)[1]))
         return all_to_all(world * size, world) + all_gather(size, world)
 
-    def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
+    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Codec)
-        bounds = chunks(len(x), state.world)
-        largest = bounds[1]
-        spans = list(pairwise(bounds))
-        source = compressor.prepare(x, state)
+        bounds = chunks(len(x), context.world)
+        spans, largest = list(pairwise(bounds)), bounds[1]
 
-        send, _ = flagged(state, "send", state.world, compressor, largest)
-        for row, (a, b) in zip(send, spans, strict=True):
+        send = payload_message(context, "send", compressor, largest, rows=context.world)
+        for row, (a, b) in zip(send.body, spans, strict=True):
             if a < b:
-                compressor.encode(source[a:b], row[: compressor.payload_bytes(b - a)], state)
-        flags(send).copy_(state.flag.expand(state.world, 1))
-        receive, _ = flagged(state, "receive", state.world, compressor, largest)
-        yield Exchange(send, receive)
+                compressor.encode(x[a:b], row[: compressor.payload_bytes(b - a)], context)
+        receive = payload_message(context, "receive", compressor, largest, rows=context.world)
+        yield AllToAll(send, receive)
 
-        a, b = spans[state.rank]
-        total = state.kept.tensor("chunk", (b - a,))
-        again, _ = flagged(state, "again", 1, compressor, largest)
+        a, b = spans[context.rank]
+        again = payload_message(context, "again", compressor, largest)
         if a < b:
             size = compressor.payload_bytes(b - a)
-            compressor.decode(receive[:, :size], total, state)
-            compressor.encode(total, again[0, :size], state)
-        flags(again).copy_(flags(receive).sum(0))
-        yield Gather(again[0], receive)
+            total = context.buffers.tensor("chunk", (b - a,))
+            compressor.decode(receive.body[:, :size], total, context)
+            compressor.encode(total, again.body[:size], context)
+            if context.remember:
+                x[a:b].add_(total)  # what is left of the sum
+        yield Gather(again, receive)
 
-        state.settle(flags(receive).sum(0))
-        out = state.kept.tensor("mean", (len(x),))
-        for row, (start, end) in zip(receive, spans, strict=True):
+        for row, (start, end) in zip(receive.body, spans, strict=True):
             if start < end:
-                compressor.decode(row[None, : compressor.payload_bytes(end - start)], out[start:end], state)
-        return out
-
-    def commit(self, compressor: Compressor, x: Tensor, state: State) -> None:
-        assert isinstance(compressor, Codec)
-        if not state.remember:
-            return
-        bounds = chunks(len(x), state.world)
-        send, _ = flagged(state, "send", state.world, compressor, bounds[1])
-        for row, a, b in zip(send, bounds[:-1], bounds[1:], strict=True):
-            if a < b:
-                compressor.commit(row[: compressor.payload_bytes(b - a)], x[a:b], state)
-        # what the second compression dropped of this rank's chunk comes back
-        a, b = bounds[state.rank], bounds[state.rank + 1]
-        total, mean = state.kept.tensor("chunk", (b - a,)), state.kept.tensor("mean", (len(x),))
-        state.take(x[a:b], total.neg_().add_(mean[a:b]))
+                compressor.decode(row[None, : compressor.payload_bytes(end - start)], out[start:end], context)
 
 
 def chunks(n: int, world: int, align: int = 4096) -> list[int]:

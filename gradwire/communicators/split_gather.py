@@ -7,14 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.collective import Exchange, Gather
-from gradwire.communicators.base import SparseCommunicator, flags, frame, framed
-from gradwire.communicators.ranges import even, share, split
+from gradwire.collective import AllToAll, Gather, framed
+from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
-from gradwire.compressors import Compressor, Reduction, Sparse, State
-from gradwire.compressors.entries import Entries
-from gradwire.compressors.select import top_k
-from gradwire.layout import Layout
+from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.ops.entries import Entries
+from gradwire.ops.ranges import even, share, split
+from gradwire.ops.select import top_k
+from gradwire.ops.workspace import Workspace
+from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
@@ -42,63 +43,44 @@ class SplitGather(SparseCommunicator):
 
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
         room = self._room(compressor, layout.numel, world)
-        there = world * frame(Entries(room.width, room.there).nbytes)
-        return all_to_all(there, world) + all_gather(frame(room.back_bytes), world)
+        there = world * framed(Entries(room.width, room.there).nbytes)
+        return all_to_all(there, world) + all_gather(framed(room.back_bytes), world)
 
-    def reduce(self, compressor: Compressor, x: Tensor, state: State) -> Reduction:
+    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
-        room = self._room(compressor, len(x), state.world)
-        bounds = even(len(x), state.world)
-        send, _ = self._buffer(state, "send", room)
-        indices = compressor.select(x, compressor.count(len(x)), state)
-        parts = split(x, indices, bounds, room.there)
-        for row, (a, b), (found, values) in zip(send, pairwise(bounds), parts, strict=True):
+        room = self._room(compressor, len(x), context.world)
+        bounds, size = even(len(x), context.world), Entries(room.width, room.there).nbytes
+        send = context.message("send", size, rows=context.world)
+        receive = context.message("receive", size, rows=context.world)
+        indices = compressor.select(x, compressor.count(len(x)), context)
+        parts = list(split(x, indices, bounds, room.there, context.buffers))
+        for row, (a, b), (found, values) in zip(send.body, pairwise(bounds), parts, strict=True):
             if a < b:
                 Entries(b - a, room.there).pack(row, found - a, values)
-        flags(send).copy_(state.flag.expand(state.world, 1))
-        receive, _ = self._buffer(state, "receive", room)
-        yield Exchange(send, receive)
+                x.index_add_(0, found, values, alpha=-1)
+        yield AllToAll(send, receive)
 
-        a, b = bounds[state.rank], bounds[state.rank + 1]
-        total = state.kept.tensor("total", (b - a,)).zero_()
-        again, payload = framed(state, "again", 1, room.back_bytes)
+        a, b = bounds[context.rank], bounds[context.rank + 1]
+        total = context.buffers.tensor("total", (b - a,)).zero_()
+        again = context.message("again", room.back_bytes)
         if a < b:
-            for row in receive:  # rank by rank: the same rounding whoever owns the range
+            for row in receive.body:  # rank by rank: the same rounding whoever owns the range
                 total.index_add_(0, *Entries(b - a, room.there).unpack(row))
-            room.write(total, payload[0], state)
-        flags(again).copy_(flags(receive).sum(0))
-        everyones, _ = framed(state, "everyones", state.world, room.back_bytes)
-        yield Gather(again[0], everyones)
+            room.write(total, again.body, context.scratch)
+            if context.remember:
+                x[a:b].add_(total)
+        everyones = context.message("everyones", room.back_bytes, rows=context.world)
+        yield Gather(again, everyones)
 
-        state.settle(flags(everyones).sum(0))
-        mean = state.kept.tensor("mean", (len(x),))
-        for row, (a, b) in zip(everyones, pairwise(bounds), strict=True):
+        for row, (a, b) in zip(everyones.body, pairwise(bounds), strict=True):
             if a < b:
-                room.read(row, mean[a:b])
-        return mean
-
-    def commit(self, compressor: Compressor, x: Tensor, state: State) -> None:
-        assert isinstance(compressor, Sparse)
-        if not state.remember:
-            return
-        room = self._room(compressor, len(x), state.world)
-        bounds = even(len(x), state.world)
-        send, _ = self._buffer(state, "send", room)
-        for row, (a, b) in zip(send, pairwise(bounds), strict=True):
-            if a < b:
-                state.release(x[a:b], *Entries(b - a, room.there).unpack(row))
-        a, b = bounds[state.rank], bounds[state.rank + 1]
-        total, mean = state.kept.tensor("total", (b - a,)), state.kept.tensor("mean", (len(x),))
-        state.take(x[a:b], total.neg_().add_(mean[a:b]))
+                room.read(row, out[a:b])
 
     def _room(self, codec: Compressor, n: int, world: int) -> "_Room":
         assert isinstance(codec, Sparse)
         k, width = codec.count(n), -(-n // world)
         there = share(k, world, self.slack, width)
         return _Room(width, there, share(k, world, self.growth, min(width, world * there)))
-
-    def _buffer(self, state: State, name: str, room: "_Room") -> tuple[Tensor, Tensor]:
-        return framed(state, name, state.world, Entries(room.width, room.there).nbytes)
 
 
 @dataclass(frozen=True)
@@ -117,13 +99,15 @@ class _Room:
     def back_bytes(self) -> int:
         return 4 * self.width if self.dense else Entries(self.width, self.back).nbytes
 
-    def write(self, total: Tensor, payload: Tensor, state: State) -> None:
-        """A range's sum (≤ width,), or its largest elements, to a payload."""
+    def write(self, total: Tensor, payload: Tensor, scratch: Workspace) -> None:
+        """A range's sum (≤ width,), or its largest elements, to a payload; leaves in `total` what is not written."""
         if self.dense:
             payload[: total.nbytes].view(torch.float32).copy_(total)
+            total.zero_()
             return
-        found = top_k(total, min(self.back, len(total)), state.scratch)
+        found = top_k(total, min(self.back, len(total)), scratch)
         Entries(len(total), self.back).pack(payload, found, total[found])
+        total.index_fill_(0, found, 0)
 
     def read(self, payload: Tensor, out: Tensor) -> None:
         """What `write` wrote, to out, as long as the range."""

@@ -42,7 +42,7 @@ def broadcast(nbytes: int, world: int) -> Wire:
     return Wire(depth(world), depth(world) * nbytes)
 
 
-def hops(nbytes: int, world: int) -> Wire:
+def up_a_tree(nbytes: int, world: int) -> Wire:
     """m bytes up a binomial tree: the root takes them log2 N times, rounded up."""
     return Wire(depth(world), depth(world) * nbytes)
 

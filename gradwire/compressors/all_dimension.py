@@ -7,10 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Codec, State, Workspace
-from gradwire.compressors.slices import top_k_columns, top_k_rows
+from gradwire.compressors.base import Codec
+from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import check_ratio
-from gradwire.layout import Layout, Slot
+from gradwire.ops.slices import top_k_columns, top_k_rows
+from gradwire.ops.workspace import Workspace
+from gradwire.slots import Layout, Slot
 
 SHORT = 1 << 16
 """Elements that 16 bits can tell apart."""
@@ -56,7 +58,7 @@ class Slices:
         """Where in the slot the elements (count, kept) lie, (count·kept,) int64; 16-bit indices are unsigned."""
         wide = indices.long() & (SHORT - 1 if self.short else -1)
         starts = torch.arange(self.count, device=indices.device).mul_(self.apart)
-        return wide.mul_(self.stride).add_(starts[:, None]).view(-1)
+        return wide.mul_(self.stride).add_(starts[:, None]).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -103,21 +105,19 @@ class AllDimensionTopK(Codec):
         longs = sum(cut.sent for cut in cuts if not cut.short)
         return 8 * longs + 4 * shorts + 2 * (shorts + shorts % 2)
 
-    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
-        for cut, flat, values, indices in self._walk(x, payload, state.layout):
-            chosen = cut.select(flat, state.scratch)
+    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        for cut, flat, values, indices in self._walk(x, payload, context.layout):
+            chosen = cut.select(flat, context.scratch)
             indices.copy_(chosen)
-            torch.index_select(flat, 0, cut.positions(chosen), out=values)
+            positions = cut.positions(chosen)
+            torch.index_select(flat, 0, positions, out=values)
+            flat.index_fill_(0, positions, 0)
 
-    def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
+    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         out.zero_()
         for row in rows:  # rank by rank: the same rounding on every replica
-            for cut, flat, values, indices in self._walk(out, row, state.layout):
+            for cut, flat, values, indices in self._walk(out, row, context.layout):
                 flat.index_add_(0, cut.positions(indices), values)
-
-    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
-        for cut, flat, values, indices in self._walk(x, payload, state.layout):
-            state.release(flat, cut.positions(indices), values)
 
     def _walk(self, x: Tensor, payload: Tensor, layout: Layout) -> Iterator[tuple[Slices, Tensor, Tensor, Tensor]]:
         """Each slot's slices, its part (numel,) of x, its values (sent,) and its indices (count, kept)."""

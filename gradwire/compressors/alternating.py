@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import Sum
-from gradwire.compressors.base import Reduction, State, copy_all
-from gradwire.compressors.low_rank import LowRank, Message, Views
-from gradwire.compressors.orthogonal import orthogonalize
+from gradwire.compressors.base import Reduction
+from gradwire.compressors.context import GroupContext
+from gradwire.compressors.low_rank import Factors, LowRank, Views, keep
+from gradwire.ops.noise import uniform
+from gradwire.ops.orthogonal import orthogonalize
+from gradwire.torch_private import copy_each
 
 
 @dataclass(frozen=True)
@@ -28,34 +31,29 @@ class ACPSGD(LowRank):
     def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
         r = self.factor_rank(rows, columns)
         lengths = {"q": columns, "p": rows}
-        return {name: torch.randn(r, length, generator=generator) for name, length in lengths.items() if r}
+        return {name: uniform((r, length), generator) for name, length in lengths.items() if r}
 
     def _sent_length(self, rows: int, columns: int, step: int) -> int:
         return rows if step % 2 == 0 else columns
 
-    def _reduce_factors(self, views: Views, state: State) -> Reduction:
-        basis, sent, own, name = _turn(views, state)
-        copy_all(basis.factors, [kept[name] for kept in views.kept])
+    def _reduce_factors(self, views: Views, context: GroupContext) -> Reduction:
+        if context.step % 2 == 0:
+            return self._reduce_one(views.q, views.p, views.own_p, views, context)
+        return self._reduce_one(views.p, views.q, views.own_q, views, context)
+
+    def _reduce_one(
+        self, basis: Factors, sent: Factors, own: Factors, views: Views, context: GroupContext
+    ) -> Reduction:
+        """Sends one kind of factor, the product with the other one's orthonormal rows."""
+        basis_name, sent_name = ("q", "p") if basis is views.q else ("p", "q")
+        copy_each(basis.factors, context.slots.all(basis_name))
         orthogonalize(basis.factors)
         for thin, matrix, product in zip(basis.factors, views.matrices, own.factors, strict=True):
-            torch.mm(thin, matrix.T if name == "q" else matrix, out=product)
+            torch.mm(thin, matrix.T if sent_name == "p" else matrix, out=product)
         sent.product.copy_(own.product)
-        views.pack_dense(sent, state.flag)
-        yield Sum(sent.flat)
-        state.settle(sent.flag)
-        return views.decode(sent, state)
-
-    def _commit_factors(self, views: Views, state: State) -> None:
-        basis, sent, own, name = _turn(views, state)
-        if state.remember:
-            if state.verdict.device.type != "cpu":
-                own.product.mul_(state.verdict.eq(0))
-            views.take(*((own, basis) if name == "q" else (basis, own)), state)
-        views.keep("p" if name == "q" else "q", sent, state)
-
-
-def _turn(views: Views, state: State) -> tuple[Message, Message, Message, str]:
-    """Whose turn it is: the basis, what is sent, this rank's own part of it, and the name of what the basis was."""
-    if state.step % 2 == 0:
-        return views.q, views.p, views.own_p, "q"
-    return views.p, views.q, views.own_q, "p"
+        copy_each(sent.dense, views.dense)
+        yield Sum(sent.message)
+        views.decode(sent)
+        if context.remember:
+            views.take(*((own, basis) if sent_name == "p" else (basis, own)))
+        keep(sent_name, sent.factors, context)

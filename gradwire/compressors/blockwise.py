@@ -7,8 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Codec, State
-from gradwire.layout import tiles
+from gradwire.compressors.base import Codec
+from gradwire.compressors.context import GroupContext
+from gradwire.ops.tiles import tiles
 
 
 class Blockwise(Codec):
@@ -30,32 +31,38 @@ class Blockwise(Codec):
         return 4 * self.scales * -(-n // self.block) + -(-n * self.bits // 8)
 
     @abstractmethod
+    def quantize(self, part: Tensor, scales: Tensor, codes: Tensor, context: GroupContext) -> None:
+        """From part (rows, width), which stays as it is, to scales (rows, `scales`) and codes (bytes,)."""
+
+    @abstractmethod
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
         """From scales (rows, `scales`) and codes (bytes,) to out (rows, width)."""
 
-    def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
+    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        for part, scales, codes in self.tiles(x, payload):
+            self.quantize(part, scales, codes, context)
+            if context.remember:
+                sent = context.scratch.tensor("dequantized", tuple(part.shape))
+                self.dequantize(scales, codes, sent)
+                part.sub_(sent)
+
+    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         walks = [self.tiles(out, row) for row in rows]
         for tile in zip(*walks, strict=True):
             for rank, (part, scales, codes) in enumerate(tile):
                 if rank == 0:
                     self.dequantize(scales, codes, part)
                 else:
-                    other = state.scratch.tensor("dequantized", tuple(part.shape))
+                    other = context.scratch.tensor("dequantized", tuple(part.shape))
                     self.dequantize(scales, codes, other)
                     part.add_(other)
-
-    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
-        for part, scales, codes in self.tiles(x, payload):
-            sent = state.scratch.tensor("dequantized", tuple(part.shape))
-            self.dequantize(scales, codes, sent)
-            state.take(part, sent)
 
     def tiles(self, x: Tensor, payload: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Cache-sized parts (rows, width) of x (n,) with their scales (rows, `scales`) and codes (bytes,)."""
         blocks = -(-len(x) // self.block)
         scales = payload[: 4 * self.scales * blocks].view(torch.float32).view(blocks, self.scales)
         codes = payload[4 * self.scales * blocks :]
-        for start, rows, width in tiles(len(x), self.block):
+        for start, rows, width in tiles(x, self.block):
             end = start + rows * width
             first = start // self.block
             yield (

@@ -6,8 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Codec, State
-from gradwire.layout import spans
+from gradwire.compressors.base import Codec
+from gradwire.compressors.context import GroupContext
+from gradwire.ops.tiles import spans
 
 
 class Cast(Codec):
@@ -19,21 +20,24 @@ class Cast(Codec):
     def payload_bytes(self, n: int) -> int:
         return n * self.wire_dtype.itemsize
 
-    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
-        payload.view(self.wire_dtype).copy_(x)
+    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        values = payload.view(self.wire_dtype)
+        for start, end in spans(x):
+            part, sent = x[start:end], values[start:end]
+            self._round(part, sent, context)
+            if context.remember:
+                part.sub_(sent)
 
-    def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
+    def _round(self, x: Tensor, out: Tensor, context: GroupContext) -> None:
+        """Writes x to out, of `wire_dtype`."""
+        out.copy_(x)
+
+    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         values = rows.view(self.wire_dtype)  # (r, n)
-        for start, end in spans(len(out)):  # adding mixed types makes a copy: a tile's is cheap
+        for start, end in spans(out):  # adding mixed types makes a copy: a tile's is cheap
             out[start:end].copy_(values[0, start:end])
             for other in values[1:]:
                 out[start:end].add_(other[start:end])
-
-    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
-        for start, end in spans(len(x)):
-            part = x[start:end]
-            sent = state.scratch.tensor("cast", (end - start,), self.wire_dtype)
-            state.take(part, sent.copy_(part))
 
 
 @dataclass(frozen=True)
@@ -57,16 +61,10 @@ class FP16(Cast):
 
     wire_dtype: ClassVar[torch.dtype] = torch.float16
 
-    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
-        payload.view(torch.float16).copy_(x)
-        if state.remember:  # an infinity would leave minus infinity in the residual
-            payload.view(torch.float16).clamp_(-LARGEST / state.world, LARGEST / state.world)
-
-    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
-        for start, end in spans(len(x)):
-            part = x[start:end]
-            sent = state.scratch.tensor("cast", (end - start,), torch.float16)
-            state.take(part, sent.copy_(part).clamp_(-LARGEST / state.world, LARGEST / state.world))
+    def _round(self, x: Tensor, out: Tensor, context: GroupContext) -> None:
+        out.copy_(x)
+        if context.remember:  # an infinity would leave minus infinity in the residual
+            out.clamp_(-LARGEST / context.world, LARGEST / context.world)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from statistics import NormalDist
 
 from torch import Tensor
 
-from gradwire.compressors.base import State
-from gradwire.compressors.magnitudes import tail
+from gradwire.compressors.context import GroupContext
 from gradwire.compressors.threshold import Estimated
+from gradwire.ops.magnitudes import tail
 
 TRIES = 5
 
@@ -21,9 +21,9 @@ class GaussianK(Estimated):
 
     ratio: float = 0.01
 
-    def thresholds(self, x: Tensor, k: int, state: State) -> Iterator[float]:
+    def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         mean = float(x.mean())
-        nonzero = tail(x, 0.0, state.scratch)
+        nonzero = tail(x, 0.0, context.scratch)
         square = (nonzero.variance + nonzero.mean**2) * nonzero.count / len(x)  # of all elements
         deviation = sqrt(max(0.0, square - mean * mean))
         threshold = abs(mean) + NormalDist().inv_cdf(1 - k / len(x) / 2) * deviation

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.all_dimension import AllDimensionTopK
-from gradwire.compressors.base import Codec, State
+from gradwire.compressors.base import Codec
+from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sign import SignSGD
 from gradwire.compressors.sparse import TopK
-from gradwire.layout import Layout
+from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,23 @@ class Interleaved(Codec):
         return self.first.summable and self.second.summable and same
 
     @property
+    def local_arithmetic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.first.local_arithmetic or self.second.local_arithmetic
+
+    @property
     def wire_dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.first.wire_dtype
 
     @property
     def flat_state(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return tuple({*self.first.flat_state, *self.second.flat_state})
+        return tuple(dict.fromkeys((*self.first.flat_state, *self.second.flat_state)))
 
     def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
         mine = (codec.init_slot(rows, columns, generator) for codec in (self.first, self.second))
         return {name: tensor for tensors in mine for name, tensor in tensors.items()}
+
+    def init_group(self) -> dict[str, Tensor]:
+        return self.first.init_group() | self.second.init_group()
 
     def turn(self, step: int) -> Codec:
         """Whose step it is."""
@@ -68,20 +76,10 @@ class Interleaved(Codec):
     def group_bytes(self, layout: Layout, step: int) -> int:
         return self.turn(step).group_bytes(layout, step)
 
-    def prepare(self, x: Tensor, state: State) -> Tensor:
-        return self.turn(state.step).prepare(x, state)
+    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        size = self.group_bytes(context.layout, context.step)
+        self.turn(context.step).encode(x, payload[:size], context)
 
-    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
-        size = self.group_bytes(state.layout, state.step)
-        self.turn(state.step).encode(x, payload[:size], state)
-
-    def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
-        size = self.group_bytes(state.layout, state.step)
-        self.turn(state.step).decode(rows[:, :size], out, state)
-
-    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
-        size = self.group_bytes(state.layout, state.step)
-        self.turn(state.step).commit(payload[:size], x, state)
-
-    def undo(self, x: Tensor, state: State, skip: Tensor) -> None:
-        self.turn(state.step).undo(x, state, skip)
+    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+        size = self.group_bytes(context.layout, context.step)
+        self.turn(context.step).decode(rows[:, :size], out, context)

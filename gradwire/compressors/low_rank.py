@@ -3,19 +3,23 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gradwire.collective import Sum
-from gradwire.compressors.base import Reduction, Rounds, State, copy_all
-from gradwire.compressors.orthogonal import orthogonalize
-from gradwire.layout import Layout
+from gradwire.collective import Message, Sum
+from gradwire.compressors.base import MultiRound, Reduction
+from gradwire.compressors.context import GroupContext
+from gradwire.ops.noise import uniform
+from gradwire.ops.orthogonal import orthogonalize
+from gradwire.slots import Layout
+from gradwire.torch_private import add_each, copy_each, norms_of, product_each, zero_each
 
 
 @dataclass(frozen=True)
-class LowRank(Rounds):
+class LowRank(MultiRound):
     """Each weight is the matrix M (rows, columns) of its outputs by all else, of which M ≈ Pᵀ Q is sent: P (r, rows)
     and Q (r, columns), the thin matrix on the left of every product, which is faster on a CPU.
 
@@ -27,7 +31,7 @@ class LowRank(Rounds):
     min_compression_rate: float = 2.0
     start_step: int = 0
     carries_dense: ClassVar[bool] = True
-    fills_sinks: ClassVar[bool] = True
+    local_arithmetic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -45,116 +49,94 @@ class LowRank(Rounds):
         return r if r * (rows + columns) * self.min_compression_rate < rows * columns else 0
 
     def group_bytes(self, layout: Layout, step: int) -> int:
-        """Bytes of all the messages of a whole group at this step."""
+        """Bytes of all the messages of a whole group at this step, without their flags."""
         if step < self.start_step:
-            return 4 * (layout.numel + 1)
+            return 4 * layout.numel
         ranks = [self.factor_rank(*slot.matrix) for slot in layout.slots]
         lengths = [self._sent_length(*slot.matrix, step) for slot in layout.slots]
         factors = sum(r * length for r, length in zip(ranks, lengths, strict=True))
         dense = sum(slot.numel for slot, r in zip(layout.slots, ranks, strict=True) if not r)
-        return 4 * (factors + dense + self.rounds)
+        return 4 * (factors + dense)
 
     @abstractmethod
     def _sent_length(self, rows: int, columns: int, step: int) -> int:
         """How long the factors sent in this step are together."""
 
-    def reduce(self, x: Tensor, state: State) -> Reduction:
-        if state.step < self.start_step:
-            return (yield from self._reduce_dense(x, state))
-        return (yield from self._reduce_factors(self._views(x, state), state))
-
-    def commit(self, x: Tensor, state: State) -> None:
-        if state.step >= self.start_step:
-            self._commit_factors(self._views(x, state), state)
-        elif state.remember:
-            x.mul_(state.verdict.ne(0))
+    def reduce(self, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+        if context.step < self.start_step:
+            return self._reduce_dense(x, out, context)
+        key = (self, x.data_ptr(), out.data_ptr())
+        return self._reduce_factors(context.buffers.once(key, lambda: Views(self, x, out, context)), context)
 
     @abstractmethod
-    def _reduce_factors(self, views: "Views", state: State) -> Reduction: ...
+    def _reduce_factors(self, views: "Views", context: GroupContext) -> Reduction: ...
 
-    @abstractmethod
-    def _commit_factors(self, views: "Views", state: State) -> None: ...
-
-    def _reduce_dense(self, x: Tensor, state: State) -> Reduction:
+    def _reduce_dense(self, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
         """In as many messages as later, for the sequence of collectives must not depend on the step."""
-        mean = _mean(len(x), state)
-        mean[:-1].copy_(x)
-        mean[-1:].copy_(state.flag)
-        for part in mean.chunk(self.rounds):
-            yield Sum(part)
-        state.settle(mean[-1:])
-        return mean[:-1]
-
-    def _views(self, x: Tensor, state: State) -> "Views":
-        return state.kept.once(self, lambda: Views(self, x, state))
+        bounds = [len(x) * part // self.rounds for part in range(self.rounds + 1)]
+        for start, end in pairwise(bounds):
+            message = context.numbers("dense", end - start)
+            message.body.copy_(x[start:end])
+            yield Sum(message)
+            out[start:end].copy_(message.body)
+        if context.remember:
+            x.zero_()
 
 
-def _mean(n: int, state: State) -> Tensor:
-    """(n + 1,): the mean, and room for a flag."""
-    return state.kept.tensor("mean", (n + 1,))
+class Factors:
+    """A message of a factor (r, length) per matrix, then the dense slots."""
 
-
-class Message:
-    """A flat buffer of a factor (r, length) per matrix, then the dense slots, then a flag (1,)."""
-
-    def __init__(self, state: State, name: str, shapes: Sequence[tuple[int, int]], dense: Sequence[int] = ()) -> None:
+    def __init__(
+        self, context: GroupContext, name: str, shapes: Sequence[tuple[int, int]], dense: Sequence[int] = ()
+    ) -> None:
         sizes = [r * length for r, length in shapes]
-        self.flat = state.kept.tensor(name, (sum(sizes) + sum(dense) + 1,))
-        self.product = self.flat[: sum(sizes)]
-        *pieces, self.flag = self.flat.split([*sizes, *dense, 1])
+        self.message: Message = context.numbers(name, sum(sizes) + sum(dense))
+        self.product = self.message.body[: sum(sizes)]
+        pieces = self.message.body.split([*sizes, *dense])
         self.factors = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=False)]
         self.dense = pieces[len(shapes) :]
 
 
 class Views:
-    """One group's tensors, made once: `matrices` (rows, columns) and `dense` slots of x (n,), which are those of the
-    indices `low_rank` and `vectors`, the matrices' tensors that last (`kept`), the messages for P and Q, and this
-    rank's own product, `own_p` or `own_q`, which outlives the sum."""
+    """One group's tensors, made once: `matrices` (rows, columns) and `dense` slots of x (n,), where their means go in
+    out (n,), the messages for P and Q, and this rank's own product, `own_p` or `own_q`, which outlives the sum."""
 
-    def __init__(self, compressor: LowRank, x: Tensor, state: State) -> None:
-        slots = state.layout.slots
+    def __init__(self, compressor: LowRank, x: Tensor, out: Tensor, context: GroupContext) -> None:
+        slots = context.layout.slots
         ranks = [compressor.factor_rank(*slot.matrix) for slot in slots]
         low = [i for i, r in enumerate(ranks) if r]
         dense = [i for i, r in enumerate(ranks) if not r]
-        parts = state.layout.parts(x)
-        self.low_rank, self.vectors = low, dense
+        parts, means = context.layout.parts(x), context.layout.parts(out)
         self.matrices = [parts[i].view(slots[i].matrix) for i in low]
-        self.dense = [parts[i] for i in dense]
-        self.kept = [state.slots[i] for i in low]
+        self.products = [means[i].view(slots[i].matrix) for i in low]
+        self.dense, self.dense_means = [parts[i] for i in dense], [means[i] for i in dense]
         rows = [(ranks[i], slots[i].matrix[0]) for i in low]
         columns = [(ranks[i], slots[i].matrix[1]) for i in low]
         sizes = [slots[i].numel for i in dense]
-        self.p = Message(state, "p", rows, sizes)
-        self.q = Message(state, "q", columns, sizes if compressor.rounds == 1 else ())
-        self.own_p, self.own_q = Message(state, "own p", rows), Message(state, "own q", columns)
+        self.p = Factors(context, "p", rows, sizes)
+        self.q = Factors(context, "q", columns, sizes if compressor.rounds == 1 else ())
+        self.own_p, self.own_q = Factors(context, "own p", rows), Factors(context, "own q", columns)
 
-    def pack_dense(self, message: Message, flag: Tensor) -> None:
-        """Writes what travels beside the factors."""
-        copy_all(message.dense, self.dense)
-        message.flag.copy_(flag)
+    def decode(self, sent: Factors) -> None:
+        """The mean: Pᵀ Q, and what is dense in the message that was `sent`."""
+        for product, p, q in zip(self.products, self.p.factors, self.q.factors, strict=True):
+            torch.mm(p.T, q, out=product)
+        copy_each(self.dense_means, sent.dense)
 
-    def decode(self, message: Message, state: State) -> Tensor | list[Tensor]:
-        """The mean: Pᵀ Q, and what was dense in `message`."""
-        mean = _mean(state.layout.numel, state)[:-1]
-        parts = state.sinks or state.layout.parts(mean)
-        for i, matrix, p, q in zip(self.low_rank, self.matrices, self.p.factors, self.q.factors, strict=True):
-            torch.mm(p.T, q, out=parts[i].view(matrix.shape))
-        copy_all([parts[i] for i in self.vectors], message.dense)
-        return state.sinks or mean
-
-    def take(self, p: Message, q: Message, state: State) -> None:
-        """Takes Pᵀ Q and what was dense out of x; on a CUDA step that is skipped, P or Q is 0 and dense slots stay."""
+    def take(self, p: Factors, q: Factors) -> None:
+        """Takes out of x what this rank sent: Pᵀ Q, and what is dense."""
         for matrix, left, right in zip(self.matrices, p.factors, q.factors, strict=True):
             matrix.addmm_(left.T, right, alpha=-1)
-        skipped = state.verdict.ne(0)
-        for vector in self.dense:
-            vector.mul_(skipped)
+        zero_each(self.dense)
 
-    def keep(self, name: str, message: Message, state: State) -> None:
-        """The next step starts from these sums; where there was no gradient at all, from the last ones."""
-        going = state.verdict.eq(0)
-        for kept, factor in zip(self.kept, message.factors, strict=True):
-            torch.where(going & factor.any(), factor, kept[name], out=kept[name])
+
+def keep(name: str, sums: Sequence[Tensor], context: GroupContext) -> None:
+    """The next step starts from these sums of factors; where there was no gradient at all, from the last ones."""
+    if sums:
+        before = context.slots.all(name)
+        empty = norms_of(sums).eq_(0)
+        add_each(sums, product_each(before, empty.unbind()))
+        context.slots.stage(name, sums)
 
 
 @dataclass(frozen=True)
@@ -170,27 +152,22 @@ class PowerSGD(LowRank):
 
     def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
         r = self.factor_rank(rows, columns)
-        return {"q": torch.randn(r, columns, generator=generator)} if r else {}
+        return {"q": uniform((r, columns), generator)} if r else {}
 
     def _sent_length(self, rows: int, columns: int, step: int) -> int:
         return rows + columns
 
-    def _reduce_factors(self, views: Views, state: State) -> Reduction:
-        for kept, matrix, p in zip(views.kept, views.matrices, views.p.factors, strict=True):
-            torch.mm(kept["q"], matrix.T, out=p)
-        views.pack_dense(views.p, state.flag)
-        yield Sum(views.p.flat)
-        state.settle(views.p.flag)
+    def _reduce_factors(self, views: Views, context: GroupContext) -> Reduction:
+        for q, matrix, p in zip(context.slots.all("q"), views.matrices, views.p.factors, strict=True):
+            torch.mm(q, matrix.T, out=p)
+        copy_each(views.p.dense, views.dense)
+        yield Sum(views.p.message)
         orthogonalize(views.p.factors)
         for p, matrix, q in zip(views.p.factors, views.matrices, views.own_q.factors, strict=True):
             torch.mm(p, matrix, out=q)
         views.q.product.copy_(views.own_q.product)
-        yield Sum(views.q.flat)
-        return views.decode(views.p, state)
-
-    def _commit_factors(self, views: Views, state: State) -> None:
-        if state.remember:
-            if state.verdict.device.type != "cpu":
-                views.own_q.product.mul_(state.verdict.eq(0))
-            views.take(views.p, views.own_q, state)
-        views.keep("q", views.q, state)
+        yield Sum(views.q.message)
+        views.decode(views.p)
+        if context.remember:
+            views.take(views.p, views.own_q)
+        keep("q", views.q.factors, context)

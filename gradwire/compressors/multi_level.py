@@ -1,27 +1,29 @@
 """Two nested levels of one sparsifier, of which each step sends the one that holds enough."""
 
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from gradwire.collective import Gather, Sum
-from gradwire.compressors.base import Codec, Reduction, Rounds, State
-from gradwire.compressors.magnitudes import magnitude_sum
-from gradwire.compressors.select import top_k
+from gradwire.collective import Collective, Gather, Sum
+from gradwire.compressors.base import Codec, MultiRound, Reduction
+from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import RandomK, Sparse, TopK
+from gradwire.ops.magnitudes import magnitude_sum
+from gradwire.ops.select import top_k
 
 DENSE, FIRST, SECOND = range(3)
-TAIL = 4
-"""Numbers behind each payload: the norms of everything and of both levels, and the flag."""
+TAIL = 3
+"""Numbers behind each payload: the norms of everything and of both levels."""
 
 Measure = Literal["energy", "magnitude"]
 """The norm in which levels are compared: the sum of squares, or of absolute values."""
 
 
 @dataclass(frozen=True)
-class MultiLevel(Rounds):
+class MultiLevel(MultiRound):
     """Selects with `codec`, selects further from what that selected, and sends the second level where it holds at
     least `min_share` of gradient and residual by `measure`, the sum of their squares ("energy") or of their absolute
     values ("magnitude"), else the first where that does, else everything
@@ -64,105 +66,94 @@ class MultiLevel(Rounds):
         codec: Any = self.codec
         return replace(codec, ratio=codec.ratio / self.further)
 
-    def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
-        return self.codec.init_slot(rows, columns, generator) | {"norms": torch.full((3,), torch.nan)}
+    @property
+    def local_arithmetic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.codec.local_arithmetic
 
-    def undo(self, x: Tensor, state: State, skip: Tensor) -> None:
-        self.codec.undo(x, state, skip)
+    def init_group(self) -> dict[str, Tensor]:
+        return self.codec.init_group() | {"norms": torch.full((TAIL,), torch.nan)}
 
-    def reduce(self, x: Tensor, state: State) -> Reduction:
-        n, level = len(x), self.level(state)
-        mean = state.kept.tensor("mean", (n + TAIL,))
-        self.encode(x, state)
+    def reduce(self, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+        level, levels = self.level(context), self.select(x, context)
+        norms = self._observe(x, levels, context)
         if level == DENSE:
-            mean[:n].copy_(x)
-            self._write_tail(mean[n:], state)
-            sums = (yield Sum(mean))[n:]
+            sums = yield from self._reduce_dense(x, out, norms, context)
+        elif isinstance(self.codec, Sparse):
+            sums = yield from self._reduce_entries(x, out, levels[level - 1], norms, context)
         else:
-            codec, message = (self.codec, self.second)[level - 1], self._messages(n, state)[level - 1]
-            self._write_tail(message[-4 * TAIL :].view(torch.float32), state)
-            if codec.summable:
-                rows = (yield Sum(message.view(torch.float32))).view(torch.uint8)[None]
-            else:
-                receive = state.kept.tensor("receive", (state.world, len(message)), torch.uint8)
-                rows = yield Gather(message, receive)
-            sums = rows[:, -4 * TAIL :].view(torch.float32).sum(0)
-            codec.decode(rows[:, : -4 * TAIL], mean[:n], state)
-        state.kept.tensor("sums", (TAIL,)).copy_(sums)
-        state.settle(sums[-1:])
-        return mean[:n]
+            sums = yield from self._reduce_values(x, out, levels[level - 1], norms, context)
+        context.group.stage("norms", sums)
 
-    def level(self, state: State) -> int:
+    def level(self, context: GroupContext) -> int:
         """What this step sends, DENSE, FIRST or SECOND: by the norms of the step before, NaN where there was none."""
-        whole, first, second = state.slots[0]["norms"].tolist()
+        whole, first, second = context.group["norms"].tolist()
         least = self.min_share * whole
         return SECOND if second >= least else FIRST if first >= least else DENSE
 
-    def encode(self, x: Tensor, state: State) -> tuple[Tensor, Tensor]:
-        """The payloads of both levels of x (n,); what they hold is in `observed`."""
-        n = len(x)
-        first, second = (message[: -4 * TAIL] for message in self._messages(n, state))
-        self.codec.encode(x, first, state)
-        if self.further == 1:
-            second.copy_(first)
-        else:
-            self.encode_second(x, first, second, state)
-        levels = [_values(self.codec, first, n), _values(self.second, second, n)]
-        norms, elements = self.observed(state)
-        torch.stack([self._norm(values, state) for values in (x, *levels)], out=norms)
-        torch.stack([values.count_nonzero() for values in levels], out=elements[1:])
-        elements[0] = n
-        return first, second
+    def select(self, x: Tensor, context: GroupContext) -> tuple[Tensor, Tensor]:
+        """Ascending indices of the elements of x (n,) that the first and the second level send."""
+        n, fewer = len(x), self.second
+        if isinstance(self.codec, RandomK) and isinstance(fewer, RandomK):
+            return self.codec.indices(n, context)[0], fewer.indices(n, context)[0]
+        assert isinstance(self.codec, Sparse)
+        assert isinstance(fewer, Sparse)
+        first = self.codec.select(x, self.codec.count(n), context)
+        return first, first if self.further == 1 else first[top_k(x[first], fewer.count(n), context.scratch)]
 
-    def observed(self, state: State) -> Tensor:
+    def observed(self, context: GroupContext) -> Tensor:
         """Of this rank and step, (2, 3): the norms of x, first and second level, and their element counts."""
-        return state.kept.tensor("observed", (2, 3))
+        return context.buffers.tensor("observed", (2, TAIL))
 
-    def sent(self, state: State) -> Tensor:
+    def sent(self, context: GroupContext) -> Tensor:
         """Of this rank and step, (2,): the norm of what is sent, and its elements."""
-        return self.observed(state)[:, self.level(state)]
+        return self.observed(context)[:, self.level(context)]
 
-    def _norm(self, values: Tensor, state: State) -> Tensor:
-        return torch.dot(values, values) if self.measure == "energy" else magnitude_sum(values, state.scratch)
+    def _observe(self, x: Tensor, levels: tuple[Tensor, Tensor], context: GroupContext) -> Tensor:
+        """Writes `observed`; returns its norms (3,)."""
+        norms, elements = self.observed(context)
+        values = [x[indices] for indices in levels]
+        torch.stack([self._norm(part, context) for part in (x, *values)], out=norms)
+        torch.stack([part.count_nonzero() for part in values], out=elements[1:])
+        elements[0] = len(x)
+        return norms
 
-    def commit(self, x: Tensor, state: State) -> None:
-        level = self.level(state)
-        self._keep_norms(state)
-        if not state.remember:
-            return
-        if level == DENSE:
-            x.mul_(state.verdict.ne(0))
-            return
-        codec, message = (self.codec, self.second)[level - 1], self._messages(len(x), state)[level - 1]
-        codec.commit(message[: -4 * TAIL], x, state)
+    def _norm(self, values: Tensor, context: GroupContext) -> Tensor:
+        return torch.dot(values, values) if self.measure == "energy" else magnitude_sum(values, context.scratch)
 
-    def _keep_norms(self, state: State) -> None:
-        """Each slot has its group's norms, so that a group of any plan starts from some; on the host, which reads
-        them now, when nobody waits, and not while the next step's gradients are computed."""
-        norms = torch.cat([state.kept.tensor("sums", (TAIL,))[:3], state.verdict]).cpu()
-        if not norms[3].isnan():
-            for slot in state.slots:
-                slot["norms"] = norms[:3].clone()
+    def _reduce_dense(
+        self, x: Tensor, out: Tensor, norms: Tensor, context: GroupContext
+    ) -> Generator[Collective, None, Tensor]:
+        message = context.numbers("dense", len(x) + TAIL)
+        message.body[:-TAIL].copy_(x)
+        message.body[-TAIL:].copy_(norms)
+        yield Sum(message)
+        x.zero_()
+        out.copy_(message.body[:-TAIL])
+        return message.body[-TAIL:]
 
-    def _write_tail(self, tail: Tensor, state: State) -> None:
-        tail[:3].copy_(self.observed(state)[0])
-        tail[3:].copy_(state.flag)
+    def _reduce_values(
+        self, x: Tensor, out: Tensor, indices: Tensor, norms: Tensor, context: GroupContext
+    ) -> Generator[Collective, None, Tensor]:
+        """Of coordinates that all ranks share the values alone travel."""
+        message = context.numbers("values", len(indices) + TAIL)
+        values = torch.index_select(x, 0, indices, out=message.body[:-TAIL])
+        message.body[-TAIL:].copy_(norms)
+        x.index_fill_(0, indices, 0)
+        yield Sum(message)
+        out.zero_().index_add_(0, indices, values)
+        return message.body[-TAIL:]
 
-    def _messages(self, n: int, state: State) -> tuple[Tensor, ...]:
-        """What travels of the first and of the second level, uint8: payload and tail."""
-        sizes = [codec.payload_bytes(n) + 4 * TAIL for codec in (self.codec, self.second)]
-        return state.kept.tensor("levels", (sum(sizes),), torch.uint8).split(sizes)
-
-    def encode_second(self, x: Tensor, first: Tensor, second: Tensor, state: State) -> None:
-        """Writes the second level's payload, from the first's where levels are nested."""
-        fewer = self.second
-        if not (isinstance(self.codec, Sparse) and isinstance(fewer, Sparse)):
-            return fewer.encode(x, second, state)
-        layout = self.codec.layout(len(x))
-        chosen = top_k(layout.values(first), fewer.count(len(x)), state.scratch)
-        fewer.layout(len(x)).pack(second, *layout.pick(first, chosen))
-
-
-def _values(codec: Codec, payload: Tensor, n: int) -> Tensor:
-    """A view of the values in the payload of n elements."""
-    return codec.layout(n).values(payload) if isinstance(codec, Sparse) else payload.view(torch.float32)
+    def _reduce_entries(
+        self, x: Tensor, out: Tensor, indices: Tensor, norms: Tensor, context: GroupContext
+    ) -> Generator[Collective, None, Tensor]:
+        codec = self.codec if self.level(context) == FIRST else self.second
+        assert isinstance(codec, Sparse)
+        size = codec.payload_bytes(len(x))
+        send = context.message(f"send {size}", size + 4 * TAIL)
+        receive = context.message(f"receive {size}", size + 4 * TAIL, context.world)
+        codec.layout(len(x)).pack(send.body[:size], indices, x[indices])
+        send.body[size:].view(torch.float32).copy_(norms)
+        x.index_fill_(0, indices, 0)
+        yield Gather(send, receive)
+        codec.decode(receive.body[:, :size], out, context)
+        return receive.body[:, size:].view(torch.float32).sum(0)

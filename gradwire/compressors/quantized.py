@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import State
-from gradwire.compressors.bits import pack_ternary, unpack_ternary
 from gradwire.compressors.blockwise import Blockwise
-from gradwire.compressors.noise import Noise
+from gradwire.compressors.context import GroupContext
+from gradwire.ops.bits import pack_ternary, unpack_ternary
+from gradwire.ops.noise import Noise
 
 BELOW_ONE = 1 - 2.0**-21
 """Keeps the largest element at its level: two roundings up and the most noise would make 128 of 127."""
@@ -26,19 +26,17 @@ class Stochastic(Blockwise):
     def top(self) -> int:
         """The level of the block's largest magnitude."""
 
-    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
-        noise = Noise(state.own_seed(), x.device)
-        for part, scales, codes in self.tiles(x, payload):
-            rounded = state.scratch.tensor("rounded", tuple(part.shape))
-            torch.amax(torch.abs(part, out=rounded), 1, keepdim=True, out=scales)  # vector_norm is 10 times slower
-            inverse = self.top * BELOW_ONE / scales
-            inverse.masked_fill_(scales == 0, 0)
-            torch.mul(part, inverse, out=rounded)
-            noise.add_to(rounded)
-            self.pack(rounded.round_(), codes, state)
+    def quantize(self, part: Tensor, scales: Tensor, codes: Tensor, context: GroupContext) -> None:
+        rounded = context.scratch.tensor("rounded", tuple(part.shape))
+        torch.amax(torch.abs(part, out=rounded), 1, keepdim=True, out=scales)  # vector_norm is 10 times slower
+        inverse = self.top * BELOW_ONE / scales
+        inverse.masked_fill_(scales == 0, 0)
+        torch.mul(part, inverse, out=rounded)
+        Noise(context.own_seed(), part.device).add_to(rounded)
+        self.pack(rounded.round_(), codes, context)
 
     @abstractmethod
-    def pack(self, q: Tensor, codes: Tensor, state: State) -> None:
+    def pack(self, q: Tensor, codes: Tensor, context: GroupContext) -> None:
         """From whole numbers q (rows, width) float32 in [-top, top] to codes (bytes,)."""
 
 
@@ -60,7 +58,7 @@ class QSGD(Stochastic):
     def top(self) -> int:
         return self.levels
 
-    def pack(self, q: Tensor, codes: Tensor, state: State) -> None:
+    def pack(self, q: Tensor, codes: Tensor, context: GroupContext) -> None:
         codes.view(torch.int8).copy_(q.view(-1))
 
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
@@ -77,8 +75,8 @@ class TernGrad(Stochastic):
     bits: ClassVar[int] = 2
     top: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    def pack(self, q: Tensor, codes: Tensor, state: State) -> None:
-        small = state.scratch.tensor("ternary", (q.numel(),), torch.int8)
+    def pack(self, q: Tensor, codes: Tensor, context: GroupContext) -> None:
+        small = context.scratch.tensor("ternary", (q.numel(),), torch.int8)
         pack_ternary(small.copy_(q.view(-1)), codes)
 
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:

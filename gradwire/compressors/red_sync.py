@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.compressors.base import State
-from gradwire.compressors.magnitudes import count, mean_and_peak
+from gradwire.compressors.context import GroupContext
 from gradwire.compressors.threshold import Estimated
+from gradwire.ops.magnitudes import count, mean_and_peak
 
 PRECISION = 1 / 16
 """The paper's is 0.2, which sends many more than k."""
@@ -20,12 +20,12 @@ class RedSync(Estimated):
 
     ratio: float = 0.01
 
-    def thresholds(self, x: Tensor, k: int, state: State) -> Iterator[float]:
-        mean, peak = mean_and_peak(x, state.scratch)
+    def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
+        mean, peak = mean_and_peak(x, context.scratch)
         low, high = 0.0, 1.0
         while high - low > PRECISION:
             middle = (low + high) / 2
-            passing = count(x, mean + middle * (peak - mean), state.scratch)
+            passing = count(x, mean + middle * (peak - mean), context.scratch)
             if passing < k:
                 high = middle
             else:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import State
-from gradwire.compressors.select import top_k
+from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparse
-from gradwire.compressors.threshold import passing
+from gradwire.ops.select import top_k
+from gradwire.ops.threshold import estimates_help, passing
 
 SHORTEST = 5
 
@@ -34,28 +34,21 @@ class ReusedThreshold(Sparse):
         if self.period < 1 or self.warmup < 0:
             raise ValueError(f"period={self.period}, warmup={self.warmup} count steps; use period=5, warmup=15")
 
-    def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def init_group(self) -> dict[str, Tensor]:
         return {"reused": torch.tensor([0.0, self.period, 0.0])}  # threshold, τ, steps since it was exact
 
-    def select(self, x: Tensor, k: int, state: State) -> Tensor:
-        if x.device.type != "cpu":
-            return top_k(x, k, state.scratch)
-        before = state.slots[0]["reused"].clone()
-        state.kept.tensor("reused", (3,)).copy_(before)
-        threshold, tau, age = before.tolist()
-        reuse = state.step >= self.warmup and age < tau and threshold
-        if reuse and (chosen := passing(x, threshold, k, state.scratch)) is not None:
-            self._keep(state, threshold, tau, age + 1)
+    def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
+        if not estimates_help(x):
+            return top_k(x, k, context.scratch)
+        threshold, tau, age = context.group["reused"].tolist()
+        reuse = context.step >= self.warmup and age < tau and threshold
+        if reuse and (chosen := passing(x, threshold, k, context.scratch)) is not None:
+            context.group.stage("reused", torch.tensor([threshold, tau, age + 1]))
             return chosen
-        indices = top_k(x, k, state.scratch)
+        indices = top_k(x, k, context.scratch)
         smallest = float(x[indices].abs().min()) if len(indices) else 0.0
-        self._keep(state, smallest, self._adapted(tau, threshold, smallest), 1)
+        context.group.stage("reused", torch.tensor([smallest, self._adapted(tau, threshold, smallest), 1.0]))
         return indices
-
-    def undo(self, x: Tensor, state: State, skip: Tensor) -> None:
-        before = state.kept.tensor("reused", (3,))
-        if x.device.type == "cpu" and before[1]:  # this rank selected; on a CPU this is called only to skip
-            self._keep(state, *before.tolist())
 
     def _adapted(self, tau: float, old: float, new: float) -> float:
         if not old:
@@ -64,8 +57,3 @@ class ReusedThreshold(Sparse):
         if change < 1:
             return tau + (2 if change < 0.5 else 1)
         return max(tau - (2 if change > 2 else 1), min(SHORTEST, self.period))
-
-    @staticmethod
-    def _keep(state: State, threshold: float, tau: float, age: float) -> None:
-        for slot in state.slots:
-            slot["reused"].copy_(torch.tensor([threshold, tau, age]))

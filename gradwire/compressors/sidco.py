@@ -7,9 +7,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from gradwire.compressors.base import State
-from gradwire.compressors.magnitudes import Tail, tail
+from gradwire.compressors.context import GroupContext
 from gradwire.compressors.threshold import Estimated
+from gradwire.ops.magnitudes import Tail, tail
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class SIDCo(Estimated):
         if self.stages < 1:
             raise ValueError(f"stages={self.stages} estimates nothing; use stages=1 or more")
 
-    def thresholds(self, x: Tensor, k: int, state: State) -> Iterator[float]:
+    def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         threshold = 0.0
         for stage in range(self.stages):
             fits_gamma = self.distribution == "gamma" and stage == 0
-            excess = tail(x, threshold, state.scratch, logs=fits_gamma)
+            excess = tail(x, threshold, context.scratch, logs=fits_gamma)
             if excess.count <= k or excess.mean <= 0:
                 break
             share = (k / excess.count) ** (1 / (self.stages - stage))

@@ -6,10 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Codec, State
-from gradwire.compressors.bits import pack_signs, unpack_signs
+from gradwire.compressors.base import Codec
 from gradwire.compressors.blockwise import Blockwise
-from gradwire.layout import spans
+from gradwire.compressors.context import GroupContext
+from gradwire.ops.bits import pack_signs, unpack_signs
+from gradwire.ops.tiles import spans
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,10 @@ class EFSignSGD(Blockwise):
     block: int = 256
     bits: ClassVar[int] = 1
 
-    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
-        for part, scales, codes in self.tiles(x, payload):
-            magnitude = torch.abs(part, out=state.scratch.tensor("magnitude", tuple(part.shape)))
-            torch.mean(magnitude, 1, keepdim=True, out=scales)
-            pack_signs(part.view(-1), codes)
+    def quantize(self, part: Tensor, scales: Tensor, codes: Tensor, context: GroupContext) -> None:
+        magnitude = torch.abs(part, out=context.scratch.tensor("magnitude", tuple(part.shape)))
+        torch.mean(magnitude, 1, keepdim=True, out=scales)
+        pack_signs(part.view(-1), codes)
 
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
         unpack_signs(codes, out)
@@ -41,16 +41,15 @@ class OneBit(Blockwise):
     bits: ClassVar[int] = 1
     scales: ClassVar[int] = 2
 
-    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
-        for part, scales, codes in self.tiles(x, payload):
-            pack_signs(part.view(-1), codes)
-            signs = state.scratch.tensor("signs", tuple(part.shape))
-            unpack_signs(codes, signs)
-            width = part.shape[1]
-            positives = signs.sum(1).add_(width).div_(2)
-            total, absolute = part.sum(1), torch.abs(part, out=signs).sum(1)
-            scales[:, 0] = (total - absolute) / (2 * (width - positives).clamp_min_(1))
-            scales[:, 1] = (total + absolute) / (2 * positives.clamp_min_(1))
+    def quantize(self, part: Tensor, scales: Tensor, codes: Tensor, context: GroupContext) -> None:
+        pack_signs(part.view(-1), codes)
+        signs = context.scratch.tensor("signs", tuple(part.shape))
+        unpack_signs(codes, signs)
+        width = part.shape[1]
+        positives = signs.sum(1).add_(width).div_(2)
+        total, absolute = part.sum(1), torch.abs(part, out=signs).sum(1)
+        scales[:, 0] = (total - absolute) / (2 * (width - positives).clamp_min_(1))
+        scales[:, 1] = (total + absolute) / (2 * positives.clamp_min_(1))
 
     def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
         unpack_signs(codes, out)
@@ -70,23 +69,20 @@ class SignSGD(Codec):
     def payload_bytes(self, n: int) -> int:
         return -(-n // 8)
 
-    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
-        zero_is_plus = (state.rank + state.step) % 2 == 0
-        for start, end in spans(len(x)):
+    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        zero_is_plus = (context.rank + context.step) % 2 == 0
+        for start, end in spans(x):
             pack_signs(x[start:end], payload[start // 8 : -(-end // 8)], zero_is_plus)
 
-    def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
-        for start, end in spans(len(out)):
+    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+        for start, end in spans(out):
             votes = out[start:end]
-            other = state.scratch.tensor("votes", (end - start,))
+            other = context.scratch.tensor("votes", (end - start,))
             for rank, row in enumerate(rows):
                 unpack_signs(row[start // 8 : -(-end // 8)], other if rank else votes)
                 if rank:
                     votes.add_(other)
             votes.sign_()
-
-    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
-        raise AssertionError("SignSGD keeps no memory")
 
 
 @dataclass(frozen=True)
@@ -101,9 +97,7 @@ class Signum(SignSGD):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum} must lie in [0, 1), e.g. momentum=0.9")
 
-    def prepare(self, x: Tensor, state: State) -> Tensor:
-        return state.flat["momentum"].lerp_(x, 1 - self.momentum)
-
-    def undo(self, x: Tensor, state: State, skip: Tensor) -> None:
-        if self.momentum:  # without it nothing is kept from step to step
-            state.flat["momentum"].lerp_(x, skip * (1 - 1 / self.momentum))
+    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        before, momentum = context.flat["momentum"]
+        torch.lerp(before, x, 1 - self.momentum, out=momentum)
+        super().encode(momentum, payload, context)

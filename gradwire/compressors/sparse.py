@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Codec, State
-from gradwire.compressors.entries import Entries
-from gradwire.compressors.select import top_k
+from gradwire.compressors.base import Codec
+from gradwire.compressors.context import GroupContext
+from gradwire.ops.entries import Entries
+from gradwire.ops.select import top_k
 
 
 def check_ratio(ratio: float) -> None:
@@ -41,25 +42,18 @@ class Sparse(Codec):
         return self.layout(n).nbytes
 
     @abstractmethod
-    def select(self, x: Tensor, k: int, state: State) -> Tensor:
+    def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         """Ascending indices (≤ k,) int64 of the elements of x (n,) to send."""
 
-    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
-        indices = self.select(x, self.count(len(x)), state)
+    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        indices = self.select(x, self.count(len(x)), context)
         self.layout(len(x)).pack(payload, indices, x[indices])
+        x.index_fill_(0, indices, 0)
 
-    def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
+    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         out.zero_()
         for row in rows:  # rank by rank: the same rounding on every replica
-            indices, values = self.entries(row, len(out))
-            out.index_add_(0, indices, values)
-
-    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
-        state.release(x, *self.entries(payload, len(x)))
-
-    def entries(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """The payload's indices (k,) int64 and values (k,)."""
-        return self.layout(n).unpack(payload)
+            out.index_add_(0, *self.layout(len(out)).unpack(row))
 
 
 @dataclass(frozen=True)
@@ -69,8 +63,8 @@ class TopK(Sparse):
 
     ratio: float = 0.01
 
-    def select(self, x: Tensor, k: int, state: State) -> Tensor:
-        return top_k(x, k, state.scratch)
+    def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
+        return top_k(x, k, context.scratch)
 
 
 @dataclass(frozen=True)
@@ -85,6 +79,7 @@ class RandomK(Codec):
     rescale: bool = False
     sparse = True
     summable = True
+    local_arithmetic = True
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
@@ -100,30 +95,24 @@ class RandomK(Codec):
     def payload_bytes(self, n: int) -> int:
         return 4 * self.count(n)
 
-    def indices(self, n: int, state: State) -> tuple[Tensor, Tensor]:
+    def indices(self, n: int, context: GroupContext) -> tuple[Tensor, Tensor]:
         """The chosen elements (k,) and their cells' sizes (k,), from the seed that all ranks share."""
-        device = state.kept.device
-        k = self.count(n)
-        generator = torch.Generator(device).manual_seed(state.shared_seed())
+        device, k = context.device, self.count(n)
+        generator = torch.Generator(device).manual_seed(context.shared_seed())
         edges = torch.arange(k + 1, device=device).mul_(n).div_(k, rounding_mode="floor")
         sizes = edges.diff()
         draw = torch.rand(k, generator=generator, device=device, dtype=torch.float64)
         return edges[:-1] + (draw * sizes).long(), sizes
 
-    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
-        indices, sizes = self.indices(len(x), state)
+    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        indices, sizes = self.indices(len(x), context)
         values = torch.index_select(x, 0, indices, out=payload.view(torch.float32))
+        x.index_fill_(0, indices, 0)
         if self.rescale:
             values.mul_(sizes)
 
-    def decode(self, rows: Tensor, out: Tensor, state: State) -> None:
-        indices, _ = self.indices(len(out), state)
+    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+        indices, _ = self.indices(len(out), context)
         out.zero_()
         for row in rows:
             out.index_add_(0, indices, row.view(torch.float32))
-
-    def commit(self, payload: Tensor, x: Tensor, state: State) -> None:
-        indices, _ = self.indices(len(x), state)
-        part = x[indices]
-        state.take(part, part.clone())
-        x[indices] = part

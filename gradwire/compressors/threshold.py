@@ -4,16 +4,12 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from gradwire.compressors.base import State, Workspace
-from gradwire.compressors.magnitudes import LARGEST
-from gradwire.compressors.select import TINY, few_above, largest, lower_bound, top_k
+from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparse
-
-LEAST, MOST = 0.7, 2.0
-"""Of k elements that an estimate aims at, so many times as many must, and may, pass it."""
+from gradwire.ops.select import lower_bound
+from gradwire.ops.threshold import at_least, top_k_by_estimate
 
 
 class Estimated(Sparse):
@@ -25,23 +21,11 @@ class Estimated(Sparse):
     """
 
     @abstractmethod
-    def thresholds(self, x: Tensor, k: int, state: State) -> Iterator[float]:
+    def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         """Estimates of the k-th largest magnitude of x (n,), each below the one before."""
 
-    def select(self, x: Tensor, k: int, state: State) -> Tensor:
-        if x.device.type != "cpu":
-            return top_k(x, k, state.scratch)
-        for threshold in self.thresholds(x, k, state):
-            if (chosen := passing(x, threshold, k, state.scratch)) is not None:
-                return chosen
-        return top_k(x, k, state.scratch)
-
-
-def passing(x: Tensor, threshold: float, k: int, scratch: Workspace) -> Tensor | None:
-    """Ascending indices of the k largest elements of x (n,) that reach the threshold, fewer where fewer do; None
-    where the threshold is no good estimate for k."""
-    found = few_above(x, min(max(TINY, threshold), LARGEST), MOST * k, scratch)
-    return largest(*found, k) if found and len(found[0]) >= LEAST * k else None
+    def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
+        return top_k_by_estimate(x, k, lambda: self.thresholds(x, k, context), context.scratch)
 
 
 @dataclass(frozen=True)
@@ -54,7 +38,7 @@ class DGC(Estimated):
 
     ratio: float = 0.01
 
-    def thresholds(self, x: Tensor, k: int, state: State) -> Iterator[float]:
+    def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         yield lower_bound(x, k, slack=0.0)
 
 
@@ -75,14 +59,10 @@ class HardThreshold(Sparse):
         if not self.threshold > 0:
             raise ValueError(f"threshold={self.threshold} lets zeros pass; use a magnitude such as threshold=0.001")
 
-    def select(self, x: Tensor, k: int, state: State) -> Tensor:
-        if x.device.type != "cpu":
-            return top_k(x, k, state.scratch)
-        found = few_above(x, self.threshold / state.world, MOST * k, state.scratch)
-        return largest(*found, k) if found else top_k(x, k, state.scratch)
+    def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
+        return at_least(x, self.threshold / context.world, k, context.scratch)[0]
 
-    def encode(self, x: Tensor, payload: Tensor, state: State) -> None:
-        super().encode(x, payload, state)
-        if x.device.type != "cpu":  # selected without asking the host how many pass
-            values = self.layout(len(x)).values(payload)
-            values.masked_fill_(torch.lt(values.abs(), self.threshold / state.world), 0)
+    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        indices, values = at_least(x, self.threshold / context.world, self.count(len(x)), context.scratch)
+        self.layout(len(x)).pack(payload, indices, values)
+        x.index_add_(0, indices, values, alpha=-1)

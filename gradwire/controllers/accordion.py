@@ -1,5 +1,6 @@
 """Accordion: little compression in critical regimes, much in between."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -7,10 +8,11 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import Compressor
-from gradwire.controllers.base import Controller, Decision, Step, rate_dropped
+from gradwire.controllers.base import Controller, Decision, Observation, StepView, rate_dropped
 from gradwire.controllers.recompress import recompress, with_options
 from gradwire.controllers.settings import setting_of
-from gradwire.plan import Group, Plan
+from gradwire.ops.gradients import Share, add_unless
+from gradwire.plans import Group, Plan
 
 CRITICAL = 0.5
 
@@ -32,6 +34,7 @@ class Accordion(Controller):
     scheduler: Any = field(default=None, metadata={"code": True})
     interval: int = 100
     numbers: ClassVar[int] = 1
+    reduces: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.low > self.high > 0:
@@ -42,7 +45,7 @@ class Accordion(Controller):
         if self.interval < 1:
             raise ValueError(f"interval={self.interval} counts steps; use 1 or more, e.g. interval=100")
         self._origin = Plan(())
-        self._steps, self._rate = 0, 0.0
+        self._began, self._rate = 0, 0.0
         self._layers: dict[str, _Layer] = {}
 
     def check(self, plan: Plan) -> None:
@@ -66,48 +69,49 @@ class Accordion(Controller):
                     self._layers.setdefault(name, _Layer())
         return self._with(plan)
 
-    def observe(self, step: Step, numbers: Tensor) -> None:
+    def observe(self, seen: StepView, numbers: Tensor) -> None:
         numbers[0] = self.scheduler.get_last_lr()[0]
 
-    def decide(self, step: Step, sums: Tensor) -> Plan | None:
-        for name, mean in step.means().items():
+    def reduced(self, means: Mapping[str, Tensor], nonfinite: Tensor, scale: Share) -> None:
+        for name, mean in means.items():
             if name in self._layers:
-                self._layers[name].add(mean)
-        self._steps += 1
-        rate, before = float(sums[0]), self._rate
+                self._layers[name].add(mean, nonfinite, scale)
+
+    def decide(self, seen: Observation) -> Plan | None:
+        rate, before = float(seen.sums[0]), self._rate
         self._rate = max(rate, before)
         if rate_dropped(rate, before):
             self._rate = rate
-            self._close(step, "the learning rate dropped", dropped=True)
-        elif self._steps >= self.interval:
-            self._close(step, "norms compared", dropped=False)
+            self._close(seen, "the learning rate dropped", dropped=True)
+        elif seen.step + 1 - self._began >= self.interval:
+            self._close(seen, "norms compared", dropped=False)
         else:
             return None
         plan = self._with(self._origin)
-        return None if plan == step.plan else plan
+        return None if plan == seen.plan else plan
 
     def state_dict(self) -> dict[str, Tensor]:
         names = sorted(self._layers)
-        numbers = torch.tensor([self._steps, self._rate], dtype=torch.float64)
+        numbers = torch.tensor([self._began, self._rate], dtype=torch.float64)
         layers = [self._layers[name] for name in names]
         known = torch.tensor([[layer.norm, layer.high] for layer in layers], dtype=torch.float64)
         sums = {f"sum {name}": layer.sum for name, layer in zip(names, layers, strict=True) if layer.sum is not None}
         return {"accordion": numbers, "layers": known} | sums
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        steps, self._rate = state["accordion"].tolist()
-        self._steps = int(steps)
+        began, self._rate = state["accordion"].tolist()
+        self._began = int(began)
         for name, (norm, high) in zip(sorted(self._layers), state["layers"].tolist(), strict=True):
             total = state.get(f"sum {name}")
             self._layers[name] = _Layer(norm, bool(high), None if total is None else total.clone())
 
-    def _close(self, step: Step, reason: str, dropped: bool) -> None:
+    def _close(self, seen: Observation, reason: str, dropped: bool) -> None:
         for layer in self._layers.values():
             layer.close(dropped)
-        self._steps = 0
+        self._began = seen.step + 1
         high = sum(layer.high for layer in self._layers.values())
         text = f"{reason}: {len(self._layers) - high} layers low, {high} high"
-        self.decisions.append(Decision(step.number + 1, text))
+        self.decisions.append(Decision(seen.next_step, text))
 
     def _with(self, plan: Plan) -> Plan:
         def compressor_of(group: Group, name: str) -> Compressor:
@@ -129,11 +133,10 @@ class _Layer:
     high: bool = False
     sum: Tensor | None = field(default=None, repr=False)
 
-    def add(self, mean: Tensor) -> None:
+    def add(self, mean: Tensor, nonfinite: Tensor, scale: Share) -> None:
         if self.sum is None:
             self.sum = torch.zeros_like(mean, dtype=torch.float32)
-        if mean.isfinite().all():  # else all ranks skip the step
-            self.sum.add_(mean)
+        add_unless(self.sum, mean, nonfinite, scale)
 
     def close(self, dropped: bool) -> None:
         """Ends an interval; where the learning rate `dropped`, whatever it has shown."""

@@ -1,20 +1,18 @@
 """What a controller is: numbers that all ranks add up, and the plan that follows from their sum."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from gradwire.compressors import State
-from gradwire.layout import Slot
-from gradwire.plan import Plan
-from gradwire.stats import Stats
-from gradwire.trace import Trace
-from gradwire.transports import Transport
+from gradwire.compressors import GroupContext
+from gradwire.controllers.requests import Profiled, Request
+from gradwire.ops.gradients import Share
+from gradwire.plans import Group, Plan
+from gradwire.slots import Slot
 
 MESSAGE_NUMBERS = 16
 RATE_DROP = 0.5
@@ -27,28 +25,45 @@ def rate_dropped(rate: float, before: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Step:
-    """What a controller sees of the step that is about to end.
+class GroupView:
+    """A group that this rank has just encoded. `nonfinite` (1,) is NaN where a gradient was not finite."""
 
-    `states` are those of the plan's groups, as far as this rank compresses them (with hierarchical transports,
-    the leaders do): where a group has a memory, `flat["x"]` is still gradient and residual before anything was
-    taken out. `means()` are the reduced gradients by parameter, equal on all ranks, and `stats()` this rank's
-    totals: for `decide` alone, when they are there. In `decide` the `transport` is idle; what runs on it must run on
-    all ranks alike. `record(steps)` traces the steps that follow. `may_stand_aside` says whether who hands over
-    gradients can also reduce them without the engine.
+    group: Group
+    context: GroupContext
+    nonfinite: Tensor
+
+
+@dataclass(frozen=True)
+class StepView:
+    """What this rank knows of a step when all its groups are on their way: those that it compresses, and what was
+    sent so far and how long collectives took, since the job began."""
+
+    step: int
+    groups: Sequence[GroupView]
+    wire_bytes: int
+    wire_s: float
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a controller learns of a step: `sums` (numbers,) float32, on the CPU, over all ranks. The plan was in
+    force in the step, and another one, decided on now, would be from step `next_step` on.
+
+    `seconds` were the median step's where the framework reduced by itself. `answer` is that to a request; the plan has
+    not changed meanwhile.
     """
 
-    number: int
+    step: int
+    next_step: int
     plan: Plan
-    ranks: int
-    states: Sequence[State]
-    means: Callable[[], dict[str, Tensor]]
-    stats: Callable[[], Stats]
     slots: Sequence[Slot]
-    transport: Transport
-    device: torch.device
-    record: Callable[[int], Trace]
-    may_stand_aside: bool = False
+    rank: int
+    ranks: int
+    replicas: int
+    sums: Tensor
+    can_be_native: bool = False
+    seconds: float = 0.0
+    answer: Profiled | None = None
 
 
 @dataclass(frozen=True)
@@ -64,19 +79,27 @@ class Decision:
 
 
 class Controller(ABC):
-    """Changes the plan between steps, in force at the same step on all ranks because it follows from sums that all
-    have. `numbers` float32 values per rank and step, at most 16 (64 bytes), travel for it; with 0 nothing does.
+    """Changes the plan between steps. `numbers` float32 values per rank and step, at most 16 (64 bytes), travel for it.
 
-    Runs on the engine's thread, while training waits for the step's means.
+    On every rank `look` and `observe` write that rank's numbers, and `decide` makes of their sums what is to change.
+    What rank 0 decided is then told to all and is in force on all from the same step on; a step or a few pass
+    meanwhile, of which nothing is shown. So ranks whose arithmetic differs by a bit do not part ways.
+
+    All but `report`-like methods of its own run on the runtime's thread. Nothing here may wait for a GPU.
     """
 
     numbers: ClassVar[int] = 0
-    aside: int = 0
-    """For so many steps from now on gradients are reduced without the engine, where `Step.may_stand_aside`. Then
-    `decide` is asked again; its sums are those of the median step's seconds and of 1."""
+    looks: ClassVar[bool] = False
+    reduces: ClassVar[bool] = False
 
     def check(self, plan: Plan) -> None:  # noqa: B027
         """Raises ValueError, naming the call that works, where the plan's compressors do not give what this needs."""
+
+    def describe(self) -> str:
+        """Its class and settings, the same on all ranks; what is code, such as a scheduler, left out."""
+        known = fields(self) if is_dataclass(self) else ()
+        plain = [field.name for field in known if "code" not in field.metadata]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in plain)})"
 
     def begin(self, plan: Plan) -> Plan:
         """The plan to start with, instead of the user's `plan`; asked once more when the order of gradients is known,
@@ -88,13 +111,19 @@ class Controller(ABC):
         """All decisions so far, or since they were last removed; not part of the state."""
         return []
 
-    def observe(self, step: Step, numbers: Tensor) -> None:  # noqa: B027
-        """Writes this rank's `numbers` (numbers,); called when all groups are encoded and on their way."""
+    def look(self, context: GroupContext, x: Tensor, numbers: Tensor) -> None:  # noqa: B027
+        """Where `looks`: sees gradient and residual x (n,) of each group before it is encoded."""
+
+    def observe(self, seen: StepView, numbers: Tensor) -> None:  # noqa: B027
+        """Writes this rank's `numbers` (numbers,), or adds to what `look` has written."""
+
+    def reduced(self, means: Mapping[str, Tensor], nonfinite: Tensor, scale: Share) -> None:  # noqa: B027
+        """Where `reduces`: sees the step's means by parameter, times the loss's `scale`, before the optimizer does.
+        They are equal on all ranks; nothing is to be made of them where `nonfinite` (1,) is NaN."""
 
     @abstractmethod
-    def decide(self, step: Step, sums: Tensor) -> Plan | None:
-        """The plan from the next step on, or None to go on as it is. `sums` (numbers,) on the CPU are over all ranks;
-        nothing that differs between ranks may enter."""
+    def decide(self, seen: Observation) -> Plan | Request | None:
+        """What is to be done from `seen.next_step` on: follow another plan, find something out, or go on as it is."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that the next decision depends on, equal on all ranks."""

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import MultiLevel
-from gradwire.controllers.base import Controller, Decision, Step
+from gradwire.controllers.base import Controller, Decision, Observation, StepView
 from gradwire.controllers.factors import spaced
 from gradwire.controllers.gain import Gain, Reading
 from gradwire.controllers.levels import check_levels, with_levels
-from gradwire.plan import Plan
+from gradwire.plans import Plan
 
 SETTLE_STEPS, REVISIT_STEPS = 4, 300
 SMOOTHING, TOLERANCE = 0.1, 0.05
@@ -69,7 +69,7 @@ def rates(factors: Sequence[float], known: Mapping[float, float], costs: Costs, 
 
 
 @dataclass
-class Seen:
+class FactorStats:
     """What steps with one factor have shown, NaN before: the share that is sent, seconds, bytes sent per rank; and the
     last step with it."""
 
@@ -96,8 +96,8 @@ class CAT(Controller):
 
     The gain of each factor follows from the norms of the two levels that steps select (`gain` says how it is read,
     see `Gain`), its seconds from alpha + beta * bytes, fitted to the steps so far. Both ends of the range are tried at
-    first, every 300 steps, and where 5 steps in a row take 1.3 times as long as those before. A change costs a copy of
-    the memories: a factor stays for 4 steps, and until another promises 5 % more. Factors whose gain is too
+    first, every 300 steps, and where 5 steps in a row take 1.3 times as long as those before. A factor stays
+    for 4 steps, and until another promises 5 % more. Factors whose gain is too
     small are never chosen.
     """
 
@@ -114,7 +114,7 @@ class CAT(Controller):
             )
         self._reading = Reading(self.gain)
         self._factors = spaced(self.min_factor, self.max_factor, "geometric")
-        self._seen = [Seen() for _ in self._factors]
+        self._shown = [FactorStats() for _ in self._factors]
         self._origin, self._index, self._stayed, self._slow, self._sent = Plan(()), 0, 0, 0, 0.0
         self._marked_s: float | None = None
 
@@ -130,66 +130,66 @@ class CAT(Controller):
         self._origin = plan
         return self._plan()
 
-    def observe(self, step: Step, numbers: Tensor) -> None:
+    def observe(self, seen: StepView, numbers: Tensor) -> None:
         """Norms of all and of both levels; seconds since the step before; bytes, and bytes at factor 1."""
-        compressors = {group.slots[0]: group.compressor for group in step.plan.groups}
-        for state in step.states:
-            compressor, n = compressors[state.layout.slots[0].name], state.layout.numel
+        for view in seen.groups:
+            compressor, context, n = view.group.compressor, view.context, view.context.layout.numel
             if isinstance(compressor, MultiLevel):
                 dense_bytes = compressor.codec.payload_bytes(n) * self.min_factor
-                numbers[:3] += compressor.observed(state)[0]
-                numbers[4] += (compressor.sent(state)[1] * (dense_bytes / n)).clamp(max=4 * n)  # all go without indices
-                numbers[5:6] += dense_bytes + state.flag  # NaN where all ranks skip the step
+                sent = compressor.sent(context)[1] * (dense_bytes / n)
+                numbers[:3] += compressor.observed(context)[0]
+                numbers[4] += sent.clamp(max=4 * n)  # all go without indices
+                numbers[5:6] += dense_bytes + view.nonfinite  # NaN where all ranks skip the step
         now, before = perf_counter(), self._marked_s
         self._marked_s = now
         numbers[3] = now - before if before else 0.0
 
-    def decide(self, step: Step, sums: Tensor) -> Plan | None:
-        whole, first, second, seconds, sent, dense_bytes = sums.tolist()
+    def decide(self, seen: Observation) -> Plan | None:
+        whole, first, second, seconds, sent, dense_bytes = seen.sums.tolist()
         timed, self._sent = self._sent, sent  # the seconds are those of the step before
         self._stayed += 1
         if not (isfinite(whole + dense_bytes) and whole > 0):
             return None
         if seconds > 0 and self._stayed > 2:  # the first are those of the factor before, of its new plan and norms
-            self._time(step.number, seconds / step.ranks, timed / step.ranks)
-        seen = self._seen[self._index]
-        self._seen[0].share, seen.share = max(first / whole, 1e-9), max(second / whole, 1e-9)
-        if self._stayed < SETTLE_STEPS or isnan(seen.seconds):
+            self._time(seen.step, seconds / seen.ranks, timed / seen.ranks)
+        shown = self._shown[self._index]
+        self._shown[0].share, shown.share = max(first / whole, 1e-9), max(second / whole, 1e-9)
+        if self._stayed < SETTLE_STEPS or isnan(shown.seconds):
             return None
-        index, text = self._next(step.number, dense_bytes / step.ranks)
+        index, text = self._next(seen.step, dense_bytes / seen.ranks)
         if index == self._index:
             return None
-        gain = self._reading.of(seen.share)
+        gain = self._reading.of(shown.share)
         self._index, self._stayed = index, 0
         text = f"{text} {self.factor:g}x"
-        self.decisions.append(Decision(step.number + 1, text, dense_bytes / sent, gain, gain / seen.seconds))
+        self.decisions.append(Decision(seen.next_step, text, dense_bytes / sent, gain, gain / shown.seconds))
         return self._plan()
 
     def state_dict(self) -> dict[str, Tensor]:
-        seen = [astuple(one) for one in self._seen]
+        seen = [astuple(one) for one in self._shown]
         return {
             "seen": torch.tensor(seen, dtype=torch.float64),
             "choice": torch.tensor([self._index, self._stayed, self._slow, self._sent], dtype=torch.float64),
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self._seen = [Seen(*row) for row in state["seen"].tolist()]
+        self._shown = [FactorStats(*row) for row in state["seen"].tolist()]
         *counts, self._sent = state["choice"].tolist()
         self._index, self._stayed, self._slow = map(int, counts)
 
     def _time(self, step: int, seconds: float, wire_bytes: float) -> None:
         """One more step's cost; where steps have become slower, all that was seen is forgotten, and measured anew."""
-        self._slow = self._slow + 1 if self._seen[self._index].slower(seconds, wire_bytes) else 0
+        self._slow = self._slow + 1 if self._shown[self._index].slower(seconds, wire_bytes) else 0
         if self._slow == DRIFT_STEPS:
-            self._slow, self._seen = 0, [Seen() for _ in self._factors]
+            self._slow, self._shown = 0, [FactorStats() for _ in self._factors]
         if not self._slow:
-            self._seen[self._index].time(seconds, wire_bytes)
-            self._seen[self._index].step = step
+            self._shown[self._index].time(seconds, wire_bytes)
+            self._shown[self._index].step = step
 
     def _next(self, step: int, dense_bytes: float) -> tuple[int, str]:
         """The index of the factor to send next, and why."""
         for end in (0, len(self._factors) - 1):
-            if step - self._seen[end].step > REVISIT_STEPS:
+            if step - self._shown[end].step > REVISIT_STEPS:
                 return end, "measure"
         costs, known = self._model(step, dense_bytes)
         promised = rates(self._factors, known, costs, self._reading)
@@ -199,7 +199,7 @@ class CAT(Controller):
 
     def _model(self, step: int, dense_bytes: float) -> tuple[Costs, dict[float, float]]:
         """Costs and known shares, from what is not older than the ends of the range may be."""
-        pairs = zip(self._factors, self._seen, strict=True)
+        pairs = zip(self._factors, self._shown, strict=True)
         recent = [(factor, seen) for factor, seen in pairs if step - seen.step <= REVISIT_STEPS]
         alpha, beta = fit([(seen.wire_bytes, seen.seconds) for _, seen in recent])
         return Costs(alpha, beta, dense_bytes), {1.0: 1.0} | {factor: seen.share for factor, seen in recent}

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.compressors import Cast, Codec, Compressor, LowRank, RandomK, Sparse, State, Workspace
-from gradwire.layout import Layout, Slot
+from gradwire.compressors import Cast, Codec, Compressor, LowRank, RandomK, Sparse, context_for
+from gradwire.slots import Layout, Slot
 
 SAMPLE = 1 << 18
 
@@ -57,11 +57,11 @@ def _error(x: Tensor, slot: Slot, choice: Compressor) -> float:
     whole = float(x.double().square().sum())
     if isinstance(choice, RandomK):
         return (1 - choice.ratio) * whole
-    layout = Layout((slot,))
-    state = State(layout, 0, 1, Workspace(x.device), Workspace(x.device))
-    size = choice.group_bytes(layout, 0)
+    if isinstance(choice, Cast):
+        return 0.0
+    context = context_for(Layout((slot,)), choice, x.device)
+    size = choice.group_bytes(context.layout, 0)
     payload = torch.zeros(size // 4 * 4 + 4, dtype=torch.uint8, device=x.device)[:size]
-    decoded = torch.empty_like(x)
-    choice.encode(x, payload, state)
-    choice.decode(payload[None], decoded, state)
-    return float((x - decoded).double().square().sum()) if not isinstance(choice, Cast) else 0.0
+    left = x.clone()
+    choice.encode(left, payload, context)
+    return float(left.double().square().sum())

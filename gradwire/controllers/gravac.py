@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import MultiLevel
-from gradwire.controllers.base import Controller, Decision, Step, rate_dropped
+from gradwire.controllers.base import Controller, Decision, Observation, StepView, rate_dropped
 from gradwire.controllers.factors import Factors, Scaling, spaced
 from gradwire.controllers.gain import Gain, Reading, delay_of
 from gradwire.controllers.guard import Guard
 from gradwire.controllers.levels import check_levels, with_levels
 from gradwire.controllers.window import Observed, Summary, Window
-from gradwire.plan import Plan
+from gradwire.plans import Plan
 
 logger = logging.getLogger("gradwire")
 
@@ -93,14 +93,13 @@ class GraVAC(Controller):
         """Tells this step's training loss, before its backward pass; on all ranks, or on some."""
         self._losses.append(float(loss))
 
-    def observe(self, step: Step, numbers: Tensor) -> None:
-        compressors = {group.slots[0]: group.compressor for group in step.plan.groups}
-        for state in step.states:
-            compressor = compressors[state.layout.slots[0].name]
+    def observe(self, seen: StepView, numbers: Tensor) -> None:
+        for view in seen.groups:
+            compressor, context = view.group.compressor, view.context
             if isinstance(compressor, MultiLevel):
-                numbers[:2] += compressor.observed(state)[0, ::2]
-                numbers[2:4] += compressor.sent(state)
-                numbers[4:5] += state.layout.numel + state.flag  # NaN where all ranks skip the step
+                numbers[:2] += compressor.observed(context)[0, ::2]
+                numbers[2:4] += compressor.sent(context)
+                numbers[4:5] += context.layout.numel + view.nonfinite  # NaN where all ranks skip the step
         now, before = perf_counter(), self._marked_s
         self._marked_s = now
         numbers[5] = now - before if before else 0.0
@@ -109,22 +108,22 @@ class GraVAC(Controller):
             numbers[7], numbers[8] = fmean(self._losses), 1
             self._losses.clear()
 
-    def decide(self, step: Step, sums: Tensor) -> Plan | None:
-        row = Observed(*sums.tolist())
+    def decide(self, seen: Observation) -> Plan | None:
+        row = Observed(*seen.sums.tolist())
         self._window.add(row)
-        rate = row.learning_rate / step.ranks
+        rate = row.learning_rate / seen.ranks
         if rate_dropped(rate, self._reference.rate):
             self._reference.rate = rate
             self._factors.explore()
-            self._begin_search(step, "the learning rate dropped")
-        elif self._window.latest_seconds(step.ranks) > TIME_DRIFT * self._reference.seconds:
+            self._begin_search(seen, "the learning rate dropped")
+        elif self._window.latest_seconds(seen.ranks) > TIME_DRIFT * self._reference.seconds:
             self._factors.explore_larger()  # slower links want larger factors
-            self._begin_search(step, "steps take longer")
+            self._begin_search(seen, "steps take longer")
         elif self._window.full:
-            self._close_window(step)
+            self._close_window(seen)
         self._reference.rate = max(rate, self._reference.rate)
         plan = self._plan()
-        return None if plan == step.plan else plan
+        return None if plan == seen.plan else plan
 
     def state_dict(self) -> dict[str, Tensor]:
         factors, reference, guard = self._factors, self._reference, self._guard
@@ -146,19 +145,19 @@ class GraVAC(Controller):
         factors = self._factors
         return with_levels(self._origin, factors.smaller, factors.factor, self._reading, factors.least_gain)
 
-    def _begin_search(self, step: Step, reason: str) -> None:
+    def _begin_search(self, seen: Observation, reason: str) -> None:
         """In the middle of a window."""
-        self.decisions.append(Decision(step.number + 1, f"{reason}: explore from {self._factors.factor:g}x"))
+        self.decisions.append(Decision(seen.next_step, f"{reason}: explore from {self._factors.factor:g}x"))
         self._window.rows.clear()
         self._begin_anew()
 
-    def _close_window(self, step: Step) -> None:
+    def _close_window(self, seen: Observation) -> None:
         """Decides what follows from the window that is full."""
-        summary, before = self._window.summarize(step.ranks), (self._factors.factor, self._factors.frozen)
+        summary, before = self._window.summarize(seen.ranks), (self._factors.factor, self._factors.frozen)
         gain = self._reading.of(summary.sent)
         throughput = gain / summary.seconds
         text = self._judge(summary)
-        self.decisions.append(Decision(step.number + 1, text, summary.factor, gain, throughput))
+        self.decisions.append(Decision(seen.next_step, text, summary.factor, gain, throughput))
         self._window.rows.clear()
         if (self._factors.factor, True) != before or not self._factors.frozen:
             self._begin_anew()

@@ -4,7 +4,7 @@ from gradwire.communicators import AllGather, AllReduce
 from gradwire.compressors import Compressor, MultiLevel, RandomK, Sparse
 from gradwire.controllers.gain import Reading
 from gradwire.controllers.recompress import recompress, with_options
-from gradwire.plan import Group, Plan
+from gradwire.plans import Group, Plan
 
 
 def with_levels(plan: Plan, smaller: float, factor: float, reading: Reading, least_gain: float) -> Plan:

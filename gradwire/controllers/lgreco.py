@@ -10,15 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.compressors import FP16, QSGD, Cast, Codec, Compressor, LowRank, MultiLevel, RandomK, Sparse, TernGrad
+from gradwire.compressors import (
+    FP16,
+    QSGD,
+    Cast,
+    Codec,
+    Compressor,
+    GroupContext,
+    LowRank,
+    MultiLevel,
+    RandomK,
+    Sparse,
+    TernGrad,
+)
 from gradwire.controllers.allocate import allocate
-from gradwire.controllers.base import MESSAGE_NUMBERS, Controller, Decision, Step
+from gradwire.controllers.base import MESSAGE_NUMBERS, Controller, Decision, Observation, StepView
 from gradwire.controllers.errors import square_errors
 from gradwire.controllers.recompress import recompress, with_options
 from gradwire.controllers.settings import setting_of
-from gradwire.layout import Layout, Slot
-from gradwire.plan import Group, Plan
+from gradwire.plans import Group, Plan
 from gradwire.schedule.profile import wire_bytes
+from gradwire.slots import Layout, Slot
 
 SCALES = {
     "ratio": (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 3 / 2, 2, 4, 8),
@@ -40,7 +52,8 @@ class LGreCo(Controller):
     quantisers 2, 8 and 16 bits.
 
     Layers are looked at a few per step, so that the message stays at 64 bytes; the first look is after `interval` / 10
-    steps. After all were looked at the plan follows, and `interval` steps later they are looked at again.
+    steps. After all were looked at the plan follows, and `interval` steps later they are looked at again. Which layers
+    are looked at in a step follows from its number, on all ranks alike.
     """
 
     budget: Budget = "error"
@@ -48,6 +61,7 @@ class LGreCo(Controller):
     interval: int = 500
     choices: tuple[Compressor, ...] | None = field(default=None, metadata={"code": True})
     numbers: ClassVar[int] = MESSAGE_NUMBERS
+    looks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.budget == "seconds" and not self.limit:
@@ -59,10 +73,9 @@ class LGreCo(Controller):
             )
         if self.interval < 1:
             raise ValueError(f"interval={self.interval} counts steps; use 1 or more, e.g. interval=500")
-        self._begin_layers(Plan(()))
-        self._left = self.interval // 10
         self._wire = [0.0, 0.0]
         self._told = (0, 0.0)
+        self._begin_layers(Plan(()))
 
     def check(self, plan: Plan) -> None:
         given = [group.compressor for group in plan.groups if _measured(group.compressor)]
@@ -79,47 +92,43 @@ class LGreCo(Controller):
         self._begin_layers(plan)
         return plan
 
-    def observe(self, step: Step, numbers: Tensor) -> None:
-        stats = step.stats()
-        numbers[-2], numbers[-1] = stats.wire_bytes - self._told[0], stats.wire_s - self._told[1]
-        self._told = (stats.wire_bytes, stats.wire_s)
-        if self._left:
-            return
-        here = {slot.name: (state, index) for state in step.states for index, slot in enumerate(state.layout.slots)}
-        for first, name in self._looked_at():
+    def look(self, context: GroupContext, x: Tensor, numbers: Tensor) -> None:
+        here = {slot.name: index for index, slot in enumerate(context.layout.slots)}
+        for at, name in self._looked_at(context.step):
             if name in here:
-                state, index = here[name]
-                part = state.layout.parts(state.flat["x"])[index]
-                errors = square_errors(part, state.layout.slots[index], self._choices[name])
-                numbers[first : first + len(errors)] = numbers.new_tensor(errors)
+                part, slot = context.layout.parts(x)[here[name]], context.layout.slots[here[name]]
+                errors = square_errors(part, slot, self._choices[name])
+                numbers[at : at + len(errors)] = numbers.new_tensor(errors)
 
-    def decide(self, step: Step, sums: Tensor) -> Plan | None:
-        row = sums.double()
+    def observe(self, seen: StepView, numbers: Tensor) -> None:
+        numbers[-2], numbers[-1] = seen.wire_bytes - self._told[0], seen.wire_s - self._told[1]
+        self._told = (seen.wire_bytes, seen.wire_s)
+
+    def decide(self, seen: Observation) -> Plan | None:
+        row = seen.sums.double()
         self._wire = [self._wire[0] + float(row[-2]), self._wire[1] + float(row[-1])]
-        if self._left:
-            self._left -= 1
+        looked_at = self._looked_at(seen.step)
+        if row.isfinite().all():  # else all ranks skip the step, and what was known of these layers stays
+            for at, name in looked_at:
+                self._curves[name] = row[at : at + len(self._choices[name])].tolist()
+        last = bool(looked_at) and looked_at[-1][1] == self._names[-1]
+        if not last or self._curves.keys() != set(self._names):
             return None
-        if not row.isfinite().all():
-            return None
-        looked_at = self._looked_at()
-        for first, name in looked_at:
-            self._curves[name] = row[first : first + len(self._choices[name])].tolist()
-        self._at += len(looked_at)
-        if self._at < len(self._names):
-            return None
-        plan = self._solve(step)
-        self._at, self._left, self._wire = 0, self.interval, [0.0, 0.0]
-        return None if plan == step.plan else plan
+        plan = self._solve(seen)
+        self._wire = [0.0, 0.0]
+        return None if plan == seen.plan else plan
 
     def state_dict(self) -> dict[str, Tensor]:
-        curves = [number for name in self._names[: self._at] for number in self._curves[name]]
-        numbers = [self._left, self._at, *self._wire, *curves]
-        return {"lgreco": torch.tensor(numbers, dtype=torch.float64)}
+        first = -1 if self._first is None else self._first
+        curves = [number for name in self._names for number in self._curves.get(name, ())]
+        known = [name in self._curves for name in self._names]
+        return {"lgreco": torch.tensor([first, *self._wire, *known, *curves], dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        left, at, wire_bytes, wire_s, *curves = state["lgreco"].tolist()
-        self._left, self._at, self._wire = int(left), int(at), [wire_bytes, wire_s]
-        for name in self._names[: self._at]:
+        first, wire_bytes, wire_s, *rest = state["lgreco"].tolist()
+        self._first, self._wire = None if first < 0 else int(first), [wire_bytes, wire_s]
+        known, curves = rest[: len(self._names)], rest[len(self._names) :]
+        for name in (name for name, there in zip(self._names, known, strict=True) if there):
             size = len(self._choices[name])
             self._curves[name], curves = curves[:size], curves[size:]
 
@@ -130,25 +139,37 @@ class LGreCo(Controller):
         self._given = {name: group.compressor for name, group in groups.items()}
         self._choices = {name: self._choices_for(given) for name, given in self._given.items()}
         self._curves: dict[str, list[float]] = {}
-        self._at = 0
+        self._looks = self._cut()
+        self._first: int | None = None
+
+    def _cut(self) -> list[list[tuple[int, str]]]:
+        """The layers of each look, as many as a message holds, each with where its numbers begin."""
+        looks: list[list[tuple[int, str]]] = []
+        at = MESSAGE_NUMBERS
+        for name in self._names:
+            if at + len(self._choices[name]) > MESSAGE_NUMBERS - 2:
+                looks.append([])
+                at = 0
+            looks[-1].append((at, name))
+            at += len(self._choices[name])
+        return looks
+
+    def _looked_at(self, step: int) -> list[tuple[int, str]]:
+        """The layers that are looked at in a step."""
+        if self._first is None:
+            self._first = step + self.interval // 10
+        if step < self._first or not self._looks:
+            return []
+        at = (step - self._first) % (len(self._looks) + self.interval)
+        return self._looks[at] if at < len(self._looks) else []
 
     def _choices_for(self, given: Compressor) -> Sequence[Compressor]:
         others = self.choices or _around(given)
         return [*others, *([] if given in others else [given])]
 
-    def _looked_at(self) -> list[tuple[int, str]]:
-        """The layers of this step, each with where its numbers begin."""
-        first, layers = 0, []
-        for name in self._names[self._at :]:
-            if first + len(self._choices[name]) > MESSAGE_NUMBERS - 2:
-                break
-            layers.append((first, name))
-            first += len(self._choices[name])
-        return layers
-
-    def _solve(self, step: Step) -> Plan:
+    def _solve(self, seen: Observation) -> Plan:
         """The plan that follows from the curves."""
-        slots = {name: Slot.of(name, mean) for name, mean in step.means().items() if name in self._curves}
+        slots = {slot.name: slot for slot in seen.slots}
         most = max(map(len, self._choices.values()))
         errors, sizes = np.full((2, len(self._names), most), np.inf)
         for row, name in enumerate(self._names):
@@ -161,22 +182,22 @@ class LGreCo(Controller):
         if self.budget == "error":
             chosen = allocate(sizes, errors, error)
         else:
-            chosen = allocate(errors, sizes, self._byte_budget(size, step))
+            chosen = allocate(errors, sizes, self._byte_budget(size, seen))
         picked = {name: self._choices[name][choice] for name, choice in zip(self._names, chosen, strict=True)}
         now = float(sizes[rows, chosen].sum()), float(errors[rows, chosen].sum())
         text = f"{now[0] / size:.3g} times the bytes at {now[1] / max(error, 1e-30):.3g} times the error"
-        self.decisions.append(Decision(step.number + 1, text))
+        self.decisions.append(Decision(seen.next_step, text))
         return _joined(recompress(self._origin, lambda group, name: picked.get(name, group.compressor)))
 
-    def _byte_budget(self, uniform: float, step: Step) -> float:
+    def _byte_budget(self, uniform: float, seen: Observation) -> float:
         if self.budget == "bytes" or not self._wire[1]:
             return self.limit if self.limit and self.budget == "bytes" else uniform
-        slots = {slot.name: slot for slot in step.slots}
+        slots = {slot.name: slot for slot in seen.slots}
         sent = payload = 0
         for group in self._origin.groups:
             layout = Layout(tuple(slots[name] for name in group.slots))
             if _measured(group.compressor):
-                sent += wire_bytes(group, layout, step.transport.world)
+                sent += wire_bytes(group, layout, seen.replicas)
                 payload += sum(_bytes(group.compressor, slot) for slot in layout.slots)
         # one host alone has no link between hosts to heed
         return (self.limit or 0.0) * self._wire[0] / self._wire[1] * payload / sent if sent else uniform

@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from gradwire.communicators import AllReduce, Communicator
-from gradwire.compressors import Cast, Compressor, Rounds
-from gradwire.plan import Group, Plan
+from gradwire.compressors import Cast, Compressor, MultiRound
+from gradwire.plans import Group, Plan
 
 
 def recompress(plan: Plan, compressor_of: Callable[[Group, str], Compressor]) -> Plan:
@@ -26,7 +26,7 @@ def _parts(group: Group, compressor_of: Callable[[Group, str], Compressor]) -> l
 
 def _communicator(communicator: Communicator, compressor: Compressor) -> Communicator:
     """What is summed anyway is summed by all-reduce."""
-    return AllReduce() if isinstance(compressor, Cast | Rounds) else communicator
+    return AllReduce() if isinstance(compressor, Cast | MultiRound) else communicator
 
 
 def has(compressor: Compressor, option: str) -> bool:

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gradwire.controllers.base import Controller, Decision, Step
+from gradwire.controllers.base import Controller, Decision, Observation, StepView
 from gradwire.controllers.gravac import GraVAC
-from gradwire.plan import Plan
+from gradwire.plans import Plan
 
 
 @dataclass
@@ -39,11 +39,11 @@ class ScaDLES(Controller):
     def begin(self, plan: Plan) -> Plan:
         return self._inner.begin(plan)
 
-    def observe(self, step: Step, numbers: Tensor) -> None:
-        self._inner.observe(step, numbers)
+    def observe(self, seen: StepView, numbers: Tensor) -> None:
+        self._inner.observe(seen, numbers)
 
-    def decide(self, step: Step, sums: Tensor) -> Plan | None:
-        return self._inner.decide(step, sums)
+    def decide(self, seen: Observation) -> Plan | None:
+        return self._inner.decide(seen)
 
     def state_dict(self) -> dict[str, Tensor]:
         return self._inner.state_dict()

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import FP32, Compressor
-from gradwire.controllers.base import Controller, Decision, Step
+from gradwire.controllers.base import Controller, Decision, Observation
 from gradwire.controllers.recompress import has, recompress, with_options
-from gradwire.memory import DGCMemory
-from gradwire.plan import Group, Plan
+from gradwire.memories import DGCMemory
+from gradwire.plans import Group, Plan
 
 
 @dataclass
@@ -57,10 +57,10 @@ class WarmUp(Controller):
         self._origin = plan
         return self._plan()
 
-    def decide(self, step: Step, sums: Tensor) -> Plan | None:
-        self._done = step.number + 1
+    def decide(self, seen: Observation) -> Plan | None:
+        self._done = seen.next_step
         plan = self._plan()
-        if plan == step.plan:
+        if plan == seen.plan:
             return None
         ratios = {_ratio(group.compressor) for group in plan.groups if has(group.compressor, "ratio")}
         self.decisions.append(Decision(self._done, f"ratio {max(ratios):.3g}", factor=1 / max(ratios)))

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from gradwire.lab.results import Record, Run
+from gradwire.lab.results import Record, Run, shown
 from gradwire.report.tables import diverged, figure
 
 COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -64,8 +64,8 @@ def curves(runs: Sequence[Run], metric: str, title: str) -> Figure:
             panel.set_xlabel(label)
             if label != "steps":
                 _logarithmic(panel)
-        axes[0].set_ylabel("held-out loss (nats)" if metric == "loss" else f"held-out {metric}")
-        if metric == "loss":
+        axes[0].set_ylabel(f"{shown(metric)} (nats)" if metric.endswith("loss") else shown(metric))
+        if metric.endswith("loss"):
             keep_in_sight(axes[0], runs)
         picture.legend(axes[0].lines, names(runs), loc="outside lower center", ncols=min(4, len(runs)), frameon=False)
     return picture

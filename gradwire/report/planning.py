@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gradwire.controllers.auto import words
 from gradwire.lab.planning import Planned
 from gradwire.report import explain, timeline_page, timeline_trace
 from gradwire.report.files import write_text
@@ -48,6 +47,6 @@ def _others(planned: Planned) -> Mapping[str, float]:
     others: dict[str, float] = {}
     for plan, seconds in planned.tried_s.items():
         if plan != planned.plan:
-            name = words(plan)
+            name = plan.describe()
             others[name if name not in others else f"another {name}"] = seconds
     return others

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from gradwire.lab.catalogue import Entry
 from gradwire.lab.configuration import NOCOMM
-from gradwire.lab.results import Run, Spread, Totals
+from gradwire.lab.results import Run, Spread, Totals, shown
 from gradwire.report.timing import Timing
 
 _SPLIT = ("encode", "wire", "decode", "wait")
@@ -88,7 +88,7 @@ def _held_out(run: Run, metric: str) -> str:
 def training(runs: Sequence[Run], metric: str) -> Table:
     """What each finished run reached, how long it took and what it sent; speed-up is over the first."""
     first = runs[0].last
-    columns = ["configuration", f"held-out {metric}", "s to finish", "ms per step", "quartiles, ms"]
+    columns = ["configuration", shown(metric), "s to finish", "ms per step", "quartiles, ms"]
     columns += [*_sent_columns(first.totals, "MB"), "fewer bytes", "speed-up"]
     rows = []
     for run in runs:

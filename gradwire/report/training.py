@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from gradwire.lab.results import Run
+from gradwire.lab.results import Run, shown
 from gradwire.report import decisions, page, pictures, tables
 from gradwire.report.files import write_json, write_text
 from gradwire.report.page import Picture
@@ -30,7 +30,7 @@ def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, An
     title = f"{facts['task']}, {facts['place']}"
     controlled = [run for run in runs if run.decisions]
     curves = pictures.curves(runs, metric, title)
-    drawn = {"curves": Picture(f"Held-out {metric}", _curves_shown(metric, curves), curves)}
+    drawn = {"curves": Picture(shown(metric).capitalize(), _curves_shown(metric, curves), curves)}
     if controlled:
         drawn["decisions"] = Picture("Decisions", _DECISIONS_SHOWN, decisions.draw(runs))
     drawn["costs"] = Picture("What a step costs", _COSTS_SHOWN, pictures.costs(runs))
@@ -48,7 +48,7 @@ def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, An
 
 def _curves_shown(metric: str, curves: Figure) -> str:
     against = ", ".join(panel.get_xlabel() for panel in curves.axes)
-    return f"Held-out {metric} against {against}; one line per configuration; figures in the table below."
+    return f"{shown(metric).capitalize()} against {against}; one line per configuration; figures in the table below."
 
 
 def _in_words(facts: Mapping[str, Any]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.lab.configuration import parse
-from gradwire.lab.results import Run
+from gradwire.lab.results import LARGER_IS_BETTER, Run
 from gradwire.report import page
 from gradwire.report.files import write_json, write_text
 from gradwire.report.tables import Table, diverged, figure, times
@@ -30,8 +30,9 @@ class Trained:
     def seconds_to_dense(self, run: Run) -> float | None:
         """When `run` first was where dense ended."""
         dense = self._metric(self.runs[0].last.held_out)
-        least = dense - _WITHIN_ACCURACY if self.metric == "accuracy" else -dense * (1 + _WITHIN_LOSS)
-        sign = 1 if self.metric == "accuracy" else -1
+        larger = self.metric in LARGER_IS_BETTER
+        least = dense - _WITHIN_ACCURACY if larger else -dense * (1 + _WITHIN_LOSS)
+        sign = 1 if larger else -1
         reached = (r.wall_s for r in run.evaluated if sign * self._metric(r.held_out) >= least)
         return next(reached, None)
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradwire.compressors import Cast, Rounds
-from gradwire.layout import Layout, Slot
-from gradwire.plan import Group, Plan, from_file
+from gradwire.compressors import Cast, MultiRound
+from gradwire.plans import Group, Plan, from_file
 from gradwire.schedule.costs import NOTHING, Affine, Chain, Table, Total, from_data, to_data
 from gradwire.schedule.problem import Choice, Option, Problem
+from gradwire.slots import Layout, Slot
 
 VERSION = 1
 STEADY = 1 << 20
@@ -133,7 +133,7 @@ class Profile:
 
     def _option(self, candidate: Candidate) -> Option:
         way, wire, units = candidate.way, self.collectives[candidate.way.communicator.name], None
-        if isinstance(way.compressor, Rounds):
+        if isinstance(way.compressor, MultiRound):
             units = np.array([float(wire_bytes(way, _layout([slot.shape]), self.hosts)) for slot in self.slots])
             wire = Total(((wire, 1), *((wire, 0) for _ in range(way.compressor.rounds - 1))))
         else:
@@ -206,7 +206,7 @@ def over_link(
     """The `collectives` of a profile by the alpha-beta model: `latency_s` for each message, one after another."""
     costs: dict[str, Affine | Table] = {}
     for way in (candidate.way for candidate in candidates):
-        rounds = way.compressor.rounds if isinstance(way.compressor, Rounds) else 1
+        rounds = way.compressor.rounds if isinstance(way.compressor, MultiRound) else 1
         messages = way.communicator.wire(way.compressor, _layout([(64, 64)]), hosts, STEADY).messages
         costs[way.communicator.name] = Affine(messages / rounds * latency_s, 1 / bytes_per_s)
     return costs

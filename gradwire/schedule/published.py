@@ -16,8 +16,8 @@ import numpy as np
 from gradwire.communicators import AllGather, AllReduce
 from gradwire.communicators.wire import depth
 from gradwire.compressors import DGC, FP32, Compressor, EFSignSGD, OneBit, RandomK
-from gradwire.memory import NoMemory, Residual
-from gradwire.plan import Group
+from gradwire.memories import NoMemory, Residual
+from gradwire.plans import Group
 from gradwire.schedule.costs import NOTHING, Affine, Table
 from gradwire.schedule.problem import Option, Problem
 from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link

@@ -15,6 +15,7 @@ import numpy as np
 
 from gradwire.schedule.costs import Array
 from gradwire.schedule.work import Backward, Interval, Work
+from gradwire.script import script
 
 State = tuple[Array, ...]
 
@@ -204,7 +205,7 @@ class SideStream(Regime):
 
 @dataclass(frozen=True)
 class Worker(Regime):
-    """The engine: a worker (a thread, or a CUDA stream) encodes a group, starts its collective, then waits for the
+    """The runtime: a worker (a thread, or a CUDA stream) encodes a group, starts its collective, then waits for the
     collective before it and decodes that: two in flight. While it computes during backward, both lose the share
     `contention` of their speed, a half at most: that is sharing. The collectives of a compressor with several rounds
     count as one, begun when the last can begin. State: the worker, the wire, the decoding that is due, by how much
@@ -240,18 +241,16 @@ class Worker(Regime):
             spans.append(Interval(lane, start, end, group))
             return end
 
-        flying: list[tuple[int, float]] = []
-        for group, work in enumerate(works):
+        arrived: dict[int, float] = {}
+        for group, turn in script(range(len(works)), [1] * len(works)):
+            work = works[group]
+            if turn:
+                now = compute("decode", max(now, arrived[group]), work.decode_s, group)
+                continue
             now = compute("encode", max(now, backward.at(work.ready_s)), work.encode_s, group)
             begun = max(wire, now)
-            wire = begun + work.wire_s
+            arrived[group] = wire = begun + work.wire_s
             spans.append(Interval("wire", begun, wire, group))
-            flying.append((group, wire))
-            if len(flying) == IN_FLIGHT:
-                older, arrived = flying.pop(0)
-                now = compute("decode", max(now, arrived), works[older].decode_s, older)
-        for group, arrived in flying:
-            now = compute("decode", max(now, arrived), works[group].decode_s, group)
         return spans
 
     def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
@@ -309,7 +308,3 @@ class Worker(Regime):
 
     def last(self, shares: Array, backward_s: float) -> float:
         return float(shares[4]) * self.lag * backward_s
-
-
-IN_FLIGHT = 2
-"""As the engine's."""

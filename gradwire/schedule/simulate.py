@@ -9,7 +9,7 @@ import numpy as np
 
 from gradwire.communicators.wire import depth
 from gradwire.compressors import Compressor
-from gradwire.plan import Plan
+from gradwire.plans import Plan
 from gradwire.schedule import baselines
 from gradwire.schedule.costs import Affine, Table
 from gradwire.schedule.profile import Candidate, Profile, over_link

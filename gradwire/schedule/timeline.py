@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gradwire.plan import Plan
+from gradwire.plans import Plan
 from gradwire.schedule.problem import Choice, Problem
 from gradwire.schedule.profile import Profile, describe
 from gradwire.schedule.regimes import Regime, Worker

@@ -3,16 +3,16 @@
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from torch import Tensor
+import torch
 
-from gradwire.collective import Broadcast, Collective, Local, Sum
+from gradwire.collective import Collective
 
 
 class Pending(Protocol):
     """A collective that was started."""
 
     def wait(self) -> None:
-        """Returns once the collective's `result` may be read; raises RuntimeError when a rank is lost.
+        """Returns once what the collective receives may be read; raises RuntimeError when a rank is lost.
 
         On CUDA it orders the current stream after the collective and returns at once."""
         ...
@@ -25,46 +25,37 @@ class Done:
         """Nothing to wait for."""
 
 
-class Transport(ABC):
-    """Runs collectives among `world` ranks, in the order in which every rank starts them.
+class Store(Protocol):
+    """Where ranks leave words for each other: the one way to meet before any collective is safe."""
 
-    Where ranks share hosts, `local` carries what stays inside a host and the transport itself what leaves it;
-    then `rank` and `world` count hosts.
-    """
+    def set(self, key: str, value: str) -> None:
+        """Leaves a word."""
+        ...
+
+    def get(self, key: str, timeout_s: float) -> str | None:
+        """A word, once it is there; None where it is not within `timeout_s`."""
+        ...
+
+
+class Transport(ABC):
+    """Runs collectives among `world` ranks, in the order in which every rank starts them."""
 
     rank: int
     world: int
-    local: "Transport | None" = None
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks there are in all."""
-        return self.world * (self.local.world if self.local else 1)
-
-    @property
-    def place(self) -> int:
-        """This rank's number among all of them."""
-        return self.rank * self.local.world + self.local.rank if self.local else self.rank
+    store: Store
+    jobs: int = 0
+    """How many jobs have begun on it."""
 
     @abstractmethod
     def start(self, op: Collective) -> Pending:
-        """Starts `op` without waiting for it."""
+        """Starts `op`; its tensors are the transport's until the wait is over."""
 
     def run(self, op: Collective) -> None:
         """Starts `op` and waits for it."""
         self.start(op).wait()
 
-    def sum_over_all(self, tensor: Tensor) -> None:
-        """Adds up `tensor` over all ranks, those of the same host included, in place."""
-        if self.local:
-            self.run(Local(Sum(tensor)))
-        self.run(Sum(tensor))
-
-    def from_first(self, tensor: Tensor) -> None:
-        """Gives all ranks the `tensor` of the first, in place."""
-        if self.local:
-            self.run(Local(Broadcast(tensor, 0)))
-        self.run(Broadcast(tensor, 0))
+    def check(self, device: torch.device) -> None:  # noqa: B027
+        """Raises ValueError, naming what works, where it cannot carry tensors of this device."""
 
     def abort(self, reason: str) -> None:  # noqa: B027
         """Gives up: the other ranks' collectives end with an error instead of waiting for this one."""

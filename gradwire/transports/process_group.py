@@ -1,21 +1,23 @@
 """Ranks are processes: torch.distributed over gloo or NCCL."""
 
+from collections import Counter
 from contextlib import suppress
-from datetime import timedelta
-from typing import Any
+from hashlib import sha256
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
-from gradwire.collective import Broadcast, Collective, Exchange, Gather, Hop, Idle, Local, Sum
+from gradwire.collective import HOST, REPLICA, AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
+from gradwire.torch_private import TorchStore, abort_group, backend_of, close_group, new_group_of_members, timeout_of
 from gradwire.transports.base import Pending, Transport
-from gradwire.transports.hierarchical import Hierarchical
+from gradwire.transports.mesh import Mesh
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
-
 MOST_DIRECT = 8
 MOST_TAGS = 1 << 15
+CPU = torch.device("cpu")
 
 
 class _All:
@@ -30,15 +32,20 @@ class _All:
 
 
 class ProcessGroup(Transport):
-    """The ranks of a torch.distributed group. `own` makes one that nobody else uses."""
+    """The ranks of a torch.distributed group. `own` makes one that nobody else uses.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    `name` is the same on all its ranks and no other group's; one is made up where none is given.
+    """
+
+    _made: ClassVar[Counter[tuple[int, ...]]] = Counter()
+    """How many names this process has made for these ranks: the same on all of them, for they make them together."""
+
+    def __init__(self, group: dist.ProcessGroup, name: str | None = None) -> None:
         self._group: dist.ProcessGroup | None = group
-        self._global = dist.get_process_group_ranks(group)
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self._direct = dist.get_backend(group) == "gloo" and self.world <= MOST_DIRECT
+        self.rank, self.world = group.rank(), group.size()
+        self._direct = backend_of(group, CPU) == "gloo" and self.world <= MOST_DIRECT
         self._tag = 0
-        self._failure_key = f"gradwire/failure/{group.group_name}"
+        self.store = self._words = TorchStore(name or f"gradwire/{group.group_name}")
 
     @classmethod
     def own(cls, like: dist.ProcessGroup | None = None) -> "ProcessGroup":
@@ -47,86 +54,110 @@ class ProcessGroup(Transport):
 
         Raises ValueError where torch.distributed was not initialised."""
         parent = world_or(like)
-        ranks = dist.get_process_group_ranks(parent)
-        return cls(_new_group(ranks, timeout_of(parent)))
+        return cls._of(dist.get_process_group_ranks(parent), parent)
 
     @classmethod
-    def by_host(cls, ranks_per_host: int, like: dist.ProcessGroup | None = None) -> Hierarchical:
-        """A hierarchical transport for hosts of `ranks_per_host` consecutive ranks each.
+    def by_host(cls, ranks_per_host: int, like: dist.ProcessGroup | None = None) -> Mesh:
+        """The axes of hosts of `ranks_per_host` consecutive ranks each. All ranks must call this together.
 
         Raises ValueError where the ranks do not divide into such hosts."""
         parent = world_or(like)
         ranks = dist.get_process_group_ranks(parent)
         if len(ranks) % ranks_per_host:
             raise ValueError(f"{len(ranks)} ranks do not fill hosts of {ranks_per_host}; use a divisor of {len(ranks)}")
-        timeout = timeout_of(parent)
-        hosts = [ranks[i : i + ranks_per_host] for i in range(0, len(ranks), ranks_per_host)]
-        me = dist.get_rank()
-        local = [_new_group(host, timeout) for host in hosts if me in host]
-        between = [_new_group(list(peers), timeout) for peers in zip(*hosts, strict=True) if me in peers]
-        return Hierarchical(cls(local[0]), cls(between[0]))
+        host, place = divmod(ranks.index(dist.get_rank()), ranks_per_host)
+        inside = cls._of(ranks[host * ranks_per_host :][:ranks_per_host], parent)
+        between = cls._of(ranks[place::ranks_per_host], parent)
+        return Mesh({REPLICA: between, HOST: inside}, TorchStore(cls._name(ranks)))
+
+    @classmethod
+    def _of(cls, ranks: list[int], parent: dist.ProcessGroup) -> "ProcessGroup":
+        name = cls._name(ranks)
+        if len(ranks) == dist.get_world_size():
+            group = dist.new_group(ranks, timeout=timeout_of(parent))
+            assert isinstance(group, dist.ProcessGroup)
+            return cls(group, name)
+        return cls(new_group_of_members(name, ranks, parent), name)
+
+    @classmethod
+    def _name(cls, ranks: list[int]) -> str:
+        cls._made[tuple(ranks)] += 1
+        members = sha256(str(ranks).encode()).hexdigest()[:16]
+        return f"gradwire/{members}/{cls._made[tuple(ranks)]}"
 
     def start(self, op: Collective) -> Pending:
-        group = self._group
+        group = self._open()
         match op:
-            case Sum(tensor):
-                return _started(dist.all_reduce(tensor, group=group, async_op=True))
-            case Gather() | Exchange() if self._direct:
+            case Sum(message):
+                return _started(dist.all_reduce(message.whole, group=group, async_op=True))
+            case Gather() | AllToAll() if self._direct and op.send.whole.device == CPU:
                 return self._swap(op)
             case Gather(send, receive):
-                return _started(_all_gather(receive.view(-1), send, group=group, async_op=True))
-            case Exchange(send, receive):
-                return _started(dist.all_to_all_single(receive, send, group=group, async_op=True))
-            case Broadcast(tensor, source):
-                return _started(dist.broadcast(tensor, self._global[source], group=group, async_op=True))
-            case Hop():
-                return self._hop(op)
-            case Local() | Idle():
-                raise AssertionError("only a hierarchical transport has an inside")
+                return _started(_all_gather(receive.whole.view(-1), send.whole, group=group, async_op=True))
+            case AllToAll(send, receive):
+                return _started(dist.all_to_all_single(receive.whole, send.whole, group=group, async_op=True))
+            case Broadcast(message, source):
+                return _started(dist.broadcast(message.whole, group=group, group_src=source, async_op=True))
+            case SendReceive():
+                return self._send_receive(op)
 
-    def _swap(self, op: Gather | Exchange) -> Pending:
+    def _swap(self, op: Gather | AllToAll) -> Pending:
         """Sends each rank its part and receives the row that comes from it, receives posted first.
 
         gloo's all-gather and all-to-all often use one direction of a link at a time, and take up to twice as long.
         """
-        self._tag = (self._tag + 1) % MOST_TAGS
-        outgoing = list(op.send) if isinstance(op, Exchange) else [op.send] * self.world
+        group, tag = self._open(), self._next_tag()
+        send, receive = op.send.whole, op.receive.whole
+        outgoing = list(send) if isinstance(op, AllToAll) else [send] * self.world
         peers = [(self.rank + step) % self.world for step in range(1, self.world)]
-        works = [
-            dist.irecv(op.receive[peer], group=self._group, group_src=peer, tag=self._tag) for peer in reversed(peers)
-        ]
-        works += [dist.isend(outgoing[peer], group=self._group, group_dst=peer, tag=self._tag) for peer in peers]
-        op.receive[self.rank].copy_(outgoing[self.rank])
+        works = [dist.irecv(receive[peer], group=group, group_src=peer, tag=tag) for peer in reversed(peers)]
+        works += [dist.isend(outgoing[peer], group=group, group_dst=peer, tag=tag) for peer in peers]
+        receive[self.rank].copy_(outgoing[self.rank])
         return _All(works)
 
-    def _hop(self, op: Hop) -> Pending:
-        self._tag = (self._tag + 1) % MOST_TAGS
+    def _send_receive(self, op: SendReceive) -> Pending:
+        group, tag = self._open(), self._next_tag()
         works = []
         if op.source is not None:
-            works.append(dist.irecv(op.receive, group=self._group, group_src=op.source, tag=self._tag))
+            works.append(dist.irecv(op.receive.whole, group=group, group_src=op.source, tag=tag))
         if op.target is not None:
-            works.append(dist.isend(op.send, group=self._group, group_dst=op.target, tag=self._tag))
+            works.append(dist.isend(op.send.whole, group=group, group_dst=op.target, tag=tag))
         return _All(works)
+
+    def _next_tag(self) -> int:
+        self._tag = (self._tag + 1) % MOST_TAGS
+        return self._tag
+
+    def _open(self) -> dist.ProcessGroup:
+        if self._group is None:
+            raise RuntimeError("this transport was closed; make a new one, such as gw.ProcessGroup.own()")
+        return self._group
+
+    def check(self, device: torch.device) -> None:
+        backend = backend_of(self._open(), device)
+        if backend == "none":
+            raise ValueError(
+                f"the process group has no backend for {device.type}; call init_process_group() with one that has"
+            )
+        if device.type == "cuda" and backend == "gloo":
+            raise ValueError('gloo sends no GPU memory from rank to rank; use init_process_group("nccl")')
 
     def abort(self, reason: str) -> None:
         """Leaves the reason where the others look for it, and closes this rank's connections."""
         with suppress(RuntimeError):  # the store's host may be gone as well
-            _store().compare_set(self._failure_key, "", reason)  # unlike set, waits until it is there; the first stays
-        self.close()
+            self._words.set_first("failure", reason)
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            abort_group(group)
 
     def close(self) -> None:
         group, self._group = self._group, None
-        if group is None or not dist.is_initialized():
-            return
-        if dist.get_backend(group) == "nccl":
-            group.abort()
-        else:
-            dist.destroy_process_group(group)
+        if group is not None and dist.is_initialized():
+            close_group(group)
 
     def failure(self) -> str | None:
         try:
-            store = _store()
-            return store.get(self._failure_key).decode() if store.check([self._failure_key]) else None
+            return self._words.peek("failure")
         except RuntimeError:  # the store's host is gone as well
             return None
 
@@ -140,22 +171,5 @@ def world_or(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def timeout_of(group: dist.ProcessGroup) -> timedelta:
-    """How long the group's collectives wait for a rank."""
-    device, _, _ = dist.get_backend_config(group).partition(":")  # "cuda:nccl", or "cpu:gloo,cuda:nccl"
-    return group._get_backend(torch.device(device)).options._timeout
-
-
-def _new_group(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
-    whole = len(ranks) == dist.get_world_size()
-    group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=not whole)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
 def _started(work: Any) -> Pending:
     return work
-
-
-def _store() -> Any:
-    return dist.distributed_c10d._get_default_store()

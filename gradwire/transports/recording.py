@@ -1,14 +1,27 @@
 """Nobody else is there: what would be sent is written down and counted."""
 
-from gradwire.collective import Broadcast, Collective, Exchange, Gather, Hop, Idle, Local, Sum
+from gradwire.collective import AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
 from gradwire.transports.base import Done, Pending, Transport
+
+
+class Echo:
+    """A store in which the others say what this rank says, and agree."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self._said[key.rpartition("/")[0]] = value
+
+    def get(self, key: str, timeout_s: float) -> str | None:
+        return "null" if key.endswith("/verdict") else self._said.get(key.rpartition("/")[0])
 
 
 class Recording(Transport):
     """Plays one rank of `world` whose peers all have the same gradient; `ops` are the collectives it started."""
 
     def __init__(self, world: int, rank: int = 0) -> None:
-        self.world, self.rank = world, rank
+        self.world, self.rank, self.store = world, rank, Echo()
         self.ops: list[Collective] = []
 
     @property
@@ -18,16 +31,17 @@ class Recording(Transport):
 
     def start(self, op: Collective) -> Pending:
         self.ops.append(op)
+        send, receive = op.send.whole, op.receive.whole
         match op:
-            case Sum(tensor):
-                tensor.mul_(self.world)
-            case Gather(send, receive):
+            case Sum():
+                send.mul_(self.world)
+            case Gather():
                 receive.copy_(send.expand_as(receive))
-            case Exchange(send, receive):
+            case AllToAll():
                 receive.copy_(send[self.rank].expand_as(receive))
-            case Hop(send, receive, _, source):
-                if source is not None:
+            case SendReceive():
+                if op.source is not None:
                     receive.copy_(send)
-            case Broadcast() | Local() | Idle():
+            case Broadcast():
                 pass
         return Done()

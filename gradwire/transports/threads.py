@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gradwire.collective import Broadcast, Collective, Exchange, Gather, Hop, Idle, Local, Sum
+from gradwire.collective import AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
 from gradwire.transports.base import Pending, Transport
 
 PATIENCE_S = 60.0
@@ -27,9 +27,26 @@ class _Meeting:
             raise RuntimeError(self.error)
 
 
+class _Store:
+    def __init__(self) -> None:
+        self._words: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self._changed:
+            self._words[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout_s: float) -> str | None:
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._words, timeout_s)
+            return self._words.get(key)
+
+
 class _Hub:
     def __init__(self, world: int) -> None:
         self.world = world
+        self.store = _Store()
         self.lock = threading.Lock()
         self.meetings: list[_Meeting] = []
         self.failed: str | None = None
@@ -60,7 +77,7 @@ class Threads(Transport):
     """One rank of a group of threads; `Threads.group(world)` makes all of them."""
 
     def __init__(self, rank: int, hub: _Hub) -> None:
-        self.rank, self.world = rank, hub.world
+        self.rank, self.world, self.store = rank, hub.world, hub.store
         self.started: list[Collective] = []
         self._hub = hub
 
@@ -83,34 +100,32 @@ class Threads(Transport):
 
 def _carry_out(ops: Sequence[Collective]) -> str | None:
     """Does the ranks' collective; returns what is wrong where they do not fit together."""
-    kinds = [(type(op).__name__, tuple(op.result.shape), op.result.dtype) for op in ops]
+    kinds = [(type(op).__name__, tuple(op.receive.whole.shape), op.receive.whole.dtype) for op in ops]
     if len(set(kinds)) > 1:
         return f"the ranks asked for different collectives: {kinds}"
-    first = ops[0]
-    match first:
+    sent, received = [op.send.whole for op in ops], [op.receive.whole for op in ops]
+    match ops[0]:
         case Sum():
-            total = torch.stack([op.result for op in ops]).sum(0)
-            for op in ops:
-                op.result.copy_(total)
-        case Gather() | Exchange():
-            for rank, op in enumerate(ops):
-                for source, other in enumerate(ops):
-                    assert isinstance(op, Gather | Exchange)
-                    assert isinstance(other, Gather | Exchange)
-                    op.receive[source].copy_(other.send if isinstance(other, Gather) else other.send[rank])
-        case Broadcast():
-            for op in ops:
-                op.result.copy_(ops[first.source].result)
-        case Hop():
-            _carry_hops(ops)
-        case Local() | Idle():
-            raise AssertionError("only a hierarchical transport has an inside")
+            total = torch.stack(sent).sum(0)
+            for tensor in received:
+                tensor.copy_(total)
+        case Gather():
+            for tensor in received:
+                torch.stack(sent, out=tensor)
+        case AllToAll():
+            for rank, tensor in enumerate(received):
+                torch.stack([rows[rank] for rows in sent], out=tensor)
+        case Broadcast(_, source):
+            for tensor in received:
+                tensor.copy_(sent[source])
+        case SendReceive():
+            _carry_from_rank_to_rank(ops)
     return None
 
 
-def _carry_hops(ops: Sequence[Collective]) -> None:
-    hops = [op for op in ops if isinstance(op, Hop)]
+def _carry_from_rank_to_rank(ops: Sequence[Collective]) -> None:
+    hops = [op for op in ops if isinstance(op, SendReceive)]
     for rank, hop in enumerate(hops):
         if hop.source is not None:
             assert hops[hop.source].target == rank, f"rank {rank} waits for rank {hop.source}, which sends elsewhere"
-            hop.receive.copy_(hops[hop.source].send)
+            hop.receive.whole.copy_(hops[hop.source].send.whole)

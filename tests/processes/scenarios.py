@@ -1,18 +1,23 @@
 """What must hold between real processes over gloo: each scenario runs on all ranks of one launch.
 
-`python -m tests.processes.scenarios OUT` runs every scenario that is meant for this number of ranks, in order,
-and rank 0 writes {scenario: error or null} to OUT.
+`python -m tests.processes.scenarios OUT [NAME...]` runs every scenario, or these, that is meant for this number of
+ranks, in order, and rank 0 writes {scenario: error or null} to OUT.
 """
 
+import gc
 import json
 import random
 import re
 import sys
+import threading
 import time
 import traceback
+import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from zlib import crc32
@@ -25,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
-from gradwire.controllers import auto
+from gradwire import tuner
 from gradwire.lab import planning
 from gradwire.lab.job import Peers
 
@@ -176,16 +181,20 @@ def sparse_collectives_skip_a_step_that_is_not_finite_on_one_rank() -> None:
         handle.detach()
 
 
-class Turns(gw.controllers.Controller):
-    """Leaves every second pair of steps to the front end."""
+class Turns(gw.Controller):
+    """Leaves every second pair of steps to DDP."""
 
-    def decide(self, step, sums):
-        assert not self.aside or sums[1] == step.ranks
-        self.aside = 0 if self.aside else 2
+    def decide(self, seen: gw.Observation):
+        assert not seen.plan.native or seen.seconds > 0
+        return self.compressed if seen.plan.native else gw.NativeRequest(2)
+
+    def begin(self, plan: gw.Plan) -> gw.Plan:
+        self.compressed = plan
+        return plan
 
 
 @scenario(2, 3)
-def what_is_accumulated_while_the_engine_comes_and_goes_counts_too() -> None:
+def what_is_accumulated_counts_while_native_plans_come_and_go() -> None:
     runs = []
     for controller in (None, Turns()):
         ddp = DistributedDataParallel(Branches(), find_unused_parameters=True)
@@ -210,7 +219,7 @@ def accumulated(ddp: DistributedDataParallel) -> Tensor:
 
 
 @scenario(2, 3)
-def ddp_reduces_by_itself_while_the_engine_stands_aside() -> None:
+def ddp_reduces_by_itself_where_the_plan_is_native() -> None:
     for options in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.005, "find_unused_parameters": True}):
         ddp = DistributedDataParallel(network(), **options)
         handle = gw.attach(ddp, gw.FP32(), controller=Turns())
@@ -228,7 +237,7 @@ def ddp_reduces_by_itself_while_the_engine_stands_aside() -> None:
 
 
 @scenario(2)
-def while_the_engine_stands_aside_steps_count_not_forward_passes() -> None:
+def where_the_plan_is_native_steps_count_not_forward_passes() -> None:
     ddp = DistributedDataParallel(network())
     handle = gw.attach(ddp, gw.FP32(), controller=Turns())
     for step in range(9):
@@ -241,41 +250,39 @@ def while_the_engine_stands_aside_steps_count_not_forward_passes() -> None:
 
 
 @scenario(2)
-def join_is_refused_where_the_engine_stands_aside() -> None:
+def join_is_refused_where_the_plan_is_native() -> None:
     ddp = DistributedDataParallel(network())
     gw.attach(ddp, gw.FP32(), controller=Turns())
     with ddp.join():
-        refused(RuntimeError, "name a compressor", lambda: train(ddp, 3))
+        refused(RuntimeError, "name a compressor", lambda: train(ddp, 4))
 
 
 @scenario(2)
-def what_memories_hold_survives_while_the_engine_stands_aside() -> None:
+def what_memories_hold_survives_a_native_plan() -> None:
     ddp = DistributedDataParallel(network())
     handle = gw.attach(ddp, gw.TopK(0.1), controller=Turns())
-    train(ddp, 2)  # the third step is DDP's
+    train(ddp, 3)
     before = handle.state_dict()
-    train(ddp, 1, first=2)
+    assert handle.plan == gw.NATIVE
+    train(ddp, 1, first=3)
     with pytest.raises(ValueError, match="DDP reduces by itself now"):
         handle.trace()
     after = handle.state_dict()
     for key in (key for key in before if key.endswith("residual")):
         assert torch.equal(before[key], after[key])
     assert any(before[key].any() for key in before if key.endswith("residual"))
-    train(ddp, 4, first=3)
+    train(ddp, 4, first=4)
     assert same_on_all_ranks(flat(ddp))
 
 
 @scenario(2)
 def a_plan_is_shown_where_ddp_by_itself_is_faster() -> None:
-    def slow(plan):
-        yield plan
-        return [1e9]
-
     cpu, lines = torch.device("cpu"), []
     peers = Peers(dist.get_rank(), 2, cpu, gw.transports.ProcessGroup.own())
     spec = planning.PlanSpec(task="digits", options=["width=4"], candidates=[])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auto, "_tried", slow)
+        patch.setattr(tuner.auto, "WORTH_TRYING", 1e9)
+        patch.setattr(tuner.auto, "CLEARLY", 0.0)
         planning.plan(spec, peers, lines.append)
     planned = planning.Planned.from_line(lines[-1])
     assert "DDP by itself" in planned.decisions[-1]
@@ -442,18 +449,20 @@ def views_static_graph_and_checkpointing_work() -> None:
 
 @scenario(2)
 def dense_groups_are_reduced_where_ddp_wants_them() -> None:
-    for compressor, in_place in ((gw.FP32(), True), (gw.FP16(), False), (gw.TopK(0.1), False)):
+    for compressor, copies in ((gw.FP32(), 0), (gw.FP16(), 1)):
         ddp = DistributedDataParallel(network(), gradient_as_bucket_view=True)
-        handle = gw.attach(ddp, compressor)
+        handle = gw.attach(ddp, compressor, groups=gw.groups.of(count=1))
         train(ddp, 5)
-        assert handle._engine
-        names = [slot.name for slot in handle._engine.slots]
-        for name, mean in zip(names, handle._engine.means(), strict=True):
-            parameter = ddp.module.get_parameter(name)
-            if parameter.ndim == 2:
-                assert parameter.grad is not None
-                assert torch.equal(parameter.grad, mean)
-                assert (parameter.grad.data_ptr() == mean.data_ptr()) == in_place
+        assert handle._runtime
+        (stored,) = handle._runtime._steps.store.groups
+        assert stored.fixed
+        for index, slot in enumerate(stored.layout.slots):
+            parameter = ddp.module.get_parameter(slot.name)
+            assert parameter.grad is not None
+            assert parameter.grad.data_ptr() == stored.fixed.slot(index).data_ptr()
+        assert len(stored.buffers._tensors) == copies
+        assert same_on_all_ranks(torch.cat([p.grad.flatten() for p in ddp.parameters()]))
+        handle.detach()
 
 
 @scenario(2)
@@ -462,14 +471,10 @@ def where_means_are_written_makes_no_difference() -> None:
         results = []
         for view in (True, False):
             ddp = DistributedDataParallel(network(), gradient_as_bucket_view=view)
-            handle = gw.attach(ddp, compressor)
+            gw.attach(ddp, compressor)
             train(ddp, 6)
             results.append(flat(ddp))
         assert torch.equal(*results), compressor
-        if isinstance(compressor, gw.PowerSGD | gw.ACPSGD):
-            assert handle._engine
-            homes = ddp._comm_hooks[0][0].__self__._homes
-            assert all(homes[i].data_ptr() == mean.data_ptr() for i, mean in enumerate(handle._engine.means()))
 
 
 @scenario(2)
@@ -588,7 +593,7 @@ def a_detached_optimizer_takes_no_step() -> None:
 def ranks_that_differ_are_an_error_on_all() -> None:
     ddp = DistributedDataParallel(network())
     ratio = 0.1 if dist.get_rank() else 0.2
-    refused(ValueError, "different plans", lambda: gw.attach(ddp, gw.TopK(ratio)))
+    refused(ValueError, "the ranks differ in plan", lambda: gw.attach(ddp, gw.TopK(ratio)))
 
 
 @scenario(4)
@@ -674,6 +679,213 @@ def the_optimizer_accumulates_and_finds_unused() -> None:
     refused(RuntimeError, "find_unused_parameters=True", loss.backward)
 
 
+# Defects that were
+
+
+class Counting(gw.ProcessGroup):
+    """Counts the collectives of each kind that it starts."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
+        self.started: Counter[str] = Counter()
+
+    def start(self, op: gw.Collective) -> gw.Pending:
+        self.started[type(op).__name__] += 1
+        return super().start(op)
+
+
+@scenario(2)
+def a_transport_that_was_given_outlives_the_job() -> None:
+    transport = Counting(dist.new_group([0, 1]))
+    for _ in range(2):
+        ddp = DistributedDataParallel(network())
+        handle = gw.attach(ddp, gw.TopK(0.1), transport=transport)
+        transport.started.clear()
+        train(ddp, 2)
+        assert transport.started["Gather"] >= 2
+        handle.detach()
+    numbers = torch.ones(3)
+    transport.run(gw.Sum(gw.Message.plain(numbers)))
+    assert numbers.tolist() == [2, 2, 2]
+    transport.close()
+    refused(RuntimeError, "was closed", lambda: transport.run(gw.Sum(gw.Message.plain(numbers))))
+    refused(RuntimeError, "was closed", lambda: gw.attach(DistributedDataParallel(network()), transport=transport))
+
+
+@scenario(2)
+def a_plan_that_a_user_installs_takes_effect_where_ddp_reduced_by_itself() -> None:
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, gw.TopK(0.1))
+    train(ddp, 3)
+    compressed = handle.plan
+    for plan in (gw.NATIVE, compressed, gw.NATIVE, compressed):
+        before = handle.stats()
+        handle.replan(plan)
+        assert handle.plan == plan
+        train(ddp, 3)
+        handle.replan(plan)  # counts DDP's last step
+        ddp(batch(0)[0])
+        after = handle.stats()
+        sent, dense = after.wire_bytes - before.wire_bytes, after.dense_bytes - before.dense_bytes
+        assert (sent >= dense) == plan.native
+        assert after.steps - before.steps == 3
+    assert same_on_all_ranks(flat(ddp))
+
+
+class FailsAside(gw.Controller):
+    """Cannot decide on rank 1 what follows a step of DDP's own."""
+
+    def decide(self, seen: gw.Observation):
+        if seen.plan.native and seen.rank == 1:
+            raise ArithmeticError("no decision")
+        return gw.NativeRequest(1)
+
+
+@scenario(2)
+def an_error_between_steps_reaches_all_ranks() -> None:
+    ddp = DistributedDataParallel(network())
+    gw.attach(ddp, gw.FP32(), controller=FailsAside())
+    start = time.monotonic()
+    refused((ArithmeticError, RuntimeError), "no decision", lambda: train(ddp, 8))
+    assert time.monotonic() - start < 20
+
+
+@scenario(2)
+def parameters_that_are_added_to_the_optimizer_are_stepped() -> None:
+    module = network()
+    inner = torch.optim.SGD(module[:3].parameters(), lr=0.1)
+    optimizer = gw.DistributedOptimizer(inner, module, gw.FP32())
+    train(module, 1, optimizer=optimizer)
+    before = [p.clone() for p in module[3:].parameters()]
+    optimizer.add_param_group({"params": list(module[3:].parameters())})
+    train(module, 1, optimizer=optimizer)
+    assert not any(torch.equal(old, new) for old, new in zip(before, module[3:].parameters(), strict=True))
+    assert len(optimizer.param_groups) == len(inner.param_groups) == 2
+    alien = nn.Parameter(torch.ones(3))
+    refused(ValueError, "wrap it anew", lambda: optimizer.add_param_group({"params": [alien]}))
+
+
+@scenario(2)
+def a_backward_that_failed_on_all_ranks_leaves_no_trace() -> None:
+    def run(fails: bool) -> Tensor:
+        module = network()
+        optimizer = gw.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1), module, gw.TopK(0.1))
+        train(module, 2, optimizer=optimizer)
+        if fails:
+            hook = module[2].weight.register_hook(fail)
+            with pytest.raises(ZeroDivisionError):
+                train(module, 1, first=2, optimizer=optimizer)
+            hook.remove()
+        train(module, 2, first=3, optimizer=optimizer)
+        assert same_on_all_ranks(flat(module))
+        return flat(module)
+
+    def fail(grad: Tensor) -> None:
+        raise ZeroDivisionError
+
+    assert torch.equal(run(fails=True), run(fails=False))
+
+
+@scenario(2)
+def initial_values_come_over_the_transport_that_was_given() -> None:
+    transport, module = Counting(dist.new_group([0, 1])), network(seed=dist.get_rank())
+    gw.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1), module, gw.TopK(0.1), transport=transport)
+    assert transport.started["Broadcast"] == len(list(module.parameters()))
+    assert same_on_all_ranks(flat(module))
+
+
+@scenario(2, 3)
+def what_differs_between_ranks_is_named_with_the_ranks() -> None:
+    rank = dist.get_rank()
+    controllers = [gw.WarmUp(steps=30 if rank else 20), gw.GraVAC(2, 64, window=10 + rank), None if rank else gw.CAT()]
+    for controller in controllers:
+        attach = partial(gw.attach, DistributedDataParallel(network()), gw.TopK(0.1), controller=controller)
+        refused(ValueError, "differ in controller", attach)
+    ddp = DistributedDataParallel(network())
+    refused(
+        ValueError, "differ in seed: 0 on rank 0, 1 on rank", lambda: gw.attach(ddp, gw.TopK(0.1), seed=min(rank, 1))
+    )
+    gw.attach(ddp, gw.TopK(0.1))
+
+
+def left_behind() -> tuple[int, int]:
+    """Threads of Gradwire's, and groups that torch.distributed knows."""
+    gc.collect()
+    threads = [thread for thread in threading.enumerate() if thread.name == "gradwire"]
+    return len(threads), len(dist.distributed_c10d._world.pg_map)
+
+
+@scenario(2)
+def what_is_not_used_any_more_is_gone() -> None:
+    before = left_behind()
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, gw.TopK(0.1))
+    train(ddp, 2)
+    kept = weakref.ref(handle._runtime)
+    del ddp, handle
+    assert left_behind() == before
+    assert kept() is None
+    ddp = DistributedDataParallel(network())
+    ratio = 0.1 + 0.1 * dist.get_rank()
+    refused(ValueError, "differ in plan", lambda: gw.attach(ddp, gw.TopK(ratio)))
+    refused(ValueError, "cannot be added", lambda: gw.attach(ddp, gw.TopK(0.1), communicator=gw.AllReduce()))
+    assert left_behind() == before
+    assert not ddp._comm_hooks
+    train(ddp, 2)
+    gw.attach(ddp, gw.TopK(0.1)).detach()
+    module = network()
+    gw.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1), module, gw.TopK(0.1)).handle.detach()
+    assert left_behind() == before
+
+
+@scenario(4)
+def hosts_come_and_go() -> None:
+    for _ in range(3):
+        mesh = gw.ProcessGroup.by_host(2)
+        numbers = torch.full((3,), float(dist.get_rank()))
+        mesh.sum(numbers)
+        assert numbers.tolist() == [6, 6, 6]
+        mesh.close()
+    for _ in range(2):
+        ddp = DistributedDataParallel(network())
+        handle = gw.attach(ddp, gw.TopK(0.1), transport=gw.ProcessGroup.by_host(2))
+        train(ddp, 2)
+        assert same_on_all_ranks(flat(ddp))
+        handle.detach()
+
+
+@scenario(2)
+def memories_hold_gradients_without_the_losss_scale() -> None:
+    """Scales that are powers of two, and steps that overflow: bit for bit training that skips the same steps."""
+
+    def run(scales: list[float] | None) -> Tensor:
+        ddp = DistributedDataParallel(network())
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scales else None
+        gw.attach(ddp, gw.TopK(0.1), scaler=scaler)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for step in range(8):
+            bad = step in (2, 5)
+            if bad and not scaler:
+                continue
+            inputs, targets = batch(step)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(ddp(inputs), targets)
+            if not scaler:
+                loss.backward()
+                optimizer.step()
+                continue
+            if bad and dist.get_rank() == 1:
+                loss = loss * torch.inf
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update(scales[step])
+        assert same_on_all_ranks(flat(ddp))
+        return flat(ddp)
+
+    scales = [2.0**power for power in (10, 3, -2, 16, 15, 0, 8, 8)]
+    assert torch.equal(run(scales), run(None))
+
+
 # Last, for it breaks the process groups it meets
 
 
@@ -718,10 +930,10 @@ class Halving:
 class Fails(gw.TopK):
     """Cannot encode on rank 1 from the third step on."""
 
-    def encode(self, x: Tensor, payload: Tensor, state) -> None:
-        if dist.get_rank() == 1 and state.step == 2:
+    def encode(self, x: Tensor, payload: Tensor, context: gw.GroupContext) -> None:
+        if dist.get_rank() == 1 and context.step == 2:
             raise ArithmeticError("no such number")
-        super().encode(x, payload, state)
+        super().encode(x, payload, context)
 
 
 @scenario(2, 3)
@@ -733,18 +945,19 @@ def a_failing_compressor_ends_all_ranks() -> None:
     assert time.monotonic() - start < 20  # the process group's own timeout is 30 minutes
 
 
-def main(out: str) -> None:
+def main(out: str, *names: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     world = dist.get_world_size()
     outcome: dict[str, str | None] = {}
     for name, (function, worlds) in SCENARIOS.items():
-        if world in worlds:
+        if world in worlds and (not names or name in names):
             try:
                 function()
                 error = None
-            except Exception:
+            except (Exception, pytest.fail.Exception):
                 error = traceback.format_exc()
+                print(f"{name} on rank {dist.get_rank()}: {error}", file=sys.stderr, flush=True)
             errors: list[str | None] = [None] * world
             dist.all_gather_object(errors, error)
             outcome[name] = next((f"rank {r}: {text}" for r, text in enumerate(errors) if text), None)
@@ -757,4 +970,4 @@ def main(out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,0 +1,146 @@
+"""What an algorithm may read and write for one group."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.collective import Message, framed
+from gradwire.ops.host import to_host
+from gradwire.ops.workspace import Workspace
+from gradwire.slots import Layout
+from gradwire.torch_private import copy_each
+
+
+class Halves(NamedTuple):
+    """A tensor of gradient size that lasts from step to step: `old` (n,) is what it is and only read, `new` (n,) what
+    it becomes when the step is good."""
+
+    old: Tensor
+    new: Tensor
+
+
+class SlotState:
+    """The small tensors that an algorithm keeps for each slot of a group, such as low-rank factors, on the device.
+
+    They change only when a step is good: until then the next values are staged, and forgotten where it is not.
+    """
+
+    def __init__(self, slots: Sequence[dict[str, Tensor]]) -> None:
+        self._slots = list(slots)
+        self._named: dict[str, list[Tensor]] = {}
+        self._targets: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def all(self, name: str) -> list[Tensor]:
+        """The tensors of this name of the slots that have one, in the group's order."""
+        if name not in self._named:
+            self._named[name] = [slot[name] for slot in self._slots if name in slot]
+        return self._named[name]
+
+    def stage(self, name: str, values: Sequence[Tensor]) -> None:
+        """The next values of `all(name)`; they must stay as they are until the group's next reduction."""
+        self._targets += self.all(name)
+        self._values += values
+
+    def commit(self) -> None:
+        """The step was good: what was staged is now the state."""
+        copy_each(self._targets, self._values)
+        self.forget()
+
+    def forget(self) -> None:
+        """The step was not good."""
+        self._targets, self._values = [], []
+
+
+class GroupState:
+    """The small tensors on the host that an algorithm keeps for a group, such as thresholds. Each slot takes them along
+    into other groups, where those of the group's first slot count. They change as `SlotState` does; `changed` are those
+    that ever did."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._staged: dict[str, Tensor] = {}
+        self._changed: set[str] = set()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    @property
+    def changed(self) -> dict[str, Tensor]:
+        return {name: self._tensors[name] for name in self._changed}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes over those of the same name and shape."""
+        for name, mine in self._tensors.items():
+            if name in tensors and tensors[name].shape == mine.shape:
+                mine.copy_(tensors[name])
+
+    def stage(self, name: str, value: Tensor) -> None:
+        """The next value, of any device."""
+        self._staged[name] = to_host(value)
+
+    def commit(self) -> None:
+        """The step was good: what was staged is now the state."""
+        for name, value in self._staged.items():
+            self._tensors[name].copy_(value)
+        self._changed.update(self._staged)
+        self.forget()
+
+    def forget(self) -> None:
+        """The step was not good."""
+        self._staged = {}
+
+
+@dataclass
+class GroupContext:
+    """All that an algorithm knows of the group that it reduces and of the ranks that it reduces it with.
+
+    `flat` holds its tensors of gradient size, `slots` the small ones of each slot and `group` its own; all go into
+    checkpoints and through new plans parameter by parameter. `buffers` last as long as the group, `scratch` until the
+    next yield. `remember` says that a memory keeps what is left in x, so that something must be left.
+    """
+
+    layout: Layout
+    rank: int
+    world: int
+    buffers: Workspace
+    scratch: Workspace
+    slots: SlotState
+    group: GroupState
+    remember: bool = True
+    seed: int = 0
+    step: int = 0
+    flat: dict[str, Halves] = field(default_factory=dict)
+    draws: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        return self.buffers.device
+
+    def message(self, name: str, size: int, rows: int | None = None) -> Message:
+        """A message of `size` bytes, or of so many rows, kept as `name`."""
+        key = (name, size, rows)
+
+        def make() -> Message:
+            message = Message.of_bytes(self.buffers.tensor(name, (rows or 1, framed(size)), torch.uint8), size)
+            return message if rows else message.row(0)
+
+        return self.buffers.once(key, make)
+
+    def numbers(self, name: str, n: int, dtype: torch.dtype = torch.float32) -> Message:
+        """A message of n numbers, kept as `name`."""
+        key = (name, n, dtype)
+        return self.buffers.once(key, lambda: Message.of_numbers(self.buffers.tensor(name, (n + 1,), dtype)))
+
+    def shared_seed(self) -> int:
+        """Changes with every step and is the same on all ranks."""
+        return (self.seed * 1_000_003 + self.step) & 0x7FFF_FFFF_FFFF_FFFF
+
+    def own_seed(self) -> int:
+        """Changes with every call, step and rank: noise that is used twice makes what is unbiased biased."""
+        self.draws += 1
+        mine = self.shared_seed() * 1_000_003 + self.rank + 1
+        return (mine * 1_000_003 + self.draws) & 0x7FFF_FFFF_FFFF_FFFF

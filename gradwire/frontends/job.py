@@ -1,0 +1,131 @@
+"""From what a user passes to a plan and a runtime: the same for all front ends."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from gradwire.communicators import Communicator
+from gradwire.compressors import FP32, Compressor
+from gradwire.controllers import Controller
+from gradwire.groups import Grouping
+from gradwire.memories import Memory
+from gradwire.ops.gradients import Share
+from gradwire.plans import Group, Plan, uniform
+from gradwire.slots import Slot
+from gradwire.torch_private import scale_of
+from gradwire.transports import Mesh, Transport
+from gradwire.tuner import Auto
+
+Dense = Callable[[str, nn.Parameter], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """The arguments of `attach` that say how gradients are reduced."""
+
+    compressor: Compressor | Plan | None = None
+    memory: Memory | None = None
+    communicator: Communicator | None = None
+    dense: Dense | None = None
+    groups: Grouping | None = None
+    candidates: Sequence[Compressor | Group] = ()
+    controller: Controller | None = None
+
+    def check(self) -> None:
+        """Raises ValueError, naming the call that works, for what is none of what was asked for, and for arguments that
+        contradict each other."""
+        _check("compressor", self.compressor, (Compressor, Plan), "gw.TopK(0.01)")
+        _check("memory", self.memory, (Memory,), "gw.Residual()")
+        _check("communicator", self.communicator, (Communicator,), "gw.AllGather()")
+        _check("controller", self.controller, (Controller,), "gw.GraVAC()")
+        _check("groups", self.groups, (Grouping,), "gw.groups.of(megabytes=25)")
+        for candidate in self.candidates:
+            _check("candidates", candidate, (Compressor, Group), "[gw.BF16(), gw.TopK(0.01)]")
+        if self.compressor is None and self.controller:
+            name = type(self.controller).__name__
+            raise ValueError(f"{name} needs a compressor to start from; name one as well")
+        if self.compressor is not None and self.candidates:
+            raise ValueError("candidates are for the automatic plan; leave the compressor out, or name it alone")
+        if isinstance(self.compressor, Plan) and (self.memory or self.communicator or self.dense or self.groups):
+            raise ValueError("a Plan says memory, communicator, groups and what is dense itself; pass the Plan alone")
+
+    def controlled_by(self) -> Controller | None:
+        """Who changes the plan while training: `Auto`, where no compressor is named."""
+        return Auto(self.candidates) if self.compressor is None else self.controller
+
+    def plan(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[list[Slot]], Plan]:
+        """How slots, in the order in which they become ready, are planned."""
+        compressor = FP32() if self.compressor is None else self.compressor
+        if isinstance(compressor, Plan):
+            return lambda slots: compressor
+        is_dense = self.dense
+        dense = None if is_dense is None else lambda slot: is_dense(slot.name, parameters[slot.name])
+        return partial(_planned, compressor, self.memory, self.communicator, dense, self.groups)
+
+
+def _planned(
+    compressor: Compressor,
+    memory: Memory | None,
+    communicator: Communicator | None,
+    dense: Callable[[Slot], bool] | None,
+    groups: Grouping | None,
+    slots: list[Slot],
+) -> Plan:
+    plan = uniform(slots, compressor, memory, communicator, dense)
+    return groups.regroup(plan, slots, compressor) if groups else plan
+
+
+def _check(name: str, value: object, kinds: tuple[type, ...], example: str) -> None:
+    if isinstance(value, type) and issubclass(value, kinds):
+        raise ValueError(f"{name}={value.__name__} is a class; pass an object, such as {value.__name__}()")
+    if value is not None and not isinstance(value, kinds):
+        raise ValueError(f"{name}={value!r} is no {kinds[0].__name__}; pass one, such as {name}={example}")
+
+
+def parameters_of(module: nn.Module) -> tuple[dict[str, nn.Parameter], set[str]]:
+    """The parameters that are reduced, by name, and the names of the others, frozen or empty.
+
+    Raises ValueError where there is none, and where they lie on several devices."""
+    named = dict(module.named_parameters())
+    reduced = {name: p for name, p in named.items() if p.requires_grad and p.numel()}
+    if not reduced:
+        raise ValueError("the model has no parameter that needs a gradient, so there is nothing to reduce")
+    places = {p.device: name for name, p in reduced.items()}
+    if len(places) > 1:
+        (one, other), *_ = zip(places.items(), list(places.items())[1:], strict=False)
+        raise ValueError(
+            f"parameter {one[1]!r} is on {one[0]} and {other[1]!r} on {other[0]}; give each rank one device"
+        )
+    return reduced, named.keys() - reduced.keys()
+
+
+def slots_of(parameters: Mapping[str, nn.Parameter]) -> list[Slot]:
+    """A slot for each parameter, in the order in which backward is likely to come to them."""
+    return [Slot.of(name, parameter) for name, parameter in parameters.items()][::-1]
+
+
+def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
+    """Where the parameters lie."""
+    return next(iter(parameters.values())).device
+
+
+def scale_from(scaler: torch.amp.GradScaler | None) -> Callable[[], Share | None]:
+    """What `scaler` multiplies losses by: a number on a CPU, a tensor () elsewhere."""
+
+    def scale() -> Share | None:
+        now = None if scaler is None else scale_of(scaler)
+        if now is None:
+            return None
+        return float(now) if now.device.type == "cpu" else now
+
+    return scale
+
+
+def mesh_of(transport: Transport | Mesh | None, own: Callable[[], Transport], device: torch.device) -> Mesh:
+    """The user's mesh, or one of its own. Raises ValueError where it cannot carry what lies on `device`."""
+    mesh = Mesh.of(transport or own())
+    mesh.check(device)
+    return mesh

@@ -1,0 +1,222 @@
+"""The front end without DDP: an optimizer whose gradients are reduced as backward makes them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwire.communicators import Communicator
+from gradwire.compressors import Compressor
+from gradwire.controllers import Controller
+from gradwire.frontends.handle import Handle
+from gradwire.frontends.job import Choices, Dense, device_of, mesh_of, parameters_of, scale_from, slots_of
+from gradwire.groups import Grouping
+from gradwire.memories import Memory
+from gradwire.plans import Group, Plan
+from gradwire.runtime.runtime import Runtime
+from gradwire.runtime.settings import Settings
+from gradwire.torch_private import when_backward_ends
+from gradwire.transports import Mesh, ProcessGroup, Transport
+from gradwire.tuner import profiler_for
+
+
+class DistributedOptimizer(Optimizer):
+    """`optimizer`, with the gradients of `model` compressed and averaged over all ranks.
+
+    After `loss.backward()` every `p.grad` is the mean, so that clipping, GradScaler and schedulers work as with
+    one process. Parameters and buffers are rank 0's from the start. Accumulate gradients under `no_sync()`.
+    The arguments are those of `gradwire.attach`; `handle` is what that returns.
+
+    Raises ValueError for what `attach` refuses, and RuntimeError from backward where a parameter got no
+    gradient on this rank, unless `find_unused_parameters`, and from `step` after `handle.detach()`.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        compressor: Compressor | Plan | None = None,
+        *,
+        memory: Memory | None = None,
+        communicator: Communicator | None = None,
+        dense: Dense | None = None,
+        groups: Grouping | None = None,
+        candidates: Sequence[Compressor | Group] = (),
+        transport: Transport | Mesh | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        find_unused_parameters: bool = False,
+        controller: Controller | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        seed: int = 0,
+    ) -> None:
+        choices = Choices(
+            compressor=compressor, memory=memory, communicator=communicator, dense=dense, groups=groups,
+            candidates=candidates, controller=controller,
+        )  # fmt: skip
+        choices.check()
+        self._parameters, others = parameters_of(model)
+        slots, device = slots_of(self._parameters), device_of(self._parameters)
+        plan = choices.plan(self._parameters)
+        mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device)
+        self._front_end = OptimizerFrontEnd(self._parameters, model, find_unused_parameters)
+        runtime = None
+        if mesh.ranks > 1:
+            settings = Settings(
+                seed=seed, controller=choices.controlled_by(), profiler=profiler_for(slots, mesh, device),
+                follow_order=None if isinstance(compressor, Plan) else plan, find_unused=find_unused_parameters,
+                scale=scale_from(scaler), others=others, owns_mesh=transport is None,
+                words={"front end": "DistributedOptimizer", "find_unused_parameters": str(find_unused_parameters)},
+            )  # fmt: skip
+            runtime = Runtime(partial(plan, slots), slots, mesh, device, settings)
+            share_initial_values(model, mesh)
+            self._front_end.hook_in(runtime)
+        self.handle = Handle(runtime, self._front_end)
+        self.inner: Optimizer | None = None
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.inner = optimizer
+        self.param_groups, self.state = optimizer.param_groups, optimizer.state
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The wrapped optimizer's step. Raises RuntimeError where `handle` was detached."""
+        if self._front_end.detached:
+            raise RuntimeError("detach() ended the exchange of gradients; wrap the optimizer anew, or the model in DDP")
+        assert self.inner is not None
+        return self.inner.step(closure)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters to the wrapped optimizer. Raises ValueError for one whose gradient is not reduced."""
+        if self.inner is None:  # while this object is made
+            super().add_param_group(param_group)
+            return
+        parameters = param_group["params"]
+        reduced = {id(p) for p in self._parameters.values()}
+        for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
+            if id(parameter) not in reduced:
+                raise ValueError(
+                    "the group has a parameter that was frozen, or not the model's, when the optimizer was wrapped; "
+                    "wrap it anew"
+                )
+        self.inner.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state; the compressor's is `handle.state_dict()`."""
+        assert self.inner is not None
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the wrapped optimizer's state."""
+        assert self.inner is not None
+        self.inner.load_state_dict(state_dict)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside only accumulate; the next one outside reduces the sum."""
+        before, self._front_end.synchronising = self._front_end.synchronising, False
+        try:
+            yield
+        finally:
+            self._front_end.synchronising = before
+
+
+class OptimizerFrontEnd:
+    """Hands every gradient over as backward makes it, and waits for the means when backward is done."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], model: nn.Module, find_unused: bool) -> None:
+        self.synchronising, self.detached = True, False
+        self._parameters, self._model, self._find_unused = parameters, model, find_unused
+        self._runtime: Runtime | None = None
+        self._accumulated: set[int] = set()
+        self._open = self._notes = self._under_way = False
+        self._removable: list[Any] = []
+
+    def hook_in(self, runtime: Runtime) -> None:
+        """Gradients go to the runtime from now on."""
+        self._runtime = runtime
+        self._removable.append(self._model.register_forward_pre_hook(self._forward_begins))
+        self._removable.append(self._model.register_forward_hook(self._forward_ends))
+        for index, slot in enumerate(runtime.slots):
+            hook = partial(self._gradient_ready, index)
+            self._removable.append(self._parameters[slot.name].register_post_accumulate_grad_hook(hook))
+
+    def unhook(self) -> None:
+        """Nobody reduces from now on."""
+        for hook in self._removable:
+            hook.remove()
+        self._removable.clear()
+        self._runtime, self.detached = None, True
+
+    def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
+        if self._runtime and torch.is_grad_enabled():
+            if self.synchronising:
+                self._open_step()
+            self._runtime.recorder.forward_begins(self._runtime.plan)
+
+    def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        if self._runtime and torch.is_grad_enabled():
+            self._runtime.recorder.forward_ends()
+
+    def _open_step(self) -> None:
+        assert self._runtime is not None
+        self._runtime.open_step()
+        self._open, self._under_way, self._notes = True, False, self._runtime.wants_readiness
+
+    def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
+        if not self.synchronising:
+            self._accumulated.add(slot)
+            return
+        runtime = self._runtime
+        assert runtime is not None
+        if not self._under_way:
+            self._backward_begins(runtime)
+        if runtime.arrivals.there[slot]:
+            runtime.refuse(
+                f"parameter {runtime.slots[slot].name!r} got two gradients in one backward; "
+                "use torch.utils.checkpoint with use_reentrant=False"
+            )
+        if self._notes:
+            runtime.became_ready(slot)
+        assert parameter.grad is not None
+        runtime.submit(slot, parameter.grad)
+
+    def _backward_begins(self, runtime: Runtime) -> None:
+        if not self._open:  # the loss came from another method than forward
+            self._open_step()
+            runtime.recorder.forward_begins(runtime.plan)
+            runtime.recorder.forward_ends()
+        self._under_way = True
+        when_backward_ends(self._backward_done)
+
+    def _backward_done(self) -> None:
+        runtime = self._runtime
+        assert runtime is not None
+        self._open = self._under_way = False
+        absent = runtime.missing()
+        unused = {slot: self._parameters[runtime.slots[slot].name] for slot in absent if slot not in self._accumulated}
+        self._accumulated.clear()
+        if unused and not self._find_unused:
+            name = runtime.slots[min(unused)].name
+            runtime.refuse(f"parameter {name!r} got no gradient; pass find_unused_parameters=True, or freeze it")
+        zeros = {slot: torch.zeros_like(parameter) for slot, parameter in unused.items()}
+        for slot in absent:
+            gradient = self._parameters[runtime.slots[slot].name].grad
+            if slot in unused:
+                runtime.submit_absent(slot, zeros[slot])
+            elif gradient is not None:
+                runtime.submit(slot, gradient)
+        runtime.finish()
+        for slot, parameter in unused.items():
+            if runtime.used(slot):
+                parameter.grad = zeros[slot]
+
+
+@torch.no_grad()
+def share_initial_values(model: nn.Module, mesh: Mesh) -> None:
+    """Parameters and buffers become rank 0's on all ranks."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        mesh.from_first(tensor)

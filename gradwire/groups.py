@@ -1,0 +1,178 @@
+"""Which gradients travel together, where a user says it instead of leaving it to the plan.
+
+gw.attach(ddp, gw.TopK(0.01), groups=gw.groups.of(megabytes=25))
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+
+from gradwire.communicators import AllReduce
+from gradwire.compressors import FP32, Compressor
+from gradwire.memories import NoMemory
+from gradwire.plans import Group, Plan
+from gradwire.slots import Slot
+
+MB = 1 << 20
+"""As DDP counts its buckets."""
+
+
+class Grouping(ABC):
+    """Cuts a plan's groups anew; what travels uncompressed beside them stays as planned."""
+
+    @abstractmethod
+    def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
+        """`plan` with the slots that `compressor` compresses grouped in this way. Raises ValueError where it cannot
+        be."""
+
+
+def of(*, megabytes: float | None = None, count: int | None = None) -> Grouping:
+    """Groups of at most so many megabytes of gradient, where 0 is every tensor by itself; or so many groups, with
+    equally many tensors each. Raises ValueError for both or neither."""
+    if (megabytes is None) == (count is None):
+        raise ValueError("a group's size or the number of groups is needed; use groups.of(megabytes=25) or of(count=4)")
+    if megabytes is not None:
+        if megabytes < 0:
+            raise ValueError(f"megabytes={megabytes} is less than nothing; 0 is every tensor by itself")
+        return Filled(megabytes)
+    assert count is not None
+    if count < 1:
+        raise ValueError(f"count={count} leaves no group; use 1 or more")
+    return Counted(count)
+
+
+def listed(names: Sequence[Sequence[str]]) -> Grouping:
+    """These groups of parameters, by name."""
+    return Listed(tuple(tuple(group) for group in names))
+
+
+def partial(threshold: int | None = None) -> Grouping:
+    """ADTopk's partial sparsification: small matrices travel dense, within the budget of their group, or all that
+    have at most `threshold` elements."""
+    return Partial(threshold)
+
+
+@dataclass(frozen=True)
+class Filled(Grouping):
+    """Groups of at most `megabytes` of gradient."""
+
+    megabytes: float
+
+    def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
+        parts: list[list[Slot]] = [[]]
+        for slot in _compressed(plan, slots, compressor):
+            if parts[-1] and sum(4 * other.numel for other in [*parts[-1], slot]) > self.megabytes * MB:
+                parts.append([])
+            parts[-1].append(slot)
+        return _cut(plan, parts, compressor)
+
+
+@dataclass(frozen=True)
+class Counted(Grouping):
+    """So many groups with equally many tensors."""
+
+    count: int
+
+    def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
+        mine = _compressed(plan, slots, compressor)
+        count = min(self.count, len(mine))
+        bounds = [len(mine) * part // count for part in range(count + 1)] if count else [0]
+        return _cut(plan, [mine[start:end] for start, end in pairwise(bounds)], compressor)
+
+
+@dataclass(frozen=True)
+class Listed(Grouping):
+    """Groups of these names. Raises ValueError for names that are not compressed, and where some are left out."""
+
+    names: tuple[tuple[str, ...], ...]
+
+    def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
+        mine = {slot.name: slot for slot in _compressed(plan, slots, compressor)}
+        listed = [name for group in self.names for name in group]
+        if unknown := [name for name in listed if name not in mine]:
+            raise ValueError(f"the groups name {unknown[0]!r}, which {compressor} does not compress; leave it out")
+        if missing := [name for name in mine if name not in listed]:
+            raise ValueError(f"the groups lack {missing[0]!r}; list every parameter that {compressor} compresses")
+        return _cut(plan, [[mine[name] for name in group] for group in self.names if group], compressor)
+
+
+@dataclass(frozen=True)
+class Partial(Grouping):
+    """Within each group, matrices travel dense, the smallest first, as long as all of them have fewer elements than the
+    group would send in all; the others send what is left of that. With a `threshold` those of at most so many elements
+    do instead, and the others' ratio stays (ADTopk, HPDC 2024, https://doi.org/10.1145/3625549.3658678)."""
+
+    threshold: int | None = None
+
+    def check(self, compressor: Compressor) -> None:
+        """Raises ValueError for a compressor without a ratio: there is no budget to keep."""
+        if not _ratios(compressor):
+            raise ValueError(f"{type(compressor).__name__} has no ratio, so no budget: this is for sparse ones")
+
+    def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
+        self.check(compressor)
+        numel = {slot.name: slot.numel for slot in slots}
+        dense: list[str] = []
+        groups: list[Group] = []
+        for group in plan.groups:
+            if group.compressor != compressor:
+                dense += group.slots
+                continue
+            small = self._small(group.slots, numel, max(_ratios(compressor)))
+            dense += small
+            rest = tuple(name for name in group.slots if name not in small)
+            if rest:
+                factor = self._factor(group.slots, small, numel, max(_ratios(compressor)))
+                groups.append(replace(group, slots=rest, compressor=_scaled(compressor, factor)))
+        last = [Group(tuple(dense), FP32(), NoMemory(), AllReduce())] if dense else []
+        return Plan((*groups, *last))
+
+    def _small(self, names: Sequence[str], numel: dict[str, int], ratio: float) -> list[str]:
+        """What travels dense of a group."""
+        if self.threshold is not None:
+            return [name for name in names if numel[name] <= self.threshold]
+        budget, chosen = ratio * sum(numel[name] for name in names), []
+        for name in sorted(names, key=lambda name: numel[name]):
+            budget -= numel[name]
+            if budget <= 0:
+                break
+            chosen.append(name)
+        return chosen
+
+    def _factor(self, names: Sequence[str], small: Sequence[str], numel: dict[str, int], ratio: float) -> float:
+        """What the others' ratio is multiplied by, so that the group sends as many elements as before."""
+        if self.threshold is not None:
+            return 1.0
+        total, filled = (sum(numel[name] for name in some) for some in (names, small))
+        return (total * ratio - filled) / (total - filled) / ratio
+
+
+def _compressed(plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> list[Slot]:
+    names = {name for group in plan.groups if group.compressor == compressor for name in group.slots}
+    return [slot for slot in slots if slot.name in names]
+
+
+def _cut(plan: Plan, parts: Sequence[Sequence[Slot]], compressor: Compressor) -> Plan:
+    mine = [group for group in plan.groups if group.compressor == compressor]
+    others = [group for group in plan.groups if group.compressor != compressor]
+    names = [tuple(slot.name for slot in part) for part in parts if part]
+    return Plan((*(replace(mine[0], slots=own) for own in names), *others))
+
+
+def _ratios(compressor: Compressor) -> list[float]:
+    """Its own, and those of the compressors that it is made of."""
+    nested = [ratio for part in _parts(compressor).values() for ratio in _ratios(part)]
+    return [*([compressor.ratio] if hasattr(compressor, "ratio") else []), *nested]  # pyright: ignore
+
+
+def _parts(compressor: Compressor) -> dict[str, Compressor]:
+    values = {field.name: getattr(compressor, field.name) for field in fields(compressor)}  # pyright: ignore[reportArgumentType]
+    return {name: value for name, value in values.items() if isinstance(value, Compressor)}
+
+
+def _scaled(compressor: Compressor, factor: float) -> Compressor:
+    changes: dict[str, object] = {name: _scaled(part, factor) for name, part in _parts(compressor).items()}
+    if hasattr(compressor, "ratio"):
+        changes["ratio"] = factor * compressor.ratio  # pyright: ignore
+    return replace(compressor, **changes)  # pyright: ignore[reportArgumentType, reportCallIssue]

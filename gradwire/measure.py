@@ -1,0 +1,87 @@
+"""What the command line measures, from Python. The lab and what it needs are imported when a function is called."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradwire.compressors import Compressor
+    from gradwire.lab.job import Spec
+    from gradwire.lab.runner import Job, Place
+    from gradwire.plans import Plan
+    from gradwire.report.timing import Timing
+
+
+def bench(
+    make: Callable[[], Any],
+    configurations: "Sequence[str | Compressor]",
+    *,
+    hosts: int = 2,
+    link: str = "loopback",
+    steps: int = 20,
+    repeats: int = 3,
+    seed: int = 0,
+    device: str = "cpu",
+) -> "list[Timing]":
+    """Times the steps of `make`'s model in these configurations, and in `nocomm`, which take turns.
+
+    `make`, a function at the top of a file, returns model, batches and loss; see docs/tasks.md. A configuration is a
+    compressor, or a text as on the command line. `hosts` ranks are started, with a `link` each such as "1gbit".
+
+    Raises ValueError for what the command line refuses, and where this process is a rank itself.
+    """
+    from gradwire.lab.bench import Sample
+    from gradwire.lab.bench import bench as job
+    from gradwire.lab.cell import Cell, Effort
+    from gradwire.lab.construct import text_of
+    from gradwire.lab.function import named
+    from gradwire.report.timing import summarize
+
+    cell = Cell(model=named(make), ranks=hosts, link=link)
+    spec = cell.spec([text_of(each) for each in configurations], Effort(steps, repeats, seed, device))
+    return summarize([Sample.from_line(line) for line in _run(job, spec, cell.place(device))])
+
+
+def plan(
+    make: Callable[[], Any],
+    *,
+    candidates: "Sequence[str | Compressor]" = (),
+    hosts: int = 2,
+    link: str = "loopback",
+    seed: int = 0,
+    device: str = "cpu",
+) -> "Plan":
+    """The fastest plan for `make`'s model on `hosts` ranks with a `link` each, to give to `attach`; found by training.
+
+    `make` as in `bench`; `candidates` are compressors or texts, by default those that need no tuning. Raises ValueError
+    for what the command line refuses, and where this process is a rank itself.
+    """
+    from gradwire.lab.construct import text_of
+    from gradwire.lab.function import named
+    from gradwire.lab.link import link_of
+    from gradwire.lab.planning import Planned, PlanSpec, candidate
+    from gradwire.lab.planning import plan as job
+    from gradwire.lab.runner import Place
+    from gradwire.lab.workloads import Own
+
+    texts = [text_of(each) for each in candidates]
+    for text in texts:
+        candidate(text)
+    own = Own(function=named(make))
+    next(own.batches(0, hosts, seed))
+    spec = PlanSpec(task=own.name, options=[f"function={own.function}"], seed=seed, candidates=texts)
+    return Planned.from_line(_run(job, spec, Place(hosts, link_of(link), device))[-1]).plan
+
+
+def _run(job: "Job", spec: "Spec", place: "Place") -> list[dict[str, Any]]:
+    """What rank 0 logged."""
+    from gradwire.lab.join import joined
+    from gradwire.lab.runner import runner
+
+    if joined():
+        raise ValueError("this starts ranks of its own: call it where none run, or use torchrun -m gradwire.cli")
+    lines: list[dict[str, Any]] = []
+    with runner(place) as ranks, TemporaryDirectory() as folder:
+        ranks.run(job, spec, Path(folder, "lines.jsonl"), lines.append)
+    return lines

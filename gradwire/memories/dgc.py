@@ -1,0 +1,73 @@
+"""Deep Gradient Compression's memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors import Compressor, Halves
+from gradwire.memories.base import RESIDUAL, Memory
+from gradwire.ops.gradients import Gradients, Share
+from gradwire.ops.tiles import spans
+from gradwire.slots import Layout
+from gradwire.torch_private import norms_of, scale_each_by
+
+VELOCITY = "velocity"
+
+
+@dataclass(frozen=True)
+class DGCMemory(Memory):
+    """Deep Gradient Compression's memory: momentum is accumulated before compressing (momentum correction), and
+    momentum of coordinates that were sent is forgotten (factor masking) (Lin et al., ICLR 2018,
+    https://arxiv.org/abs/1712.01887).
+
+    Use a plain optimizer with it: its own momentum would count twice. `clip` is the largest norm of one
+    parameter's gradient; each rank clips its own at clip / sqrt(ranks).
+    """
+
+    momentum: float = 0.9
+    masking: bool = True
+    clip: float | None = None
+    flat_state: ClassVar[tuple[str, ...]] = (RESIDUAL, VELOCITY)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum} must lie in (0, 1); without momentum use Residual()")
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"clip={self.clip} is no norm; use a positive number or None")
+
+    def check(self, compressor: Compressor) -> None:
+        super().check(compressor)
+        if not compressor.sparse:
+            raise ValueError(
+                f"DGCMemory masks the coordinates that were sent, and {type(compressor).__name__} sends all; "
+                "pair it with DGC(), TopK() or RandomK(), or use Residual()"
+            )
+
+    def add(self, flat: Mapping[str, Halves], gradients: Gradients, share: Share, ranks: int) -> None:
+        velocity, residual = flat[VELOCITY], flat[RESIDUAL]
+        if self.clip is None:
+            gradients.add_to(velocity.new, velocity.old, share, self.momentum)
+        else:
+            gradients.write_to(velocity.new, share)
+            self._clip(velocity.new, gradients.pieces.layout, ranks)
+            velocity.new.add_(velocity.old, alpha=self.momentum)
+        torch.add(residual.old, velocity.new, out=residual.new)
+
+    def sent(self, flat: Mapping[str, Halves]) -> None:
+        if not self.masking:
+            return
+        x, velocity = flat[RESIDUAL].new, flat[VELOCITY].new
+        for start, end in spans(x):
+            velocity[start:end].mul_(x[start:end].ne(0))
+
+    def _clip(self, x: Tensor, layout: Layout, ranks: int) -> None:
+        """Scales every slot's gradient / ranks in x (n,) to its largest norm."""
+        assert self.clip is not None
+        parts = layout.parts(x)
+        limit = self.clip / (ranks * sqrt(ranks))
+        norms = norms_of(parts)
+        scale_each_by(parts, (limit / norms.clamp_min(limit)).unbind())

@@ -1,0 +1,22 @@
+"""No memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gradwire.compressors import Compressor, Halves
+from gradwire.memories.base import Memory
+from gradwire.ops.gradients import Gradients, Share
+
+
+@dataclass(frozen=True)
+class NoMemory(Memory):
+    """What is not sent is dropped. For compressors that are unbiased, or vote."""
+
+    flat_state: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, compressor: Compressor) -> None:
+        """Everything may be forgotten."""
+
+    def add(self, flat: Mapping[str, Halves], gradients: Gradients, share: Share, ranks: int) -> None:
+        raise AssertionError("there is nothing to add to")

@@ -1,0 +1,24 @@
+"""Error feedback."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gradwire.compressors import Halves
+from gradwire.memories.base import RESIDUAL, Memory
+from gradwire.ops.gradients import Gradients, Share
+
+
+@dataclass(frozen=True)
+class Residual(Memory):
+    """Error feedback: what was not sent is added to the next gradient (Seide et al., Interspeech 2014;
+    Karimireddy et al., ICML 2019, https://arxiv.org/abs/1901.09847). `decay` multiplies it before that."""
+
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay={self.decay} must lie in (0, 1]; 1 forgets nothing")
+
+    def add(self, flat: Mapping[str, Halves], gradients: Gradients, share: Share, ranks: int) -> None:
+        before, x = flat[RESIDUAL]
+        gradients.add_to(x, before, share, self.decay)

@@ -1,0 +1,213 @@
+"""The Plan: which gradients travel together, how each group is compressed, with which memory and collective."""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gradwire import communicators, compressors, memories
+from gradwire.communicators import AllGather, AllReduce, Communicator
+from gradwire.compressors import FP32, Cast, Codec, Compressor
+from gradwire.memories import Memory, NoMemory, Residual
+from gradwire.slots import Layout, Slot
+
+T = TypeVar("T")
+GROUP_BYTES = 8 << 20
+BULKY_BYTES = 4 << 20
+EDGE_BYTES = 1 << 20
+MOST_GROUPS = 8
+
+
+@dataclass(frozen=True)
+class Group:
+    """Slots, by name, that are compressed and sent together.
+
+    Raises ValueError when the compressor cannot work with the memory or the communicator.
+    """
+
+    slots: tuple[str, ...]
+    compressor: Compressor
+    memory: Memory
+    communicator: Communicator
+
+    def __post_init__(self) -> None:
+        self.communicator.check(self.compressor)
+        self.memory.check(self.compressor)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Groups in the order in which they are sent; every slot is in exactly one. Without groups it is `native`: the
+    framework, such as DDP, reduces all gradients by itself."""
+
+    groups: tuple[Group, ...]
+
+    @property
+    def native(self) -> bool:
+        """Whether the framework reduces by itself."""
+        return not self.groups
+
+    def describe(self) -> str:
+        """The plan in a few words."""
+        names = dict.fromkeys(f"{group.compressor} by {group.communicator}" for group in self.groups)
+        return f"{len(self.groups)} groups of {', '.join(names)}" if self.groups else "native"
+
+    def to_json(self) -> str:
+        """The plan as JSON text; `from_json` reads it back."""
+        groups = [
+            {"slots": list(g.slots)}
+            | {part: _to_dict(getattr(g, part)) for part in ("compressor", "memory", "communicator")}
+            for g in self.groups
+        ]
+        return json.dumps({"version": 1, "groups": groups}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Raises ValueError for text that is no plan of this version."""
+        data = json.loads(text)
+        version = data.get("version") if isinstance(data, dict) else None
+        if version != 1:
+            raise ValueError(f"plan version {version!r} is not known; this Gradwire reads version 1")
+        try:
+            return cls(tuple(
+                Group(
+                    tuple(g["slots"]),
+                    _from_dict(g["compressor"], compressors, Compressor),
+                    _from_dict(g["memory"], memories, Memory),
+                    _from_dict(g["communicator"], communicators, Communicator),
+                )
+                for g in data["groups"]
+            ))  # fmt: skip
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is no plan that Plan.to_json() wrote: {error}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan to a file, as JSON."""
+        Path(path).write_text(self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """What `save` wrote. Raises ValueError, naming the file, where it cannot be read or holds no plan."""
+        return from_file(path, cls.from_json)
+
+    def check(self, slots: Sequence[Slot]) -> None:
+        """Raises ValueError, naming the parameter, where plan and model do not fit."""
+        planned = [name for group in self.groups for name in group.slots]
+        known = {slot.name for slot in slots}
+        if self.native:
+            return
+        if twice := {name for name, count in Counter(planned).items() if count > 1}:
+            raise ValueError(f"the plan has parameter {min(twice)!r} in two groups; each belongs in one")
+        if any(not group.slots for group in self.groups):
+            raise ValueError("the plan has a group without parameters; leave it out")
+        if unknown := set(planned) - known:
+            raise ValueError(f"the plan names parameter {min(unknown)!r}, which the model lacks; make a plan for it")
+        if missing := known - set(planned):
+            raise ValueError(f"the plan lacks the model's parameter {min(missing)!r}; make a plan for this model")
+
+
+NATIVE = Plan(())
+"""The framework reduces by itself."""
+
+
+def from_file(path: str | Path, read: Callable[[str], T]) -> T:
+    """What `read` makes of a file's text. Raises ValueError, naming the file, where that cannot be."""
+    try:
+        return read(Path(path).read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def uniform(
+    slots: Sequence[Slot],
+    compressor: Compressor,
+    memory: Memory | None = None,
+    communicator: Communicator | None = None,
+    dense: Callable[[Slot], bool] | None = None,
+) -> Plan:
+    """One way for all: slots in the given order, cut into groups of 8 MB of gradient or more, the last of them smaller;
+    where the wire sets the pace of 4 MB or more, the first of them smaller.
+
+    Slots for which `dense` holds travel uncompressed in a group of their own, sent last: their bytes do not
+    matter, their accuracy does. By default these are the vectors, unless the compressor carries them itself.
+    """
+    dense = dense or (lambda slot: len(slot.shape) < 2 and not compressor.carries_dense)
+    memory = memory or default_memory(compressor)
+    communicator = communicator or default_communicator(compressor)
+    lossless = isinstance(compressor, Cast)
+    small = [] if lossless else [slot for slot in slots if dense(slot)]
+    large = [slot for slot in slots if slot not in small]
+    groups = [Group(names, compressor, memory, communicator) for names in _cut(large, bulky(compressor, large))]
+    if small:
+        groups.append(Group(tuple(slot.name for slot in small), FP32(), NoMemory(), AllReduce()))
+    return Plan(tuple(groups))
+
+
+def default_memory(compressor: Compressor) -> Memory:
+    """Residual for what is biased and can be taken out of a memory, none for the rest."""
+    try:
+        Residual().check(compressor)
+    except ValueError:
+        return NoMemory()
+    return Residual() if compressor.biased else NoMemory()
+
+
+def default_communicator(compressor: Compressor) -> Communicator:
+    """All-reduce where payloads can be added, all-gather where not."""
+    return AllGather() if isinstance(compressor, Codec) and not compressor.summable else AllReduce()
+
+
+def bulky(compressor: Compressor, slots: Sequence[Slot]) -> bool:
+    """Whether it sends an eighth of these gradients or more, so that the wire sets the pace."""
+    layout = Layout(tuple(slots))
+    return isinstance(compressor, Codec) and compressor.group_bytes(layout, 0) >= layout.numel // 2
+
+
+def _cut(slots: Sequence[Slot], early: bool) -> list[tuple[str, ...]]:
+    """Groups that are worth a collective. Where `early`, smaller ones first, to have the wire busy early; else smaller
+    ones last, for what is sent last hides under nothing."""
+    full = max(BULKY_BYTES if early else GROUP_BYTES, 4 * sum(slot.numel for slot in slots) // MOST_GROUPS)
+    if early:
+        return _grow(slots, full)
+    return [names[::-1] for names in reversed(_grow(slots[::-1], full))]
+
+
+def _grow(slots: Sequence[Slot], full: int) -> list[tuple[str, ...]]:
+    """Neighbours together: a group of 1 MB of gradient or more, then of twice that, and so on up to `full` bytes; what
+    is left over, where it is less than 1 MB, joins the one before."""
+    groups: list[tuple[str, ...]] = []
+    names: tuple[str, ...] = ()
+    size = 0
+    for slot in slots:
+        names += (slot.name,)
+        size += 4 * slot.numel
+        if size >= min(full, EDGE_BYTES << len(groups)):
+            groups.append(names)
+            names, size = (), 0
+    if groups and size < EDGE_BYTES:
+        groups[-1] += names
+    elif names:
+        groups.append(names)
+    return groups
+
+
+def _to_dict(part: Any) -> dict[str, Any]:
+    values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    inner = {name: _to_dict(value) for name, value in values.items() if dataclasses.is_dataclass(value)}
+    return {"name": type(part).__name__} | values | inner
+
+
+def _from_dict(data: dict[str, Any], module: Any, base: type) -> Any:
+    arguments = dict(data)
+    part = getattr(module, name := arguments.pop("name"), None)
+    if not (isinstance(part, type) and issubclass(part, base)):
+        raise ValueError(f"the plan names {name!r}, which is no {base.__name__} of {module.__name__}")
+    inner = {key: _from_dict(value, module, base) for key, value in arguments.items() if isinstance(value, dict)}
+    return part(**arguments | inner)

@@ -1,0 +1,77 @@
+"""What the ranks of a job must have alike, in words that they compare when they meet."""
+
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from importlib.metadata import version
+from zlib import crc32
+
+import torch
+
+from gradwire.controllers import Controller
+from gradwire.ops.noise import uniform
+from gradwire.ops.orthogonal import orthogonalize
+from gradwire.plans import Plan
+from gradwire.runtime.meeting import Disagreement, Meeting
+from gradwire.slots import Slot
+from gradwire.transports import Mesh
+
+Words = Mapping[str, str]
+
+
+class Agreement:
+    """The meetings of one job's ranks. Each raises ValueError on all ranks, naming what differs on which, or what one
+    of them cannot do."""
+
+    def __init__(self, mesh: Mesh, slots: Sequence[Slot], device: torch.device, words: Words) -> None:
+        self._meeting, self._slots, self._device = Meeting(mesh), slots, device
+        self._words = {"Gradwire's version": version("gradwire"), "device": device.type, **words}
+
+    def on_plan(self, make: Callable[[], Plan], controller: Controller | None) -> Plan:
+        """The plan that `make` returns, with which the ranks begin, or go on."""
+        made: list[Plan] = []
+
+        def words() -> Words:
+            made.append(make())
+            made[0].check(self._slots)
+            lines = [f"{slot.name} {slot.shape} {slot.strides} {slot.dtype}" for slot in self._slots]
+            return {
+                **self._words,
+                "parameters": _digest("\n".join(lines)),
+                "controller": controller.describe() if controller else "none",
+                "plan": f"{made[0].describe()} ({_digest(made[0].to_json())})",
+                **({"arithmetic": _arithmetic(self._device)} if _local_arithmetic(made[0]) else {}),
+            }
+
+        try:
+            self.on(words)
+        except Disagreement as error:
+            if error.field == "parameters":  # which one?
+                self._meeting.compare({slot.name: f"{slot.shape} {slot.dtype}" for slot in self._slots})
+            raise
+        return made[0]
+
+    def on(self, words: Callable[[], Words]) -> None:
+        """`words` are the same on all ranks; it raises ValueError where this rank cannot go on."""
+        try:
+            said = words()
+        except ValueError as error:
+            said = {"error": str(error)}
+        self._meeting.compare(said)
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:12]
+
+
+def _local_arithmetic(plan: Plan) -> bool:
+    return any(group.compressor.local_arithmetic for group in plan.groups)
+
+
+def _arithmetic(device: torch.device) -> str:
+    """What this rank's hardware makes of the operations whose results all ranks must have alike."""
+    matrix = uniform((8, 97), torch.Generator().manual_seed(0)).to(device)
+    product = matrix @ matrix.T
+    orthogonalize([matrix])
+    draw = torch.rand(64, generator=torch.Generator(device).manual_seed(0), device=device, dtype=torch.float64)
+    numbers = torch.cat([matrix.flatten().double(), product.flatten().double(), draw])
+    return f"{crc32(numbers.cpu().numpy().tobytes()):08x}"

@@ -1,0 +1,207 @@
+"""The controller's part of a step: numbers are added up over the ranks, and what follows is in force on all at once.
+
+    a step        every rank writes its numbers; one small message adds them up while groups are under way
+    its end       every rank decides from the sums; on a GPU from those of the step before, which are there by then
+    the next step rank 0's message says which decision it came to
+    its end       every rank does what rank 0 decided; one that decided otherwise reads rank 0's from the store
+
+So the ranks do the same from the same step on, whatever their arithmetic; nothing waits for it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from gradwire.collective import REPLICA, Message, Sum
+from gradwire.compressors import GroupContext
+from gradwire.controllers import GroupView, Observation, StepView
+from gradwire.controllers.requests import Change, Profiled, ProfileRequest, change_from_json, change_to_json
+from gradwire.ops.gradients import Share
+from gradwire.plans import Plan
+from gradwire.runtime.executor import Executor
+from gradwire.runtime.pipeline import Pipeline
+from gradwire.runtime.settings import Settings
+from gradwire.runtime.trace import Trace
+from gradwire.slots import Slot
+from gradwire.transports import Pending
+
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """A request for a profile under way; its steps are over at the end of step `due`."""
+
+    request: ProfileRequest
+    trace: Trace
+    due: int
+
+
+class Control:
+    """One controller at work; without one nothing happens. Everything here runs on the executor's thread.
+
+    `decided` is what it has decided and is not in force yet. While `paused` it sees nothing.
+    """
+
+    def __init__(self, settings: Settings, slots: Sequence[Slot], pipeline: Pipeline, executor: Executor) -> None:
+        self.controller, self._slots, self._pipeline, self._executor = settings.controller, slots, pipeline, executor
+        self._mesh, self._profiler, self._can_be_native = pipeline.mesh, settings.profiler, settings.can_be_native
+        self.decided: Change | None = None
+        self.paused = False
+        self._tracing: Tracing | None = None
+        self._numbers = torch.zeros(self.controller.numbers + 1 if self.controller else 1, device=executor.device)
+        self._under_way: Pending | None = None
+        self._sums: deque[tuple[int, Callable[[], Tensor]]] = deque()
+        self._lag = 0 if executor.is_immediate else 1
+        self._changes = 0
+
+    def look(self, context: GroupContext, x: Tensor) -> None:
+        """A group is about to be encoded."""
+        if self.controller and self.controller.looks and not self.paused:
+            self.controller.look(context, x, self._numbers[:-1])
+
+    def send(self, step: int, groups: Sequence[GroupView]) -> None:
+        """All groups of the step are encoded: this rank's numbers go on their way."""
+        if not self.controller or self.paused:
+            return
+        seen = StepView(step, groups, self._pipeline.wire_bytes, self._pipeline.recorder.so_far("wire"))
+        self.controller.observe(seen, self._numbers[:-1])
+        if self.decided is not None and self._mesh.rank == 0:
+            self._numbers[-1] = _fingerprint(self.decided)
+        self._under_way = self._pipeline.send(Sum(Message.plain(self._numbers)))
+
+    def reduced(self, means: Callable[[], Mapping[str, Tensor]], nonfinite: Tensor, scale: Share) -> None:
+        """The step's means are in place, times the loss's `scale`."""
+        if self.controller and self.controller.reduces and not self.paused:
+            self.controller.reduced(means(), nonfinite, scale)
+
+    def end(self, step: int, plan: Plan) -> Change | None:
+        """A step is over: what is to be done before the next one."""
+        if not self.controller or self._under_way is None:
+            return None
+        self._pipeline.agree(partial(self._finish_sum, self._under_way))
+        self._under_way = None
+        self._sums.append((step, self._executor.on_host(self._numbers)))
+        self._numbers.zero_()
+        if self._tracing and step >= self._tracing.due:
+            return self._answer(step, plan)
+        if len(self._sums) <= self._lag:
+            return None
+        seen, value = self._sums.popleft()
+        numbers = value()
+        if numbers[-1]:
+            return self._take(float(numbers[-1]))
+        if self.decided is None and self._tracing is None:
+            self._decide(self._observation(seen, step + 2 + self._lag, plan, numbers[:-1]))
+        return None
+
+    def begin_tracing(self, request: ProfileRequest, trace: Trace, step: int) -> None:
+        """The steps from `step` on are traced, for a request."""
+        self._tracing = Tracing(request, trace, step + request.steps)
+
+    def native_ended(self, step: int, plan: Plan, seconds: float) -> Change | None:
+        """The framework has reduced by itself for as many steps as were asked for, the median of which took so many
+        seconds: what is to be done before the next one. Ranks talk while training waits, which is rare."""
+        if not self.controller:
+            return None
+        numbers = torch.tensor([seconds], dtype=torch.float32, device=self._executor.device)
+        self._pipeline.agree(partial(self._mesh.sum, numbers))
+        nothing = torch.zeros(self.controller.numbers)
+        self._decide(self._observation(step, step + 1, plan, nothing, seconds=float(numbers) / self._mesh.ranks))
+        mark = _fingerprint(self.decided) if self.decided is not None and self._mesh.rank == 0 else 0.0
+        self._pipeline.agree(partial(self._mesh.sum, numbers.fill_(mark)))
+        return self._take(float(numbers)) if numbers else None
+
+    def export(self, plan: Plan, origin: Plan) -> dict[str, Tensor]:
+        """All that a job goes on from: the controller's state, the plan in force, the one that it was made from, and
+        what is decided."""
+        if not self.controller:
+            return {}
+        words = {"plan": plan.to_json(), "origin": origin.to_json()}
+        if self.decided is not None:
+            words["decided"] = change_to_json(self.decided)
+        return self.controller.state_dict() | {name: _letters(text) for name, text in words.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> Plan:
+        """Takes over what `export` returned; the plan that was in force. The controller has begun with its
+        `origin_of`."""
+        assert self.controller is not None
+        own = {name: tensor for name, tensor in state.items() if name not in ("plan", "origin", "decided")}
+        self.controller.load_state_dict(own)
+        self.decided = change_from_json(_text(state["decided"])) if "decided" in state else None
+        if self.decided is not None and self._mesh.rank == 0:
+            self._mesh.store.set(f"change/{self._changes}", change_to_json(self.decided))
+        return Plan.from_json(_text(state["plan"]))
+
+    def _answer(self, step: int, plan: Plan) -> None:
+        """What was asked for is there; the controller decides what follows."""
+        assert self._tracing is not None
+        assert self._profiler is not None
+        profiled = self._profiler(self._tracing.request, self._tracing.trace)
+        self._tracing = None
+        self._sums.clear()
+        nothing = torch.zeros(self._numbers.numel() - 1)
+        self._decide(self._observation(step, step + 2 + self._lag, plan, nothing, answer=profiled))
+
+    def _observation(
+        self,
+        step: int,
+        next_step: int,
+        plan: Plan,
+        sums: Tensor,
+        *,
+        seconds: float = 0.0,
+        answer: Profiled | None = None,
+    ) -> Observation:
+        mesh = self._mesh
+        return Observation(
+            step, next_step, plan, self._slots, mesh.rank, mesh.ranks, mesh.replica.world, sums, self._can_be_native,
+            seconds, answer,
+        )  # fmt: skip
+
+    def _decide(self, seen: Observation) -> None:
+        assert self.controller is not None
+        self.decided = self.controller.decide(seen)
+        if self.decided is not None and self._mesh.rank == 0:
+            self._mesh.store.set(f"change/{self._changes}", change_to_json(self.decided))
+
+    def _take(self, announced: float) -> Change:
+        """What rank 0 decided, which is this rank's decision as well but where its arithmetic differs."""
+        change, self.decided = self.decided, None
+        self._sums.clear()
+        if change is None or _fingerprint(change) != announced:
+            text = self._mesh.store.get(f"change/{self._changes}", PATIENCE_S)
+            if text is None:
+                raise RuntimeError(f"rank 0's decision did not come within {PATIENCE_S:.0f} s")
+            change = change_from_json(text)
+        self._changes += 1
+        return change
+
+    def _finish_sum(self, pending: Pending) -> None:
+        pending.wait()
+        for axis, transport in self._mesh.axes.items():
+            if axis != REPLICA:
+                transport.run(Sum(Message.plain(self._numbers), axis))
+
+
+def origin_of(state: Mapping[str, Tensor]) -> Plan:
+    """The plan from which the plans of an exported state were made."""
+    return Plan.from_json(_text(state["origin"]))
+
+
+def _letters(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _text(letters: Tensor) -> str:
+    return bytes(letters.tolist()).decode()
+
+
+def _fingerprint(change: Change) -> float:
+    """A number that float32 holds exactly, never 0."""
+    return 1.0 + (crc32(change_to_json(change).encode()) & 0x7F_FFFF)

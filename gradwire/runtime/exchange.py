@@ -1,0 +1,208 @@
+"""One group's exchange: its gradients become the mean over the ranks, in place."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.collective import Collective, Message, SendReceive, Sum
+from gradwire.communicators import AllReduce
+from gradwire.compressors import Cast, GroupContext, Reduction
+from gradwire.memories import RESIDUAL
+from gradwire.ops.gradients import Gradients, Share, mark_nonfinite
+from gradwire.ops.workspace import Workspace
+from gradwire.plans import Group
+from gradwire.runtime.store import StoredGroup
+from gradwire.transports import Mesh
+
+Look = Callable[[GroupContext, Tensor], None]
+"""Looks at what is about to be encoded, gradient and residual (n,)."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a group was given in a step: its gradients, which of its slots had none on this rank, the factor that the
+    loss was multiplied by, and whether backward failed, so that no rank is to take the step."""
+
+    gradients: Gradients
+    absent: Sequence[int] = ()
+    scale: Share | None = None
+    lost: bool = False
+
+    def share(self, ranks: int) -> Share:
+        """What a gradient counts in a mean over so many ranks."""
+        return 1 / ranks if self.scale is None else 1 / ranks / self.scale
+
+    def mark_nonfinite(self, x: Tensor, nonfinite: Tensor) -> None:
+        """Adds NaN to `nonfinite` (1,) where what is to be sent, x (n,), must not count."""
+        mark_nonfinite(x.fill_(torch.nan) if self.lost else x, nonfinite)
+
+    def without_absent(self, x: Tensor, share: Share) -> None:
+        """Leaves nothing in x (n,) of what is kept for slots without a gradient: that stays where it is."""
+        parts = self.gradients.pieces.layout.views(x) if self.absent else []
+        for slot in self.absent:
+            torch.mul(self.gradients.slot(slot), share, out=parts[slot])
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """What the exchanges of one job share. `remembers` says that some group keeps state from step to step."""
+
+    mesh: Mesh
+    seed: int
+    scratch: Workspace
+    remembers: bool = True
+    look: Look | None = None
+
+
+class Exchange(ABC):
+    """A group at work. A step reads the old halves of its state and writes the new ones; whether it counts is decided
+    when all groups are reduced.
+
+    `nonfinite` (1,) is NaN where some rank's gradient was not finite, else 0, the same on all ranks in the end.
+    `rounds` are the collectives that a step takes. `compresses` says whether this rank's memory is in use.
+    """
+
+    group: Group
+    index: int
+    stored: StoredGroup
+    context: GroupContext
+    nonfinite: Tensor
+    rounds: int
+    compresses: bool = True
+    given: Given | None = None
+
+    @abstractmethod
+    def run(self, given: Given, step: int) -> Reduction:
+        """The collectives of a step; afterwards the means are where the gradients were."""
+
+    def keep_absent(self, used: Tensor) -> None:
+        """A slot without a gradient keeps its residual, with what this rank has sent of it or dropped of others' sums
+        there, unless no rank had a gradient and the mean is nobody's: used (slots of the job,) is 0 then. It keeps all
+        else."""
+        assert self.given is not None
+        for kind in self.context.flat if self.given.absent and self.compresses else ():
+            before, after = map(self.stored.layout.parts, self.context.flat[kind])
+            for slot in self.given.absent:
+                if kind == RESIDUAL:
+                    torch.addcmul(before[slot], after[slot], used[self.stored.slots[slot]], out=after[slot])
+                else:
+                    after[slot].copy_(before[slot])
+
+    @abstractmethod
+    def commit(self) -> None:
+        """The step was good."""
+
+    def forget(self) -> None:
+        """The step was not good."""
+        self.stored.forget()
+
+
+class ReplicaExchange(Exchange):
+    """Reduces a group along the axis "replica"."""
+
+    def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
+        self.group, self.index, self.stored, self._job = group, index, stored, job
+        axis = job.mesh.replica
+        self.context = GroupContext(
+            stored.layout, axis.rank, axis.world, stored.buffers, job.scratch, stored.slot_state, stored.group_state,
+            remember=group.memory.remembers, seed=job.seed * 65_537 + index,
+        )  # fmt: skip
+        self.rounds = group.communicator.rounds(group.compressor, axis.world)
+        self.nonfinite = torch.zeros(1, device=stored.buffers.device)
+
+    def run(self, given: Given, step: int) -> Reduction:
+        self.nonfinite.zero_()
+        compressor, memoryless = self.group.compressor, not (self.group.memory.remembers or self.stored.pending)
+        if memoryless and isinstance(compressor, Cast) and isinstance(self.group.communicator, AllReduce):
+            return self._reduce_dense(compressor, given)
+        return self.reduce(given, step)
+
+    def commit(self) -> None:
+        assert self.given is not None
+        if self.stored.pending:
+            self.stored.spend(whole=not self.given.absent)
+        self.stored.commit()
+
+    def reduce(self, given: Given, step: int) -> Reduction:
+        """Takes the gradients in, compresses, exchanges and hands the means out."""
+        self.given, self.context.step, self.context.draws = given, step, 0
+        self.context.flat = self.stored.flat
+        x = self._take_in(given)
+        if self._job.look:
+            self._job.look(self.context, x)
+        out = self._out(given, x)
+        yield from flagged(self.group.communicator.reduce(self.group.compressor, x, out, self.context), self.nonfinite)
+        self.group.memory.sent(self.context.flat)
+        given.gradients.take(out, given.scale)
+
+    # What is only cast, and keeps nothing, is summed where it lies, or in one copy
+
+    def _reduce_dense(self, cast: Cast, given: Given) -> Reduction:
+        self.given = given
+        gradients, whole = given.gradients, given.gradients.whole
+        gradients.scale(torch.nan if given.lost else 1 / self.context.world)
+        x = whole
+        if whole is None or whole.dtype != cast.wire_dtype:
+            x = self.context.buffers.tensor("dense", (self.stored.layout.numel,), cast.wire_dtype)
+            gradients.copy_to(x)
+        assert x is not None
+        yield Sum(Message.plain(x))
+        if self._job.remembers:  # a mean that is not finite spoils the step for all memories
+            self.nonfinite.add_(x.sum(dtype=torch.float32).mul_(0))
+        if x is not whole:
+            gradients.take(x, None)
+
+    # All else
+
+    def _take_in(self, given: Given) -> Tensor:
+        """What is compressed, (n,): the gradients' share of the mean, and what the memory kept."""
+        share, gradients = given.share(self.context.world), given.gradients
+        if self.group.memory.remembers:
+            x = self.context.flat[RESIDUAL].new
+            self.group.memory.add(self.context.flat, gradients, share, self.context.world)
+        else:
+            x = self._own_buffer(gradients)
+            gradients.write_to(x, share)
+            if self.stored.pending:
+                x.add_(self.context.flat[RESIDUAL].old)
+                self.context.flat[RESIDUAL].new.zero_()
+        given.without_absent(x, share)
+        given.mark_nonfinite(x, self.nonfinite)
+        return x
+
+    def _own_buffer(self, gradients: Gradients) -> Tensor:
+        """Where a group without memory computes: where its gradients lie, if they can be replaced there."""
+        return (
+            self.context.buffers.tensor("x", (self.stored.layout.numel,)) if gradients.flat is None else gradients.flat
+        )
+
+    def _out(self, given: Given, x: Tensor) -> Tensor:
+        """Where the means go, (n,)."""
+        if not self.group.memory.remembers:
+            return x
+        flat = given.gradients.flat
+        return self.context.buffers.tensor("mean", (self.stored.layout.numel,)) if flat is None else flat
+
+
+def flagged(reduction: Reduction, nonfinite: Tensor) -> Reduction:
+    """The same collectives; each message takes `nonfinite` (1,) along, and adds what came with the others' to it.
+
+    NaN stays NaN whatever is added, so that once every rank has heard of every other, all have the same.
+    """
+    for op in reduction:
+        if op is not None and op.send.flags is not None:
+            op.send.flags.copy_(nonfinite.expand_as(op.send.flags))
+        yield op
+        flags = _heard(op)
+        if flags is not None:
+            nonfinite.add_(flags.sum())
+
+
+def _heard(op: Collective | None) -> Tensor | None:
+    """The flags that came with a collective."""
+    if op is None or (isinstance(op, SendReceive) and op.source is None):
+        return None
+    return op.receive.flags

@@ -1,0 +1,153 @@
+"""The executor: a thread and, on a GPU, a stream of its own, on which all reducing is done.
+
+This is the only place that knows of threads, streams and events. Two threads meet here:
+
+1. The thread that trains posts a task. On a GPU it records an event on its own stream, behind what the task will read.
+2. The worker takes tasks in the order in which they were posted. On a GPU its stream first waits for the task's event;
+   the host does not. What the task computes is queued on the worker's stream.
+3. Whoever needs the results on the thread that trains calls `join`, or waits for a future that was completed under the
+   worker's stream: that orders the training stream behind the worker's, again without the host.
+4. Memory that one stream allocated and the other uses is kept from being given away too soon by `keep`.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gradwire.ops.host import to_host
+
+T = TypeVar("T")
+Mark = float | torch.cuda.Event
+"""A moment: seconds of `time.perf_counter`, or an event on a CUDA stream."""
+
+CLOSE_S = 5.0
+
+
+class Executor:
+    """Carries out tasks one after another. What a task raises goes to `fail`, and the next one is taken."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device, priority=-1) if self._cuda else None
+        self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Any] | None] = queue.SimpleQueue()
+        self.fail: Callable[[BaseException], None] = lambda error: None
+        self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
+        self._thread.start()
+
+    def post(self, task: Callable[[], None]) -> None:
+        """Has the worker carry out `task`, behind what the current stream was given so far."""
+        self._tasks.put((task, torch.cuda.current_stream(self.device).record_event() if self._cuda else None))
+
+    def call(self, function: Callable[[], T]) -> T:
+        """What `function` returns on the worker, where the state belongs; raises what it raises."""
+        if threading.current_thread() is self._thread:
+            return function()
+        result: Future[T] = Future()
+
+        def task() -> None:
+            try:
+                value = function()
+            except BaseException as error:
+                result.set_exception(error)
+            else:
+                self.synchronize()
+                result.set_result(value)
+
+        self.post(task)
+        return result.result()
+
+    def flush(self) -> None:
+        """Returns when all that was posted is done, on a GPU when all of it is queued."""
+        done = threading.Event()
+        self.post(done.set)
+        done.wait()
+
+    def mark(self) -> Mark:
+        """Now, on the current stream of the executor's device."""
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """The worker's stream uses these tensors, which another stream may have allocated."""
+        if self._stream:
+            for tensor in tensors:
+                tensor.record_stream(self._stream)
+
+    def join(self) -> None:
+        """What the current stream is given from now on comes after what the worker's was given so far."""
+        if self._stream:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def on_host(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """A tensor's present value for the host. To call what this returns waits for a GPU; later it is there."""
+        copy = to_host(tensor)
+        if not self._cuda:
+            return lambda: copy
+        event = torch.cuda.current_stream(self.device).record_event()
+
+        def value() -> Tensor:
+            event.synchronize()
+            return copy
+
+        return value
+
+    @property
+    def is_immediate(self) -> bool:
+        """Whether what was computed is there when the call returns, as on a CPU."""
+        return not self._cuda
+
+    def future_devices(self) -> list[torch.device] | None:
+        """For torch futures that are completed here."""
+        return [self.device] if self._cuda else None
+
+    def synchronize(self) -> None:
+        """Waits until the worker's stream is done."""
+        if self._stream:
+            self._stream.synchronize()
+
+    def close(self) -> None:
+        """Ends the thread, once what was posted is done; memory may go from then on. (A thread that is still in torch
+        when Python goes down aborts the process.)"""
+        self._tasks.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_S)
+        self.synchronize()
+
+    def _work(self) -> None:
+        scope: AbstractContextManager[Any] = torch.cuda.stream(self._stream) if self._stream else nullcontext()
+        with torch.no_grad(), scope:
+            while (item := self._tasks.get()) is not None:
+                task, ready = item
+                if self._stream and ready:
+                    self._stream.wait_event(ready)
+                try:
+                    task()
+                except BaseException as error:
+                    self.fail(error)
+                del task, item
+
+
+def elapsed_s(start: Mark, end: Mark) -> float:
+    """Seconds between two marks; waits for a GPU."""
+    if isinstance(start, float) and isinstance(end, float):
+        return end - start
+    assert isinstance(start, torch.cuda.Event)
+    assert isinstance(end, torch.cuda.Event)
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def is_over(mark: Mark) -> bool:
+    """Whether a GPU has come to a mark."""
+    return not isinstance(mark, torch.cuda.Event) or mark.query()

@@ -1,0 +1,89 @@
+"""A step as the thread that trains sees it: gradients come one by one, and complete groups go to the worker."""
+
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.runtime.executor import Executor, Mark
+from gradwire.runtime.machine import Arrivals
+from gradwire.runtime.recorder import Recorder
+from gradwire.runtime.steps import Steps
+
+
+class Intake:
+    """Counts what arrives. When the last slot of a group is there, the worker is told where its gradients lie, or only
+    that they are where they were.
+
+    `step` counts the steps that were opened, `groups` are those of the one that is open, and `last_arrival` is when
+    its latest group was complete. The worker's part of a step begins with its first complete group.
+    """
+
+    def __init__(self, steps: Steps, executor: Executor, recorder: Recorder) -> None:
+        self.step = 0
+        self.groups: Sequence[int] = ()
+        self.last_arrival: Mark = 0.0
+        self.arrivals = Arrivals(partial(Intake._complete, weakref.proxy(self)))
+        self._steps, self._executor, self._recorder = steps, executor, recorder
+        self._slots = steps.store.slots
+        self._members: list[tuple[int, ...]] = []
+        self._tensors: list[Any] = [None] * len(self._slots)
+        self._fixed = self._begun = False
+        self._known: set[int] = set()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether some gradients of the open step have come, and others never will: backward failed."""
+        return self.arrivals.begun and not self.arrivals.all_there(self.groups)
+
+    def open(self, groups: Sequence[int] | None) -> None:
+        """A step of these groups, or of all, begins."""
+        if self._members is not self._steps.members:
+            self._members = self._steps.members
+            self._known.clear()
+            self.arrivals.follow(self._members)
+        self.arrivals.begin()
+        self.groups = range(len(self._members)) if groups is None else groups
+        self.step += 1
+        self._begun = False
+
+    def submit(self, slot: int, gradient: Tensor) -> None:
+        """A slot's gradient, which its mean is to replace."""
+        if gradient.is_sparse:
+            raise ValueError(f"parameter {self._slots[slot].name!r} has a sparse gradient; use Embedding(sparse=False)")
+        self._tensors[slot] = gradient
+        self.arrivals.arrive(slot)
+
+    def submit_absent(self, slot: int, zeros: Tensor) -> None:
+        """A slot has no gradient on this rank; the mean replaces the `zeros` all the same."""
+        self._tensors[slot] = zeros
+        self.arrivals.absent(slot)
+
+    def fix_places(self, fixed: bool) -> None:
+        """With `fixed`, gradients lie from now on where they were last submitted, and slots just arrive."""
+        self._fixed = fixed
+        self._known.clear()
+        self._executor.post(self._steps.forget_places)
+
+    def abandon(self) -> None:
+        """Completes a step that no rank is to take, so that all of them come to its end."""
+        self._executor.post(self._steps.lose)
+        for slot in self.arrivals.missing(self.groups):
+            zeros = torch.zeros(self._slots[slot].numel, device=self._executor.device)
+            self.submit_absent(slot, self._slots[slot].view(zeros))
+
+    def _complete(self, group: int, absent: Sequence[int]) -> None:
+        if not self._begun:
+            self._begun = True
+            self._executor.post(partial(self._steps.begin, self.groups, self.step))
+        members, tensors = self._members[group], None
+        if group not in self._known:
+            tensors = [self._tensors[slot] for slot in members]
+            if self._fixed:
+                self._known.add(group)
+        missing = [members.index(slot) for slot in absent]
+        self.last_arrival = self._recorder.mark()
+        self._executor.post(partial(self._steps.complete, group, tensors, missing, self._fixed))

@@ -1,0 +1,119 @@
+"""The step protocol, pure: which gradients are there, what is to be done next, how a step ends. No threads, no torch.
+
+Two parts, for two threads share the work. `Arrivals` belongs to the thread that trains and counts gradients. `Machine`
+belongs to the thread that reduces: it is told which groups are complete and says which entry of the step's script is
+next. Nothing else orders what happens, so all ranks start the same collectives in the same order.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gradwire.script import Entry, script
+
+HERE, ABSENT = 1, 2
+
+
+@dataclass(frozen=True)
+class End:
+    """All groups of the step were reduced."""
+
+    step: int
+
+
+class Arrivals:
+    """Counts the gradients of a step's groups.
+
+    When the last slot of a group is there, `complete(group, absent)` is called, with those of its slots that have no
+    gradient. `there[slot]` is HERE or ABSENT once that is known.
+    """
+
+    def __init__(self, complete: Callable[[int, list[int]], None]) -> None:
+        self._complete = complete
+        self.follow([])
+
+    def follow(self, members: Sequence[Sequence[int]]) -> None:
+        """Groups have these slots from now on; between two steps."""
+        places = {slot: group for group, slots in enumerate(members) for slot in slots}
+        self._group_of = [places[slot] for slot in range(len(places))]
+        self._sizes = [len(slots) for slots in members]
+        self.begin()
+
+    def begin(self) -> None:
+        """A new step: nothing is there yet."""
+        self._missing = list(self._sizes)
+        self._absent: list[list[int]] = [[] for _ in self._sizes]
+        self.there = bytearray(len(self._group_of))
+
+    def group_of(self, slot: int) -> int:
+        """The group that a slot belongs to."""
+        return self._group_of[slot]
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything is there."""
+        return any(self.there)
+
+    def all_there(self, groups: Sequence[int]) -> bool:
+        """Whether these groups are complete."""
+        return not any(self._missing[group] for group in groups)
+
+    def missing(self, groups: Sequence[int]) -> list[int]:
+        """The slots of these groups of which nothing is known yet."""
+        wanted = set(groups)
+        return [slot for slot, group in enumerate(self._group_of) if group in wanted and not self.there[slot]]
+
+    def arrive(self, slot: int) -> None:
+        """A slot's gradient is there. (Called for each parameter and step: nothing else belongs here.)"""
+        self.there[slot] = HERE
+        group = self._group_of[slot]
+        self._missing[group] -= 1
+        if not self._missing[group]:
+            self._complete(group, self._absent[group])
+
+    def absent(self, slot: int) -> None:
+        """A slot has no gradient in this step."""
+        self.there[slot] = ABSENT
+        group = self._group_of[slot]
+        self._absent[group].append(slot)
+        self._missing[group] -= 1
+        if not self._missing[group]:
+            self._complete(group, self._absent[group])
+
+
+class Machine:
+    """Walks the scripts of steps, one after another."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._script: list[Entry] = []
+        self._at = 0
+        self._complete: set[int] = set()
+        self._running = self._failed = False
+
+    def begin(self, groups: Sequence[int], rounds: Sequence[int]) -> None:
+        """A step of these groups begins, of which group g takes `rounds[g]` collectives."""
+        assert not self._running, "a step begins when the one before has ended"
+        self._script, self._at, self._running = script(groups, rounds), 0, True
+        self._complete.clear()
+
+    def complete(self, group: int) -> None:
+        """All gradients of a group are there, or known to be absent."""
+        self._complete.add(group)
+
+    def fail(self) -> None:
+        """Nothing more is done."""
+        self._failed = True
+
+    def next(self) -> Entry | End | None:
+        """What is to be done now; None where a group's gradients have to come first, or a step to begin."""
+        if not self._running or self._failed:
+            return None
+        if self._at == len(self._script):
+            self._running = False
+            self.step += 1
+            return End(self.step)
+        entry = self._script[self._at]
+        if entry.turn == 0 and entry.group not in self._complete:
+            return None
+        self._at += 1
+        return entry

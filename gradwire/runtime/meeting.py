@@ -1,0 +1,81 @@
+"""Ranks meet over the store before they rely on each other: what must be equal on all of them is compared there,
+where a rank that differs, or does not come, is an error with a name and not a collective that never ends."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from gradwire.transports import Mesh
+
+PATIENCE_S = 60.0
+"""How long ranks wait for each other. They come from DDP's constructor or a step, which are in step already."""
+SHOWN = 60
+
+
+class Disagreement(ValueError):
+    """Ranks differ in `field`; all of them raise this."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class Meeting:
+    """The meetings of one job, one after another."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh, self._count = mesh, 0
+
+    def compare(self, said: Mapping[str, str]) -> None:
+        """Raises Disagreement on all ranks, naming the field and the ranks, where what they say differs.
+
+        A field "error" says why a rank cannot go on."""
+        if self._mesh.ranks == 1:
+            if "error" in said:
+                raise Disagreement(said["error"], "error")
+            return
+        self._count += 1
+        store, rank, key = self._mesh.store, self._mesh.rank, f"meeting/{self._count}"
+        store.set(f"{key}/{rank}", json.dumps(dict(said)))
+        if rank == 0:
+            verdict = self._judge(key)
+            store.set(f"{key}/verdict", json.dumps(verdict))
+        else:
+            text = store.get(f"{key}/verdict", 2 * PATIENCE_S)
+            verdict = _absent([0], 2 * PATIENCE_S) if text is None else json.loads(text)
+        if verdict:
+            raise Disagreement(*verdict)
+
+    def _judge(self, key: str) -> tuple[str, str] | None:
+        """What rank 0 finds: nothing, or the error and the field."""
+        told = [self._mesh.store.get(f"{key}/{rank}", PATIENCE_S) for rank in range(self._mesh.ranks)]
+        if missing := [rank for rank, text in enumerate(told) if text is None]:
+            return _absent(missing, PATIENCE_S)
+        return disagreement([json.loads(text) for text in told if text is not None])
+
+
+def disagreement(said: Sequence[Mapping[str, str]]) -> tuple[str, str] | None:
+    """In words what differs between what ranks said, by rank, and the field; None where all is equal."""
+    if failed := {rank: words["error"] for rank, words in enumerate(said) if "error" in words}:
+        rank, error = next(iter(failed.items()))
+        return (error if len(failed) == len(said) else f"rank {rank} cannot go on: {error}"), "error"
+    for field in dict.fromkeys(field for words in said for field in words):
+        values: dict[str, list[int]] = {}
+        for rank, words in enumerate(said):
+            values.setdefault(words.get(field, "none"), []).append(rank)
+        if len(values) > 1:
+            parts = [f"{_short(value)} on {_ranks(ranks)}" for value, ranks in values.items()]
+            return f"the ranks differ in {field}: {', '.join(parts)}; give every rank the same", field
+    return None
+
+
+def _absent(ranks: Sequence[int], waited_s: float) -> tuple[str, str]:
+    return f"{_ranks(ranks)} did not come within {waited_s:.0f} s; make the same calls on all ranks", "ranks"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    names = ", ".join(map(str, ranks[:5])) + (", ..." if len(ranks) > 5 else "")
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= SHOWN else value[: SHOWN - 3] + "..."

@@ -1,0 +1,103 @@
+"""Groups under way: each entry of a step's script, carried out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gradwire.collective import HOST, Collective
+from gradwire.compressors import Reduction
+from gradwire.runtime.exchange import Exchange, Given
+from gradwire.runtime.executor import Mark
+from gradwire.runtime.recorder import Recorder
+from gradwire.transports import Mesh, Pending
+
+
+class ReductionError(RuntimeError):
+    """A group could not be reduced; the message names the group and the rank at fault."""
+
+
+@dataclass
+class UnderWay:
+    """A group between its first collective and its means. Nothing is `pending` in a round in which this rank takes no
+    part."""
+
+    exchange: Exchange
+    reduction: Reduction
+    op: Collective | None = None
+    pending: Pending | None = None
+    started: Mark = 0.0
+
+
+class Pipeline:
+    """Raises ReductionError where a group fails or a rank is lost. `wire_bytes` counts what was handed to the
+    network."""
+
+    def __init__(self, mesh: Mesh, recorder: Recorder) -> None:
+        self.mesh, self.recorder = mesh, recorder
+        self.wire_bytes = 0
+        self._under_way: dict[int, UnderWay] = {}
+
+    def start(self, exchange: Exchange, given: Given, step: int) -> None:
+        """Encodes a group whose gradients are there, and starts its first collective."""
+        self._go_on(UnderWay(exchange, exchange.run(given, step)))
+
+    def advance(self, group: int) -> None:
+        """Waits for a group's collective, and starts its next one, or decodes."""
+        flight = self._under_way.pop(group)
+        if flight.op is not None and flight.pending is not None:
+            try:
+                flight.pending.wait()
+            except RuntimeError as error:
+                raise self._lost(flight.exchange, error) from error
+            label, wire_bytes = type(flight.op).__name__, self._wire_bytes(flight.op)
+            self.recorder.add("wire", flight.started, group, label=label, wire_bytes=wire_bytes)
+        self._go_on(flight)
+
+    def drain(self) -> None:
+        """Gives up what is under way."""
+        self._under_way.clear()
+
+    def send(self, op: Collective) -> Pending:
+        """Starts a collective of no group, and counts it."""
+        self.wire_bytes += self._wire_bytes(op)
+        return self.mesh.start(op)
+
+    def agree(self, talk: Callable[[], None]) -> None:
+        """Has the ranks talk with each other between groups, while this one waits."""
+        try:
+            talk()
+        except RuntimeError as error:
+            raise ReductionError(f"agreeing with the other ranks ended: {self.why(error)}") from error
+
+    def why(self, error: RuntimeError) -> str:
+        """What another rank said when it gave up, or that one was lost."""
+        return self.mesh.failure() or f"a rank was lost ({error})"
+
+    def _go_on(self, flight: UnderWay) -> None:
+        start, exchange = self.recorder.mark(), flight.exchange
+        try:
+            flight.op = next(flight.reduction)
+        except StopIteration:
+            self.recorder.add("decode", start, exchange.index)
+            return
+        except Exception as error:
+            raise ReductionError(
+                f"reducing {_describe(exchange)} failed on rank {self.mesh.rank}: {type(error).__name__}: {error}"
+            ) from error
+        flight.started = self.recorder.add("encode", start, exchange.index)
+        self._under_way[exchange.index] = flight
+        try:
+            flight.pending = None if flight.op is None else self.send(flight.op)
+        except RuntimeError as error:
+            raise self._lost(exchange, error) from error
+
+    def _wire_bytes(self, op: Collective) -> int:
+        return 0 if op.axis == HOST else op.wire_bytes(self.mesh.axes[op.axis].world)  # those of a host stay inside
+
+    def _lost(self, exchange: Exchange, error: RuntimeError) -> ReductionError:
+        return ReductionError(f"reducing {_describe(exchange)} ended: {self.why(error)}")
+
+
+def _describe(exchange: Exchange) -> str:
+    names = [slot.name for slot in exchange.stored.layout.slots]
+    size = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"the group of {names[0]!r}{size} ({exchange.group.compressor})"

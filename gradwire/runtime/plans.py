@@ -1,0 +1,119 @@
+"""Which plan is in force, and how it becomes another one: a user's, a controller's, a checkpoint's, or the first plan
+over again once the order of gradients is known."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gradwire import checkpoint
+from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
+from gradwire.plans import NATIVE, Plan
+from gradwire.runtime.agreement import Agreement
+from gradwire.runtime.control import Control, origin_of
+from gradwire.runtime.pipeline import Pipeline
+from gradwire.runtime.settings import Settings
+from gradwire.runtime.steps import Steps
+from gradwire.slots import Slot
+
+
+class Plans:
+    """`plan` is in force; `origin` is what the controller made it from. Where it is native, the framework reduces by
+    itself, for `native_steps` more steps if that is a number.
+
+    `agreed` is for the thread that trains; everything else runs on the worker.
+    """
+
+    def __init__(self, make: Callable[[], Plan], agreement: Agreement, settings: Settings, slots: list[Slot]) -> None:
+        self._agreement, self._settings, self._slots = agreement, settings, slots
+        self.native_steps: int | None = None
+        self.plan = self.origin = NATIVE
+        self.first = self.agreed(make)
+        self._follow_order = settings.follow_order
+        self._order: list[int] = []
+
+    def work_with(self, steps: Steps, control: Control, pipeline: Pipeline) -> None:
+        """Puts the first plan in force."""
+        self._steps, self._control, self._pipeline = steps, control, pipeline
+        control.paused = self.follows_order
+        self._install(self.first)
+
+    def agreed(self, make: Callable[[], Plan]) -> Plan:
+        """What `make` returns, once all ranks have the same. Raises ValueError on all of them where they do not."""
+        return self._agreement.on_plan(lambda: self._begin(make()), self._settings.controller)
+
+    @property
+    def follows_order(self) -> bool:
+        """Whether the plan is to be made anew from the order of gradients, of which `became_ready` tells."""
+        return self._follow_order is not None
+
+    def became_ready(self, slot: int) -> None:
+        """Backward has made a slot's gradient; on the thread that trains."""
+        self._order.append(slot)
+
+    def replace(self, plan: Plan) -> None:
+        """Puts an agreed plan in force that is not a controller's decision."""
+        self._follow_order, self._control.paused, self.native_steps = None, False, None
+        self._install(plan)
+
+    def step_ended(self) -> None:
+        """Puts in force what follows from the step."""
+        if self._follow_order:
+            self.replace(self._begin(self._follow_order(self._first_come())))
+        else:
+            self._apply(self._control.end(self._steps.number - 1, self.plan))
+
+    def native_step_ended(self) -> None:
+        """The framework has reduced a step by itself."""
+        if self.native_steps is not None:
+            self.native_steps -= 1
+
+    def native_ended(self, median_s: float) -> None:
+        """The framework has reduced as many steps as it was to, whose median took so long."""
+        self._apply(self._control.native_ended(self._steps.number - 1, self.plan, median_s))
+
+    def export(self) -> dict[str, Tensor]:
+        """What a checkpoint says of plans and of the controller."""
+        return self._control.export(self.plan, self.origin)
+
+    def load(self, read: checkpoint.Unpacked) -> None:
+        """Goes on as `export` said."""
+        if not (read.job and self._settings.controller):
+            return
+        self.replace(self._begin(origin_of(read.job)))
+        self._install(self._control.load(read.job))
+        self.native_steps = 1 if self.plan.native else None  # the controller is asked after the next step
+
+    def _begin(self, plan: Plan) -> Plan:
+        """What the controller makes of a plan that it is to change."""
+        controller = self._settings.controller
+        plan.check(self._slots)
+        if plan.native and not self._settings.can_be_native:
+            raise ValueError("a native plan leaves reducing to DDP, and here nobody else reduces; use FP32() instead")
+        if controller and not plan.native:
+            controller.check(plan)
+        self.origin = plan
+        return controller.begin(plan) if controller else plan
+
+    def _install(self, plan: Plan) -> None:
+        self._steps.install(plan)
+        self.plan = plan
+
+    def _apply(self, change: Change | None) -> None:
+        """Does what a controller has decided."""
+        if isinstance(change, Plan):
+            self._install(change)
+        elif isinstance(change, ProfileRequest):
+            self._install(change.plan)
+            self._control.begin_tracing(change, self._pipeline.recorder.trace(change.steps), self._steps.number)
+        elif isinstance(change, NativeRequest):
+            self._install(NATIVE)
+            self.native_steps = change.steps
+
+    def _first_come(self) -> list[Slot]:
+        """The slots as rank 0's gradients became ready in the first step."""
+        seen = dict.fromkeys([*self._order, *range(len(self._slots))])
+        order = torch.tensor(list(seen), device=self._steps.store.device)
+        self._pipeline.agree(partial(self._pipeline.mesh.from_first, order))
+        return [self._slots[slot] for slot in order.tolist()]

@@ -1,0 +1,275 @@
+"""The runtime: gradients in, means out, in their place. What front ends see of all that runs underneath."""
+
+import traceback
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from threading import Lock
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from gradwire import checkpoint
+from gradwire.plans import Plan
+from gradwire.runtime.agreement import Agreement
+from gradwire.runtime.control import Control
+from gradwire.runtime.executor import Executor
+from gradwire.runtime.intake import Intake
+from gradwire.runtime.pipeline import Pipeline
+from gradwire.runtime.plans import Plans
+from gradwire.runtime.recorder import Recorder
+from gradwire.runtime.settings import Settings
+from gradwire.runtime.stats import Stats, dense_bytes
+from gradwire.runtime.steps import Steps
+from gradwire.runtime.store import Store
+from gradwire.runtime.trace import Trace
+from gradwire.runtime.waiting import Waiting
+from gradwire.slots import Slot
+from gradwire.transports import Mesh
+
+
+class Runtime:
+    """Reduces `slots` as a plan says, on a thread (and a CUDA stream) of its own.
+
+    A front end opens a step, says of each slot where its gradient lies as backward makes it, all on the thread that
+    trains, and finds the means there when it has waited. Groups start in the plan's order as soon as they are complete,
+    and go on as the step's script says, so that the sequence of collectives depends on the plan alone. A step counts
+    for all its groups or for none.
+
+    `error` is what went wrong; every call raises it after that, but those that look at the state.
+
+    Raises ValueError, on all ranks, where ranks have different plans, parameters or settings, or `plan` raises it.
+    """
+
+    def __init__(
+        self, plan: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh, device: torch.device, settings: Settings
+    ) -> None:
+        self.slots, self.mesh, self._settings = list(slots), mesh.for_job(), settings
+        self.error: BaseException | None = None
+        self._failing = Lock()
+        self._agreement = Agreement(self.mesh, self.slots, device, {"seed": str(settings.seed), **settings.words})
+        own_mesh = mesh if settings.owns_mesh else None
+        try:
+            self._plans = Plans(plan, self._agreement, settings, self.slots)
+        except ValueError:
+            _close(None, own_mesh)
+            raise
+        self.executor = Executor(device)
+        self._end = weakref.finalize(self, _close, self.executor, own_mesh)
+        self.executor.fail = partial(_fail, weakref.ref(self))
+        self.recorder = Recorder(self.executor.mark, mesh.rank)
+        self._pipeline = Pipeline(self.mesh, self.recorder)
+        control = Control(settings, self.slots, self._pipeline, self.executor)
+        self._steps = Steps(Store(self.slots, device), self._pipeline, self.executor, control, settings)
+        self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
+        self._intake = Intake(self._steps, self.executor, self.recorder)
+        self.arrivals, self.arrive = self._intake.arrivals, self._intake.arrivals.arrive
+        self._waiting = Waiting()
+        self._ended = self._reduced = 0
+        self.executor.call(partial(self._plans.work_with, self._steps, control, self._pipeline))
+
+    # A step, on the thread that trains
+
+    def open_step(self, groups: Sequence[int] | None = None) -> None:
+        """A step begins, of all groups or of some, before its first gradient. One that was begun and not finished, for
+        backward failed, is given up first, as it is on all ranks."""
+        self.raise_error()
+        if self._intake.unfinished:
+            self._intake.abandon()
+            self.finish()
+        self._intake.open(groups)
+
+    def submit(self, slot: int, gradient: Tensor) -> None:
+        """A slot's gradient, which its mean is to replace. Raises ValueError where it is sparse."""
+        self._intake.submit(slot, gradient)
+
+    def submit_absent(self, slot: int, zeros: Tensor) -> None:
+        """A slot has no gradient on this rank; the mean replaces the `zeros` all the same."""
+        self._intake.submit_absent(slot, zeros)
+
+    def fix_places(self, fixed: bool) -> None:
+        """With `fixed`, gradients lie from now on where they were last submitted, and slots just `arrive`."""
+        self._intake.fix_places(fixed)
+
+    def missing(self) -> list[int]:
+        """The slots of the open step of which nothing is known yet."""
+        return self.arrivals.missing(self._intake.groups)
+
+    def became_ready(self, slot: int) -> None:
+        """Backward has made a slot's gradient, which arrives now or later. Needed while `wants_readiness`."""
+        if self._plans.follows_order:
+            self._plans.became_ready(slot)
+        if self.recorder.traces:
+            self.recorder.gave(self.slots[slot].name, self.arrivals.group_of(slot))
+
+    @property
+    def wants_readiness(self) -> bool:
+        """Whether it makes a difference when gradients became ready."""
+        return self._plans.follows_order or self.recorder.traces
+
+    def watch(self, buffer: Tensor) -> Future[Tensor]:
+        """A future of `buffer`, complete when the step's means are in place."""
+        future: Future[Tensor] = Future(devices=self.executor.future_devices())  # pyright: ignore[reportArgumentType]
+        self.executor.post(partial(self._wait, self._intake.step, future, buffer))
+        return future.then(_value)  # where `future` fails, only this way does DDP raise the error itself
+
+    def finish(self) -> None:
+        """Returns when the means of the step are in place; raises what went wrong in it."""
+        self.executor.flush()
+        self.raise_error()
+        self.executor.join()
+
+    def used(self, slot: int) -> bool:
+        """Whether any rank had a gradient for the slot in the last step."""
+        used = self._steps.used
+        return used is None or bool(used()[slot])
+
+    # Between steps, on the thread that trains
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force."""
+        return self._plans.plan
+
+    @property
+    def native_steps(self) -> int | None:
+        """For how many more steps the framework is to reduce by itself, where that is known."""
+        return self._plans.native_steps
+
+    def install(self, plan: Plan) -> None:
+        """Puts `plan` in force from the next step on; every parameter keeps its state. All ranks must do this
+        after the same step. Raises ValueError where plan and model, or the ranks' plans, do not fit."""
+        self.finish()
+        agreed = self._plans.agreed(lambda: plan)
+        self._call(partial(self._plans.replace, agreed))
+
+    def native_step_ended(self) -> None:
+        """The framework has reduced a step by itself."""
+        self._steps.number += 1
+        self._reduced += 1
+        self._pipeline.wire_bytes += dense_bytes(self.slots, self.mesh.ranks)
+        self._plans.native_step_ended()
+
+    def native_ended(self, median_s: float) -> None:
+        """The framework has reduced as many steps as it was to, whose median took so long; what follows is in force."""
+        self._call(partial(self._plans.native_ended, median_s))
+
+    def state_dict(self) -> checkpoint.StateDict:
+        """A copy of the state after the last whole step; at any time, from any thread."""
+        with self._steps.changing:
+            self._steps.settle()
+            return checkpoint.pack(self._steps.store.export(), self._plans.export(), self._steps.number)
+
+    def load_state_dict(self, state: checkpoint.StateDict) -> None:
+        """Takes over what `state_dict` returned; parameters that it lacks keep theirs. Raises ValueError, on all ranks,
+        for what is no such state, or another model's."""
+        self.finish()
+        read: list[checkpoint.Unpacked] = []
+
+        def words() -> Mapping[str, str]:
+            read.append(checkpoint.unpack(state))
+            read[0].check(self.slots, self._settings.others)
+            return {"the state's step": str(read[0].step)}
+
+        self._agreement.on(words)
+        self._call(partial(self._load, read[0]))
+
+    def trace(self, steps: int) -> Trace:
+        """Records the next `steps` whole steps."""
+        return self.recorder.trace(steps)
+
+    def stats(self) -> Stats:
+        """What was sent, and where time went."""
+        spans = self.recorder.totals()
+        return Stats(
+            steps=self._reduced,
+            wire_bytes=self._pipeline.wire_bytes,
+            dense_bytes=self._reduced * dense_bytes(self.slots, self.mesh.ranks),
+            **{f"{name}_s": spans.get(name, 0.0) for name in ("encode", "wire", "decode", "wait")},
+        )
+
+    def close(self) -> None:
+        """Ends the thread, and the mesh if it is this job's own."""
+        self._end()
+
+    # Errors, on any thread
+
+    def raise_error(self) -> None:
+        """Raises what went wrong, if anything did."""
+        if self.error:
+            raise self.error
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Ends the job where the framework did what cannot be; raises RuntimeError, here and on the other ranks."""
+        error = RuntimeError(reason)
+        self.fail(error)
+        raise error
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the job: this rank's calls raise the error, and the other ranks are told."""
+        with self._failing:
+            if self.error:
+                return
+            self.error = error
+        self._steps.machine.fail()
+        self._pipeline.drain()
+        _forget_frames(error)  # they hold messages under way, and those the connections that abort is to close
+        with suppress(Exception):  # whoever waits is told, whatever else is broken
+            self.mesh.abort(str(error))
+        self.executor.post(self._serve)
+
+    def _call(self, task: Callable[[], None]) -> None:
+        """Has the worker do what all ranks do now; where this one cannot, the others are told."""
+        try:
+            self.executor.call(task)
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    # On the worker
+
+    def _step_ended(self) -> None:
+        """Before whoever waits for the means goes on: the next step may find another plan."""
+        self._reduced += 1
+        self._plans.step_ended()
+        self.recorder.add("wait", self._intake.last_arrival)
+        self._ended = self._steps.opened
+        self._serve()
+
+    def _wait(self, step: int, future: Future[Tensor], buffer: Tensor) -> None:
+        self._waiting.add(step, future, buffer)
+        self._serve()
+
+    def _serve(self) -> None:
+        self._waiting.serve(self._ended, self.error)
+
+    def _load(self, read: checkpoint.Unpacked) -> None:
+        self._steps.number = read.step
+        self._plans.load(read)
+        with self._steps.changing:
+            self._steps.store.load(read.exported)
+
+
+def _fail(runtime: "weakref.ref[Runtime]", error: BaseException) -> None:
+    if (alive := runtime()) is not None:
+        alive.fail(error)
+
+
+def _close(executor: Executor | None, mesh: Mesh | None) -> None:
+    if executor:
+        executor.close()
+    if mesh:
+        mesh.close()
+
+
+def _value(future: Future[Tensor]) -> Tensor:
+    return future.value()
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    while error:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__

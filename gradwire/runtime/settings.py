@@ -1,0 +1,39 @@
+"""What a job is told beside its plan."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from gradwire.controllers import Controller
+from gradwire.controllers.requests import Profiled, ProfileRequest
+from gradwire.ops.gradients import Share
+from gradwire.plans import Plan
+from gradwire.runtime.trace import Trace
+from gradwire.slots import Slot
+
+Profiler = Callable[[ProfileRequest, Trace], Profiled]
+"""Carries out a controller's request when its steps are traced, on all ranks together."""
+
+
+def _unscaled() -> Share | None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """`follow_order(slots)` makes the plan for slots that became ready in that order; rank 0's, once seen, is used by
+    all. `find_unused` finds out after each step which slots had a gradient on no rank at all. `scale` is what the loss
+    is multiplied by. `can_be_native` says that the framework can reduce by itself. `others` are names of the model's
+    parameters that are not reduced, such as frozen ones; states may have them. `words` are further things that must be
+    equal on all ranks, by what they are called. `owns_mesh`: nobody else uses it, and it is closed in the end.
+    """
+
+    seed: int = 0
+    controller: Controller | None = None
+    profiler: Profiler | None = None
+    follow_order: Callable[[list[Slot]], Plan] | None = None
+    find_unused: bool = False
+    can_be_native: bool = False
+    scale: Callable[[], Share | None] = _unscaled
+    others: Collection[str] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
+    owns_mesh: bool = True

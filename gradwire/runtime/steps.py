@@ -1,0 +1,183 @@
+"""Steps, carried out on the worker: entries of the script, the verdict, and what follows from it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from gradwire.collective import HOST, REPLICA, Message, Sum
+from gradwire.controllers import GroupView
+from gradwire.ops.gradients import Gradients
+from gradwire.ops.host import to_device
+from gradwire.ops.workspace import Workspace
+from gradwire.plans import Plan
+from gradwire.runtime.control import Control
+from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange
+from gradwire.runtime.executor import Executor
+from gradwire.runtime.hosts import HostExchange
+from gradwire.runtime.machine import End, Machine
+from gradwire.runtime.pipeline import Pipeline
+from gradwire.runtime.settings import Settings
+from gradwire.runtime.store import Store
+from gradwire.script import Entry
+
+
+class Steps:
+    """The steps of a job, one after another. Everything here runs on the executor's thread, or while that is idle.
+
+    `number` counts them, those before a resume included; `members` are the slots of each group. `used` tells which
+    slots had a gradient on some rank in the last step, where that is to be found out. Whoever looks at the state from
+    another thread holds `changing`. `ended()` is called when a step's means are in place; what it does is over before
+    whoever waits for them goes on.
+    """
+
+    def __init__(
+        self, store: Store, pipeline: Pipeline, executor: Executor, control: Control, settings: Settings
+    ) -> None:
+        self.store, self.pipeline, self.executor, self.control = store, pipeline, executor, control
+        self.machine = Machine()
+        self.changing = Lock()
+        self.number = self.opened = 0
+        self.members: list[tuple[int, ...]] = []
+        self.exchanges: list[Exchange] = []
+        self.used: Callable[[], Tensor] | None = None
+        self.ended: Callable[[], None] = lambda: None
+        self._find_unused, self._scale = settings.find_unused, settings.scale
+        self._job = JobContext(pipeline.mesh, settings.seed, Workspace(executor.device), look=control.look)
+        self._all_used = torch.ones(len(store.slots), device=executor.device)
+        self._active: list[Exchange] = []
+        self._given: dict[int, Given] = {}
+        self._lost = False
+        self._verdict: Callable[[], Tensor] | None = None
+
+    def install(self, plan: Plan) -> None:
+        """Puts a plan in force, between two steps."""
+        with self.changing:
+            self.settle()
+            self.store.arrange(plan)
+        remembers = any(group.memory.remembers or group.compressor.flat_state for group in plan.groups)
+        job = replace(self._job, remembers=remembers)
+        kind = HostExchange if job.mesh.host else ReplicaExchange
+        self.exchanges = [
+            kind(group, index, stored, job)
+            for index, (group, stored) in enumerate(zip(plan.groups, self.store.groups, strict=True))
+        ]
+        members = [stored.slots for stored in self.store.groups]
+        if members != self.members:
+            self.members = members
+
+    def forget_places(self) -> None:
+        """Gradients may lie elsewhere from now on."""
+        for stored in self.store.groups:
+            stored.fixed = None
+
+    def lose(self) -> None:
+        """No rank is to take the step that is under way, or begins next."""
+        self._lost = True
+
+    def begin(self, groups: Sequence[int], opened: int) -> None:
+        """A step of these groups begins, the thread that trains having `opened` so many."""
+        self.opened = opened
+        with self.changing:
+            self.settle()
+        self._active = [self.exchanges[group] for group in groups]
+        self.machine.begin(groups, [exchange.rounds for exchange in self.exchanges])
+
+    def complete(self, group: int, tensors: Sequence[Tensor] | None, absent: Sequence[int], fixed: bool) -> None:
+        """All gradients of a group are there, in the order of its slots; none for those that are `absent`. Without
+        `tensors` they lie where they did when `fixed` was said of them."""
+        self._given[group] = Given(self._gradients(group, tensors, fixed), absent, self._scale(), self._lost)
+        self.machine.complete(group)
+        while (command := self.machine.next()) is not None:
+            if isinstance(command, End):
+                self._end()
+            else:
+                self._carry_out(command)
+
+    def settle(self) -> None:
+        """Has the last step's verdict known, and its outcome be the state. Waits for a GPU, which is long done."""
+        verdict, self._verdict = self._verdict, None
+        if verdict is None:
+            return
+        good = bool(verdict().isfinite())
+        for exchange in self._active:
+            exchange.commit() if good else exchange.forget()
+
+    def _gradients(self, group: int, tensors: Sequence[Tensor] | None, fixed: bool) -> Gradients:
+        stored = self.store.groups[group]
+        if tensors is None:
+            assert stored.fixed is not None
+            return stored.fixed
+        self.executor.keep(tensors)
+        if not fixed:
+            return Gradients(stored.pieces, tensors)
+        stored.fix(tensors)
+        assert stored.fixed is not None
+        return stored.fixed
+
+    def _carry_out(self, entry: Entry) -> None:
+        exchange = self.exchanges[entry.group]
+        if entry.turn:
+            self.pipeline.advance(entry.group)
+            return
+        self.pipeline.start(exchange, self._given.pop(entry.group), self.number)
+        if exchange is self._active[-1]:
+            views = [GroupView(each.group, each.context, each.nonfinite) for each in self._active if each.compresses]
+            self.control.send(self.number, views)
+
+    def _end(self) -> None:
+        """All groups are reduced: the step counts for all of them, on all ranks, or for none."""
+        nonfinite = torch.stack([exchange.nonfinite for exchange in self._active]).sum(0)
+        self._lost = False
+        for axis, transport in self.pipeline.mesh.axes.items():
+            if axis not in (REPLICA, HOST):  # who takes no part in the reduction takes part in the verdict
+                self.pipeline.agree(partial(transport.run, Sum(Message.plain(nonfinite), axis)))
+        used = self._agree_used()
+        for exchange in self._active:
+            exchange.keep_absent(used)
+        self.control.reduced(self._means, nonfinite, self._scale() or 1.0)
+        self._spoil(nonfinite)
+        with self.changing:
+            self._verdict = self.executor.on_host(nonfinite)
+            self.number += 1
+            if self.executor.is_immediate:
+                self.settle()
+        self.ended()
+
+    def _agree_used(self) -> Tensor:
+        """1 for each slot of the job that had a gradient on some rank, else 0."""
+        if not self._find_unused:
+            return self._all_used
+        used = torch.ones(len(self.store.slots))
+        for exchange in self._active:
+            assert exchange.given is not None
+            for slot in exchange.given.absent:
+                used[exchange.stored.slots[slot]] = 0
+        used = to_device(used, self.executor.device)
+        self.pipeline.agree(partial(self.pipeline.mesh.sum, used))
+        used.clamp_(max=1)
+        self.used = self.executor.on_host(used)
+        return used
+
+    def _spoil(self, nonfinite: Tensor) -> None:
+        """Where the step is not to count, nobody is to use its means."""
+        if self.executor.is_immediate and nonfinite.isfinite():
+            return
+        for exchange in self._active:
+            assert exchange.given is not None
+            if self.executor.is_immediate:
+                exchange.given.gradients.spoil()
+            else:
+                exchange.given.gradients.spoil_where(nonfinite)
+
+    def _means(self) -> Mapping[str, Tensor]:
+        """The step's means by parameter."""
+        means: dict[str, Tensor] = {}
+        for exchange in self._active:
+            assert exchange.given is not None
+            for index, slot in enumerate(exchange.stored.layout.slots):
+                means[slot.name] = exchange.given.gradients.slot(index)
+        return means

@@ -1,0 +1,207 @@
+"""The store: all state of a job, by slot, wherever its plan puts the slots.
+
+State of gradient size lies in arenas, a group's part is a slice. A plan that changes ratios or compressors moves
+nothing, nor does one that regroups neighbours; one that reorders slots permutes them once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors import GroupState, Halves, SlotState
+from gradwire.memories import RESIDUAL
+from gradwire.ops.gradients import Gradients, Pieces
+from gradwire.ops.workspace import Workspace
+from gradwire.plans import Group, Plan
+from gradwire.runtime.arenas import Arenas, Part
+from gradwire.slots import Layout, Slot
+
+Exported = dict[str, dict[str, Tensor]]
+"""By parameter and name: "residual" and others of gradient size are views in the parameter's shape; the small tensors
+that an algorithm keeps for a slot are "shared/...", those that it keeps for a group "group/..."."""
+
+SHARED, GROUP = "shared/", "group/"
+
+
+@dataclass(eq=False)
+class StoredGroup:
+    """What the store holds for one group: its parts of the arenas, small tensors, and buffers that it may use.
+
+    `kinds` are those that its steps write. `fixed` are its gradients, where they lie in the same place at every step.
+    """
+
+    slots: tuple[int, ...]
+    pieces: Pieces
+    kinds: tuple[str, ...]
+    parts: Mapping[str, Part]
+    slot_state: SlotState
+    group_state: GroupState
+    buffers: Workspace
+    fixed: Gradients | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return self.pieces.layout
+
+    @property
+    def flat(self) -> dict[str, Halves]:
+        """The halves of every kind that its steps write, and of the residual where there is one."""
+        return {kind: part.halves for kind, part in self.parts.items()}
+
+    @property
+    def owes(self) -> bool:
+        """Whether something of its gradients was kept and not sent."""
+        return RESIDUAL in self.parts and self.parts[RESIDUAL].used
+
+    @property
+    def pending(self) -> bool:
+        """Whether another plan left a residual where this one has no memory, to be sent with the next gradient."""
+        return self.owes and RESIDUAL not in self.kinds
+
+    def commit(self) -> None:
+        """The step was good: what it wrote is the state."""
+        for kind in self.kinds:
+            self.parts[kind].commit()
+            self.parts[kind].used = True
+        self.slot_state.commit()
+        self.group_state.commit()
+
+    def fix(self, tensors: Sequence[Tensor]) -> None:
+        """Its gradients lie here at every step from now on; what was only needed until then goes."""
+        self.fixed = Gradients.merged(self.layout, tensors)
+        self.pieces = Pieces.by_slot(self.layout)
+        self.buffers.clear()
+
+    def spend(self, whole: bool) -> None:
+        """The step was good, and sent what was owed; of all slots, if `whole`."""
+        self.parts[RESIDUAL].commit()
+        self.parts[RESIDUAL].used = not whole
+
+    def forget(self) -> None:
+        """The step was not good: nothing has happened."""
+        self.slot_state.forget()
+        self.group_state.forget()
+
+
+class Store:
+    """The state of all `slots`; `groups` are those of the plan that it is arranged for."""
+
+    def __init__(self, slots: Sequence[Slot], device: torch.device) -> None:
+        self.slots, self.device = list(slots), device
+        self.groups: list[StoredGroup] = []
+        self._index = {slot.name: i for i, slot in enumerate(slots)}
+        self._arenas = Arenas(self.slots, device)
+        self._slot_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
+        self._group_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
+
+    def arrange(self, plan: Plan) -> None:
+        """Gives the plan's groups their state; every slot keeps its own. Without groups all stays where it is."""
+        members = [tuple(self._index[name] for name in group.slots) for group in plan.groups]
+        self._write_back()
+        before = {stored.slots: stored for stored in self.groups}
+        if members:
+            self._arenas.follow([slot for own in members for slot in own])
+        for group in plan.groups:
+            for kind in _kinds(group):
+                self._arenas.need(kind)
+        self.groups = [
+            self._stored(group, own, before.get(own)) for group, own in zip(plan.groups, members, strict=True)
+        ]
+
+    def export(self) -> Exported:
+        """All that is kept, as views."""
+        self._write_back()
+        written = {slot: stored.kinds for stored in self.groups for slot in stored.slots}
+        return {slot.name: self._export_slot(i, written.get(i, ())) for i, slot in enumerate(self.slots)}
+
+    def load(self, exported: Exported) -> None:
+        """Takes over what `export` returned; slots that it lacks keep theirs. A slot's small tensor of another size
+        keeps the rows that both have."""
+        for kind in {kind for tensors in exported.values() for kind in tensors if "/" not in kind}:
+            self._arenas.need(kind)
+        self._write_back()
+        for name, tensors in exported.items():
+            self._load_slot(self._index[name], tensors)
+        for stored in self.groups:
+            stored.parts = self._parts(stored.kinds, stored.slots)
+            stored.group_state.load(self._group_tensors[stored.slots[0]])
+
+    def _stored(self, group: Group, members: tuple[int, ...], before: StoredGroup | None) -> StoredGroup:
+        """Where a group of the same slots was before, its buffers and views serve on."""
+        kinds = _kinds(group)
+        slot_state = SlotState([self._init_slot(i, group) for i in members])
+        group_state = GroupState(group.compressor.init_group() | group.communicator.init_group())
+        group_state.load(self._group_tensors[members[0]])
+        parts = self._parts(kinds, members)
+        if before:
+            before.buffers.forget_views()
+            return replace(before, kinds=kinds, parts=parts, slot_state=slot_state, group_state=group_state)
+        pieces = Pieces.by_slot(Layout(tuple(self.slots[i] for i in members)))
+        return StoredGroup(members, pieces, kinds, parts, slot_state, group_state, Workspace(self.device))
+
+    def _parts(self, kinds: tuple[str, ...], members: Sequence[int]) -> dict[str, Part]:
+        wanted = [kind for kind in self._arenas.kinds if kind in (*kinds, RESIDUAL)]
+        return {kind: self._arenas.take(kind, members) for kind in wanted}
+
+    def _init_slot(self, i: int, group: Group) -> dict[str, Tensor]:
+        """The small tensors that a slot has in this group; those of other plans wait."""
+        slot, tensors = self.slots[i], self._slot_tensors[i]
+        wanted = group.compressor.init_slot(*slot.matrix, _generator_of(slot))
+        for name, fresh in wanted.items():
+            old = tensors.get(name)
+            if old is None or old.shape != fresh.shape:
+                tensors[name] = fresh.to(self.device)
+                if old is not None:
+                    _copy_rows(tensors[name], old)
+        return {name: tensors[name] for name in wanted}
+
+    def _write_back(self) -> None:
+        """What changed for a group since it was arranged is from now on that of each of its slots."""
+        for stored in self.groups:
+            for name, tensor in stored.group_state.changed.items():
+                for i in stored.slots:
+                    self._group_tensors[i][name] = tensor.clone()
+
+    def _export_slot(self, i: int, written: Sequence[str]) -> dict[str, Tensor]:
+        tensors = {SHARED + name: tensor for name, tensor in self._slot_tensors[i].items()}
+        tensors |= {GROUP + name: tensor for name, tensor in self._group_tensors[i].items()}
+        kept = [kind for kind in self._arenas.kinds if kind in written or self._arenas.used(kind, i)]
+        return tensors | {kind: self._arenas.view(kind, i) for kind in kept}
+
+    def _load_slot(self, i: int, tensors: Mapping[str, Tensor]) -> None:
+        for kind in self._arenas.kinds.keys() - tensors.keys():
+            self._arenas.clear(kind, i)
+        for key, tensor in tensors.items():
+            if key.startswith(SHARED):
+                self._load_shared(i, key.removeprefix(SHARED), tensor.to(self.device))
+            elif key.startswith(GROUP):
+                self._group_tensors[i][key.removeprefix(GROUP)] = tensor.clone()
+            else:
+                self._arenas.write(key, i, tensor)
+
+    def _load_shared(self, i: int, name: str, tensor: Tensor) -> None:
+        mine = self._slot_tensors[i].get(name)
+        if mine is None:  # another plan may want it
+            self._slot_tensors[i][name] = tensor.clone()
+        else:
+            _copy_rows(mine, tensor)
+
+
+def _kinds(group: Group) -> tuple[str, ...]:
+    """The kinds of state of gradient size that a group's steps write."""
+    return tuple(dict.fromkeys((*group.memory.flat_state, *group.compressor.flat_state)))
+
+
+def _copy_rows(mine: Tensor, other: Tensor) -> None:
+    """Copies the rows that both have, where these are equally long."""
+    if mine.shape[1:] == other.shape[1:]:
+        rows = min(len(mine), len(other))
+        mine[:rows].copy_(other[:rows])
+
+
+def _generator_of(slot: Slot) -> torch.Generator:
+    """Depends on the parameter's name alone, so that all ranks and all plans start alike."""
+    return torch.Generator().manual_seed(crc32(slot.name.encode()))

@@ -1,0 +1,88 @@
+"""What really happened in a step: marks taken while training runs, read as a timeline afterwards."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gradwire.plans import Plan
+from gradwire.runtime.executor import Mark, elapsed_s
+from gradwire.schedule.timeline import Span, Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSpan:
+    """A span as it is recorded; on CUDA its moments are read later. Without a label it is named by its group's
+    compressor; `slot` is the one tensor that it is about, else all of the group's."""
+
+    lane: str
+    start: Mark
+    end: Mark
+    group: int = -1
+    label: str = ""
+    wire_bytes: int = 0
+    slot: str | None = None
+
+
+class Trace:
+    """Records `steps` steps of rank `rank`, each from the begin of its first forward pass to the begin of the next
+    step's.
+
+    The front end tells of forward passes and gradients, on the thread that trains; the runtime adds what its worker
+    does. Backward is cut at the moments when gradients became ready. What follows the wait for the means,
+    until the next step begins, is on the lane "optimizer".
+    """
+
+    def __init__(self, rank: int, steps: int) -> None:
+        self.rank, self.steps = rank, steps
+        self._begins: list[tuple[Mark, Plan]] = []
+        self._spans: list[RecordedSpan] = []
+        self._gave = True
+        self._last: Mark = 0.0
+
+    def forward_begins(self, mark: Mark, plan: Plan) -> None:
+        """A forward pass begins while `plan` is in force; the first one after a backward pass begins a step."""
+        if self._gave:
+            self._begins.append((mark, plan))
+            self._gave = False
+        else:
+            self.add(RecordedSpan("backward", self._last, mark, label="backward that only accumulates"))
+        self._last = mark
+
+    def forward_ends(self, mark: Mark) -> None:
+        """What `forward_begins` told of last ends."""
+        if self._begins and not self._gave:
+            self.add(RecordedSpan("forward", self._last, mark, label="forward"))
+            self._last = mark
+
+    def gave(self, slot: str, group: int, mark: Mark) -> bool:
+        """A gradient is ready. Returns whether there is more to record."""
+        if self._begins:
+            self.add(RecordedSpan("backward", self._last, mark, group, slot, slot=slot))
+            self._last, self._gave = mark, True
+        return len(self._begins) <= self.steps
+
+    def add(self, taken: RecordedSpan) -> None:
+        """Any other span; may be called from any thread."""
+        self._spans.append(taken)
+
+    def timelines(self) -> list[Timeline]:
+        """The complete steps, each from its own begin on. Waits for the GPU. Raises ValueError while there are none."""
+        steps = list(pairwise(self._begins))[: self.steps]
+        if not steps:
+            raise ValueError("no traced step has ended; a step ends when the next forward pass begins: train one more")
+        return [self._timeline(start, end, plan) for (start, plan), (end, _) in steps]
+
+    def _timeline(self, start: Mark, end: Mark, plan: Plan) -> Timeline:
+        step_s = elapsed_s(start, end)
+        placed = [(elapsed_s(start, taken.start), elapsed_s(start, taken.end), taken) for taken in list(self._spans)]
+        spans = [
+            self._span(taken, from_s, min(to_s, step_s), plan) for from_s, to_s, taken in placed if 0 <= from_s < step_s
+        ]
+        told_s = max((span.end_s for span in spans if span.lane == "wait"), default=step_s)
+        rest = Span("optimizer", told_s, step_s, "optimizer, and all else until the next step", -1, self.rank)
+        return Timeline((*sorted(spans, key=lambda span: span.start_s), rest))
+
+    def _span(self, taken: RecordedSpan, start_s: float, end_s: float, plan: Plan) -> Span:
+        group = plan.groups[taken.group] if taken.group >= 0 else None
+        label = taken.label or (repr(group.compressor) if group else taken.lane)
+        slots = (taken.slot,) if taken.slot else group.slots if group else ()
+        return Span(taken.lane, start_s, end_s, label, taken.group, self.rank, taken.wire_bytes, slots)

@@ -1,0 +1,48 @@
+"""The script of a step: what is done in which order, the same on all ranks.
+
+The runtime walks it, and the scheduler prices it.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+IN_FLIGHT = 2
+"""Groups whose collectives are under way at the same time, beside the one that is being encoded."""
+
+
+class Entry(NamedTuple):
+    """Turn `turn` of a group: 0 takes its gradients in, encodes and starts its first collective; each later one goes on
+    when the collective before it is done; the last one decodes."""
+
+    group: int
+    turn: int
+
+
+def script(groups: Sequence[int], rounds: Sequence[int]) -> list[Entry]:
+    """A step of these `groups`, in this order, of which group g takes `rounds[g]` collectives one after another.
+
+    A group that was started pushes the oldest one on: with two rounds each, the second round of one group follows the
+    first of the next, and none is left over for the end of the step.
+    """
+    entries: list[Entry] = []
+    flying: deque[Entry] = deque()
+
+    def advance() -> None:
+        entry = flying.popleft()
+        entries.append(entry)
+        if entry.turn < rounds[entry.group]:
+            flying.append(Entry(entry.group, entry.turn + 1))
+
+    for number, group in enumerate(groups, 1):
+        entries.append(Entry(group, 0))
+        flying.append(Entry(group, 1))
+        if number == len(groups):
+            break
+        if len(flying) >= IN_FLIGHT:
+            advance()
+        while len(flying) > IN_FLIGHT:
+            advance()
+    while flying:
+        advance()
+    return entries

@@ -1,0 +1,75 @@
+"""Slots: the tensors that are reduced, and where each of them lies in a group's flat buffer."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor that is reduced, such as a parameter's gradient: its name, shape and strides in elements.
+
+    A slot keeps the parameter's own memory order, as DDP's buckets do, so that a channels-last weight is
+    packed and unpacked by straight copies.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, name: str, parameter: Tensor) -> "Slot":
+        """Raises ValueError for a parameter whose gradient no compressor can take."""
+        if not parameter.is_floating_point():
+            raise ValueError(f"parameter {name!r} is {parameter.dtype}; Gradwire reduces real floating-point gradients")
+        like = torch.empty_like(parameter, device="meta")  # dense strides even where the parameter's are not
+        return cls(name, tuple(parameter.shape), like.stride(), parameter.dtype)
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """The slot as a matrix: the slowest-varying axis (a weight's outputs) by all the others."""
+        if len(self.shape) < 2:
+            return 1, self.numel
+        slowest = max(range(len(self.shape)), key=lambda axis: (self.strides[axis], -axis))
+        return self.shape[slowest], self.numel // self.shape[slowest]
+
+    def view(self, flat: Tensor) -> Tensor:
+        """The parameter-shaped view of this slot's `flat` (numel,) part of a buffer."""
+        return flat.as_strided(self.shape, self.strides)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Slots one after another in a flat buffer of `numel` elements."""
+
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def vector(cls, n: int) -> "Layout":
+        """One slot of one dimension."""
+        return cls((Slot("vector", (n,), (1,), torch.float32),))
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        return tuple(accumulate((slot.numel for slot in self.slots), initial=0))
+
+    @property
+    def numel(self) -> int:
+        return self.offsets[-1]
+
+    def parts(self, flat: Tensor) -> list[Tensor]:
+        """The flat part (numel,) of each slot."""
+        return [flat[a:b] for a, b in zip(self.offsets, self.offsets[1:], strict=False)]
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The parameter-shaped view of each slot."""
+        return [slot.view(part) for slot, part in zip(self.slots, self.parts(flat), strict=True)]

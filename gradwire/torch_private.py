@@ -1,0 +1,189 @@
+"""All that Gradwire uses of torch and is not public there, in one place. A test runs each of these against the oldest
+and the newest torch that pyproject.toml claims."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+# One call for many small tensors
+
+
+def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """targets[i] becomes sources[i]."""
+    if targets:
+        torch._foreach_copy_(list(targets), list(sources))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def add_each(targets: Sequence[Tensor], sources: Sequence[Tensor], alpha: float = 1.0) -> None:
+    """targets[i] += alpha·sources[i]."""
+    if targets:
+        torch._foreach_add_(list(targets), list(sources), alpha=alpha)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def scale_each(targets: Sequence[Tensor], factor: float | Tensor) -> None:
+    """targets[i] *= factor, a number or a tensor ()."""
+    if targets:
+        torch._foreach_mul_(list(targets), factor)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def scale_each_by(targets: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
+    """targets[i] *= factors[i], tensors ()."""
+    torch._foreach_mul_(list(targets), list(factors))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def zero_each(targets: Sequence[Tensor]) -> None:
+    """targets[i] = 0."""
+    if targets:
+        torch._foreach_zero_(list(targets))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def product_each(left: Sequence[Tensor], right: Sequence[Tensor]) -> Sequence[Tensor]:
+    """left[i]·right[i], as new tensors."""
+    return torch._foreach_mul(list(left), list(right))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def norms_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The norm of each tensor, (len(tensors),)."""
+    return torch.stack(torch._foreach_norm(list(tensors)))  # pyright: ignore[reportPrivateImportUsage]
+
+
+# torch.distributed
+
+
+class TorchStore:
+    """The store that the default process group was made with; every key begins with `prefix`."""
+
+    def __init__(self, prefix: str) -> None:
+        self._store = dist.distributed_c10d._get_default_store()
+        self._prefix = prefix
+
+    def set(self, key: str, value: str) -> None:
+        """Leaves a word."""
+        self._store.set(f"{self._prefix}/{key}", value)
+
+    def set_first(self, key: str, value: str) -> None:
+        """Leaves a word where nobody has; returns once it is there, unlike `set`."""
+        self._store.compare_set(f"{self._prefix}/{key}", "", value)
+
+    def get(self, key: str, timeout_s: float) -> str | None:
+        """A word, once it is there; None where it is not within `timeout_s`."""
+        whole = f"{self._prefix}/{key}"
+        try:
+            self._store.wait([whole], timedelta(seconds=timeout_s))
+        except dist.DistStoreError:
+            return None
+        return self._store.get(whole).decode()
+
+    def peek(self, key: str) -> str | None:
+        """A word, if it is there."""
+        whole = f"{self._prefix}/{key}"
+        return self._store.get(whole).decode() if self._store.check([whole]) else None
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """How long the group's collectives wait for a rank."""
+    return group._get_backend(group._device_types[0]).options._timeout
+
+
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
+    """The name of the backend that carries tensors of this device, such as "gloo", however the group was made; "none"
+    where there is none."""
+    try:
+        return group._get_backend(device).name()
+    except RuntimeError:
+        return "none"
+
+
+def new_group_of_members(name: str, ranks: list[int], like: dist.ProcessGroup) -> Any:
+    """A group of these ranks, this one among them, with the backends and the timeout of `like`; only its members call
+    this. `dist.new_group` either wants all ranks, or makes up a name from how many groups each rank has, which comes
+    again after a group was destroyed and may differ between ranks."""
+    store = dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    rank = ranks.index(dist.get_rank())
+    group: Any = dist.ProcessGroup(store, rank, len(ranks))
+    made: dict[str, Any] = {}
+    for device in like._device_types:
+        backend = backend_of(like, device)
+        if backend not in made:
+            made[backend] = _new_backend(backend, store, rank, ranks, timeout_of(like))
+            group._set_default_backend(_KINDS[backend])
+        group._register_backend(device, _KINDS[backend], made[backend])
+    group._set_group_name(name)
+    return group
+
+
+_KINDS: dict[str, Any] = {"gloo": dist.ProcessGroup.BackendType.GLOO, "nccl": dist.ProcessGroup.BackendType.NCCL}
+
+
+def _new_backend(name: str, store: Any, rank: int, ranks: list[int], timeout: timedelta) -> Any:
+    if name == "gloo":
+        backend = dist.ProcessGroupGloo(store, rank, len(ranks), timeout)
+    else:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout, options.global_ranks_in_group = timeout, ranks
+        backend = dist.ProcessGroupNCCL(store, rank, len(ranks), options)
+    backend._set_sequence_number_for_group()
+    return backend
+
+
+def close_group(group: dist.ProcessGroup) -> None:
+    """Ends a group: one that torch.distributed knows, or one of `new_group_of_members`."""
+    if group in dist.distributed_c10d._world.pg_map:
+        dist.destroy_process_group(group)
+    else:
+        group.shutdown()
+
+
+def abort_group(group: dist.ProcessGroup) -> None:
+    """Ends a group with all that is under way in it; gloo's connections close when nothing refers to them any more."""
+    if any(backend_of(group, device) == "nccl" for device in group._device_types):
+        group.abort()
+    else:
+        close_group(group)
+
+
+# torch.amp
+
+
+def scale_of(scaler: Any) -> Tensor | None:
+    """A GradScaler's factor (), where it lies, without waiting for a GPU; None before it has scaled a loss."""
+    return scaler._scale if scaler.is_enabled() else None
+
+
+# Autograd
+
+
+def when_backward_ends(call: Callable[[], None]) -> None:
+    """Has autograd call this when the backward pass under way is over, on the thread that runs it."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# DistributedDataParallel
+
+
+def hooks_of(ddp: DistributedDataParallel) -> list[Any]:
+    """The communication hooks that were registered."""
+    return [hook for hook, _ in ddp._comm_hooks]
+
+
+def is_joining(ddp: DistributedDataParallel) -> bool:
+    """Whether it is used under DDP.join()."""
+    return ddp._join_config.enable
+
+
+def without_hook(ddp: DistributedDataParallel) -> None:
+    """Gives it a new reducer, without a hook, as it gets one when it is unpickled."""
+    it: Any = ddp
+    parameters, sparse = it._build_params_for_reducer()
+    names = it._build_debug_param_to_name_mapping(parameters)
+    it._ddp_init_helper(parameters, sparse, names, it.static_graph)
+
+
+def with_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
+    """Gives its new reducer the hook that its old one had."""
+    dist._register_comm_hook(ddp.reducer, None, hook)  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]

@@ -1,0 +1,97 @@
+"""A mesh: which transport carries the collectives of which axis."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gradwire.collective import HOST, REPLICA, Broadcast, Collective, Message, Sum
+from gradwire.transports.base import Pending, Store, Transport
+
+
+class Mesh:
+    """Transports by axis. Gradients are reduced along "replica". Where there is an axis "host", they are first added
+    up, dense, among the ranks of a host; one of them, in turn from group to group, then takes part in what is
+    compressed. So each host sends what one rank would, and memories lie with the rank that compresses.
+
+    `rank` and `ranks` count all ranks of all axes, in the order of `axes`, the first varying slowest. `store` is where
+    all of them leave words; by default that of the axis "replica", which does where it is the only one.
+    """
+
+    def __init__(self, axes: Mapping[str, Transport], store: Store | None = None) -> None:
+        self.axes = dict(axes)
+        self.replica = self.axes[REPLICA]
+        self.host = self.axes.get(HOST)
+        self.store = store or self.replica.store
+
+    @classmethod
+    def of(cls, transport: "Transport | Mesh") -> "Mesh":
+        """A transport alone is that of the axis "replica"."""
+        return transport if isinstance(transport, Mesh) else cls({REPLICA: transport})
+
+    def for_job(self) -> "Mesh":
+        """The same transports, and words in the store that no other job on them reads. All ranks call this together."""
+        self.replica.jobs += 1
+        return Mesh(self.axes, _Part(self.store, f"job/{self.replica.jobs}"))
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are in all."""
+        total = 1
+        for transport in self.axes.values():
+            total *= transport.world
+        return total
+
+    @property
+    def rank(self) -> int:
+        """This rank's number among all of them."""
+        place = 0
+        for transport in self.axes.values():
+            place = place * transport.world + transport.rank
+        return place
+
+    def start(self, op: Collective) -> Pending:
+        """Starts `op` on its axis."""
+        return self.axes[op.axis].start(op)
+
+    def sum(self, tensor: Tensor) -> None:
+        """Adds up `tensor` over all ranks, in place."""
+        for axis, transport in self.axes.items():
+            transport.run(Sum(Message.plain(tensor), axis))
+
+    def from_first(self, tensor: Tensor) -> None:
+        """Gives all ranks the `tensor` of the first, in place."""
+        for axis, transport in self.axes.items():
+            transport.run(Broadcast(Message.plain(tensor), 0, axis))
+
+    def check(self, device: torch.device) -> None:
+        """Raises ValueError, naming what works, where tensors of this device cannot be carried."""
+        for transport in self.axes.values():
+            transport.check(device)
+
+    def abort(self, reason: str) -> None:
+        """Gives up on all axes."""
+        for transport in self.axes.values():
+            transport.abort(reason)
+
+    def close(self) -> None:
+        """Gives back what the transports hold."""
+        for transport in self.axes.values():
+            transport.close()
+
+    def failure(self) -> str | None:
+        """Why another rank gave up, where it could say so."""
+        return next((why for transport in self.axes.values() if (why := transport.failure())), None)
+
+
+class _Part:
+    """Words of a store that begin with `prefix`."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(f"{self._prefix}/{key}", value)
+
+    def get(self, key: str, timeout_s: float) -> str | None:
+        return self._store.get(f"{self._prefix}/{key}", timeout_s)

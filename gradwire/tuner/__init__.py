@@ -1,0 +1,6 @@
+"""The tuner: measures a job, tries plans while it trains, and keeps the fastest."""
+
+from gradwire.tuner.auto import CHOOSING_STEPS, Auto
+from gradwire.tuner.profiler import profiler_for
+
+__all__ = ["CHOOSING_STEPS", "Auto", "profiler_for"]

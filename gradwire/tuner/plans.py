@@ -1,0 +1,93 @@
+"""Which plans are worth trying, and what tried ones teach."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+
+from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
+from gradwire.compressors import BF16, FP32, QSGD, Cast, Codec, Compressor, MultiRound
+from gradwire.memories import NoMemory, Residual
+from gradwire.plans import Group, Plan, default_memory
+from gradwire.schedule import Found, Problem, Profile, Regime, Worker, baselines, theil_sen, timeline
+
+MOST_TRIED = 5
+FAR_APART = 8
+"""So far apart are numbers of groups that say what a group costs; from nearer ones it is noise, and what is then
+predicted of layer-by-layer plans so far off that they are never tried."""
+
+
+def safe(world: int) -> list[Compressor | Group]:
+    """What needs no tuning and no leap of faith: fp32, bf16, and 8 bits with a residual."""
+    return [FP32(), BF16(), *(replace(way, memory=Residual()) for way in ways_of(QSGD(), world))]
+
+
+def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
+    """The ways to send that a candidate stands for: a compressor's own memory, and each communicator that may win."""
+    if isinstance(candidate, Group):
+        return [replace(candidate, slots=())]
+    memory = NoMemory() if isinstance(candidate, Cast) else default_memory(candidate)
+    if isinstance(candidate, MultiRound) or (isinstance(candidate, Codec) and candidate.summable):
+        return [Group((), candidate, memory, AllReduce())]
+    communicators: list[Communicator] = [AllGather()]
+    if world > 2 and isinstance(candidate, Codec) and candidate.divisible:
+        communicators.append(ScatterReduce())
+    return [Group((), candidate, memory, communicator) for communicator in communicators]
+
+
+def shortlist(profile: Profile, found: Found, regime: Regime, worth: float) -> list[Plan]:
+    """What is worth trying: the best plan; the best candidate alone in DDP's buckets, for where computing beside
+    backward costs more than the model knows; and, nearest first, each candidate alone in its best buckets and layer
+    by layer, for where it costs less, of which the model says that they take at most `worth` times as long."""
+    problem = profile.problem()
+    options = range(len(problem.options))
+    alone = [_alone(problem, regime, option) for option in options]
+    best = min(options, key=lambda option: alone[option].step_s)
+    rivals = [*alone, *(baselines.layer_wise(problem, regime, option) for option in options)]
+    close = sorted((r for r in rivals if r.step_s < worth * found.step_s), key=lambda rival: rival.step_s)
+    plans = [profile.plan(each.groups) for each in [found, baselines.buckets(problem, regime, best), *close]]
+    return [plan for i, plan in enumerate(plans) if plan not in plans[:i]][:MOST_TRIED]
+
+
+def learnt(
+    profile: Profile, regime: Worker, plans: Sequence[Plan], seconds: Sequence[Sequence[float]], best: int
+) -> Profile:
+    """The profile, so that it predicts what steps with these `plans` took, with the `best` exactly: nobody measures
+    beforehand what threads cost that wake each other and share caches. What grows with the number of groups is taken
+    for encoding, the rest for the time around backward."""
+    took_s = np.array([median(own) for own in seconds])
+    groups = np.array([len(plan.groups) for plan in plans])
+    if groups.max() - groups.min() >= FAR_APART:
+        excess_s = took_s - [timeline(profile, plan, regime).step_s for plan in plans]
+        group_s = theil_sen(groups, excess_s).cost.per_unit
+        dearer = (replace(candidate, encode=candidate.encode.plus(group_s)) for candidate in profile.candidates)
+        profile = replace(profile, candidates=tuple(dearer))
+    optimizer_s = profile.optimizer_s + took_s[best] - timeline(profile, plans[best], regime).step_s
+    forward_s = max(0.0, profile.forward_s + min(0.0, optimizer_s))
+    return replace(profile, optimizer_s=max(0.0, optimizer_s), forward_s=forward_s)
+
+
+def _alone(problem: Problem, regime: Regime, option: int) -> Found:
+    tried = [baselines.best_buckets(problem, regime, option), baselines.one_group(problem, regime, option)]
+    return min(tried, key=lambda found: found.step_s)
+
+
+def quiet(plan: Plan) -> Plan:
+    """The same for every slot, in as few groups as can be, behind the one that is complete when backward ends: so it
+    leaves backward alone, for networks and encoding cost CPU time, and nobody says whose."""
+    ways = dict.fromkeys(replace(group, slots=()) for group in reversed(plan.groups))
+    slots = {
+        way: [slot for group in plan.groups if replace(group, slots=()) == way for slot in group.slots] for way in ways
+    }
+    return Plan(tuple(replace(way, slots=tuple(own)) for way, own in slots.items()))
+
+
+def is_dense(plan: Plan) -> bool:
+    """Whether nothing in it drops or keeps anything."""
+    return all(isinstance(group.compressor, Cast) for group in plan.groups)
+
+
+def compressor_of(candidate: Compressor | Group) -> Compressor:
+    """The compressor of a candidate for the automatic plan."""
+    return candidate.compressor if isinstance(candidate, Group) else candidate

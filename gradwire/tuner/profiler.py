@@ -1,0 +1,228 @@
+"""The profiler: what a step's compute and each way to send a group cost on this job, on the network it runs on."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire.collective import HOST
+from gradwire.compressors import Codec
+from gradwire.controllers.requests import Profiled, ProfileRequest
+from gradwire.ops.gradients import Gradients
+from gradwire.ops.workspace import Workspace
+from gradwire.plans import Group, Plan
+from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange
+from gradwire.runtime.hosts import HostExchange
+from gradwire.runtime.settings import Profiler
+from gradwire.runtime.store import Store
+from gradwire.runtime.trace import Trace
+from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Table, Timeline, theil_sen
+from gradwire.schedule.profile import wire_bytes
+from gradwire.slots import Slot
+from gradwire.transports import Mesh
+
+PROBED_ELEMENTS = (1 << 14, 1 << 17, 1 << 19, 1 << 21)
+MOST_REPEATS, BUDGET_S = 9, 0.25
+
+
+def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Profiler:
+    """Carries out a controller's requests for a profile, on all ranks together, while nothing else is under way."""
+
+    def profile(request: ProfileRequest, trace: Trace) -> Profiled:
+        times = Times.of(trace.timelines(), slots).on_slowest(mesh, device)
+        ordered = sorted(slots, key=lambda slot: times.ready_s[slot.name])
+        sizes = [_first(ordered, elements) for elements in PROBED_ELEMENTS]
+        pieces = [own for i, own in enumerate(sizes) if not i or own != sizes[i - 1]]
+        samples = [[measure(way, own, mesh, device) for own in pieces] for way in request.ways]
+        return Profiled(_profile(request.ways, samples, ordered, times, mesh, device), contention(mesh, device))
+
+    return profile
+
+
+@dataclass(frozen=True)
+class Times:
+    """What a step's compute takes: when after backward began each slot is ready, and the rest."""
+
+    ready_s: dict[str, float]
+    forward_s: float
+    optimizer_s: float
+
+    @classmethod
+    def of(cls, timelines: Sequence[Timeline], slots: Sequence[Slot]) -> "Times":
+        """The medians over the steps."""
+        ready: dict[str, list[float]] = {slot.name: [] for slot in slots}
+        forward: list[float] = []
+        optimizer: list[float] = []
+        for spans in [step.spans for step in timelines]:
+            began = max(span.end_s for span in spans if span.lane == "forward")
+            forward.append(began)
+            optimizer.append(sum(s.end_s - s.start_s for s in spans if s.lane == "optimizer"))
+            for span in spans:
+                if span.lane == "backward" and span.slots:
+                    ready[span.slots[0]].append(span.end_s - began)
+        last_s = max(median(seconds) for seconds in ready.values() if seconds)  # a parameter may get no gradient
+        ready_s = {name: median(seconds) if seconds else last_s for name, seconds in ready.items()}
+        return cls(ready_s, median(forward), median(optimizer))
+
+    def on_slowest(self, mesh: Mesh, device: torch.device) -> "Times":
+        """The slowest rank's, slot by slot."""
+        numbers = [self.forward_s, self.optimizer_s, *self.ready_s.values()]
+        forward_s, optimizer_s, *ready_s = slowest(numbers, mesh, device)
+        return Times(dict(zip(self.ready_s, ready_s, strict=True)), forward_s, optimizer_s)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reduction alone on the network: of `elements`, of which each rank sent `wire_bytes` in `wire_s`; inside the
+    host `host_s`."""
+
+    elements: int
+    wire_bytes: int
+    encode_s: float
+    wire_s: float
+    decode_s: float
+    host_s: float
+
+
+def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Sample:
+    """Reduces noise as large as the slots, as often as is possible in a quarter of a second; the medians, the same on
+    all ranks. Computing takes as long as on the slowest rank; a collective as long as on the rank that came last, for
+    the others waited for it. All ranks call this together."""
+    exchange = _exchange(replace(way, slots=tuple(slot.name for slot in slots)), slots, mesh, device)
+    layout = exchange.stored.layout
+    noise = torch.randn(layout.numel, device=device).to(slots[0].dtype)
+    first_s = slowest([sum(_reduce(exchange, noise, mesh, device))], mesh, device)[0]
+    repeats = min(MOST_REPEATS, max(1, int(BUDGET_S / first_s)))
+    mine = [second for _ in range(repeats) for second in _reduce(exchange, noise, mesh, device)]
+    table = _table(mine, mesh, device).reshape(mesh.ranks, repeats, -1)
+    encode_s, decode_s = table[..., :2].amax(0).quantile(0.5, dim=0).tolist()
+    wire_s, host_s = table[..., 2:].amin(0).quantile(0.5, dim=0).tolist()
+    return Sample(layout.numel, wire_bytes(way, layout, mesh.replica.world), encode_s, wire_s, decode_s, host_s)
+
+
+def _exchange(group: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Exchange:
+    store = Store(slots, device)
+    store.arrange(Plan((group,)))
+    kind = HostExchange if mesh.host else ReplicaExchange
+    return kind(group, 0, store.groups[0], JobContext(mesh, 0, Workspace(device)))
+
+
+def _reduce(exchange: Exchange, noise: Tensor, mesh: Mesh, device: torch.device) -> tuple[float, float, float, float]:
+    """Seconds of encoding, of decoding after the last collective, on the wire, and inside the host."""
+    wire_s = host_s = encode_s = 0.0
+    gradients = Gradients.of_vector(exchange.stored.layout, noise.clone())
+    now = _now(device)
+    for op in exchange.run(Given(gradients), step=0):
+        started = ended = _now(device)
+        if op is not None:
+            mesh.start(op).wait()
+            ended = _now(device)
+        encode_s += started - now
+        if op is not None and op.axis == HOST:
+            host_s += ended - started
+        else:
+            wire_s += ended - started
+        now = ended
+    decoded = _now(device)
+    exchange.commit()
+    return encode_s, decoded - now, wire_s, host_s
+
+
+def _now(device: torch.device) -> float:
+    torch.accelerator.synchronize(device) if device.type != "cpu" else None
+    return perf_counter()
+
+
+def slowest(numbers: Sequence[float], mesh: Mesh, device: torch.device) -> list[float]:
+    """The largest of all ranks' `numbers`, one by one, on all ranks."""
+    return _table(numbers, mesh, device).amax(0).tolist()
+
+
+def _table(numbers: Sequence[float], mesh: Mesh, device: torch.device) -> Tensor:
+    """All ranks' n numbers, (ranks, n), on all ranks."""
+    table = torch.zeros(mesh.ranks, len(numbers), dtype=torch.float64, device=device)
+    table[mesh.rank] = torch.tensor(numbers, dtype=torch.float64)
+    mesh.sum(table)
+    return table
+
+
+def contention(mesh: Mesh, device: torch.device) -> float:
+    """The share of its speed that backward loses while the worker computes, where that is most: what one thread more
+    takes from threads that share their cores fairly, half of it at most; none on a GPU."""
+    if device.type == "cuda":
+        return 0.0
+    machine = float(crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
+    ranks_here = int(_table([machine], mesh, device).eq(machine).sum())
+    cores, threads = len(os.sched_getaffinity(0)) / ranks_here, torch.get_num_threads()
+    lost = max(0.0, 1 - max(cores, threads) / (threads + 1))
+    return slowest([lost], mesh, device)[0]
+
+
+def _profile(
+    ways: Sequence[Group],
+    samples: Sequence[Sequence[Sample]],
+    slots: Sequence[Slot],
+    times: Times,
+    mesh: Mesh,
+    device: torch.device,
+) -> Profile:
+    return Profile(
+        slots=tuple(SlotTime(slot.name, tuple(slot.shape), times.ready_s[slot.name]) for slot in slots),
+        forward_s=times.forward_s,
+        optimizer_s=times.optimizer_s,
+        candidates=tuple(_candidate(*each) for each in zip(ways, samples, strict=True)),
+        collectives=_collectives(ways, samples),
+        ranks=mesh.ranks,
+        gpus_per_host=mesh.host.world if mesh.host else 1,
+        local=_local(samples) if mesh.host else {},
+        device=device.type,
+    )
+
+
+def _first(slots: Sequence[Slot], elements: int) -> list[Slot]:
+    """The first slots with so many elements together, or all; of two or more dimensions where there are such."""
+    large = [slot for slot in slots if len(slot.shape) > 1] or list(slots)
+    taken: list[Slot] = []
+    for slot in large:
+        taken.append(slot)
+        if sum(each.numel for each in taken) >= elements:
+            break
+    return taken
+
+
+def _candidate(way: Group, samples: Sequence[Sample]) -> Candidate:
+    sizes = np.array([float(sample.elements) for sample in samples])
+    encode = np.array([sample.encode_s for sample in samples])
+    decode = np.array([sample.decode_s for sample in samples])
+    return Candidate(way, Table.of(sizes, encode), Table.of(sizes, decode))
+
+
+def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> dict[str, Affine | Table]:
+    """Seconds against bytes sent, by communicator: from codecs, whose messages are large and small, where there are."""
+    costs: dict[str, Affine | Table] = {}
+    for name in {way.communicator.name for way in ways}:
+        own = [(way, row) for way, row in zip(ways, samples, strict=True) if way.communicator.name == name]
+        codecs = [(way, row) for way, row in own if isinstance(way.compressor, Codec)]
+        costs[name] = _line([(sample.wire_bytes, sample.wire_s) for _, row in codecs or own for sample in row])
+    return costs
+
+
+def _local(samples: Sequence[Sequence[Sample]]) -> dict[str, Affine | Table]:
+    """Seconds inside a host against bytes of the gradient; the two collectives share them."""
+    cost = _line([(4 * sample.elements, sample.host_s / 2) for row in samples for sample in row])
+    return {"sum": cost, "broadcast": cost}
+
+
+def _line(points: Sequence[tuple[float, float]]) -> Affine:
+    """Through measured (bytes, seconds); flat where a small model gave one size only."""
+    sizes, seconds = torch.tensor(points, dtype=torch.float64).T
+    return (
+        theil_sen(sizes.numpy(), seconds.numpy()).cost if sizes.unique().numel() > 1 else Affine(float(seconds.max()))
+    )
