@@ -4,84 +4,22 @@ ddp = DistributedDataParallel(model)
 gw.attach(ddp, gw.TopK(ratio=0.01), memory=gw.Residual(), communicator=gw.AllGather())
 """
 
-from gradwire import groups
-from gradwire.checkpoint import reshard
-from gradwire.collective import AllToAll, Broadcast, Collective, Gather, Message, SendReceive, Sum
-from gradwire.communicators import (
-    AllGather,
-    AllReduce,
-    Communicator,
-    Exclusive,
-    GlobalTopK,
-    LeaderIndices,
-    OkTopk,
-    ScatterReduce,
-    SplitGather,
-    Wire,
-)
-from gradwire.compressors import (
-    ACPSGD,
-    BF16,
-    DGC,
-    FP16,
-    FP32,
-    QSGD,
-    AllDimensionTopK,
-    Codec,
-    Compressor,
-    EFSignSGD,
-    GaussianK,
-    GroupContext,
-    Halves,
-    HardThreshold,
-    Interleaved,
-    MultiLevel,
-    MultiRound,
-    OneBit,
-    PowerSGD,
-    RandomK,
-    RedSync,
-    Reduction,
-    ReusedThreshold,
-    SIDCo,
-    SignSGD,
-    Signum,
-    TernGrad,
-    TopK,
-)
-from gradwire.controllers import (
-    CAT,
-    Accordion,
-    Controller,
-    Decision,
-    GraVAC,
-    LGreCo,
-    NativeRequest,
-    Observation,
-    ProfileRequest,
-    ScaDLES,
-    StepView,
-    WarmUp,
-)
-from gradwire.frontends import DistributedOptimizer, Handle, attach
-from gradwire.measure import bench, plan
-from gradwire.memories import DGCMemory, Memory, NoMemory, Residual
-from gradwire.ops.gradients import Gradients
-from gradwire.plans import NATIVE, Group, Plan
-from gradwire.runtime.pipeline import ReductionError
-from gradwire.runtime.stats import Stats
-from gradwire.slots import Layout, Slot
-from gradwire.transports import Done, Mesh, Pending, ProcessGroup, Recording, Threads, Transport
-from gradwire.tuner import Auto
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "ACPSGD", "BF16", "CAT", "DGC", "FP16", "FP32", "NATIVE", "QSGD", "Accordion", "AllDimensionTopK", "AllGather",
-    "AllReduce", "AllToAll", "Auto", "Broadcast", "Codec", "Collective", "Communicator", "Compressor", "Controller",
-    "DGCMemory", "Decision", "DistributedOptimizer", "Done", "EFSignSGD", "Exclusive", "Gather", "GaussianK",
-    "GlobalTopK", "GraVAC", "Gradients", "Group", "GroupContext", "Halves", "Handle", "HardThreshold", "Interleaved",
-    "LGreCo", "Layout", "LeaderIndices", "Memory", "Mesh", "Message", "MultiLevel", "MultiRound", "NativeRequest",
-    "NoMemory", "Observation", "OkTopk", "OneBit", "Pending", "Plan", "PowerSGD", "ProcessGroup", "ProfileRequest",
-    "RandomK", "Recording", "RedSync", "Reduction", "ReductionError", "Residual", "ReusedThreshold", "SIDCo",
-    "ScaDLES", "ScatterReduce", "SendReceive", "SignSGD", "Signum", "Slot", "SplitGather", "Stats", "StepView", "Sum",
-    "TernGrad", "Threads", "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "groups", "plan", "reshard",
-]  # fmt: skip
+if TYPE_CHECKING:
+    from gradwire.api import *  # noqa: F403
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """One of the names of `gradwire.api`, which loads torch: that is left until it is needed, for `gradwire --help`."""
+    api = importlib.import_module("gradwire.api")
+    if name != "__all__" and name not in api.__all__:
+        raise AttributeError(f"gradwire has no {name!r}")
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return [*importlib.import_module("gradwire.api").__all__, "__version__"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-import gradwire
+from gradwire import api
 from gradwire.compressors import Codec
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def construct(cls: type[T], arguments: Sequence[str], called: str) -> T:
 
 def exported(base: type) -> dict[str, type[Any]]:
     """Gradwire's public subclasses of `base` that text can say, by lower-case name."""
-    members = [getattr(gradwire, name) for name in gradwire.__all__]
+    members = [getattr(api, name) for name in api.__all__]
     classes = [cls for cls in members if isinstance(cls, type) and issubclass(cls, base) and is_dataclass(cls)]
     return {cls.__name__.lower(): cls for cls in classes}
 

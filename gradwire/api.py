@@ -1,0 +1,83 @@
+"""All that `import gradwire as gw` offers; its names are loaded when the first of them is used."""
+
+from gradwire import groups
+from gradwire.checkpoint import reshard
+from gradwire.collective import AllToAll, Broadcast, Collective, Gather, Message, SendReceive, Sum
+from gradwire.communicators import (
+    AllGather,
+    AllReduce,
+    Communicator,
+    Exclusive,
+    GlobalTopK,
+    LeaderIndices,
+    OkTopk,
+    ScatterReduce,
+    SplitGather,
+    Wire,
+)
+from gradwire.compressors import (
+    ACPSGD,
+    BF16,
+    DGC,
+    FP16,
+    FP32,
+    QSGD,
+    AllDimensionTopK,
+    Codec,
+    Compressor,
+    EFSignSGD,
+    GaussianK,
+    GroupContext,
+    Halves,
+    HardThreshold,
+    Interleaved,
+    MultiLevel,
+    MultiRound,
+    OneBit,
+    PowerSGD,
+    RandomK,
+    RedSync,
+    Reduction,
+    ReusedThreshold,
+    SIDCo,
+    SignSGD,
+    Signum,
+    TernGrad,
+    TopK,
+)
+from gradwire.controllers import (
+    CAT,
+    Accordion,
+    Controller,
+    Decision,
+    GraVAC,
+    LGreCo,
+    NativeRequest,
+    Observation,
+    ProfileRequest,
+    ScaDLES,
+    StepView,
+    WarmUp,
+)
+from gradwire.frontends import DistributedOptimizer, Handle, attach
+from gradwire.measure import bench, plan
+from gradwire.memories import DGCMemory, Memory, NoMemory, Residual
+from gradwire.ops.gradients import Gradients
+from gradwire.plans import NATIVE, Group, Plan
+from gradwire.runtime.pipeline import ReductionError
+from gradwire.runtime.stats import Stats
+from gradwire.slots import Layout, Slot
+from gradwire.transports import Done, Mesh, Pending, ProcessGroup, Recording, Threads, Transport
+from gradwire.tuner import Auto
+
+__all__ = [
+    "ACPSGD", "BF16", "CAT", "DGC", "FP16", "FP32", "NATIVE", "QSGD", "Accordion", "AllDimensionTopK", "AllGather",
+    "AllReduce", "AllToAll", "Auto", "Broadcast", "Codec", "Collective", "Communicator", "Compressor", "Controller",
+    "DGCMemory", "Decision", "DistributedOptimizer", "Done", "EFSignSGD", "Exclusive", "Gather", "GaussianK",
+    "GlobalTopK", "GraVAC", "Gradients", "Group", "GroupContext", "Halves", "Handle", "HardThreshold", "Interleaved",
+    "LGreCo", "Layout", "LeaderIndices", "Memory", "Mesh", "Message", "MultiLevel", "MultiRound", "NativeRequest",
+    "NoMemory", "Observation", "OkTopk", "OneBit", "Pending", "Plan", "PowerSGD", "ProcessGroup", "ProfileRequest",
+    "RandomK", "Recording", "RedSync", "Reduction", "ReductionError", "Residual", "ReusedThreshold", "SIDCo",
+    "ScaDLES", "ScatterReduce", "SendReceive", "SignSGD", "Signum", "Slot", "SplitGather", "Stats", "StepView", "Sum",
+    "TernGrad", "Threads", "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "groups", "plan", "reshard",
+]  # fmt: skip
