@@ -5,6 +5,7 @@ gw.attach(ddp, gw.TopK(ratio=0.01), memory=gw.Residual(), communicator=gw.AllGat
 """
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +15,10 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """One of the names of `gradwire.api`, which loads torch: that is left until it is needed, for `gradwire --help`."""
+    """A part of the package, or one of the names of `gradwire.api`, which loads torch: that is left until it is needed,
+    for `gradwire --help`."""
+    if find_spec(f"gradwire.{name}"):
+        return importlib.import_module(f"gradwire.{name}")
     api = importlib.import_module("gradwire.api")
     if name != "__all__" and name not in api.__all__:
         raise AttributeError(f"gradwire has no {name!r}")
