@@ -35,6 +35,7 @@ from gradwire.compressors import (
     MultiRound,
     OneBit,
     PowerSGD,
+    Quantized,
     RandomK,
     RedSync,
     Reduction,
@@ -77,7 +78,7 @@ __all__ = [
     "GlobalTopK", "GraVAC", "Gradients", "Group", "GroupContext", "Halves", "Handle", "HardThreshold", "Interleaved",
     "LGreCo", "Layout", "LeaderIndices", "Memory", "Mesh", "Message", "MultiLevel", "MultiRound", "NativeRequest",
     "NoMemory", "Observation", "OkTopk", "OneBit", "Pending", "Plan", "PowerSGD", "ProcessGroup", "ProfileRequest",
-    "RandomK", "Recording", "RedSync", "Reduction", "ReductionError", "Residual", "ReusedThreshold", "SIDCo",
-    "ScaDLES", "ScatterReduce", "SendReceive", "SignSGD", "Signum", "Slot", "SplitGather", "Stats", "StepView", "Sum",
-    "TernGrad", "Threads", "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "groups", "plan", "reshard",
+    "Quantized", "RandomK", "Recording", "RedSync", "Reduction", "ReductionError", "Residual", "ReusedThreshold",
+    "SIDCo", "ScaDLES", "ScatterReduce", "SendReceive", "SignSGD", "Signum", "Slot", "SplitGather", "Stats", "StepView",
+    "Sum", "TernGrad", "Threads", "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "groups", "plan", "reshard",
 ]  # fmt: skip

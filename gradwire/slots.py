@@ -42,6 +42,12 @@ class Slot:
         slowest = max(range(len(self.shape)), key=lambda axis: (self.strides[axis], -axis))
         return self.shape[slowest], self.numel // self.shape[slowest]
 
+    def piece(self, n: int) -> "Slot":
+        """n neighbouring elements of this slot as one of their own."""
+        if n == self.numel:
+            return self
+        return Slot(self.name, (1, n) if len(self.shape) > 1 else (n,), (n, 1)[-len(self.shape) :], self.dtype)
+
     def view(self, flat: Tensor) -> Tensor:
         """The parameter-shaped view of this slot's `flat` (numel,) part of a buffer."""
         return flat.as_strided(self.shape, self.strides)
@@ -65,6 +71,18 @@ class Layout:
     @property
     def numel(self) -> int:
         return self.offsets[-1]
+
+    def cut(self, start: int, end: int) -> "Layout":
+        """The slots, or pieces of them, in elements `start` to `end`; a matrix's pieces are matrices of one row."""
+        if (start, end) not in self._cuts:
+            ends = zip(self.slots, self.offsets, self.offsets[1:], strict=False)
+            pieces = [slot.piece(min(b, end) - max(a, start)) for slot, a, b in ends if a < end and b > start]
+            self._cuts[start, end] = Layout(tuple(pieces))
+        return self._cuts[start, end]
+
+    @cached_property
+    def _cuts(self) -> dict[tuple[int, int], "Layout"]:
+        return {}
 
     def parts(self, flat: Tensor) -> list[Tensor]:
         """The flat part (numel,) of each slot."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradwire.collective import Gather, framed
-from gradwire.communicators.base import Communicator, payload_message
+from gradwire.communicators.base import Communicator
 from gradwire.communicators.wire import Wire, all_gather
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction
 from gradwire.slots import Layout
@@ -24,8 +24,8 @@ class AllGather(Communicator):
 
     def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Codec)
-        send = payload_message(context, "send", compressor, len(x))
-        receive = payload_message(context, "receive", compressor, len(x), rows=context.world)
+        size = compressor.group_bytes(context.layout, context.step)
+        send, receive = context.message("send", size), context.message("receive", size, rows=context.world)
         compressor.encode(x, send.body, context)
         yield Gather(send, receive)
         compressor.decode(receive.body, out, context)

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gradwire.collective import Message
 from gradwire.communicators.wire import Wire
 from gradwire.compressors import Codec, Compressor, GroupContext, RandomK, Reduction, Sparse
 from gradwire.slots import Layout
@@ -60,9 +59,3 @@ class SparseCommunicator(Communicator):
                 f"{self.name}() moves elements by their indices, and {type(compressor).__name__} shows none; "
                 f"pair it with {other}(), or {self.name}() with TopK()"
             )
-
-
-def payload_message(context: GroupContext, name: str, codec: Codec, n: int, rows: int | None = None) -> Message:
-    """A message for the codec's payloads of n elements: of the whole group, where the codec is not divisible."""
-    size = codec.payload_bytes(n) if codec.divisible else codec.group_bytes(context.layout, context.step)
-    return context.message(name, size, rows)

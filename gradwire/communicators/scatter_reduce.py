@@ -1,5 +1,6 @@
 """Scatter-reduce: each rank sums one part of the gradient, compresses the sum and shares it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -7,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradwire.collective import AllToAll, Gather, framed
-from gradwire.communicators.base import Communicator, payload_message
+from gradwire.communicators.base import Communicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, SignSGD
 from gradwire.slots import Layout
@@ -39,35 +40,40 @@ class ScatterReduce(Communicator):
 
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
         assert isinstance(compressor, Codec)
-        size = framed(compressor.payload_bytes(chunks(layout.numel, world)[1]))
+        size = framed(max(_sizes(compressor, layout, chunks(layout.numel, world), step)))
         return all_to_all(world * size, world) + all_gather(size, world)
 
     def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Codec)
         bounds = chunks(len(x), context.world)
-        spans, largest = list(pairwise(bounds)), bounds[1]
+        spans, sizes = list(pairwise(bounds)), _sizes(compressor, context.layout, bounds, context.step)
 
-        send = payload_message(context, "send", compressor, largest, rows=context.world)
-        for row, (a, b) in zip(send.body, spans, strict=True):
+        send = context.message("send", max(sizes), rows=context.world)
+        for row, size, (a, b) in zip(send.body, sizes, spans, strict=True):
             if a < b:
-                compressor.encode(x[a:b], row[: compressor.payload_bytes(b - a)], context)
-        receive = payload_message(context, "receive", compressor, largest, rows=context.world)
+                compressor.encode(x[a:b], row[:size], context.part(a, b))
+        receive = context.message("receive", max(sizes), rows=context.world)
         yield AllToAll(send, receive)
 
         a, b = spans[context.rank]
-        again = payload_message(context, "again", compressor, largest)
+        again = context.message("again", max(sizes))
         if a < b:
-            size = compressor.payload_bytes(b - a)
+            size, part = sizes[context.rank], context.part(a, b)
             total = context.buffers.tensor("chunk", (b - a,))
-            compressor.decode(receive.body[:, :size], total, context)
-            compressor.encode(total, again.body[:size], context)
+            compressor.decode(receive.body[:, :size], total, part)
+            compressor.encode(total, again.body[:size], part)
             if context.remember:
                 x[a:b].add_(total)  # what is left of the sum
         yield Gather(again, receive)
 
-        for row, (start, end) in zip(receive.body, spans, strict=True):
+        for row, size, (start, end) in zip(receive.body, sizes, spans, strict=True):
             if start < end:
-                compressor.decode(row[None, : compressor.payload_bytes(end - start)], out[start:end], context)
+                compressor.decode(row[None, :size], out[start:end], context.part(start, end))
+
+
+def _sizes(codec: Codec, layout: Layout, bounds: Sequence[int], step: int) -> list[int]:
+    """The payload's bytes for each rank's part."""
+    return [codec.group_bytes(layout.cut(a, b), step) if a < b else 0 for a, b in pairwise(bounds)]
 
 
 def chunks(n: int, world: int, align: int = 4096) -> list[int]:

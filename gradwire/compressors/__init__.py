@@ -9,6 +9,7 @@ from gradwire.compressors.gaussian_k import GaussianK
 from gradwire.compressors.interleaved import Interleaved
 from gradwire.compressors.low_rank import LowRank, PowerSGD
 from gradwire.compressors.multi_level import MultiLevel
+from gradwire.compressors.nearest import Quantized
 from gradwire.compressors.quantized import QSGD, TernGrad
 from gradwire.compressors.red_sync import RedSync
 from gradwire.compressors.reused import ReusedThreshold
@@ -20,6 +21,6 @@ from gradwire.compressors.threshold import DGC, Estimated, HardThreshold
 __all__ = [
     "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "Cast", "Codec", "Compressor", "EFSignSGD",
     "Estimated", "GaussianK", "GroupContext", "GroupState", "Halves", "HardThreshold", "Interleaved", "LowRank",
-    "MultiLevel", "MultiRound", "OneBit", "PowerSGD", "RandomK", "RedSync", "Reduction", "ReusedThreshold", "SIDCo",
-    "SignSGD", "Signum", "SlotState", "Sparse", "TernGrad", "TopK", "context_for",
+    "MultiLevel", "MultiRound", "OneBit", "PowerSGD", "Quantized", "RandomK", "RedSync", "Reduction", "ReusedThreshold",
+    "SIDCo", "SignSGD", "Signum", "SlotState", "Sparse", "TernGrad", "TopK", "context_for",
 ]  # fmt: skip

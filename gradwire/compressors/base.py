@@ -20,7 +20,7 @@ class Compressor(ABC):
     """A frozen dataclass of hyperparameters. To change one: `dataclasses.replace(compressor, ratio=0.1)`.
 
     `biased` compressors drop what they do not send and want a memory. `sparse` ones send some coordinates
-    exactly and none of the others. Those that `carries_dense` send biases and norm scales as they are beside the
+    exactly and none of the others. Those that `carries_dense` send biases and norm scales well enough beside the
     rest, so that these need no group of their own. `flat_state` names tensors of gradient size that the algorithm
     keeps. Steps may differ in the bytes that they send; `period` of them in a row are as many as any others. Those
     with `local_arithmetic` let every rank compute what all must have alike, so their hardware must be alike as well.
@@ -48,7 +48,7 @@ class Codec(Compressor):
 
     The payload's size does not depend on the numbers, so that what is declared is what is sent. `summable`
     payloads are vectors of `wire_dtype` that may be all-reduced. A codec that is not `divisible` encodes whole
-    groups only: it looks at their slots, or does not do the same at every step.
+    groups only: it looks at whole slots, or does not do the same at every step.
     """
 
     summable: ClassVar[bool] = False
@@ -61,7 +61,7 @@ class Codec(Compressor):
         of 4 where the payload holds float32."""
 
     def group_bytes(self, layout: Layout, step: int) -> int:
-        """Bytes that `encode` writes for a whole group at this step, the same on all ranks."""
+        """Bytes that `encode` writes for a whole group at this step, or for a part of one, the same on all ranks."""
         return self.payload_bytes(layout.numel)
 
     @abstractmethod

@@ -1,7 +1,8 @@
 """What an algorithm may read and write for one group."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -114,11 +115,15 @@ class GroupContext:
     seed: int = 0
     step: int = 0
     flat: dict[str, Halves] = field(default_factory=dict)
-    draws: int = 0
+    draws: Iterator[int] = field(default_factory=count)
 
     @property
     def device(self) -> torch.device:
         return self.buffers.device
+
+    def part(self, start: int, end: int) -> "GroupContext":
+        """The context of elements `start` to `end` of the group, by themselves."""
+        return replace(self, layout=self.layout.cut(start, end))
 
     def message(self, name: str, size: int, rows: int | None = None) -> Message:
         """A message of `size` bytes, or of so many rows, kept as `name`."""
@@ -141,6 +146,5 @@ class GroupContext:
 
     def own_seed(self) -> int:
         """Changes with every call, step and rank: noise that is used twice makes what is unbiased biased."""
-        self.draws += 1
         mine = self.shared_seed() * 1_000_003 + self.rank + 1
-        return (mine * 1_000_003 + self.draws) & 0x7FFF_FFFF_FFFF_FFFF
+        return (mine * 1_000_003 + next(self.draws)) & 0x7FFF_FFFF_FFFF_FFFF

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -128,7 +129,7 @@ class ReplicaExchange(Exchange):
 
     def reduce(self, given: Given, step: int) -> Reduction:
         """Takes the gradients in, compresses, exchanges and hands the means out."""
-        self.given, self.context.step, self.context.draws = given, step, 0
+        self.given, self.context.step, self.context.draws = given, step, count()
         self.context.flat = self.stored.flat
         x = self._take_in(given)
         if self._job.look:

@@ -1,0 +1,59 @@
+"""Rounding to the nearest of a few levels: every element is sent, in 2 to 8 bits."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from gradwire.compressors.base import Codec
+from gradwire.compressors.context import GroupContext
+from gradwire.ops.formats import Blocks, nearest
+from gradwire.ops.reference import decode_sum
+from gradwire.ops.reference.blocks import encode
+from gradwire.slots import Layout
+
+
+@dataclass(frozen=True)
+class Quantized(Codec):
+    """Whole numbers of `bits` bits (8, 4, 3 or 2), rounded to the nearest, times a scale per `block` elements: the
+    block's largest magnitude comes out exactly, but for the scale's rounding to bfloat16. Wants `memory.Residual`.
+
+    Blocks begin where slots do, so that no small gradient, such as a norm's, shares a scale with a large one. 4 bits in
+    blocks of 64 are what ZeRO++ sends (Wang et al., 2023, https://arxiv.org/abs/2306.10209), there without a memory.
+    """
+
+    bits: int = 4
+    block: int = 64
+    carries_dense: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        nearest(self.bits, self.block)
+
+    def blocks(self, layout: Layout) -> Blocks:
+        """How the payload of these slots is laid out."""
+        return Blocks(tuple(_merged([slot.numel for slot in layout.slots], self.block)), nearest(self.bits, self.block))
+
+    def payload_bytes(self, n: int) -> int:
+        return self.group_bytes(Layout.vector(n), 0)
+
+    def group_bytes(self, layout: Layout, step: int) -> int:
+        return self.blocks(layout).nbytes
+
+    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        encode(x, self.blocks(context.layout), payload, keep=context.remember, seed=0)
+
+    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+        decode_sum(rows, out, self.blocks(context.layout))
+
+
+def _merged(lengths: Sequence[int], block: int) -> Iterator[int]:
+    """Joins what fills whole blocks to what follows it: the same payload, of fewer segments."""
+    total = 0
+    for length in lengths:
+        total += length
+        if total % block:
+            yield total
+            total = 0
+    if total:
+        yield total
