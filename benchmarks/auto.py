@@ -99,9 +99,8 @@ def in_turns(arguments: argparse.Namespace, controller: Any, plans: dict[str, An
 
 def found(model: str, candidates: Sequence[Any] = ()) -> tuple[Any, Any]:
     """The controller and the plan of a job under `gw.attach(ddp, candidates=...)`."""
-    from gradwire.controllers.auto import CHOOSING_STEPS
-
     import gradwire as gw
+    from gradwire.tuner import CHOOSING_STEPS
 
     controller = gw.Auto(candidates)
     step = Training(model, lambda ddp: gw.attach(ddp, gw.FP32(), controller=controller))

@@ -62,15 +62,15 @@ def calibrate(transport: gw.ProcessGroup, link, repeats: int) -> tuple[float, fl
     """What a message costs in seconds, and how many bytes pass in one."""
     import torch
 
-    from gradwire.collective import Broadcast, Exchange, Gather, Sum
+    from gradwire.collective import AllToAll, Broadcast, Gather, Message, Sum
     from gradwire.communicators import wire
 
     world = transport.world
-    few, table, other = torch.zeros(2), torch.zeros(world, 2), torch.zeros(world, 2)
-    small = [Sum(few), Gather(few, table), Exchange(other, table), Broadcast(few, 0)]
+    few, table, other = Message.plain(torch.zeros(2)), *(Message.plain(torch.zeros(world, 2)) for _ in range(2))
+    small = [Sum(few), Gather(few, table), AllToAll(other, table), Broadcast(few, 0)]
     messages = wire.all_reduce(8, world).messages + 2 * (world - 1) + wire.depth(world)
     large = torch.zeros(max(1 << 14, link.bytes_per_second // 50 // 4))
-    seconds = [replayed(ops, transport, 3 * repeats) for ops in (small, small[:1], [Sum(large)])]
+    seconds = [replayed(ops, transport, 3 * repeats) for ops in (small, small[:1], [Sum(Message.plain(large))])]
     rate = wire.all_reduce(large.nbytes, world).wire_bytes / max(1e-9, seconds[2] - seconds[1])
     return seconds[0] / messages, rate
 
@@ -92,25 +92,26 @@ def measure(pairing: tuple, options: argparse.Namespace, transport: gw.ProcessGr
 def collectives(compressor, communicator, elements: int, transport: gw.ProcessGroup) -> list:
     """What one step asks the transport for."""
     import torch
-    from gradwire.reducer import Reducer, Site
 
-    from gradwire.compressors import Workspace
-    from gradwire.plans import Group, default_memory
+    from gradwire.ops.gradients import Gradients
+    from gradwire.ops.workspace import Workspace
+    from gradwire.plans import Group, Plan, default_memory
+    from gradwire.runtime.exchange import Given, JobContext, ReplicaExchange
+    from gradwire.runtime.store import Store
     from gradwire.slots import Layout
 
-    slots = list(Layout.vector(elements).slots)
+    slots, cpu = list(Layout.vector(elements).slots), torch.device("cpu")
     group = Group((slots[0].name,), compressor, default_memory(compressor), communicator)
-    device = torch.device("cpu")
-    reducer = Reducer(group, slots, Site(transport, device, 0, Workspace(device)), 0)
-    reducer.give(0, torch.randn(elements, generator=torch.Generator().manual_seed(transport.rank)))
-    ops, reduction, result = [], reducer.reduce(), None
-    while True:
-        try:
-            ops.append(next(reduction) if result is None else reduction.send(result))
-        except StopIteration:
-            return ops
-        transport.run(ops[-1])
-        result = ops[-1].result
+    store = Store(slots, cpu)
+    store.arrange(Plan((group,)))
+    exchange = ReplicaExchange(group, 0, store.groups[0], JobContext(gw.Mesh.of(transport), 0, Workspace(cpu)))
+    gradient = torch.randn(elements, generator=torch.Generator().manual_seed(transport.rank))
+    ops = []
+    for op in exchange.run(Given(Gradients(store.groups[0].pieces, [gradient])), 0):
+        if op is not None:
+            transport.run(op)
+        ops.append(op)
+    return ops
 
 
 def replayed(ops: list, transport: gw.ProcessGroup, repeats: int) -> float:
@@ -121,7 +122,7 @@ def replayed(ops: list, transport: gw.ProcessGroup, repeats: int) -> float:
     times = []
     for _ in range(repeats + 1):
         for op in ops:
-            op.result.zero_()  # a sum that is summed again and again would overflow
+            op.receive.whole.zero_()  # a sum that is summed again and again would overflow
         dist.barrier()
         start = time.perf_counter()
         for op in ops:

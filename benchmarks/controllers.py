@@ -76,8 +76,8 @@ def parse() -> argparse.Namespace:
 class Looks(gw.LGreCo):
     """Says what L-GreCo would send; the uniform setting stays in force."""
 
-    def decide(self, step: Any, sums: Any) -> None:
-        super().decide(step, sums)
+    def decide(self, seen: Any) -> None:
+        super().decide(seen)
 
 
 def layers(training: Training, compressor: gw.compressors.Compressor, seed: int) -> dict[str, Any]:

@@ -1,24 +1,25 @@
-"""Exact top-k: `gradwire.compressors.select.top_k` beside torch.topk, and what a whole encode and decode costs.
+"""Exact top-k: `gradwire.ops.select.top_k` beside torch.topk, and what a whole encode and decode costs.
 
     python benchmarks/selection.py
 
 One thread; the figure is the least CPU time over repeats, in ms, which other load on the machine disturbs least. The
 gradient is a square matrix; ReusedThreshold's figure is that of the steps between two exact ones. Where rounds
-alternate, as with PowerSGD, "encode" has all of encoding and decoding.
+alternate, as with PowerSGD, "encode" has all of encoding and decoding. Encoding leaves in its input what was not sent,
+so every repeat first copies the gradient anew: "copy" is part of "encode".
 Writes benchmarks/results/selection.json and prints Markdown tables.
 """
 
 import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import torch
-from gradwire.compressors.select import top_k
 
 import gradwire as gw
-from gradwire.compressors import Codec, Compressor, Rounds, State, Workspace
+from gradwire.compressors import Codec, Compressor, GroupContext, MultiRound, context_for
+from gradwire.ops.select import top_k
+from gradwire.ops.workspace import Workspace
 from gradwire.slots import Layout, Slot
 
 RESULTS = Path(__file__).parent / "results"
@@ -44,9 +45,9 @@ def main() -> None:
         )
     codecs = [codec_row(codec, n) for codec in CODECS for n in (1_000_000, 25_000_000)]
     codecs += [rounds_row(compressor, n) for compressor in ROUNDS for n in (1_000_000, 25_000_000)]
-    print("\n| compressor | elements | encode | decode, 2 ranks | commit | copy |\n|---|---|---|---|---|---|")
+    print("\n| compressor | elements | encode | decode, 2 ranks | copy |\n|---|---|---|---|---|")
     for row in codecs:
-        cells = " | ".join(f"{row[name]:.2f}" for name in ("encode_ms", "decode_ms", "commit_ms", "copy_ms"))
+        cells = " | ".join(f"{row[name]:.2f}" for name in ("encode_ms", "decode_ms", "copy_ms"))
         print(f"| {row['compressor']} | {row['n'] / 1e6:.0f} M | {cells} |")
     path = RESULTS / "selection.json"
     path.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "selection": rows, "codecs": codecs}, indent=1))
@@ -67,51 +68,45 @@ def selection(n: int, ratio: float) -> dict:
     }
 
 
-def one_square(compressor: Compressor, n: int) -> tuple[State, torch.Tensor]:
-    """The state of one rank for a square matrix of n elements, and a gradient (n,)."""
+def one_square(compressor: Compressor, n: int) -> tuple[GroupContext, torch.Tensor]:
+    """The context of one rank for a square matrix of n elements, and a gradient (n,)."""
     square = Slot.of("w", torch.empty(round(n**0.5), round(n**0.5), device="meta"))
-    state = State(Layout((square,)), 0, 1, Workspace(CPU), Workspace(CPU))
-    state.slots = [compressor.init_slot(*square.matrix, torch.Generator())]
-    return state, torch.randn(n, generator=torch.Generator().manual_seed(0))
+    gradient = torch.randn(n, generator=torch.Generator().manual_seed(0))
+    return context_for(Layout((square,)), compressor, CPU), gradient
 
 
 def codec_row(codec: Codec, n: int) -> dict:
-    state, x = one_square(codec, n)
-    size = codec.group_bytes(state.layout, state.step)
+    context, gradient = one_square(codec, n)
+    size = codec.group_bytes(context.layout, context.step)
     rows = torch.zeros(2, -(-size // 4) * 4, dtype=torch.uint8)[:, :size]
-    out, kept = torch.empty(n), x.clone()
-    encode = least_ms(lambda: codec.encode(x, rows[0], state))
-    codec.encode(x, rows[1], state)
-    voting = isinstance(codec, gw.SignSGD)
+    x, out = gradient.clone(), torch.empty(n)
+    encode = least_ms(lambda: codec.encode(x.copy_(gradient), rows[0], context))
+    codec.encode(x.copy_(gradient), rows[1], context)
     return {
         "compressor": str(codec),
         "n": n,
         "encode_ms": encode,
-        "decode_ms": least_ms(lambda: codec.decode(rows, out, state)),
-        "commit_ms": float("nan") if voting else least_ms(lambda: codec.commit(rows[0], kept, state)),
-        "copy_ms": least_ms(lambda: out.copy_(x)),
+        "decode_ms": least_ms(lambda: codec.decode(rows, out, context)),
+        "copy_ms": least_ms(lambda: out.copy_(gradient)),
     }
 
 
-def rounds_row(compressor: Rounds, n: int) -> dict:
+def rounds_row(compressor: MultiRound, n: int) -> dict:
     """Encoding and decoding take turns with the collectives, and are one figure."""
-    state, x = one_square(compressor, n)
-    out, kept = torch.empty(n), x.clone()
+    context, gradient = one_square(compressor, n)
+    x, out = gradient.clone(), torch.empty(n)
 
     def reduce() -> None:
-        reduction = compressor.reduce(x, state)
-        result = None
-        with suppress(StopIteration):
-            while True:
-                result = (next(reduction) if result is None else reduction.send(result)).result
+        for op in compressor.reduce(x.copy_(gradient), out, context):
+            if op is not None:
+                op.receive.whole.copy_(op.send.whole)
 
     return {
         "compressor": str(compressor),
         "n": n,
         "encode_ms": least_ms(reduce),
         "decode_ms": float("nan"),
-        "commit_ms": least_ms(lambda: compressor.commit(kept, state)),
-        "copy_ms": least_ms(lambda: out.copy_(x)),
+        "copy_ms": least_ms(lambda: out.copy_(gradient)),
     }
 
 

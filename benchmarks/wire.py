@@ -55,28 +55,31 @@ def rank_job() -> list[dict]:
 def measure(model, compressor, communicator) -> dict:
     import torch
     import torch.distributed as dist
-    from gradwire.engine import Engine
 
     from gradwire.lab.traffic import interface_traffic
     from gradwire.plans import uniform
+    from gradwire.runtime.runtime import Runtime
+    from gradwire.runtime.settings import Settings
     from gradwire.slots import Slot
 
     slots = [Slot.of(name, p) for name, p in model.named_parameters()][::-1]
     grads = [torch.randn(slot.shape, generator=torch.Generator().manual_seed(dist.get_rank())) for slot in slots]
     plan = uniform(slots, compressor, communicator=communicator)
-    engine = Engine(plan, slots, gw.ProcessGroup.own(), torch.device("cpu"))
+    mesh = gw.Mesh.of(gw.ProcessGroup.own())
+    runtime = Runtime(lambda: plan, slots, mesh, torch.device("cpu"), Settings(owns_mesh=True))
     dist.barrier()
     before = interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes
     for _ in range(STEPS):
+        runtime.open_step()
         for index, grad in enumerate(grads):
-            engine.give(index, grad)
-        engine.wait()
+            runtime.submit(index, grad)
+        runtime.finish()
     dist.barrier()
     sent = interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes - before
-    totals = torch.tensor([sent, engine.stats().wire_bytes], dtype=torch.float64)
+    totals = torch.tensor([sent, runtime.stats().wire_bytes], dtype=torch.float64)
     dist.all_reduce(totals)  # a ring's ranks may differ by a chunk; the job's total is what is declared
     measured, declared = (totals / dist.get_world_size() / STEPS).tolist()
-    engine.close()
+    runtime.close()
     return {
         "elements": sum(slot.numel for slot in slots), "compressor": str(compressor),
         "communicator": type(plan.groups[0].communicator).__name__, "ranks": dist.get_world_size(),
