@@ -167,14 +167,12 @@ def markdown(rows: list[dict]) -> str:
     ]
     for each in rows:
         before, now = each["before"], each["now"]
-        cpu = " | ".join(
-            f"{before['cpu_ms'][t]:.1f} → {now['cpu_ms'][t]:.1f}" for t in ("trains", "gradwire", "others")
-        )
-        lines.append(
-            f"| {each['link']} | {each['model']} | {each['configuration']} | {before['ms']:.1f} ± {before['spread']:.1f} "
-            f"| {now['ms']:.1f} ± {now['spread']:.1f} | {each['ratio']:.2f} ({each['ratios'][0]:.2f} to "
-            f"{each['ratios'][-1]:.2f}) | {cpu} |"
-        )
+        least, *_, most = each["ratios"]
+        cells = [each["link"], each["model"], each["configuration"]]
+        cells += [f"{tree['ms']:.1f} ± {tree['spread']:.1f}" for tree in (before, now)]
+        cells.append(f"{each['ratio']:.2f} ({least:.2f} to {most:.2f})")
+        cells += [f"{before['cpu_ms'][thread]:.1f} → {ms:.1f}" for thread, ms in now["cpu_ms"].items()]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
