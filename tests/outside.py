@@ -1,0 +1,135 @@
+"""One part of each kind as a user would write it in a package of their own: nothing but torch and what `gw` exports."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+import gradwire as gw
+
+
+@dataclass(frozen=True)
+class Truncated(gw.Codec):
+    """A codec: the upper 16 bits of every float32."""
+
+    biased: ClassVar[bool] = True
+
+    def payload_bytes(self, n: int) -> int:
+        return 2 * n
+
+    def encode(self, x: Tensor, payload: Tensor, context: gw.GroupContext) -> None:
+        sent = payload.view(torch.bfloat16)
+        sent.copy_(x)
+        x.sub_(sent)
+
+    def decode(self, rows: Tensor, out: Tensor, context: gw.GroupContext) -> None:
+        torch.sum(rows.view(torch.bfloat16).float(), dim=0, out=out)
+
+
+@dataclass(frozen=True)
+class SharedScale(gw.MultiRound):
+    """A compressor with rounds of its own: all ranks agree on a scale, then add up integers.
+
+    Mishchenko et al., IntSGD, ICLR 2022, https://arxiv.org/abs/2102.08374.
+    """
+
+    levels: int = 1 << 12
+    rounds: ClassVar[int] = 2
+
+    def reduce(self, x: Tensor, out: Tensor, context: gw.GroupContext) -> gw.Reduction:
+        norm = context.numbers("norm", 1)
+        torch.linalg.vector_norm(x, keepdim=True, out=norm.body)
+        yield gw.Sum(norm)
+        step = norm.body.clamp_min(1e-30) / self.levels
+        codes = context.numbers("codes", len(x))
+        torch.round(x / step, out=codes.body)
+        x.sub_(codes.body * step)
+        yield gw.Sum(codes)
+        torch.mul(codes.body, step, out=out)
+
+
+@dataclass(frozen=True)
+class Momentum(gw.Memory):
+    """A memory: each rank's momentum is what is compressed, and what is not sent waits."""
+
+    momentum: float = 0.9
+    flat_state: ClassVar[tuple[str, ...]] = ("residual", "velocity")
+
+    def add(self, flat: Mapping[str, gw.Halves], gradients: gw.Gradients, share: Any, ranks: int) -> None:
+        before, velocity = flat["velocity"]
+        gradients.add_to(velocity, before, share, self.momentum)
+        kept, x = flat["residual"]
+        torch.add(kept, velocity, out=x)
+
+
+@dataclass(frozen=True)
+class InTurns(gw.Communicator):
+    """A communicator: the ranks broadcast their payloads, one after another."""
+
+    name: ClassVar[str] = "InTurns"
+
+    def rounds(self, compressor: gw.Compressor, world: int) -> int:
+        return world
+
+    def wire(self, compressor: gw.Compressor, layout: gw.Layout, world: int, step: int = 0) -> gw.Wire:
+        assert isinstance(compressor, gw.Codec)
+        size = compressor.group_bytes(layout, step) + 4
+        return gw.Wire(world, (world - 1) * size)
+
+    def reduce(self, compressor: gw.Compressor, x: Tensor, out: Tensor, context: gw.GroupContext) -> gw.Reduction:
+        assert isinstance(compressor, gw.Codec)
+        size = compressor.group_bytes(context.layout, context.step)
+        payloads = context.message("payloads", size, context.world)
+        compressor.encode(x, payloads.row(context.rank).body, context)
+        for rank in range(context.world):
+            yield gw.Broadcast(payloads.row(rank), rank)
+        compressor.decode(payloads.body, out, context)
+
+
+@dataclass
+class Halving(gw.Controller):
+    """A controller: while less than `share` of the gradients' energy was sent, twice as many elements; else half."""
+
+    share: float = 0.5
+    numbers: ClassVar[int] = 2
+    looks: ClassVar[bool] = True
+    ratios: list[float] = field(default_factory=list, init=False)
+
+    def look(self, context: gw.GroupContext, x: Tensor, numbers: Tensor) -> None:
+        numbers[0] += x.square().sum()
+        numbers[1] += x.abs().topk(max(1, len(x) // 100)).values.square().sum()
+
+    def decide(self, seen: gw.Observation) -> gw.Plan:
+        whole, sent = seen.sums.tolist()
+        factor = 2.0 if sent < self.share * whole else 0.5
+        groups = [replace(group, compressor=self._changed(group.compressor, factor)) for group in seen.plan.groups]
+        return replace(seen.plan, groups=tuple(groups))
+
+    def _changed(self, compressor: gw.Compressor, factor: float) -> gw.Compressor:
+        if not isinstance(compressor, gw.TopK):
+            return compressor
+        self.ratios.append(min(0.5, max(0.001, factor * compressor.ratio)))
+        return gw.TopK(self.ratios[-1])
+
+
+class Counting(gw.Transport):
+    """A transport around another: counts what is started on it."""
+
+    def __init__(self, inner: gw.Transport) -> None:
+        self.inner, self.rank, self.world, self.store = inner, inner.rank, inner.world, inner.store
+        self.bytes = 0
+
+    def start(self, op: gw.Collective) -> gw.Pending:
+        self.bytes += op.wire_bytes(self.world)
+        return self.inner.start(op)
+
+    def abort(self, reason: str) -> None:
+        self.inner.abort(reason)
+
+    def failure(self) -> str | None:
+        return self.inner.failure()
+
+    def close(self) -> None:
+        self.inner.close()
