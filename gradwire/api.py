@@ -60,7 +60,7 @@ from gradwire.controllers import (
     StepView,
     WarmUp,
 )
-from gradwire.frontends import DistributedOptimizer, Handle, attach
+from gradwire.frontends import DistributedOptimizer, Handle, LocalSteps, Outer, attach
 from gradwire.measure import bench, plan
 from gradwire.memories import DGCMemory, Memory, NoMemory, Residual
 from gradwire.ops.gradients import Gradients
@@ -76,9 +76,10 @@ __all__ = [
     "AllReduce", "AllToAll", "Auto", "Broadcast", "Codec", "Collective", "Communicator", "Compressor", "Controller",
     "DGCMemory", "Decision", "DistributedOptimizer", "Done", "EFSignSGD", "Exclusive", "Gather", "GaussianK",
     "GlobalTopK", "GraVAC", "Gradients", "Group", "GroupContext", "Halves", "Handle", "HardThreshold", "Interleaved",
-    "LGreCo", "Layout", "LeaderIndices", "Memory", "Mesh", "Message", "MultiLevel", "MultiRound", "NativeRequest",
-    "NoMemory", "Observation", "OkTopk", "OneBit", "Pending", "Plan", "PowerSGD", "ProcessGroup", "ProfileRequest",
-    "Quantized", "RandomK", "Recording", "RedSync", "Reduction", "ReductionError", "Residual", "ReusedThreshold",
-    "SIDCo", "ScaDLES", "ScatterReduce", "SendReceive", "SignSGD", "Signum", "Slot", "SplitGather", "Stats", "StepView",
-    "Sum", "TernGrad", "Threads", "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "groups", "plan", "reshard",
+    "LGreCo", "Layout", "LeaderIndices", "LocalSteps", "Memory", "Mesh", "Message", "MultiLevel", "MultiRound",
+    "NativeRequest", "NoMemory", "Observation", "OkTopk", "OneBit", "Outer", "Pending", "Plan", "PowerSGD",
+    "ProcessGroup", "ProfileRequest", "Quantized", "RandomK", "Recording", "RedSync", "Reduction", "ReductionError",
+    "Residual", "ReusedThreshold", "SIDCo", "ScaDLES", "ScatterReduce", "SendReceive", "SignSGD", "Signum", "Slot",
+    "SplitGather", "Stats", "StepView", "Sum", "TernGrad", "Threads", "TopK", "Transport", "WarmUp", "Wire", "attach",
+    "bench", "groups", "plan", "reshard",
 ]  # fmt: skip

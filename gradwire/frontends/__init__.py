@@ -2,6 +2,7 @@
 
 from gradwire.frontends.attach import attach
 from gradwire.frontends.handle import Handle
+from gradwire.frontends.local_steps import LocalSteps, Outer
 from gradwire.frontends.optimizer import DistributedOptimizer
 
-__all__ = ["DistributedOptimizer", "Handle", "attach"]
+__all__ = ["DistributedOptimizer", "Handle", "LocalSteps", "Outer", "attach"]

@@ -1,0 +1,174 @@
+"""Local steps: the parts of a model that are sent at a time, and when each of them is."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gradwire.plans import Plan
+from gradwire.slots import Layout, Slot
+
+Fragments = int | Sequence[nn.Module]
+"""How many parts of about equal size, or the modules of each: one, or several in an `nn.ModuleList`."""
+
+
+def cut(model: nn.Module, parameters: Mapping[str, nn.Parameter], fragments: Fragments) -> list[tuple[str, ...]]:
+    """The names of each fragment's parameters. Raises ValueError where they do not make up the model."""
+    if isinstance(fragments, int):
+        return _cut_evenly(parameters, fragments)
+    names = {id(p): name for name, p in parameters.items()}
+    parts = [tuple(names[id(p)] for p in module.parameters() if id(p) in names) for module in fragments]
+    covered = [name for part in parts for name in part]
+    if missing := [name for name in parameters if name not in covered]:
+        raise ValueError(
+            f"no fragment has parameter {missing[0]!r}; fragments=[...] must cover the model, or pass a count"
+        )
+    if twice := [name for name in covered if covered.count(name) > 1]:
+        raise ValueError(
+            f"two fragments have parameter {twice[0]!r}; each belongs in one, or pass a count: fragments=4"
+        )
+    if not all(parts):
+        raise ValueError("a fragment has no parameter that needs a gradient; leave it out")
+    return parts
+
+
+def _cut_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[tuple[str, ...]]:
+    """Neighbours together, in the model's order."""
+    if not 1 <= count <= len(parameters):
+        raise ValueError(f"fragments={count} does not fit a model of {len(parameters)} parameters; use 1 to as many")
+    sizes = {name: p.numel() for name, p in parameters.items()}
+    parts: list[tuple[str, ...]] = []
+    left, names = sum(sizes.values()), list(sizes)
+    while len(parts) < count - 1:
+        share, size, end = left / (count - len(parts)), 0, 0
+        most = len(names) - (count - len(parts) - 1)  # one at least for each that follows
+        while end < most and (end == 0 or size + sizes[names[end]] / 2 <= share):
+            size += sizes[names[end]]
+            end += 1
+        parts.append(tuple(names[:end]))
+        left, names = left - size, names[end:]
+    return [*parts, tuple(names)]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When fragments are sent: number f of F after (f + 1)·H/F inner steps, and every H steps from there; and used
+    `delay` steps later, before the next one is sent, so that one at a time is under way. Parameters then become
+    mix·own + (1 - mix)·anchor; without `mix` they keep what they moved meanwhile.
+
+    Raises ValueError where that cannot be."""
+
+    inner_steps: int
+    fragments: int
+    delay: int = 0
+    mix: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.inner_steps < self.fragments:
+            raise ValueError(
+                f"inner_steps={self.inner_steps} are fewer than the {self.fragments} fragments, which are sent one "
+                f"at a time; use inner_steps={self.fragments} or more, or fewer fragments"
+            )
+        if not 0 <= self.delay <= self.inner_steps // self.fragments:
+            raise ValueError(
+                f"delay={self.delay} is longer than the {self.inner_steps // self.fragments} inner steps from one "
+                "fragment to the next; use that or less"
+            )
+        if self.mix is not None and not 0 <= self.mix < 1:
+            raise ValueError(f"mix={self.mix} is no share of a replica's own; use 0 to 1, e.g. mix=0.5, or None")
+
+    @property
+    def keeps_sent(self) -> bool:
+        """Whether parameters are needed later as they were sent."""
+        return self.delay > 0 and self.mix is None
+
+    def due(self, step: int) -> int | None:
+        """The fragment to send after so many inner steps."""
+        for fragment in range(self.fragments):
+            first = (fragment + 1) * self.inner_steps // self.fragments
+            if step >= first and (step - first) % self.inner_steps == 0:
+                return fragment
+        return None
+
+
+class Fragment:
+    """Some parameters, by name, and what belongs to them: `anchors`, which all replicas share; `deltas`, what this
+    replica has moved from there, then the mean of that, in place; and `sent`, a copy of the parameters as they were
+    sent, where that is kept.
+
+    Anchors are float32 or wider, so that a small outer step on parameters of 16 bits is not lost.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], keep_sent: bool) -> None:
+        self.parameters = parameters
+        self.anchors = {
+            name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
+            for name, p in parameters.items()
+        }
+        layout = Layout(tuple(Slot.of(name, anchor) for name, anchor in self.anchors.items()))
+        device = next(iter(self.anchors.values())).device
+        self._flat = torch.zeros(layout.numel, device=device)
+        self.deltas = dict(zip(parameters, layout.views(self._flat), strict=True))
+        self.sent = {name: p.detach().clone() for name, p in parameters.items()} if keep_sent else {}
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """`deltas` become anchor - parameter."""
+        for name, parameter in self.parameters.items():
+            torch.sub(self.anchors[name], parameter, out=self.deltas[name])
+        for name, copy in self.sent.items():
+            copy.copy_(self.parameters[name])
+
+    def is_finite(self) -> bool:
+        """Whether all of `deltas` is. Asks a GPU."""
+        return bool(torch.linalg.vector_norm(self._flat, torch.inf).isfinite())
+
+    @torch.no_grad()
+    def merge(self, mix: float | None) -> None:
+        """Parameters become mix·parameter + (1 - mix)·anchor, or, where `mix` is None, the anchor and what they have
+        moved since they were sent."""
+        for name, parameter in self.parameters.items():
+            anchor = self.anchors[name]
+            if mix is not None:
+                parameter.lerp_(anchor.to(parameter.dtype), 1 - mix)
+            elif name in self.sent:
+                parameter.copy_(anchor + (parameter - self.sent[name]))
+            else:
+                parameter.copy_(anchor)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Parameters become the anchors."""
+        for name, parameter in self.parameters.items():
+            parameter.copy_(self.anchors[name])
+
+
+def fragmented(parts: Sequence[Sequence[str]], slots: Sequence[Slot], plan: Callable[[list[Slot]], Plan]) -> Plan:
+    """One plan, of the groups of each part planned by itself. Raises ValueError where it has a
+    group of several parts."""
+    groups = [group for part in parts for group in plan([slot for slot in slots if slot.name in part]).groups]
+    made = Plan(tuple(dict.fromkeys(groups)))  # a user's plan is the same for all parts
+    for part in parts:
+        groups_of(made, part)
+    return made
+
+
+def fragments_of(
+    plan: Plan, parts: Sequence[Sequence[str]], parameters: Mapping[str, nn.Parameter], keep_sent: bool
+) -> list[Fragment]:
+    """The fragments, with their parameters in the plan's order."""
+    order = [name for group in plan.groups for name in group.slots]
+    return [Fragment({n: parameters[n] for n in order if n in part}, keep_sent) for part in map(set, parts)]
+
+
+def groups_of(plan: Plan, fragment: Collection[str]) -> list[int]:
+    """The groups of a plan that carry a fragment's parameters. Raises ValueError for a group that carries others as
+    well."""
+    found = [index for index, group in enumerate(plan.groups) if any(name in fragment for name in group.slots)]
+    for index in found:
+        if strangers := [name for name in plan.groups[index].slots if name not in fragment]:
+            raise ValueError(
+                f"the plan groups {strangers[0]!r} with parameters of another fragment; make a group for each fragment"
+            )
+    return found

@@ -1,0 +1,167 @@
+"""The front end for slow links: every replica takes steps of its own, and what they moved is averaged now and then."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwire.communicators import Communicator
+from gradwire.compressors import Compressor
+from gradwire.frontends.fragments import Fragments, Schedule, cut, fragmented, fragments_of
+from gradwire.frontends.handle import Handle
+from gradwire.frontends.job import Choices, Dense, device_of, mesh_of, parameters_of, slots_of
+from gradwire.frontends.optimizer import share_initial_values
+from gradwire.frontends.rounds import OuterOptimizer, Rounds
+from gradwire.groups import Grouping
+from gradwire.memories import Memory
+from gradwire.plans import Plan
+from gradwire.runtime.runtime import Runtime
+from gradwire.runtime.settings import Settings
+from gradwire.transports import Mesh, ProcessGroup, Transport
+
+
+@dataclass(frozen=True)
+class Outer:
+    """The outer optimizer of DiLoCo: SGD with Nesterov's momentum on what the replicas moved on average. With `lr` 1
+    and no `momentum` the replicas' parameters are averaged, as in local SGD (Stich, ICLR 2019,
+    https://arxiv.org/abs/1805.09767)."""
+
+    lr: float = 0.7
+    momentum: float = 0.0
+
+    def __call__(self, anchors: list[Tensor]) -> Optimizer:
+        return torch.optim.SGD(anchors, self.lr, self.momentum, nesterov=self.momentum > 0)
+
+
+DILOCO = Outer(lr=0.7, momentum=0.9)
+
+
+class LocalSteps(Optimizer):
+    """`inner_optimizer`, of which every replica takes `inner_steps` steps by itself; what it has moved in them is then
+    compressed and averaged as gradients are, and is the gradient of an `outer` optimizer's step.
+
+    As it is: DiLoCo (Douillard et al., 2023, https://arxiv.org/abs/2311.08105). With `fragments`, parts of the model
+    take turns; what travels is used `delay` inner steps later, while these go on; parameters then become mix·own +
+    (1 - mix)·shared: Streaming DiLoCo (Douillard et al., 2025, https://arxiv.org/abs/2501.18512). Without `mix` they
+    keep what they moved meanwhile. With `ChunkTopK(64, of=4096, bits=2)`, `Residual(decay=0.95)` and `Outer(lr=1.0)`:
+    SparseLoCo (Sarfi et al., 2025, https://arxiv.org/abs/2508.15706).
+
+    Compressor, memory, communicator, `dense`, `groups`, transport, process group and seed are as in `gradwire.attach`.
+    Parameters and buffers are rank 0's from the start; buffers are not averaged. A round in which a replica's numbers
+    are not finite counts for nobody: all of them go back to the shared parameters.
+
+    Raises ValueError, on all ranks, for what `attach` refuses, for fragments that are not the model, for fewer
+    inner steps than fragments, and for an optimizer of other parameters than the model's.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: Optimizer,
+        model: nn.Module,
+        compressor: Compressor | Plan | None = None,
+        *,
+        memory: Memory | None = None,
+        communicator: Communicator | None = None,
+        inner_steps: int = 500,
+        outer: OuterOptimizer = DILOCO,
+        fragments: Fragments = 1,
+        delay: int = 0,
+        mix: float | None = None,
+        dense: Dense | None = None,
+        groups: Grouping | None = None,
+        transport: Transport | Mesh | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        seed: int = 0,
+    ) -> None:
+        choices = Choices(
+            compressor=compressor, memory=memory, communicator=communicator, dense=dense, groups=groups
+        )  # fmt: skip
+        choices.check()
+        parameters, others = parameters_of(model)
+        slots, device = slots_of(parameters), device_of(parameters)
+        parts: list[tuple[str, ...]] = []
+
+        def plan() -> Plan:
+            _check_holds(inner_optimizer, parameters)
+            parts.extend(cut(model, parameters, fragments))
+            Schedule(inner_steps, len(parts), delay, mix)
+            return fragmented(parts, slots, choices.plan(parameters))
+
+        mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device)
+        words = {"front end": "LocalSteps", "inner_steps, delay and mix": f"{inner_steps}, {delay} and {mix}"}
+        settings = Settings(seed=seed, others=others, owns_mesh=transport is None, words=words)
+        runtime = Runtime(plan, slots, mesh, device, settings)
+        share_initial_values(model, mesh)
+        schedule = Schedule(inner_steps, len(parts), delay, mix)
+        made = fragments_of(runtime.plan, parts, parameters, schedule.keeps_sent)
+        self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule)
+        self.handle = Handle(runtime, self._rounds)
+        self.inner: Optimizer | None = None
+        super().__init__(inner_optimizer.param_groups, inner_optimizer.defaults)
+        self.inner = inner_optimizer
+        self.param_groups, self.state = inner_optimizer.param_groups, inner_optimizer.state
+
+    @property
+    def outer(self) -> Optimizer:
+        """The optimizer of the shared parameters, for schedules of its learning rate."""
+        return self._rounds.outer
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """An inner step; at the end of a round, the outer one as well. Raises RuntimeError where `handle` was
+        detached."""
+        if self._rounds.detached:
+            raise RuntimeError("detach() ended the rounds; step the inner optimizer, or wrap it anew")
+        assert self.inner is not None
+        loss = self.inner.step(closure)
+        self._rounds.inner_step_done()
+        return loss
+
+    @contextmanager
+    def shared_parameters(self) -> Iterator[None]:
+        """Inside, the model has the parameters that all replicas share, those of the last outer step: to evaluate or
+        export it. This rank's own come back afterwards."""
+        with self._rounds.shared_parameters():
+            yield
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises ValueError: what is not the model's, or was frozen when this was made, takes no part in rounds."""
+        if self.inner is not None:  # else this object is being made
+            raise ValueError("LocalSteps averages what the model had at first; make it anew with all parameters")
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's state, and under "local_steps" the rest, what is under way included: it goes on from
+        there. Save it on every rank, with the model, for between two rounds both are this rank's own."""
+        assert self.inner is not None
+        return {**self.inner.state_dict(), "local_steps": self._rounds.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what `state_dict` returned on this rank; all ranks do this together, and load the model as well.
+
+        Raises ValueError, on all ranks, for another model's state."""
+        assert self.inner is not None
+        own = dict(state_dict)
+        self._rounds.load_state_dict(own.pop("local_steps", {}))
+        self.inner.load_state_dict(own)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+
+def _check_holds(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raises ValueError where the optimizer holds other parameters than these."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if held - {id(p) for p in parameters.values()}:
+        raise ValueError(
+            "the optimizer holds a parameter that is frozen, or not the model's; make it of model.parameters(), of the "
+            "model that you pass"
+        )
+    if lacking := [name for name, p in parameters.items() if id(p) not in held]:
+        raise ValueError(
+            f"the optimizer lacks parameter {lacking[0]!r}; make it of model.parameters(), or freeze what it leaves "
+            "out with requires_grad_(False)"
+        )

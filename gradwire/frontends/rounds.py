@@ -1,0 +1,144 @@
+"""Local steps: rounds, in which what a fragment has moved is averaged and its anchors take an outer step.
+
+inner steps     every replica by itself
+send            anchor - parameter of one fragment goes to the runtime, as gradients do, in a step of its groups
+inner steps     `delay` of them, while it travels
+receive         the mean is the gradient of the outer step; parameters move to the new anchors
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwire.frontends.fragments import Fragment, Schedule, groups_of
+from gradwire.runtime.runtime import Runtime
+
+OuterOptimizer = Callable[[list[Tensor]], Optimizer]
+"""Makes the optimizer of the anchors: a class of torch's, or a function."""
+
+
+class Rounds:
+    """The outer part of local steps. `step` counts inner steps, `under_way` is the fragment that was sent and not
+    received. `detached`: there will be no more rounds."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        fragments: Sequence[Fragment],
+        inner: Optimizer,
+        outer: OuterOptimizer,
+        schedule: Schedule,
+    ) -> None:
+        self.runtime, self.fragments, self.schedule = runtime, fragments, schedule
+        self.inner, self.outer = (
+            inner,
+            outer([anchor for fragment in fragments for anchor in fragment.anchors.values()]),
+        )
+        self.step, self.sent_at, self.detached = 0, 0, False
+        self.under_way: int | None = None
+        runtime.fix_places(True)
+
+    def unhook(self) -> None:
+        """No more rounds."""
+        self.detached = True
+
+    def inner_step_done(self) -> None:
+        """Receives and sends what is due now."""
+        self.step += 1
+        self._receive_if_due()
+        fragment = self.schedule.due(self.step)
+        if fragment is not None:
+            self._send(fragment)
+            self._receive_if_due()
+
+    def _receive_if_due(self) -> None:
+        if self.under_way is not None and self.step == self.sent_at + self.schedule.delay:
+            self._receive(self.fragments[self.under_way])
+            self.under_way = None
+
+    def _send(self, index: int) -> None:
+        runtime, fragment = self.runtime, self.fragments[index]
+        runtime.open_step(groups_of(runtime.plan, fragment.parameters))
+        fragment.measure()
+        for slot, about in enumerate(runtime.slots):
+            if about.name in fragment.deltas:
+                runtime.submit(slot, fragment.deltas[about.name])
+        self.under_way, self.sent_at = index, self.step
+
+    def _receive(self, fragment: Fragment) -> None:
+        self.runtime.finish()
+        if not fragment.is_finite():
+            self._skip()
+            return
+        for name, anchor in fragment.anchors.items():
+            anchor.grad = fragment.deltas[name].to(anchor.dtype)
+        self.outer.step()
+        self.outer.zero_grad()
+        fragment.merge(self.schedule.mix)
+
+    def _skip(self) -> None:
+        """Some replica's numbers were not finite, as all of them see by the mean: the round counts for nobody, and all
+        go back to the anchors. Inner state that is not finite begins anew."""
+        for fragment in self.fragments:
+            fragment.reset()
+            for parameter in fragment.parameters.values():
+                if not _is_finite(self.inner.state.get(parameter, {})):
+                    del self.inner.state[parameter]
+
+    @contextmanager
+    def shared_parameters(self) -> Iterator[None]:
+        """Inside, parameters are the anchors."""
+        own = [p.detach().clone() for fragment in self.fragments for p in fragment.parameters.values()]
+        for fragment in self.fragments:
+            fragment.reset()
+        try:
+            yield
+        finally:
+            parameters = (p for fragment in self.fragments for p in fragment.parameters.values())
+            for parameter, copy in zip(parameters, own, strict=True):
+                parameter.data.copy_(copy)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Waits for what is under way; its mean is part of the state."""
+        self.runtime.finish()
+        state: dict[str, Any] = {
+            "step": self.step,
+            "anchors": {name: a.clone() for fragment in self.fragments for name, a in fragment.anchors.items()},
+            "outer": self.outer.state_dict(),
+            "memory": self.runtime.state_dict(),
+        }
+        if self.under_way is not None:
+            fragment = self.fragments[self.under_way]
+            state["under way"] = {
+                "fragment": self.under_way,
+                "sent at": self.sent_at,
+                "means": {name: mean.clone() for name, mean in fragment.deltas.items()},
+                "sent": {name: copy.clone() for name, copy in fragment.sent.items()},
+            }
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state_dict` returned."""
+        self.runtime.load_state_dict(state["memory"])
+        self.step, self.under_way = state["step"], None
+        self.outer.load_state_dict(state["outer"])
+        for fragment in self.fragments:
+            _copy_each(fragment.anchors, state["anchors"])
+        if "under way" in state:
+            flight = state["under way"]
+            self.under_way, self.sent_at = flight["fragment"], flight["sent at"]
+            fragment = self.fragments[flight["fragment"]]
+            _copy_each(fragment.deltas, flight["means"])
+            _copy_each(fragment.sent, flight["sent"])
+
+
+def _copy_each(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:
+    for name, target in targets.items():
+        target.copy_(sources[name])
+
+
+def _is_finite(state: dict[str, Any]) -> bool:
+    return all(bool(v.isfinite().all()) for v in state.values() if isinstance(v, Tensor))

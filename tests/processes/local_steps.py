@@ -1,0 +1,187 @@
+"""What local steps must do between real processes over gloo.
+
+`python -m tests.processes.local_steps OUT [NAME...]` runs them as `tests.processes.scenarios` does its own.
+"""
+
+import copy
+import sys
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import gradwire as gw
+from tests.processes.scenarios import SCENARIOS, batch, flat, main, network, refused, same_on_all_ranks, scenario, train
+
+
+def inner(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def reference_diloco(replicas: int, rounds: int, inner_steps: int, lr: float, momentum: float) -> Iterator[list[float]]:
+    """DiLoCo as its paper has it (Algorithm 1 of https://arxiv.org/abs/2311.08105), all replicas in one process; the
+    losses of each replica, step by step."""
+    shared = network()
+    models = [copy.deepcopy(shared) for _ in range(replicas)]
+    optimizers = [inner(model) for model in models]
+    outer = torch.optim.SGD(shared.parameters(), lr=lr, momentum=momentum, nesterov=momentum > 0)
+    for t in range(rounds):
+        losses: list[list[float]] = [[] for _ in models]
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            for h in range(inner_steps):
+                inputs, targets = batch(t * inner_steps + h, rank)
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                losses[rank].append(loss.item())
+        for own, *replicated in zip(shared.parameters(), *(m.parameters() for m in models), strict=True):
+            own.grad = torch.stack([own.detach() - p.detach() for p in replicated]).mean(0)
+        outer.step()
+        for model in models:
+            model.load_state_dict(shared.state_dict())
+        yield from map(list, zip(*losses, strict=True))
+
+
+@scenario(2, 4)
+def diloco_is_the_papers() -> None:
+    model = network()
+    optimizer = gw.LocalSteps(inner(model), model, inner_steps=5, outer=gw.Outer(0.7, momentum=0.9))
+    losses = train(model, 100, optimizer=optimizer)
+    expected = list(reference_diloco(dist.get_world_size(), 20, 5, 0.7, 0.9))
+    assert len(losses) == len(expected) == 100
+    torch.testing.assert_close(losses, [each[dist.get_rank()] for each in expected], rtol=0, atol=1e-6)
+    assert same_on_all_ranks(flat(model))
+    assert optimizer.handle.stats().steps == 20
+
+
+COMPRESSORS = [
+    (gw.FP32(), None, None), (gw.BF16(), None, None), (gw.TopK(0.05), gw.Residual(decay=0.95), None),
+    (gw.QSGD(), gw.Residual(), gw.ScatterReduce()), (gw.PowerSGD(2), None, None), (gw.SignSGD(), None, None),
+    (gw.TopK(0.1), None, gw.OkTopk(rebalance=2)), (gw.EFSignSGD(), None, None),
+]  # fmt: skip
+
+
+@scenario(2, 3)
+def every_kind_of_compressor_carries_what_was_moved() -> None:
+    for compressor, memory, communicator in COMPRESSORS:
+        model = network()
+        optimizer = gw.LocalSteps(
+            inner(model),
+            model,
+            compressor,
+            memory=memory,
+            communicator=communicator,
+            inner_steps=4,
+            fragments=2,
+            delay=1,
+        )
+        train(model, 17, optimizer=optimizer)
+        with optimizer.shared_parameters():
+            assert same_on_all_ranks(flat(model)), compressor
+            assert flat(model).isfinite().all(), compressor
+        assert optimizer.handle.stats().steps == 8, compressor
+        optimizer.handle.detach()
+        refused(RuntimeError, "detach() ended the rounds", optimizer.step)
+
+
+def whole_state(model: nn.Module, optimizer: gw.LocalSteps) -> dict:
+    return copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+
+
+def streaming(model: nn.Module, mix: float | None = 0.5) -> gw.LocalSteps:
+    return gw.LocalSteps(
+        inner(model),
+        model,
+        gw.TopK(0.1),
+        inner_steps=8,
+        outer=gw.Outer(0.4, momentum=0.9),
+        fragments=3,
+        delay=2,
+        mix=mix,
+    )
+
+
+@scenario(2)
+def a_job_cut_anywhere_goes_on_bit_for_bit() -> None:
+    for cut, mix in ((13, 0.5), (14, None), (15, None), (16, 0.5), (19, None)):  # sent after 13, 16, 18, 21 ...
+        model = network()
+        optimizer = streaming(model, mix)
+        train(model, cut, optimizer=optimizer)
+        state = whole_state(model, optimizer)
+        expected = train(model, 20, first=cut, optimizer=optimizer)
+        other = network(seed=1)
+        resumed = streaming(other, mix)
+        train(other, 3, optimizer=resumed)
+        resumed.load_state_dict(state["optimizer"])
+        other.load_state_dict(state["model"])
+        assert train(other, 20, first=cut, optimizer=resumed) == expected, cut
+        assert torch.equal(flat(other), flat(model)), cut
+
+
+@scenario(2, 3)
+def a_round_that_is_not_finite_counts_for_nobody() -> None:
+    for fragments in (1, 3):
+        model = network()
+        optimizer = gw.LocalSteps(inner(model), model, gw.TopK(0.1), inner_steps=6, fragments=fragments)
+        train(model, 12, optimizer=optimizer)
+        before = whole_state(model, optimizer)
+        with torch.no_grad():
+            if dist.get_rank() == 1:
+                model[2].weight[3, 3] = torch.nan
+        train(model, 6, first=12, optimizer=optimizer)
+        after = optimizer.state_dict()
+        if fragments == 1:
+            for name, tensor in before["optimizer"]["local_steps"]["memory"].items():
+                assert name == "step" or torch.equal(tensor, after["local_steps"]["memory"][name]), name
+            assert torch.equal(flat(model), _flat(before["model"]))
+        train(model, 12, first=18, optimizer=optimizer)
+        assert flat(model).isfinite().all()
+        with optimizer.shared_parameters():
+            assert same_on_all_ranks(flat(model))
+
+
+def _flat(state: dict[str, Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in state.values()])
+
+
+@scenario(2)
+def wrong_use_is_one_clear_line_on_every_rank() -> None:
+    model = network()
+    alone = dist.get_rank() == 1
+    other = [*model.parameters(), nn.Parameter(torch.zeros(3))] if alone else model.parameters()
+    refused(
+        ValueError, "the optimizer holds a parameter that is frozen, or not the model's",
+        lambda: gw.LocalSteps(torch.optim.SGD(other, 0.1), model),
+    )  # fmt: skip
+    few = list(model.parameters())[:-1] if alone else model.parameters()
+    refused(
+        ValueError, "the optimizer lacks parameter '4.bias'", lambda: gw.LocalSteps(torch.optim.SGD(few, 0.1), model)
+    )
+
+    def wrap(**arguments) -> None:
+        gw.LocalSteps(inner(model), model, **arguments)
+
+    refused(
+        ValueError, "inner_steps=3 are fewer than the 4 fragments", lambda: wrap(inner_steps=3, fragments=4)
+    )  # fmt: skip
+    refused(
+        ValueError, "no fragment has parameter '2.weight'; fragments=[...] must cover the model",
+        lambda: wrap(fragments=[model[0], model[4] if alone else model[2:]]),
+    )  # fmt: skip
+    refused(ValueError, "two fragments have parameter '0.weight'", lambda: wrap(fragments=[model[0], model]))
+    refused(ValueError, "delay=3 is longer than the 2 inner steps", lambda: wrap(inner_steps=8, fragments=4, delay=3))
+    refused(ValueError, "mix=1.0 is no share", lambda: wrap(mix=1.0))
+    refused(ValueError, "inner_steps, delay and mix", lambda: wrap(inner_steps=8 if alone else 9))
+    one_group = gw.Plan((
+        gw.Group(tuple(n for n, _ in model.named_parameters()), gw.FP32(), gw.NoMemory(), gw.AllReduce()),
+    ))  # fmt: skip
+    refused(ValueError, "with parameters of another fragment", lambda: wrap(compressor=one_group, fragments=2))
+    optimizer = gw.LocalSteps(inner(model), model)
+    refused(ValueError, "make it anew with all parameters", lambda: optimizer.add_param_group({"params": []}))
+
+
+if __name__ == "__main__":
+    chosen = sys.argv[2:] or [name for name, (made, _) in SCENARIOS.items() if made.__module__ == __name__]
+    main(sys.argv[1], *chosen)

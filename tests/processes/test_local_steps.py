@@ -1,0 +1,37 @@
+"""Runs the scenarios of local steps over real gloo, with one launch per number of ranks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gradwire.lab.launch import launch
+from tests.processes import local_steps
+from tests.processes.scenarios import SCENARIOS
+
+MINE = {name: worlds for name, (made, worlds) in SCENARIOS.items() if made.__module__ == local_steps.__name__}
+
+
+@pytest.fixture(scope="session")
+def outcomes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("local_steps")
+    known: dict[int, dict[str, str | None]] = {}
+
+    def of(world: int) -> dict[str, str | None]:
+        if world not in known:
+            out = folder / f"{world}.json"
+            root = Path(__file__).parents[2]
+            launch(["-m", local_steps.__name__, str(out)], world, env={"PYTHONPATH": str(root)}, timeout_s=240)
+            known[world] = json.loads(out.read_text())
+        return known[world]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("name", "world"), sorted(((n, w) for n, worlds in MINE.items() for w in worlds), key=lambda case: case[1])
+)
+def test_scenario(name, world, outcomes):
+    outcome = outcomes(world)
+    assert name in outcome, "an earlier scenario failed"
+    assert outcome[name] is None, outcome[name]
