@@ -12,7 +12,7 @@ from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
 from gradwire.frontends.ddp import DDPFrontEnd
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.job import Choices, Dense, device_of, mesh_of, parameters_of, scale_from, slots_of
+from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, parameters_of, scale_from, slots_of
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
@@ -63,6 +63,7 @@ def attach(
     plan = choices.plan(parameters)
     mesh = mesh_of(transport, partial(ProcessGroup.own, ddp.process_group), device)
     if mesh.ranks == 1:
+        let_go(mesh, transport)
         return Handle(None, front_end)
     settings = Settings(
         seed=seed, controller=choices.controlled_by(), profiler=profiler_for(slots, mesh, device),

@@ -127,5 +127,15 @@ def scale_from(scaler: torch.amp.GradScaler | None) -> Callable[[], Share | None
 def mesh_of(transport: Transport | Mesh | None, own: Callable[[], Transport], device: torch.device) -> Mesh:
     """The user's mesh, or one of its own. Raises ValueError where it cannot carry what lies on `device`."""
     mesh = Mesh.of(transport or own())
-    mesh.check(device)
+    try:
+        mesh.check(device)
+    except ValueError:
+        let_go(mesh, transport)
+        raise
     return mesh
+
+
+def let_go(mesh: Mesh, transport: Transport | Mesh | None) -> None:
+    """Closes a mesh that is not needed, unless it is the user's `transport`."""
+    if transport is None:
+        mesh.close()

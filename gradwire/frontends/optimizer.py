@@ -14,7 +14,7 @@ from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.job import Choices, Dense, device_of, mesh_of, parameters_of, scale_from, slots_of
+from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, parameters_of, scale_from, slots_of
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
@@ -65,7 +65,9 @@ class DistributedOptimizer(Optimizer):
         mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device)
         self._front_end = OptimizerFrontEnd(self._parameters, model, find_unused_parameters)
         runtime = None
-        if mesh.ranks > 1:
+        if mesh.ranks == 1:
+            let_go(mesh, transport)
+        else:
             settings = Settings(
                 seed=seed, controller=choices.controlled_by(), profiler=profiler_for(slots, mesh, device),
                 follow_order=None if isinstance(compressor, Plan) else plan, find_unused=find_unused_parameters,

@@ -54,7 +54,7 @@ class Runtime:
         own_mesh = mesh if settings.owns_mesh else None
         try:
             self._plans = Plans(plan, self._agreement, settings, self.slots)
-        except ValueError:
+        except BaseException:
             _close(None, own_mesh)
             raise
         self.executor = Executor(device)
