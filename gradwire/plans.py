@@ -161,7 +161,7 @@ def default_memory(compressor: Compressor) -> Memory:
 
 def default_communicator(compressor: Compressor) -> Communicator:
     """All-reduce where payloads can be added, all-gather where not."""
-    return AllGather() if isinstance(compressor, Codec) and not compressor.summable else AllReduce()
+    return AllReduce() if compressor.summable else AllGather()
 
 
 def bulky(compressor: Compressor, slots: Sequence[Slot]) -> bool:

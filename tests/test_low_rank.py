@@ -241,6 +241,62 @@ def test_what_would_hardly_shrink_travels_dense():
                 assert torch.allclose(mean.double(), grad / 2, atol=1e-6) == (slot.name not in low)
 
 
+@pytest.mark.parametrize("bits", [8, 4, 3, 2])
+@both
+def test_factors_in_codes_are_nearly_the_papers(kind: type[LowRank], bits: int):
+    """The first step from the same basis: what codes lose of the factors is as much as their levels say."""
+    slots = slots_of({"w": torch.empty(96, 192)})
+    grads = draw(slots, 2, 0)
+    means = []
+    for compressor, communicator in [(kind(8), gw.AllReduce()), (kind(8, bits=bits), gw.AllGather())]:
+        with job(plan_of(slots, compressor, gw.Residual(), communicator), slots, 2) as running:
+            means.append(running.step(grads)[0][0])
+    off = float((means[1] - means[0]).norm() / means[0].norm())
+    assert 0 < off < {8: 0.02, 4: 0.25, 3: 0.5, 2: 1.2}[bits]
+
+
+@both
+def test_what_factors_lose_as_codes_stays_in_the_memory(kind: type[LowRank]):
+    """What is subtracted is what was sent: of gradients that end, everything arrives."""
+    slots = slots_of({"w": torch.empty(24, 40), "b": torch.empty(24)})
+    with job(plan_of(slots, kind(8, bits=4), gw.Residual(), gw.AllGather()), slots, 2) as running:
+        grads = draw(slots, 2, 0)
+        arrived = [torch.zeros(slot.shape) for slot in slots]
+        for step in range(60):
+            given = grads if step == 0 else [[torch.zeros(slot.shape) for slot in slots]] * 2
+            for sum_, mean in zip(arrived, running.step(given)[0], strict=True):
+                sum_ += mean
+        for sum_, whole in zip(arrived, total(grads), strict=True):
+            torch.testing.assert_close(sum_.double(), whole / 2, rtol=0, atol=1e-3)
+
+
+def test_which_matrices_are_factored_is_decided_in_bits():
+    """8 bits for what is not factored, 4.25 for what is: rank 6 of 12 x 12 pays in codes alone."""
+    assert gw.PowerSGD(3, bits=4, min_compression_rate=1).factor_rank(12, 12) == 3
+    assert gw.PowerSGD(6, bits=4, min_compression_rate=1).factor_rank(12, 12) == 6
+    assert gw.PowerSGD(6, min_compression_rate=1).factor_rank(12, 12) == 0
+    assert gw.PowerSGD(12, bits=4, min_compression_rate=1).factor_rank(12, 100) == 0, "of full rank"
+    assert gw.ACPSGD(4, bits=4).factor_rank(1, 100) == 0
+
+
+def test_a_rank_below_one_is_a_share_of_the_shorter_side():
+    compressor = gw.PowerSGD(1 / 6, bits=4)
+    assert [compressor.factor_rank(*shape) for shape in [(96, 384), (384, 96), (60, 60), (2, 100)]] == [16, 16, 10, 1]
+
+
+@pytest.mark.parametrize("wrong", [{"rank": 0}, {"rank": 2.5}, {"bits": 5}, {"bits": 16}])
+@both
+def test_what_is_no_rank_and_no_code_is_refused(kind: type[LowRank], wrong: dict[str, float]):
+    with pytest.raises(ValueError, match="use"):
+        kind(**wrong)
+
+
+def test_codes_are_not_added_by_an_all_reduce():
+    with pytest.raises(ValueError, match=r"pair it with AllGather\(\)"):
+        gw.plans.uniform(SLOTS, gw.PowerSGD(bits=4), communicator=gw.AllReduce())
+    assert gw.plans.uniform(SLOTS, gw.PowerSGD(bits=4)).groups[0].communicator == gw.AllGather()
+
+
 @both
 def test_vectors_need_no_group_of_their_own(kind: type[LowRank]):
     (group,) = gw.plans.uniform(SLOTS, kind()).groups

@@ -26,7 +26,7 @@ def both_levels(compressor: gw.MultiLevel, x: Tensor) -> tuple[list[Tensor], Ten
     for indices in compressor.select(x, context):
         decoded.append(torch.zeros(len(x)))
         decoded[-1][indices] = x[indices]
-    next(compressor.reduce(x.clone(), torch.empty(len(x)), context))
+    next(gw.AllReduce().reduce(compressor, x.clone(), torch.empty(len(x)), context))
     return decoded, compressor.observed(context)
 
 

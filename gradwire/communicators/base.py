@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradwire.communicators.wire import Wire
-from gradwire.compressors import Codec, Compressor, GroupContext, RandomK, Reduction, Sparse
+from gradwire.compressors import Codec, Compressor, GroupContext, LowRank, MultiRound, RandomK, Reduction, Sparse
 from gradwire.slots import Layout
 
 
@@ -17,7 +17,7 @@ class Communicator(ABC):
 
     def check(self, compressor: Compressor) -> None:
         """Raises ValueError, naming the pairing that works, where this one makes no sense."""
-        if not isinstance(compressor, Codec):
+        if isinstance(compressor, MultiRound) and compressor.summable:
             raise ValueError(
                 f"{type(compressor).__name__} sums its own factors; pair it with AllReduce(), not {self.name}()"
             )
@@ -40,6 +40,31 @@ class Communicator(ABC):
         Without `context.remember` x and out may be the same memory, and what is left in x does not matter."""
 
 
+class SummingCommunicator(Communicator):
+    """Adds up what codecs encode, by so many `collectives`; of a compressor of several rounds, round by round."""
+
+    collectives: ClassVar[int] = 1
+
+    def rounds(self, compressor: Compressor, world: int) -> int:
+        return self.collectives * compressor.rounds
+
+    def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
+        assert isinstance(compressor, Codec | LowRank)
+        messages = compressor.messages(layout, step)
+        return sum((self.codec_wire(codec, part, world, step) for codec, part in messages), Wire(0, 0))
+
+    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+        return compressor.reduce(x, out, context, self.add_up)
+
+    @abstractmethod
+    def codec_wire(self, codec: Codec, layout: Layout, world: int, step: int) -> Wire:
+        """What it costs one of `world` ranks to add up what a codec encodes at this step."""
+
+    @abstractmethod
+    def add_up(self, codec: Codec, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+        """See `AddUp`."""
+
+
 class SparseCommunicator(Communicator):
     """Moves selected elements by their indices, so it wants a compressor that selects: TopK, DGC and the like.
 
@@ -54,7 +79,7 @@ class SparseCommunicator(Communicator):
                 f"RandomK's ranks share their indices already; pair it with AllReduce(), not {self.name}()"
             )
         if not isinstance(compressor, Sparse):
-            other = "AllReduce" if isinstance(compressor, Codec) and compressor.summable else "AllGather"
+            other = "AllReduce" if compressor.summable else "AllGather"
             raise ValueError(
                 f"{self.name}() moves elements by their indices, and {type(compressor).__name__} shows none; "
                 f"pair it with {other}(), or {self.name}() with TopK()"

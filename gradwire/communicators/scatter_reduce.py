@@ -8,20 +8,21 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradwire.collective import AllToAll, Gather, framed
-from gradwire.communicators.base import Communicator
+from gradwire.communicators.base import SummingCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, SignSGD
 from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
-class ScatterReduce(Communicator):
+class ScatterReduce(SummingCommunicator):
     """All-to-all, sum in float32, compress again, all-gather: two payloads per rank however many ranks.
 
     What the second compression drops goes into the memory of the rank that did it, so that nothing is lost.
     """
 
     name: ClassVar[str] = "ScatterReduce"
+    collectives: ClassVar[int] = 2
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
@@ -35,23 +36,18 @@ class ScatterReduce(Communicator):
         if not compressor.biased and compressor.sparse:
             raise ValueError(f"{compressor} would multiply what it sends a second time; pair it with AllReduce()")
 
-    def rounds(self, compressor: Compressor, world: int) -> int:
-        return 2
-
-    def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
-        assert isinstance(compressor, Codec)
-        size = framed(max(_sizes(compressor, layout, chunks(layout.numel, world), step)))
+    def codec_wire(self, codec: Codec, layout: Layout, world: int, step: int) -> Wire:
+        size = framed(max(_sizes(codec, layout, chunks(layout.numel, world), step)))
         return all_to_all(world * size, world) + all_gather(size, world)
 
-    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
-        assert isinstance(compressor, Codec)
+    def add_up(self, codec: Codec, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
         bounds = chunks(len(x), context.world)
-        spans, sizes = list(pairwise(bounds)), _sizes(compressor, context.layout, bounds, context.step)
+        spans, sizes = list(pairwise(bounds)), _sizes(codec, context.layout, bounds, context.step)
 
         send = context.message("send", max(sizes), rows=context.world)
         for row, size, (a, b) in zip(send.body, sizes, spans, strict=True):
             if a < b:
-                compressor.encode(x[a:b], row[:size], context.part(a, b))
+                codec.encode(x[a:b], row[:size], context.part(a, b))
         receive = context.message("receive", max(sizes), rows=context.world)
         yield AllToAll(send, receive)
 
@@ -60,15 +56,15 @@ class ScatterReduce(Communicator):
         if a < b:
             size, part = sizes[context.rank], context.part(a, b)
             total = context.buffers.tensor("chunk", (b - a,))
-            compressor.decode(receive.body[:, :size], total, part)
-            compressor.encode(total, again.body[:size], part)
+            codec.decode(receive.body[:, :size], total, part)
+            codec.encode(total, again.body[:size], part)
             if context.remember:
                 x[a:b].add_(total)  # what is left of the sum
         yield Gather(again, receive)
 
         for row, size, (start, end) in zip(receive.body, sizes, spans, strict=True):
             if start < end:
-                compressor.decode(row[None, :size], out[start:end], context.part(start, end))
+                codec.decode(row[None, :size], out[start:end], context.part(start, end))
 
 
 def _sizes(codec: Codec, layout: Layout, bounds: Sequence[int], step: int) -> list[int]:

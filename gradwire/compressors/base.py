@@ -1,7 +1,7 @@
 """What a compressor is: hyperparameters, and how they turn a gradient into bytes and back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import ClassVar
 
 import torch
@@ -22,11 +22,14 @@ class Compressor(ABC):
     `biased` compressors drop what they do not send and want a memory. `sparse` ones send some coordinates
     exactly and none of the others. Those that `carries_dense` send biases and norm scales well enough beside the
     rest, so that these need no group of their own. `flat_state` names tensors of gradient size that the algorithm
-    keeps. Steps may differ in the bytes that they send; `period` of them in a row are as many as any others. Those
-    with `local_arithmetic` let every rank compute what all must have alike, so their hardware must be alike as well.
+    keeps. A step's sum takes `rounds` of adding something up; it is `summable` where an all-reduce can do that. Steps
+    may differ in the bytes that they send; `period` of them in a row are as many as any others. Those with
+    `local_arithmetic` let every rank compute what all must have alike, so their hardware must be alike as well.
     """
 
     biased: ClassVar[bool] = True
+    rounds: ClassVar[int] = 1
+    summable: ClassVar[bool] = False
     period: ClassVar[int] = 1
     sparse: ClassVar[bool] = False
     carries_dense: ClassVar[bool] = False
@@ -42,6 +45,11 @@ class Compressor(ABC):
         """The small tensors on the host that this algorithm keeps for a group: see `GroupContext.group`."""
         return {}
 
+    @abstractmethod
+    def reduce(self, x: Tensor, out: Tensor, context: GroupContext, add_up: "AddUp") -> Reduction:
+        """Writes the sum of all ranks' x (n,) to out (n,), and leaves in x what this rank did not send. `add_up` does
+        that for what a codec encodes."""
+
 
 class Codec(Compressor):
     """A compressor that turns n numbers into a fixed count of bytes without talking to anybody.
@@ -51,7 +59,6 @@ class Codec(Compressor):
     groups only: it looks at whole slots, or does not do the same at every step.
     """
 
-    summable: ClassVar[bool] = False
     divisible: ClassVar[bool] = True
     wire_dtype: ClassVar[torch.dtype] = torch.float32
 
@@ -64,6 +71,13 @@ class Codec(Compressor):
         """Bytes that `encode` writes for a whole group at this step, or for a part of one, the same on all ranks."""
         return self.payload_bytes(layout.numel)
 
+    def messages(self, layout: Layout, step: int) -> "Sequence[tuple[Codec, Layout]]":
+        """What the rounds of a step encode, and with what."""
+        return [(self, layout)]
+
+    def reduce(self, x: Tensor, out: Tensor, context: GroupContext, add_up: "AddUp") -> Reduction:
+        return add_up(self, x, out, context)
+
     @abstractmethod
     def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
         """Writes to payload (payload_bytes(n),) uint8 what is sent of x (n,) float32, and leaves in x what is not: x
@@ -74,14 +88,13 @@ class Codec(Compressor):
         """Writes the sum of what rows (r, payload_bytes(n)) stand for into out (n,)."""
 
 
+AddUp = Callable[[Codec, Tensor, Tensor, GroupContext], Reduction]
+"""add_up(codec, x, out, context) writes the sum over the ranks of what `codec` sends of x (n,) to out (n,), and leaves
+in x what this rank did not send."""
+
+
 class MultiRound(Compressor):
     """A compressor with `rounds` collectives of its own: a two-round algorithm reads like its paper."""
-
-    rounds: ClassVar[int]
-
-    @abstractmethod
-    def reduce(self, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
-        """Writes the sum of all ranks' x (n,) to out (n,), and leaves in x what this rank did not send."""
 
 
 def context_for(layout: Layout, compressor: Compressor, device: torch.device) -> GroupContext:

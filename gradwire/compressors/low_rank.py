@@ -2,20 +2,25 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gradwire.collective import Message, Sum
-from gradwire.compressors.base import MultiRound, Reduction
+from gradwire.compressors.base import AddUp, Codec, MultiRound, Reduction
 from gradwire.compressors.context import GroupContext
+from gradwire.compressors.dense import FP32
+from gradwire.compressors.factors import FactorCodec
+from gradwire.ops.formats import nearest
 from gradwire.ops.noise import uniform
 from gradwire.ops.orthogonal import orthogonalize
-from gradwire.slots import Layout
-from gradwire.torch_private import add_each, copy_each, norms_of, product_each, zero_each
+from gradwire.slots import Layout, Slot
+from gradwire.torch_private import add_each, copy_each, norms_of, product_each
+
+ROWS, COLUMNS = 0, 1
+"""What P's rows are as long as, and Q's."""
 
 
 @dataclass(frozen=True)
@@ -23,111 +28,155 @@ class LowRank(MultiRound):
     """Each weight is the matrix M (rows, columns) of its outputs by all else, of which M ≈ Pᵀ Q is sent: P (r, rows)
     and Q (r, columns), the thin matrix on the left of every product, which is faster on a CPU.
 
-    Matrices that have no more than `min_compression_rate` times the elements of both factors, and all vectors,
-    travel as they are, in the same message. Before step `start_step` everything does.
+    `rank` is r, or below 1 the share of the shorter side that r is. Factors travel in float32 or, with `bits` of 8, 4,
+    3 or 2, as codes with a scale per 64 elements of a row; then what is not factored travels in 8 bits. What codes lose
+    stays in the memory. Not factored are vectors, and matrices that take no more than `min_compression_rate` times the
+    bits of both factors. Before step `start_step` everything travels as it is.
     """
 
-    rank: int = 4
+    rank: float = 4
     min_compression_rate: float = 2.0
     start_step: int = 0
+    bits: int = 32
     carries_dense: ClassVar[bool] = True
     local_arithmetic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank={self.rank} sends nothing; use rank=1 or more, e.g. rank=4")
+        if not (0 < self.rank < 1 or (self.rank >= 1 and self.rank == int(self.rank))):
+            raise ValueError(
+                f"rank={self.rank} is neither a number of rows nor a share of the shorter side; use e.g. rank=4 or "
+                "rank=1/6"
+            )
         if not self.min_compression_rate >= 1:
             raise ValueError(
                 f"min_compression_rate={self.min_compression_rate} would send more than the gradient; use 1 or more"
             )
         if self.start_step < 0:
             raise ValueError(f"start_step={self.start_step} is before the first; use 0 to compress from the start")
+        if self.bits != 32:
+            nearest(self.bits)
+
+    @property
+    def summable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.bits == 32
+
+    @property
+    def codec(self) -> Codec:
+        """How factors, and what is not factored, travel."""
+        return FP32() if self.bits == 32 else FactorCodec(self.bits)
 
     def factor_rank(self, rows: int, columns: int) -> int:
-        """The r of a (rows, columns) slot's factors; 0 where it travels dense."""
-        r = min(self.rank, rows, columns)
-        return r if r * (rows + columns) * self.min_compression_rate < rows * columns else 0
+        """The r of a (rows, columns) slot's factors; 0 where it is not factored."""
+        shorter = min(rows, columns)
+        r = min(shorter, int(self.rank) if self.rank >= 1 else max(1, round(self.rank * shorter)))
+        factor, other = (32, 32) if self.bits == 32 else (self.bits + 16 / 64, 8 + 16 / 128)
+        pays = r * (rows + columns) * factor * self.min_compression_rate < rows * columns * other
+        return r if pays and r < shorter else 0
+
+    def messages(self, layout: Layout, step: int) -> Sequence[tuple[Codec, Layout]]:
+        """What the rounds of a step encode, and with what."""
+        if step < self.start_step:
+            return [(FP32(), layout.cut(start, end)) for start, end in self._equal_parts(layout.numel)]
+        return [(self.codec, vector) for vector in self._vectors(layout, step)]
 
     def group_bytes(self, layout: Layout, step: int) -> int:
         """Bytes of all the messages of a whole group at this step, without their flags."""
-        if step < self.start_step:
-            return 4 * layout.numel
-        ranks = [self.factor_rank(*slot.matrix) for slot in layout.slots]
-        lengths = [self._sent_length(*slot.matrix, step) for slot in layout.slots]
-        factors = sum(r * length for r, length in zip(ranks, lengths, strict=True))
-        dense = sum(slot.numel for slot, r in zip(layout.slots, ranks, strict=True) if not r)
-        return 4 * (factors + dense)
+        return sum(codec.group_bytes(part, step) for codec, part in self.messages(layout, step))
 
     @abstractmethod
-    def _sent_length(self, rows: int, columns: int, step: int) -> int:
-        """How long the factors sent in this step are together."""
+    def _vectors(self, layout: Layout, step: int) -> Sequence[Layout]:
+        """What each round adds up."""
 
-    def reduce(self, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+    def vector(self, layout: Layout, side: int, dense: bool) -> Layout:
+        """The factors of one side, row by row, and then, where `dense`, the slots that are not factored."""
+        rows: list[Slot] = []
+        others: list[Slot] = []
+        for slot in layout.slots:
+            length = slot.matrix[side]
+            if r := self.factor_rank(*slot.matrix):
+                rows += [Slot(slot.name, (1, length), (length, 1), torch.float32)] * r
+            elif dense:
+                others.append(Slot(slot.name, (slot.numel,), (1,), torch.float32))
+        return Layout((*rows, *others))
+
+    def reduce(self, x: Tensor, out: Tensor, context: GroupContext, add_up: AddUp) -> Reduction:
         if context.step < self.start_step:
-            return self._reduce_dense(x, out, context)
+            return self._reduce_dense(x, out, context, add_up)
         key = (self, x.data_ptr(), out.data_ptr())
-        return self._reduce_factors(context.buffers.once(key, lambda: Views(self, x, out, context)), context)
+        views = context.buffers.once(key, lambda: Views(self, x, out, context))
+        return self._reduce_factors(views, context, add_up)
 
     @abstractmethod
-    def _reduce_factors(self, views: "Views", context: GroupContext) -> Reduction: ...
+    def _reduce_factors(self, views: "Views", context: GroupContext, add_up: AddUp) -> Reduction: ...
 
-    def _reduce_dense(self, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
-        """In as many messages as later, for the sequence of collectives must not depend on the step."""
-        bounds = [len(x) * part // self.rounds for part in range(self.rounds + 1)]
-        for start, end in pairwise(bounds):
-            message = context.numbers("dense", end - start)
-            message.body.copy_(x[start:end])
-            yield Sum(message)
-            out[start:end].copy_(message.body)
-        if context.remember:
-            x.zero_()
+    def _reduce_dense(self, x: Tensor, out: Tensor, context: GroupContext, add_up: AddUp) -> Reduction:
+        """In as many rounds as later, for the sequence of collectives must not depend on the step."""
+        for start, end in self._equal_parts(len(x)):
+            yield from add_up(FP32(), x[start:end], out[start:end], context.part(start, end))
+
+    def _equal_parts(self, n: int) -> list[tuple[int, int]]:
+        return list(pairwise(n * part // self.rounds for part in range(self.rounds + 1)))
 
 
 class Factors:
-    """A message of a factor (r, length) per matrix, then the dense slots."""
+    """One side's factors (r, length) of all matrices, and what travels with them: this rank's `own`, what of it this
+    rank `sent`, and the `sums` over the ranks; `dense` and `dense_sums` are the slots that are not factored."""
 
-    def __init__(
-        self, context: GroupContext, name: str, shapes: Sequence[tuple[int, int]], dense: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, compressor: LowRank, side: int, dense: bool, context: GroupContext) -> None:
+        self._codec, self._layout = compressor.codec, compressor.vector(context.layout, side, dense)
+        n, buffers = self._layout.numel, context.buffers
+        matrices = [slot.matrix for slot in context.layout.slots]
+        shapes = [(r, matrix[side]) for matrix in matrices if (r := compressor.factor_rank(*matrix))]
         sizes = [r * length for r, length in shapes]
-        self.message: Message = context.numbers(name, sum(sizes) + sum(dense))
-        self.product = self.message.body[: sum(sizes)]
-        pieces = self.message.body.split([*sizes, *dense])
-        self.factors = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=False)]
-        self.dense = pieces[len(shapes) :]
+        rest = [slot.numel for slot in self._layout.slots if len(slot.shape) == 1]
+        self._own, self._sum = (buffers.tensor(f"{kind} {side}", (n,)) for kind in ("own", "sum"))
+        self._sent = buffers.tensor(f"sent {side}", (sum(sizes),))
+        pieces = [vector.split([*sizes, *rest]) for vector in (self._own, self._sum)]
+        self.dense, self.dense_sums = (piece[len(sizes) :] for piece in pieces)
+        self.own, self.sums, self.sent = (
+            [factor.view(shape) for factor, shape in zip(piece, shapes, strict=False)]
+            for piece in (*pieces, self._sent.split(sizes))
+        )
+
+    def add_up(self, context: GroupContext, add_up: AddUp) -> Reduction:
+        """Own factors become sums; what of dense slots is not sent stays in `dense`."""
+        factors = self._own[: len(self._sent)]
+        self._sent.copy_(factors)
+        yield from add_up(self._codec, self._own, self._sum, replace(context, layout=self._layout))
+        self._sent.sub_(factors)
 
 
 class Views:
     """One group's tensors, made once: `matrices` (rows, columns) and `dense` slots of x (n,), where their means go in
-    out (n,), the messages for P and Q, and this rank's own product, `own_p` or `own_q`, which outlives the sum."""
+    out (n,), and both sides' factors."""
 
     def __init__(self, compressor: LowRank, x: Tensor, out: Tensor, context: GroupContext) -> None:
         slots = context.layout.slots
-        ranks = [compressor.factor_rank(*slot.matrix) for slot in slots]
-        low = [i for i, r in enumerate(ranks) if r]
-        dense = [i for i, r in enumerate(ranks) if not r]
-        parts, means = context.layout.parts(x), context.layout.parts(out)
-        self.matrices = [parts[i].view(slots[i].matrix) for i in low]
-        self.products = [means[i].view(slots[i].matrix) for i in low]
-        self.dense, self.dense_means = [parts[i] for i in dense], [means[i] for i in dense]
-        rows = [(ranks[i], slots[i].matrix[0]) for i in low]
-        columns = [(ranks[i], slots[i].matrix[1]) for i in low]
-        sizes = [slots[i].numel for i in dense]
-        self.p = Factors(context, "p", rows, sizes)
-        self.q = Factors(context, "q", columns, sizes if compressor.rounds == 1 else ())
-        self.own_p, self.own_q = Factors(context, "own p", rows), Factors(context, "own q", columns)
+        low = [bool(compressor.factor_rank(*slot.matrix)) for slot in slots]
+        parts = list(zip(low, slots, context.layout.parts(x), context.layout.parts(out), strict=True))
+        self.matrices = [part.view(slot.matrix) for factored, slot, part, _ in parts if factored]
+        self.products = [mean.view(slot.matrix) for factored, slot, _, mean in parts if factored]
+        self._dense = [part for factored, _, part, _ in parts if not factored]
+        self._dense_means = [mean for factored, _, _, mean in parts if not factored]
+        self.p = Factors(compressor, ROWS, True, context)
+        self.q = Factors(compressor, COLUMNS, compressor.rounds == 1, context)
 
-    def decode(self, sent: Factors) -> None:
-        """The mean: Pᵀ Q, and what is dense in the message that was `sent`."""
-        for product, p, q in zip(self.products, self.p.factors, self.q.factors, strict=True):
+    def add_up(self, factors: Factors, context: GroupContext, add_up: AddUp) -> Reduction:
+        """Adds up these factors and, with them, what is not factored."""
+        copy_each(factors.dense, self._dense)
+        yield from factors.add_up(context, add_up)
+        copy_each(self._dense, factors.dense)
+        copy_each(self._dense_means, factors.dense_sums)
+
+    def decode(self) -> None:
+        """The mean: Pᵀ Q."""
+        for product, p, q in zip(self.products, self.p.sums, self.q.sums, strict=True):
             torch.mm(p.T, q, out=product)
-        copy_each(self.dense_means, sent.dense)
 
-    def take(self, p: Factors, q: Factors) -> None:
-        """Takes out of x what this rank sent: Pᵀ Q, and what is dense."""
-        for matrix, left, right in zip(self.matrices, p.factors, q.factors, strict=True):
+    def take(self, p: Sequence[Tensor], q: Sequence[Tensor]) -> None:
+        """Takes out of x what this rank sent: Pᵀ Q."""
+        for matrix, left, right in zip(self.matrices, p, q, strict=True):
             matrix.addmm_(left.T, right, alpha=-1)
-        zero_each(self.dense)
 
 
 def keep(name: str, sums: Sequence[Tensor], context: GroupContext) -> None:
@@ -145,7 +194,8 @@ class PowerSGD(LowRank):
     https://arxiv.org/abs/1905.13727). Wants `memory.Residual`.
 
     P = Q Mᵀ is summed over the ranks and made orthonormal, then Q = P M is summed. The error kept is that of this
-    rank's own M (local error feedback), which gives the same averaged update as the paper's.
+    rank's own M (local error feedback), which gives the same averaged update as the paper's. What codes lose of P tilts
+    the basis and no more, for all ranks make the same one orthonormal; what they lose of Q is a part of the error.
     """
 
     rounds: ClassVar[int] = 2
@@ -154,20 +204,19 @@ class PowerSGD(LowRank):
         r = self.factor_rank(rows, columns)
         return {"q": uniform((r, columns), generator)} if r else {}
 
-    def _sent_length(self, rows: int, columns: int, step: int) -> int:
-        return rows + columns
+    def _vectors(self, layout: Layout, step: int) -> Sequence[Layout]:
+        return [self.vector(layout, ROWS, dense=True), self.vector(layout, COLUMNS, dense=False)]
 
-    def _reduce_factors(self, views: Views, context: GroupContext) -> Reduction:
-        for q, matrix, p in zip(context.slots.all("q"), views.matrices, views.p.factors, strict=True):
+    def _reduce_factors(self, views: Views, context: GroupContext, add_up: AddUp) -> Reduction:
+        for q, matrix, p in zip(context.slots.all("q"), views.matrices, views.p.own, strict=True):
             torch.mm(q, matrix.T, out=p)
-        copy_each(views.p.dense, views.dense)
-        yield Sum(views.p.message)
-        orthogonalize(views.p.factors)
-        for p, matrix, q in zip(views.p.factors, views.matrices, views.own_q.factors, strict=True):
+        yield from views.add_up(views.p, context, add_up)
+        basis = views.p.sums
+        orthogonalize(basis)
+        for p, matrix, q in zip(basis, views.matrices, views.q.own, strict=True):
             torch.mm(p, matrix, out=q)
-        views.q.product.copy_(views.own_q.product)
-        yield Sum(views.q.message)
-        views.decode(views.p)
+        yield from views.q.add_up(context, add_up)
+        views.decode()
         if context.remember:
-            views.take(views.p, views.own_q)
-        keep("q", views.q.factors, context)
+            views.take(basis, views.q.sent)
+        keep("q", views.q.sums, context)

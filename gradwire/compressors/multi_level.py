@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import Collective, Gather, Sum
-from gradwire.compressors.base import Codec, MultiRound, Reduction
+from gradwire.compressors.base import AddUp, Codec, MultiRound, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import RandomK, Sparse, TopK
 from gradwire.ops.magnitudes import magnitude_sum
@@ -40,7 +40,7 @@ class MultiLevel(MultiRound):
     further: float = 10.0
     min_share: float = 0.02
     measure: Measure = "energy"
-    rounds: ClassVar[int] = 1
+    summable: ClassVar[bool] = True
     sparse: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class MultiLevel(MultiRound):
     def init_group(self) -> dict[str, Tensor]:
         return self.codec.init_group() | {"norms": torch.full((TAIL,), torch.nan)}
 
-    def reduce(self, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+    def reduce(self, x: Tensor, out: Tensor, context: GroupContext, add_up: AddUp) -> Reduction:
         level, levels = self.level(context), self.select(x, context)
         norms = self._observe(x, levels, context)
         if level == DENSE:

@@ -215,6 +215,8 @@ def _around(given: Compressor) -> list[Compressor]:
     value: Any = getattr(given, setting)
     if setting == "ratio":
         values = [min(1.0, value * scale) for scale in SCALES[setting]]
+    elif value < 1:  # the share of a matrix's shorter side
+        values = [value * scale for scale in SCALES[setting] if value * scale < 1]
     else:
         values = [max(1, round(value * scale)) for scale in SCALES[setting]]
     return [with_options(given, {setting: value}) for value in sorted(set(values))]

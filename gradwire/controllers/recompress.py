@@ -6,7 +6,7 @@ from typing import Any
 
 from gradwire.communicators import AllReduce, Communicator
 from gradwire.compressors import Cast, Compressor, MultiRound
-from gradwire.plans import Group, Plan
+from gradwire.plans import Group, Plan, default_communicator
 
 
 def recompress(plan: Plan, compressor_of: Callable[[Group, str], Compressor]) -> Plan:
@@ -25,8 +25,14 @@ def _parts(group: Group, compressor_of: Callable[[Group, str], Compressor]) -> l
 
 
 def _communicator(communicator: Communicator, compressor: Compressor) -> Communicator:
-    """What is summed anyway is summed by all-reduce."""
-    return AllReduce() if isinstance(compressor, Cast | MultiRound) else communicator
+    """What is summed anyway is summed by all-reduce, and the rest as the group was, where that can be."""
+    if isinstance(compressor, Cast | MultiRound) and compressor.summable:
+        return AllReduce()
+    try:
+        communicator.check(compressor)
+    except ValueError:
+        return default_communicator(compressor)
+    return communicator
 
 
 def has(compressor: Compressor, option: str) -> bool:

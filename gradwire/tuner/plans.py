@@ -7,7 +7,7 @@ from statistics import median
 import numpy as np
 
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
-from gradwire.compressors import BF16, FP32, QSGD, Cast, Codec, Compressor, MultiRound
+from gradwire.compressors import BF16, FP32, QSGD, Cast, Codec, Compressor
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, Plan, default_memory
 from gradwire.schedule import Found, Problem, Profile, Regime, Worker, baselines, theil_sen, timeline
@@ -28,10 +28,10 @@ def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
     if isinstance(candidate, Group):
         return [replace(candidate, slots=())]
     memory = NoMemory() if isinstance(candidate, Cast) else default_memory(candidate)
-    if isinstance(candidate, MultiRound) or (isinstance(candidate, Codec) and candidate.summable):
+    if candidate.summable:
         return [Group((), candidate, memory, AllReduce())]
     communicators: list[Communicator] = [AllGather()]
-    if world > 2 and isinstance(candidate, Codec) and candidate.divisible:
+    if world > 2 and not (isinstance(candidate, Codec) and not candidate.divisible):
         communicators.append(ScatterReduce())
     return [Group((), candidate, memory, communicator) for communicator in communicators]
 
