@@ -1,23 +1,27 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+PACKAGE := pyproject.toml constraints.txt $(wildcard native/*)
+TORCH := $(VENV)/.torch
+LAB := $(VENV)/.lab
+DEV := $(VENV)/.dev
 
 .PHONY: demo test lint sanitize fuzz wheels clean
 
-demo: $(STAMP)  ## the main job: a language model over slow links, dense against compressed
+demo: $(LAB)  ## the main job: a language model over slow links, dense against compressed
 	$(BIN)/gradwire demo
 
-test: $(STAMP)  ## every test
+test: $(DEV)  ## every test
 	$(BIN)/python -m pytest -q
 
-lint: $(STAMP)  ## what CI checks besides the tests
+lint: $(DEV)  ## what CI checks besides the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-sanitize: $(STAMP)  ## the kernels' tests under AddressSanitizer and UBSan
+sanitize: $(DEV)  ## the kernels' tests under AddressSanitizer and UBSan
 	PYTHON=$(BIN)/python native/check/sanitize.sh
 
 fuzz:  ## ten minutes for each decoder; needs Clang
@@ -26,11 +30,18 @@ fuzz:  ## ten minutes for each decoder; needs Clang
 wheels:  ## builds both wheels and tries each in an empty environment
 	native/check/wheels.sh
 
-$(STAMP): pyproject.toml constraints.txt $(wildcard native/*)
+$(TORCH): constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $(STAMP)
+	$(PIP) torch
+	touch $(TORCH)
+
+$(LAB): $(TORCH) $(PACKAGE)
+	$(PIP) --editable '.[lab]'
+	touch $(LAB)
+
+$(DEV): $(TORCH) $(PACKAGE)  # which has all of [lab]
+	$(PIP) --editable '.[dev]'
+	touch $(LAB) $(DEV)
 
 clean:
 	rm -rf $(VENV) runs

@@ -93,8 +93,8 @@ def train(training: Training, compressor: gw.compressors.Compressor, seed: int, 
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel as DDP
 
-    from gradwire.lab.catalogue import make_task
     from gradwire.lab.recipe import Recipe
+    from gradwire.lab.tasks import make_task
 
     task = make_task(training.task, training.options)
     ddp = DDP(task.build_model(seed))
@@ -158,7 +158,7 @@ def compare(task: str, seed: int, arguments: argparse.Namespace) -> list[dict[st
 def trained(names: list[str], task: str, seed: int, steps: int, arguments: argparse.Namespace) -> list[Run]:
     """The runs of these configurations."""
     with TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "gradwire.cli", "train", *names, "--task", task, "--hosts", arguments.hosts,
+        command = [sys.executable, "-m", "gradwire", "train", *names, "--task", task, "--hosts", arguments.hosts,
                    "--steps", steps, "--seed", seed, "--out", folder]  # fmt: skip
         command += [part for option in TASKS[task][1] for part in ("--set", option)]
         if arguments.link != "loopback":

@@ -80,7 +80,7 @@ def _run(job: "Job", spec: "Spec", place: "Place") -> list[dict[str, Any]]:
     from gradwire.lab.runner import runner
 
     if joined():
-        raise ValueError("this starts ranks of its own: call it where none run, or use torchrun -m gradwire.cli")
+        raise ValueError("this starts ranks of its own: call it where none run, or use torchrun -m gradwire")
     lines: list[dict[str, Any]] = []
     with runner(place) as ranks, TemporaryDirectory() as folder:
         ranks.run(job, spec, Path(folder, "lines.jsonl"), lines.append)

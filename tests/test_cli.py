@@ -11,7 +11,7 @@ import pytest
 
 import gradwire as gw
 from gradwire.cli import main, training
-from gradwire.cli.arguments import place_of, run_folder
+from gradwire.cli.places import place_of, run_folder
 from gradwire.lab.bench import Sample
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
@@ -85,7 +85,8 @@ def test_every_compressor_memory_communicator_and_task_is_listed(capsys: pytest.
         for entry in entries:
             assert entry.summary.endswith(".")
             assert entry.name in listed
-    assert "https://arxiv.org/abs/1905.13727" in listed
+    assert main(["list", "compressors"]) == 0
+    assert "https://arxiv.org/abs/1905.13727" in capsys.readouterr().out
 
 
 MISTAKES = [
@@ -116,6 +117,10 @@ MISTAKES = [
     (["bench", "dense", "--repeats", "0"], "0 x 20 steps"),
     (["bench", "dense", "--json", "/nowhere/a.json"], "there is no folder /nowhere"),
     (["bench", "dense", "--json", "/"], "/ is a folder"),
+    (["train", "dense", "--controller", "nope"], "--controller nope has no CONFIG that compresses"),
+    (["bench", "topk", "--controller", "nope"], "there is no memory, communicator or controller 'nope'"),
+    (["train", "--resume", "runs/x", "--controller", "gravac"], "give nothing else"),
+    (["list", "topkk"], "there is nothing named 'topkk': did you mean topk?"),
     (["fly"], "fly"),
 ]
 
@@ -158,7 +163,7 @@ def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path, monkey
     class Stopped(datetime):
         now = classmethod(lambda cls: cls(2026, 2, 1))
 
-    monkeypatch.setattr("gradwire.cli.arguments.datetime", Stopped)
+    monkeypatch.setattr("gradwire.cli.places.datetime", Stopped)
     names = [run_folder(tmp_path / "runs", "lm").name for _ in range(3)]
     assert names == ["20260201-000000-lm", "20260201-000000-lm-2", "20260201-000000-lm-3"]
     assert all((tmp_path / "runs" / name).is_dir() for name in names)
@@ -296,7 +301,7 @@ def test_ranks_that_torchrun_started_are_joined(tmp_path: Path) -> None:
         str(tmp_path),
     ]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "gradwire.cli", "train", "topk:0.1", *options]
+    command += ["-m", "gradwire", "train", "topk:0.1", *options]
     finished = subprocess.run(
         command, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True, check=True
     )

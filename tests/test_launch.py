@@ -157,7 +157,7 @@ def test_no_rank_outlives_the_launcher(tmp_path: Path, kill: signal.Signals) -> 
 
 
 def test_a_signal_ends_the_command_line_in_order(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gradwire.cli", "bench", "bf16", "--model", "tiny-resnet18"]
+    command = [sys.executable, "-m", "gradwire", "bench", "bf16", "--model", "tiny-resnet18"]
     command += ["--steps", "1", "--repeats", "9999"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gradwire.cli import main
-from gradwire.lab.catalogue import tasks
 from gradwire.lab.configuration import parse_all
 from gradwire.lab.construct import options_of
 from gradwire.lab.launch import launch
 from gradwire.lab.models import MODELS
 from gradwire.lab.presets import PRESETS, preset
+from gradwire.lab.tasks import tasks
 from tests.small_files import (
     write_cifar10,
     write_cifar100,

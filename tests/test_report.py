@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gradwire.lab.bench import Sample
 from gradwire.lab.results import Record, Run, Spread, Totals, append, read_lines
-from gradwire.report import decisions, pictures, tables, training
+from gradwire.report import decisions, pictures, tables, terminal, training
 from gradwire.report.tables import Table, figure
 from gradwire.report.timing import summarize
 
@@ -163,7 +163,7 @@ def test_the_terminal_shows_brackets_and_whole_sentences() -> None:
         "Runs [of] plan:runs/[a]/plan.json", ["[b]", "in words"], [["plan:runs/[c]", "word " * 30]], ["in words"]
     )
     console = Console(width=60, file=StringIO())
-    console.print(table.to_rich())
+    console.print(terminal.fitted(table, 60))
     assert isinstance(console.file, StringIO)
     text = console.file.getvalue()
     assert all(part in text for part in ("[of]", "[a]", "[b]", "[c]"))

@@ -98,7 +98,7 @@ def test_a_run_that_was_killed_is_resumed_from_the_command_line(
     command += ["--checkpoint-every", "30"]
     assert main([*command, "--out", str(tmp_path / "whole")]) == 0
     with subprocess.Popen(
-        [sys.executable, "-m", "gradwire.cli", *command, "--out", str(tmp_path / "cut")],
+        [sys.executable, "-m", "gradwire", *command, "--out", str(tmp_path / "cut")],
         start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     ) as cut:  # fmt: skip
         while not list((tmp_path / "cut").glob("*/topk-0.1/checkpoint-*/shared.pt")):

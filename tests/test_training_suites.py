@@ -8,11 +8,11 @@ import pytest
 import gradwire as gw
 from gradwire.cli import main
 from gradwire.lab import training_suites
-from gradwire.lab.catalogue import tasks
 from gradwire.lab.configuration import parse_all
 from gradwire.lab.construct import options_of
 from gradwire.lab.recipe import Recipe
 from gradwire.lab.results import Record, Run, Totals
+from gradwire.lab.tasks import tasks
 from gradwire.lab.training import Training
 from gradwire.lab.training_suites import training_suite
 from gradwire.report.training_suite import Trained, table

@@ -1,5 +1,19 @@
-"""The command line."""
+"""The command line. Torch and the lab are loaded by the command that needs them, not by `--help`."""
 
-from gradwire.cli.commands import app, main
+import sys
 
-__all__ = ["app", "main"]
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit code: 2 for the user's mistake, 1 for a rank that failed."""
+    try:
+        from gradwire.cli.ending import run
+
+        return run(arguments)
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.partition(".")[0] == "gradwire":
+            raise
+        print(f"gradwire: the command line needs {error.name}: pip install 'gradwire[lab]'", file=sys.stderr)
+        return 2
+
+
+__all__ = ["main"]

@@ -1,53 +1,89 @@
-"""Arguments that several commands share, and what becomes of them."""
+"""What commands take, one type for each argument. Nothing here loads torch, so that `--help` is there at once."""
 
-import os
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gradwire.lab.join import joined
-from gradwire.lab.link import LOOPBACK, link_of
-from gradwire.lab.runner import Place
+from gradwire.cli.completion import candidates, configurations, controllers, families, models, presets, tasks
+
+_CONFIGURATION = "dense, or compressor[:value,...][+memory][+communicator], such as topk:0.01+residual; see `list`"
+_CONTROLLER = "for each CONFIG that compresses; see `list controllers`"
+_BENCH_MODEL = "by default tiny-vgg16; see `list models`; or my.module:make, a function of your own"
+_BENCH_SUITE = "instead of CONFIGs, what a published system ran: cupcake, acpsgd, adtopk or gravac; --model picks rows"
+_TRAIN_MODEL = "a function of your own, my.module:make or file.py:make, that returns model, batches and loss"
+_TRAIN_SUITE = "instead of CONFIGs, what such a system trained; on the sets below --data, or gravac's in small"
+_TASK = "what to train on, by default lm; see `list tasks`"
+_TRAIN_TASK = f"{_TASK}. Of a suite, the task to keep"
+_PRESET = "a published training on the files in --data, see `list presets`; CONFIGs and options replace its own"
+_LR = "learning rate; adamw: 0.001; sgd: 0.01 (too much for signsgd and signum: try 0.001)"
+_SCHEDULE = "constant, cosine, linear, or drop:30,60 (to a tenth after 30 and 60 of what the length is in)"
+_WARM_UP = "steps, or with --epochs epochs, in which the rate rises; by default 20 steps"
+_JOB = "profile.json, or a plan.json beside one, as `plan` writes them; or resnet50, resnet101 or bert-base"
+_CANDIDATES = "separated by commas, such as bf16,topk:0.01; by default those that need no tuning"
+
+Configurations = Annotated[
+    list[str] | None, typer.Argument(metavar="CONFIG...", help=_CONFIGURATION, autocompletion=configurations)
+]
+ControllerName = Annotated[
+    str | None,
+    typer.Option("--controller", metavar="NAME[:VALUE,...]", help=_CONTROLLER, autocompletion=controllers),
+]
+PlanFile = Annotated[Path | None, typer.Option("--plan", help="one more to compare: a plan.json of `gradwire plan`")]
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="NAME", help="one of them in depth, or a kind, such as tasks", autocompletion=families),
+]
 
 Hosts = Annotated[int | None, typer.Option(help="ranks to start, each with a link of its own; by default 2")]
 Rate = Annotated[str | None, typer.Option("--link", help="emulated link, such as 100mbit; else loopback")]
 Device = Annotated[str, typer.Option(help="cpu, or cuda with one GPU per rank")]
 Seed = Annotated[int, typer.Option(help="of the model, the order of the data and the compressors")]
-Options = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="option of the task; see `list`")
+Out = Annotated[Path, typer.Option(help="where the run's folder goes")]
+
+Task = Annotated[
+    str | None, typer.Option(help="what to train on, by default lm; see `list tasks`", autocompletion=tasks)
+]
+TrainTask = Annotated[str | None, typer.Option(help=_TRAIN_TASK, autocompletion=tasks)]
+TaskOptions = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="option of the task; see `list tasks`")
 ]
 Folder = Annotated[
     Path | None,
     typer.Option("--folder", "--data", help="where the task's files are; a suite's: its tasks' folders"),
 ]
-TaskName = Annotated[str | None, typer.Option(help="what to train on, by default lm; see `list`")]
-Out = Annotated[Path, typer.Option(help="where the run's folder goes")]
+OwnModel = Annotated[str | None, typer.Option("--model", help=_TRAIN_MODEL)]
+Preset = Annotated[str | None, typer.Option(help=_PRESET, autocompletion=presets)]
+TrainSuite = Annotated[str | None, typer.Option(help=_TRAIN_SUITE)]
+Pretrained = Annotated[Path | None, typer.Option(help="folder with config.json and model.safetensors to start from")]
 
+Steps = Annotated[int | None, typer.Option(help="to train each configuration for; by default 300")]
+Epochs = Annotated[int | None, typer.Option(help="instead of steps; all that is held out is evaluated after each")]
+Optimizer = Annotated[str | None, typer.Option(help="sgd or adamw; text: adamw, images: sgd")]
+LearningRate = Annotated[float | None, typer.Option("--lr", help=_LR)]
+Momentum = Annotated[float | None, typer.Option(help="of sgd; by default 0.9")]
+WeightDecay = Annotated[float | None, typer.Option(help="by default the optimizer's")]
+Schedule = Annotated[str | None, typer.Option(help=_SCHEDULE)]
+WarmUp = Annotated[float | None, typer.Option(help=_WARM_UP)]
+Clip = Annotated[float | None, typer.Option(help="the largest norm of the gradients")]
+CheckpointEvery = Annotated[int | None, typer.Option(help="steps, or with --epochs epochs, between checkpoints")]
+Resume = Annotated[Path | None, typer.Option(help="folder of an interrupted run with checkpoints; alone")]
 
-def ranks_of(hosts: int | None) -> int:
-    """How many ranks the user means: those that run already, or by default 2."""
-    return hosts if hosts is not None else int(os.environ["WORLD_SIZE"]) if joined() else 2
+BenchModel = Annotated[str | None, typer.Option("--model", help=_BENCH_MODEL, autocompletion=models)]
+BenchSuite = Annotated[str | None, typer.Option(help=_BENCH_SUITE)]
+Layers = Annotated[int | None, typer.Option(help="of the model, where all are too many")]
+Batch = Annotated[int | None, typer.Option(help="samples per rank; by default the published ones")]
+Size = Annotated[int | None, typer.Option(help="pixels along an image's side, or tokens in a window")]
+StepsToTime = Annotated[int, typer.Option(help="steps to time in each repeat")]
+Repeats = Annotated[int, typer.Option(help="turns that each configuration gets")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="write all figures to this file")]
 
-
-def place_of(hosts: int | None, link: str | None, device: str) -> Place:
-    """Where the ranks run. Raises ValueError for a place that cannot be."""
-    return Place(ranks_of(hosts), link_of(link or LOOPBACK), device)
-
-
-def run_folder(out: Path, name: str, leads: bool = True) -> Path:
-    """A folder of a run's own, named by the time. Where this process leads it is made at once: that it cannot be
-    written is to be known before hours of measuring, not after."""
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
-    folder, number = out / stem, 1
-    if not leads:
-        return folder
-    out.mkdir(parents=True, exist_ok=True)
-    while True:
-        try:
-            folder.mkdir()
-            return folder
-        except FileExistsError:  # another run began in the same second
-            number += 1
-            folder = out / f"{stem}-{number}"
+Candidates = Annotated[str | None, typer.Option(help=_CANDIDATES, autocompletion=candidates)]
+Job = Annotated[str, typer.Argument(metavar="JOB", help=_JOB)]
+RankCounts = Annotated[str, typer.Option(help="numbers of ranks")]
+Links = Annotated[str, typer.Option(help="links between hosts")]
+GpusPerHost = Annotated[int, typer.Option(help="ranks that share a host and its link")]
+Inside = Annotated[str, typer.Option(help="what the ranks of a host are joined by; PCIe 3 has 96gbit")]
+Latency = Annotated[
+    float | None, typer.Option(help="microseconds of a message beside its bytes; by default as in the profile")
+]

@@ -1,5 +1,6 @@
 """The terminal: where tables go, how progress and the user's mistakes look."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from gradwire.report import terminal
+from gradwire.report.tables import Table
 
 _WIDTH_IN_FILES = 150
 
@@ -31,10 +35,16 @@ def mistakes() -> Iterator[None]:
         raise Mistake(str(error)) from error
 
 
+def show(table: Table) -> None:
+    """Prints a table, as wide as there is room."""
+    there = console()
+    there.print(terminal.fitted(table, there.width))
+
+
 def console(stderr: bool = False) -> Console:
-    """As wide as the terminal; in files wide enough for the tables."""
-    terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, width=None if terminal else _WIDTH_IN_FILES)
+    """As wide as the terminal, or as COLUMNS says; in files wide enough for the tables."""
+    measured = "COLUMNS" in os.environ or (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, width=None if measured else _WIDTH_IN_FILES)
 
 
 def progress_bars() -> Progress:

@@ -6,21 +6,22 @@ from typing import Any
 
 from rich.progress import Progress
 
-from gradwire.cli.arguments import run_folder
-from gradwire.cli.console import console, mistakes, progress_bars
+from gradwire.cli.console import mistakes, progress_bars, show
+from gradwire.cli.places import place_of, run_folder, told
+from gradwire.cli.wanted import Wanted, described
 from gradwire.lab.comparison import Comparison, circumstances
 from gradwire.lab.configuration import Configuration, parse_all
 from gradwire.lab.link import Link
 from gradwire.lab.network import NetworkUnavailable
-from gradwire.lab.presets import preset as preset_of
 from gradwire.lab.recipe import Recipe
 from gradwire.lab.results import Record, Run
 from gradwire.lab.resumable import METRICS, keep, kept, records_kept
 from gradwire.lab.runner import Place, Runner, runner
-from gradwire.lab.train import TrainSpec, train
-from gradwire.lab.training import Training
-from gradwire.lab.workloads import Own
-from gradwire.report import tables, training, training_suite
+from gradwire.lab.train import TrainSpec
+from gradwire.lab.train import train as train_rank
+from gradwire.lab.training_suites import training_suite as suite_rows
+from gradwire.report import tables, training_suite
+from gradwire.report import training as report
 from gradwire.report.scalars import Scalars
 
 
@@ -29,7 +30,7 @@ def demo() -> None:
     with mistakes():
         place = _demo_place()
         comparison = Comparison(
-            configurations=parse_all(["dense", "bf16", "topk:0.02", "powersgd:8"]),
+            configurations=parse_all(["dense", "topk:0.02", "powersgd:8"]),
             task="lm",
             options=["width=160", "batch=4"],
             ranks=place.ranks,
@@ -48,58 +49,63 @@ def _demo_place() -> Place:
         return Place(4)
 
 
-def described(task: str | None, model: str | None, preset: str | None, folder: Path | None) -> Training:
-    """What the user names: a task, a function of their own, or a preset on the files in `folder`.
+def train(wanted: Wanted, hosts: int | None, link: str | None, device: str, out: Path) -> None:
+    """Trains configurations on one task."""
+    with mistakes():
+        place = place_of(hosts, link, device)
+        training = described(wanted.task, wanted.model, wanted.preset, wanted.folder)
+        comparison = wanted.comparison(training, place.ranks)
+    compare(comparison, place, out)
 
-    Raises ValueError for two of them, and for a preset without files."""
-    if sum(each is not None for each in (task, model, preset)) > 1:
-        raise ValueError("a task, a --model of your own and a --preset are three things to train: give one")
-    if preset is not None and folder is None:
-        raise ValueError(f"preset {preset} trains on files that you have ({preset_of(preset).files}): give --data")
-    if preset is not None:
-        named = preset_of(preset)
-    elif model is not None:
-        named = Training(task=Own.name, options=(f"function={model}",))
-    else:
-        named = Training(task=task or "lm")
-    return named.on(folder) if folder else named
+
+def train_suite(suite: str, wanted: Wanted, hosts: int | None, link: str | None, device: str, out: Path) -> None:
+    """Trains what a published system trained."""
+    with mistakes():
+        place = place_of(hosts, link, device)
+        wanted.check_for_suite(suite)
+        rows = suite_rows(suite, wanted.folder, wanted.task)
+        comparisons = [wanted.comparison(row, place.ranks) for row in rows]
+    _compare_all(suite, comparisons, place, out)
+
+
+def resume(folder: Path, wanted: Wanted, others: Sequence[Any]) -> None:
+    """Goes on with an interrupted run, as it was begun."""
+    with mistakes():
+        if not wanted.nothing or any(other is not None for other in others):
+            raise ValueError(f"--resume {folder} goes on with what was begun there: give nothing else")
+        comparison, place = kept(folder)
+    with runner(place) as ranks, told(folder, ranks.leads):
+        compare_in(folder, comparison, place, ranks)
 
 
 def compare(comparison: Comparison, place: Place, out: Path) -> None:
     """Trains all configurations; writes and prints what came of it."""
     with runner(place) as ranks:
         folder = ranks.agreed(run_folder(out, comparison.task, ranks.leads))
-        compare_in(folder, comparison, place, ranks)
+        with told(folder, ranks.leads):
+            compare_in(folder, comparison, place, ranks)
 
 
-def resumed(folder: Path, others: Sequence[Any]) -> tuple[Comparison, Place]:
-    """What was begun in `folder`. Raises ValueError where the user says anything else as well."""
-    if any(other is not None for other in others):
-        raise ValueError(f"--resume {folder} goes on with what was begun there: give nothing else")
-    return kept(folder)
-
-
-def go_on(folder: Path, comparison: Comparison, place: Place) -> None:
-    """Trains what is left of an interrupted run; writes and prints what came of all of it."""
-    with runner(place) as ranks:
-        compare_in(folder, comparison, place, ranks)
-
-
-def compare_suite(name: str, comparisons: list[Comparison], place: Place, out: Path) -> None:
+def _compare_all(name: str, comparisons: list[Comparison], place: Place, out: Path) -> None:
     """Task after task, each with a folder in the suite's; what is known is written after each."""
+    with runner(place) as ranks:
+        folder = ranks.agreed(run_folder(out, name, ranks.leads))
+        with told(folder, ranks.leads):
+            _compare_in(folder, name, comparisons, place, ranks)
+
+
+def _compare_in(folder: Path, name: str, comparisons: list[Comparison], place: Place, ranks: Runner) -> None:
     trained: list[training_suite.Trained] = []
     paths: list[Path] = []
     try:
-        with runner(place) as ranks:
-            folder = ranks.agreed(run_folder(out, name, ranks.leads))
-            for number, comparison in enumerate(comparisons, 1):
-                if runs := compare_in(folder / f"{number}-{comparison.task}", comparison, place, ranks):
-                    model = str(getattr(comparison.make_task(), "model", ""))
-                    trained.append(training_suite.Trained(comparison.task, model, comparison.looked_at, runs))
-                    paths = training_suite.write(folder, name, trained, circumstances(place))
+        for number, comparison in enumerate(comparisons, 1):
+            if runs := compare_in(folder / f"{number}-{comparison.task}", comparison, place, ranks):
+                model = str(getattr(comparison.make_task(), "model", ""))
+                trained.append(training_suite.Trained(comparison.task, model, comparison.looked_at, runs))
+                paths = training_suite.write(folder, name, trained, circumstances(place))
     finally:
         if trained:
-            console().print(training_suite.table(name, trained).to_rich())
+            show(training_suite.table(name, trained))
             print(*paths, sep="\n")
 
 
@@ -123,14 +129,14 @@ def compare_in(folder: Path, comparison: Comparison, place: Place, ranks: Runner
 
 def _report(comparison: Comparison, place: Place, folder: Path, runs: list[Run]) -> None:
     metric = comparison.looked_at
-    console().print(tables.training(runs, metric).to_rich())
-    print(*training.write(folder, runs, metric, comparison.facts() | circumstances(place)), sep="\n")
+    show(tables.training(runs, metric))
+    print(*report.write(folder, runs, metric, comparison.facts() | circumstances(place)), sep="\n")
 
 
 def _train(configuration: Configuration, spec: TrainSpec, steps: int, ranks: Runner, progress: Progress) -> Run:
     run, home = Run(configuration.text), Path(spec.home)
     if not ranks.leads:
-        ranks.run(train, spec, home, lambda line: None)
+        ranks.run(train_rank, spec, home, lambda line: None)
         return run
     home.mkdir(parents=True, exist_ok=True)
     run.records += records_kept(home)
@@ -143,5 +149,5 @@ def _train(configuration: Configuration, spec: TrainSpec, steps: int, ranks: Run
             scalars.add(record)
             progress.update(bar, completed=record.step, note=f"loss {record.loss:.3f}")
 
-        ranks.run(train, spec, home / METRICS, follow)
+        ranks.run(train_rank, spec, home / METRICS, follow)
     return run

@@ -7,10 +7,10 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch.optim import SGD
 
-from gradwire.lab.catalogue import make_task
 from gradwire.lab.configuration import parse
 from gradwire.lab.job import Log, Peers, Replica, Spec, run_rank
 from gradwire.lab.results import Totals
+from gradwire.lab.tasks import make_task
 from gradwire.lab.workloads import Task
 
 WARM_UP_STEPS = 5

@@ -2,15 +2,18 @@
 
 import inspect
 import re
-from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, is_dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from gradwire.communicators import Communicator
-from gradwire.compressors import Compressor
+from gradwire.compressors import Cast, Compressor, LowRank
 from gradwire.controllers import Controller
-from gradwire.lab.construct import construct, exported, options_of, unknown
-from gradwire.lab.workloads import TASKS, Task
+from gradwire.lab.construct import exported, options_of
+from gradwire.lab.models import MODELS, Model
+from gradwire.lab.presets import PRESETS
+from gradwire.lab.suites import SUITES
+from gradwire.lab.tasks import tasks
 from gradwire.memories import Memory
 
 _CITATION = re.compile(r"\s*\(([^()]*\b(?:19|20)\d\d\b[^()]*|https?://[^()]*)\)")
@@ -18,41 +21,64 @@ _CITATION = re.compile(r"\s*\(([^()]*\b(?:19|20)\d\d\b[^()]*|https?://[^()]*)\)"
 
 @dataclass(frozen=True)
 class Entry:
-    """One class: its name on the command line, what it is, its paper, its options."""
+    """One thing to choose: its name on the command line, what it is, its paper, its options, and the class if any."""
 
     name: str
     summary: str
-    paper: str
-    defaults: str
+    family: str = ""
+    paper: str = ""
+    defaults: str = ""
+    cls: type[Any] | None = None
 
-
-def tasks() -> dict[str, type[Task]]:
-    """Every task by name."""
-    return {task.name: task for task in TASKS}
-
-
-def make_task(name: str, options: Sequence[str]) -> Task:
-    """The task `name` with options such as `width=128`; it reads its data.
-
-    Raises ValueError for an unknown task, an unknown or bad option, and data that is not there."""
-    if name not in tasks():
-        raise unknown("task", name, tasks())
-    for option in options:
-        if "=" not in option:
-            raise ValueError(f"{option!r} is not an option of a task: write name=value, such as width=128")
-    return construct(tasks()[name], options, name)
+    @property
+    def text(self) -> str:
+        """All that its docstring says, without the paper; a line for each paragraph."""
+        paragraphs = (inspect.getdoc(self.cls) or "").split("\n\n") if self.cls else [self.summary]
+        return "\n\n".join(_CITATION.sub("", " ".join(paragraph.split())) for paragraph in paragraphs)
 
 
 def catalogue() -> dict[str, list[Entry]]:
     """All entries by kind."""
-    kinds = {
-        "Compressors": exported(Compressor),
-        "Memories": exported(Memory),
-        "Communicators": exported(Communicator),
-        "Controllers": {name: cls for name, cls in exported(Controller).items() if is_dataclass(cls)},
-        "Tasks": tasks(),
+    controllers = {name: cls for name, cls in exported(Controller).items() if is_dataclass(cls)}
+    return {
+        "Compressors": sorted(_entries(exported(Compressor)), key=lambda entry: _FAMILIES.index(entry.family)),
+        "Memories": _entries(exported(Memory)),
+        "Communicators": _entries(exported(Communicator)),
+        "Controllers": _entries(controllers),
+        "Tasks": _entries(tasks()),
+        "Models": [Entry(name, _described(model)) for name, model in MODELS.items()],
+        "Presets": [Entry(name, training.summary, defaults=training.files) for name, training in PRESETS.items()],
+        "Suites": [Entry(name, f"{len(rows)} rows of `gradwire bench --suite`.") for name, rows in SUITES.items()],
     }
-    return {kind: [_entry(name, cls) for name, cls in classes.items()] for kind, classes in kinds.items()}
+
+
+def found(name: str) -> list[tuple[str, Entry]]:
+    """Everything of this name, with its kind: gravac is a controller and a suite. Raises ValueError for nothing."""
+    entries = [(kind, entry) for kind, own in catalogue().items() for entry in own]
+    if named := [(kind, entry) for kind, entry in entries if entry.name == name]:
+        return named
+    near = get_close_matches(name, [entry.name for _, entry in entries], n=1)
+    hint = f"did you mean {near[0]}?" if near else "`gradwire list` shows all"
+    raise ValueError(f"there is nothing named {name!r}: {hint}")
+
+
+_CASTS, _LOW_RANK, _SPARSE = "Fewer bits a number", "Low rank", "Few of the numbers"
+_SIGNS, _QUANTIZED = "One bit a number", "A few bits a number"
+_FAMILIES = [_CASTS, _QUANTIZED, _SIGNS, _SPARSE, _LOW_RANK, ""]
+
+
+def _family(cls: type) -> str:
+    if not issubclass(cls, Compressor):
+        return ""
+    if issubclass(cls, Cast | LowRank):
+        return _CASTS if issubclass(cls, Cast) else _LOW_RANK
+    if cls.sparse:
+        return _SPARSE
+    return _SIGNS if cls.__module__.endswith(".sign") else _QUANTIZED
+
+
+def _entries(classes: dict[str, type[Any]]) -> list[Entry]:
+    return [_entry(name, cls) for name, cls in classes.items()]
 
 
 def _entry(name: str, cls: type) -> Entry:
@@ -60,7 +86,7 @@ def _entry(name: str, cls: type) -> Entry:
     whole = " ".join((inspect.getdoc(cls) or "").split())
     citation = _CITATION.search(whole)
     summary = re.split(r"(?<=\.)\s", _CITATION.sub("", paragraph))[0]
-    return Entry(name, summary, citation[1] if citation else "", _defaults(cls))
+    return Entry(name, summary, _family(cls), citation[1] if citation else "", _defaults(cls), cls)
 
 
 def _defaults(cls: type) -> str:
@@ -76,3 +102,7 @@ def _shown(default: Any, name: str) -> str:
             return str(default).lower()
         case _:
             return str(default)
+
+
+def _described(model: Model) -> str:
+    return f"{model.parameters / 1e6:.1f} M parameters, {model.data}, batch {model.batch} a rank."

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 
 from gradwire.lab.bench import BenchSpec
-from gradwire.lab.catalogue import make_task
 from gradwire.lab.configuration import NOCOMM, check_plans, parse_all
 from gradwire.lab.join import joined
 from gradwire.lab.link import LOOPBACK, link_of
 from gradwire.lab.models import MODELS
 from gradwire.lab.runner import Place
+from gradwire.lab.tasks import make_task
 from gradwire.lab.workloads import Own, Published, Task
 
 _TINY = "tiny-"

@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import torch
 
-from gradwire.lab.catalogue import make_task
 from gradwire.lab.configuration import NOCOMM, Configuration, check_plans, parse_all
 from gradwire.lab.recipe import Course, Recipe
 from gradwire.lab.runner import Place
+from gradwire.lab.tasks import make_task
 from gradwire.lab.train import TrainSpec
 from gradwire.lab.workloads import Task
 

@@ -20,8 +20,7 @@ from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
 from gradwire.frontends import Handle, attach
 from gradwire.groups import Filled, Grouping, Partial
-from gradwire.lab.catalogue import exported
-from gradwire.lab.construct import construct, unknown
+from gradwire.lab.construct import construct, exported, unknown
 from gradwire.lab.grouping import read_grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan, default_communicator, default_memory

@@ -16,6 +16,14 @@ from gradwire.lab.traffic import Traffic
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _MAX_HOSTS = 254
+_SETTINGS = {
+    "kernel.unprivileged_userns_clone": ("0", "1"),
+    "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
+    "user.max_user_namespaces": ("0", "10000"),
+    "user.max_net_namespaces": ("0", "10000"),
+}
+"""What forbids a user to make namespaces, and the value that allows it."""
+_OR = "or leave --link out, and ranks use loopback"
 
 
 class NetworkUnavailable(RuntimeError):
@@ -91,10 +99,7 @@ class Network:
                 print(json.dumps([method, *arguments]), file=requests, flush=True)
             answer = json.loads(answers.readline() or '{"error": "its keeper died"}')
         if "error" in answer:
-            raise NetworkUnavailable(
-                f"no emulated network: {answer['error']} (it needs root or user namespaces; "
-                "without a link, ranks use loopback)"
-            )
+            raise NetworkUnavailable(f"no emulated network: {answer['error']}; {_forbidden()}")
         return answer["result"]
 
     def _stop(self) -> None:
@@ -102,6 +107,15 @@ class Network:
         with self._keeper:  # closes its pipes and waits for it
             self._keeper.kill()
         self._keeper = None
+
+
+def _forbidden() -> str:
+    """What forbids namespaces on this machine, and what to do about it."""
+    for setting, (forbidding, allowing) in _SETTINGS.items():
+        path = Path("/proc/sys", *setting.split("."))
+        if path.exists() and path.read_text().strip() == forbidding:
+            return f"this machine forbids it by {setting}={forbidding}: run `sudo sysctl {setting}={allowing}`, {_OR}"
+    return f"it needs root or user namespaces, which containers have with --privileged: {_OR}"
 
 
 def _bucket(link: Link) -> dict[str, int]:

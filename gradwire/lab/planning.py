@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compressors import FP32, Compressor
 from gradwire.frontends import Handle, attach
-from gradwire.lab.catalogue import make_task
 from gradwire.lab.configuration import parse
 from gradwire.lab.job import Log, Peers, Spec, run_rank
 from gradwire.lab.recipe import Recipe
+from gradwire.lab.tasks import make_task
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.moved import moved
 from gradwire.plans import Group, Plan, default_communicator, default_memory

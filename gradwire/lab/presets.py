@@ -7,7 +7,6 @@ assumed to be as usual, and says so.
 from collections.abc import Iterable
 from typing import Any
 
-from gradwire.lab.catalogue import Entry
 from gradwire.lab.construct import unknown
 from gradwire.lab.recipe import Recipe
 from gradwire.lab.training import Training
@@ -19,11 +18,6 @@ _PTB = "ptb.train.txt, ptb.valid.txt"
 _WIKITEXT = "wiki.train.tokens and wiki.valid.tokens, or with .raw"
 _SQUAD = "train-v1.1.json, dev-v1.1.json"
 _MNIST = "train-images-idx3-ubyte and the other three, plain or .gz"
-
-
-def entries() -> list[Entry]:
-    """What `gradwire list` shows."""
-    return [Entry(name, training.summary, "", training.files) for name, training in PRESETS.items()]
 
 
 def preset(name: str) -> Training:

@@ -11,12 +11,12 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from gradwire.lab import checkpoints
-from gradwire.lab.catalogue import make_task
 from gradwire.lab.configuration import parse
 from gradwire.lab.job import Log, Peers, Replica, Spec, run_rank
 from gradwire.lab.meter import Meter
 from gradwire.lab.recipe import Recipe
 from gradwire.lab.results import TRAINING_LOSS
+from gradwire.lab.tasks import make_task
 from gradwire.lab.workloads import Task
 
 

@@ -65,7 +65,8 @@ def table(name: str, results: Sequence[Result]) -> Table:
         time = [figure(spread.median), f"{figure(spread.low)} to {figure(spread.high)}", f"{timing.times_nocomm:.2f}"]
         sent = [figure(totals.wire_bytes / timing.steps / 1e3), times(totals.ratio)]
         rows.append([*setting, timing.configuration, *time, *sent, result.row.note])
-    return Table(f"Suite {name}", columns, rows, texts=("configuration", "cut"))
+    spare = ["cut", "quartiles, ms", "M parameters", "batch", "kB per rank", "fewer bytes"]
+    return Table(f"Suite {name}", columns, rows, texts=("configuration", "cut"), spare=spare)
 
 
 def picture(name: str, results: Sequence[Result]) -> Figure:

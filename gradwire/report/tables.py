@@ -4,11 +4,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import floor, isfinite, log10
 
-import rich.table
-from rich.box import SIMPLE_HEAD
-from rich.markup import escape
-
-from gradwire.lab.catalogue import Entry
 from gradwire.lab.configuration import NOCOMM
 from gradwire.lab.results import Run, Spread, Totals, shown
 from gradwire.report.timing import Timing
@@ -18,27 +13,15 @@ _SPLIT = ("encode", "wire", "decode", "wait")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns; the first column names the row, `texts` are columns of words, the others are numbers."""
+    """Rows under columns; the first column names the row, `texts` are columns of words, the others are numbers.
+
+    `spare` are columns that may be left out where there is little room, in this order."""
 
     title: str
     columns: list[str]
     rows: list[list[str]]
     texts: Collection[str] = ()
-
-    def to_rich(self) -> rich.table.Table:
-        """For the terminal."""
-        table = rich.table.Table(title=escape(self.title), title_justify="left", box=SIMPLE_HEAD)
-        for index, column in enumerate(self.columns):
-            words = column in self.texts
-            table.add_column(
-                escape(column),
-                justify="left" if words or index == 0 else "right",
-                no_wrap=index == 0,
-                overflow="fold" if words else "ellipsis",
-            )
-        for row in self.rows:
-            table.add_row(*map(escape, row))
-        return table
+    spare: Sequence[str] = ()
 
 
 def figure(number: float) -> str:
@@ -96,7 +79,8 @@ def training(runs: Sequence[Run], metric: str) -> Table:
         sent = [*_sent(last.totals, 1e6), times(last.totals.ratio)]
         cost = [figure(last.wall_s), *_spread(run.step_ms()), *sent, figure(first.wall_s / last.wall_s)]
         rows.append([run.configuration, _held_out(run, metric), *cost])
-    return Table("Training", columns, rows)
+    spare = ["quartiles, ms", "MB at the interface", "ms per step", "MB per rank"]
+    return Table("Training", columns, rows, spare=spare)
 
 
 def splits(runs: Sequence[Run]) -> Table:
@@ -115,16 +99,5 @@ def timings(timings: Sequence[Timing]) -> Table:
         time += _split_ms(timing.totals, timing.steps)
         sent = [*_sent(timing.totals, 1e3 * timing.steps), times(timing.totals.ratio)]
         rows.append([timing.configuration, *time, *sent])
-    return Table("One step", columns, rows)
-
-
-def catalogue(kind: str, entries: Sequence[Entry]) -> rich.table.Table:
-    """What there is of one kind."""
-    table = rich.table.Table(title=kind, title_justify="left", box=SIMPLE_HEAD)
-    columns = {"name": "name", "summary": "what it is", "defaults": "options", "paper": "paper"}
-    filled = [field for field in columns if any(getattr(entry, field) for entry in entries)]
-    for field in filled:
-        table.add_column(columns[field], no_wrap=field == "name", overflow="fold")
-    for entry in entries:
-        table.add_row(*(escape(getattr(entry, field)) for field in filled))
-    return table
+    spare = ["quartiles, ms", "kB at the interface", *_SPLIT, "kB per rank"]
+    return Table("One step", columns, rows, spare=spare)

@@ -79,7 +79,8 @@ def table(name: str, trained: Sequence[Trained]) -> Table:
         seconds = ["never" if to_dense is None else figure(to_dense), figure(row["seconds"])]
         sent = [times(fewer) if fewer else "-", figure(row["wire_bytes"] / 1e6), times(row["bytes_factor"])]
         rows.append([row["task"], row["model"], row["configuration"], reached, *seconds, *sent])
-    return Table(f"Suite {name}", columns, rows, texts=("configuration",))
+    spare = ["MB per rank", "model", "fewer elements", "s to finish"]
+    return Table(f"Suite {name}", columns, rows, texts=("configuration",), spare=spare)
 
 
 def write(folder: Path, name: str, trained: Sequence[Trained], facts: Mapping[str, Any]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""`python -m gradwire.cli` is `gradwire`."""
+"""`python -m gradwire` is `gradwire`."""
 
 import sys
 

@@ -1,0 +1,113 @@
+"""The command line's step times: configurations on one model, and what published systems ran."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gradwire.cli.console import console, mistakes, progress_bars, show
+from gradwire.cli.places import leads, named_if_full, ranks_of, run_folder, told
+from gradwire.cli.wanted import texts
+from gradwire.lab.bench import BenchSpec, Sample
+from gradwire.lab.bench import bench as time_steps
+from gradwire.lab.cell import Cell, Effort
+from gradwire.lab.comparison import circumstances
+from gradwire.lab.link import LOOPBACK
+from gradwire.lab.runner import Place, Runner, runner
+from gradwire.lab.suites import Cuts, Row
+from gradwire.lab.suites import suite as rows_of
+from gradwire.report import suite as suites
+from gradwire.report import tables
+from gradwire.report.timing import summarize
+
+
+def bench(
+    model: dict[str, Any],
+    configurations: list[str] | None,
+    controller: str | None,
+    plan: Path | None,
+    effort: Effort,
+    json_file: Path | None,
+) -> None:
+    """Times configurations on one model; `model` has a cell's values, None where they are not given."""
+    with mistakes():
+        if json_file and not json_file.absolute().parent.is_dir():
+            raise ValueError(f"there is no folder {json_file.parent} for {json_file.name}")
+        if json_file and json_file.is_dir():
+            raise ValueError(f"{json_file} is a folder: name a file for --json")
+        cell = Cell(**model | {"ranks": ranks_of(model["ranks"]), "link": model["link"] or LOOPBACK})
+        named = texts(configurations, controller, plan)
+        place, spec = cell.place(effort.device), cell.spec(named, effort)
+    with runner(place) as ranks:
+        _time(spec, ranks, partial(_tell_cell, cell, place, effort, json_file))
+
+
+def bench_suite(name: str, cuts: dict[str, Any], effort: Effort, out: Path, own: Sequence[object]) -> None:
+    """Times what a published system ran; `own` is what a suite has by itself, and is refused."""
+    with mistakes():
+        if any(own):
+            raise ValueError(f"suite {name} has configurations of its own and writes suite.json: give neither")
+        rows = rows_of(name, Cuts(**cuts))
+    _bench_rows(name, rows, effort, out)
+
+
+def _tell_cell(cell: Cell, place: Place, effort: Effort, json_file: Path | None, samples: list[Sample]) -> None:
+    timings = summarize(samples)
+    turns = f"{effort.repeats} x {effort.steps} steps"
+    heading = f"{cell.title}, {place}: {turns}; ms per step, where wires that overlap add up"
+    console().print(heading, highlight=False, markup=False)
+    show(tables.timings(timings))
+    if json_file:
+        facts = {"model": cell.title, "parameters": cell.parameters(), **asdict(effort)} | circumstances(place)
+        figures = {"timings": [t.to_json() for t in timings], "samples": [s.to_line() for s in samples]}
+        with named_if_full(json_file):
+            json_file.write_text(json.dumps(facts | figures, indent=1) + "\n")
+
+
+def _bench_rows(name: str, rows: list[Row], effort: Effort, out: Path) -> None:
+    """Cell after cell; what is measured is written after each, also of one that fails, and told in the end."""
+    of = {cell: [row for row in rows if row.cell == cell] for cell in dict.fromkeys(row.cell for row in rows)}
+    with mistakes():
+        specs = {cell: cell.spec([row.configuration for row in mine], effort) for cell, mine in of.items()}
+        places = {cell: cell.place(effort.device) for cell in of}
+    titles = {cell: f"{number}/{len(of)} {cell.model}" for number, cell in enumerate(of, 1)}
+    folder = run_folder(out, name, leads())
+    measured: list[suites.Result] = []
+    paths: list[Path] = []
+
+    def keep(cell: Cell, samples: list[Sample]) -> None:
+        measured.extend(suites.results(of[cell], summarize(samples), effort))
+        paths[:] = suites.write(folder, name, measured, asdict(effort) | circumstances(places[cell]))
+
+    try:
+        with told(folder, leads()):
+            for place, cells in groupby(of, key=places.__getitem__):
+                with runner(place) as ranks:  # once for a place: ranks that run already can meet only once
+                    for cell in cells:
+                        _time(specs[cell], ranks, partial(keep, cell), titles[cell])
+    finally:
+        if measured:
+            show(suites.table(name, measured))
+            print(*paths, sep="\n")
+
+
+def _time(spec: BenchSpec, ranks: Runner, keep: Callable[[list[Sample]], None], title: str = "timing") -> None:
+    """Where this process leads, `keep` gets the samples, also those that were taken before a configuration fails."""
+    samples: list[Sample] = []
+    try:
+        with TemporaryDirectory() as folder, progress_bars() as progress:
+            turns = spec.repeats * len(spec.configurations)
+            bar = progress.add_task(title, total=turns, note="starting", visible=ranks.leads)
+
+            def follow(line: dict[str, Any]) -> None:
+                samples.append(Sample.from_line(line))
+                progress.update(bar, advance=1, note=samples[-1].configuration)
+
+            ranks.run(time_steps, spec, Path(folder, "samples.jsonl"), follow)
+    finally:
+        if samples:
+            keep(samples)

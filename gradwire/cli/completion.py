@@ -1,0 +1,53 @@
+"""What the shell offers at the Tab key; loads torch only then."""
+
+
+def configurations(incomplete: str) -> list[str]:
+    """Plain DDP, and compressors; after a + what may stand there."""
+    from gradwire.lab.catalogue import catalogue
+
+    kinds = catalogue()
+    head, plus, last = incomplete.rpartition("+")
+    partners = ("Memories", "Communicators", "Controllers")
+    names = [entry.name for kind in (partners if plus else ("Compressors",)) for entry in kinds[kind]]
+    return [f"{head}{plus}{name}" for name in (names if plus else ["dense", *names]) if name.startswith(last)]
+
+
+def candidates(incomplete: str) -> list[str]:
+    """Compressors separated by commas."""
+    head, comma, last = incomplete.rpartition(",")
+    return [f"{head}{comma}{name}" for name in _of("Compressors", last)]
+
+
+def controllers(incomplete: str) -> list[str]:
+    """Their names."""
+    return _of("Controllers", incomplete)
+
+
+def tasks(incomplete: str) -> list[str]:
+    """Their names."""
+    return _of("Tasks", incomplete)
+
+
+def models(incomplete: str) -> list[str]:
+    """Their names."""
+    return _of("Models", incomplete)
+
+
+def presets(incomplete: str) -> list[str]:
+    """Their names."""
+    return _of("Presets", incomplete)
+
+
+def families(incomplete: str) -> list[str]:
+    """Kinds, and everything of each."""
+    from gradwire.lab.catalogue import catalogue
+
+    kinds = catalogue()
+    names = [*map(str.lower, kinds), *(entry.name for entries in kinds.values() for entry in entries)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _of(kind: str, incomplete: str) -> list[str]:
+    from gradwire.lab.catalogue import catalogue
+
+    return [entry.name for entry in catalogue()[kind] if entry.name.startswith(incomplete)]

@@ -1,0 +1,85 @@
+"""What a user wants to train, as they typed it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from gradwire.lab.comparison import Comparison
+from gradwire.lab.configuration import PLAN, controlled
+from gradwire.lab.presets import preset as preset_of
+from gradwire.lab.training import Training
+from gradwire.lab.workloads import Own
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Options of `gradwire train`; None is what was not given."""
+
+    configurations: Sequence[str] | None
+    options: Sequence[str] | None
+    controller: str | None
+    plan: Path | None
+    model: str | None
+    preset: str | None
+    pretrained: Path | None
+    task: str | None
+    folder: Path | None
+    recipe: dict[str, Any]
+    seed: int
+    checkpoint_every: int | None
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing was given."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return not any(value for name, value in values.items() if name != "recipe") and not self._recipe()
+
+    def check_for_suite(self, suite: str) -> None:
+        """Raises ValueError for what a suite has by itself."""
+        own = (self.configurations, self.options, self.controller, self.plan)
+        if any((*own, self.model, self.preset, self.pretrained)):
+            raise ValueError(f"suite {suite} has configurations and options of its own: give none")
+
+    def comparison(self, training: Training, ranks: int) -> Comparison:
+        """What is to be run of a training, with what the user wants to be otherwise.
+
+        Raises ValueError for what cannot be."""
+        chosen = texts(self.configurations, self.controller, self.plan, training.configurations)
+        options = [*(self.options or []), *([f"pretrained={self.pretrained}"] if self.pretrained else [])]
+        altered = training.altered(options=options, configurations=chosen, **self.recipe)
+        return altered.comparison(ranks, self.seed, self.checkpoint_every)
+
+    def _recipe(self) -> bool:
+        return any(value is not None for value in self.recipe.values())
+
+
+def described(task: str | None, model: str | None, preset: str | None, folder: Path | None) -> Training:
+    """What the user names: a task, a function of their own, or a preset on the files in `folder`.
+
+    Raises ValueError for two of them, and for a preset without files."""
+    if sum(each is not None for each in (task, model, preset)) > 1:
+        raise ValueError("a task, a --model of your own and a --preset are three things to train: give one")
+    if preset is not None and folder is None:
+        raise ValueError(f"preset {preset} trains on files that you have ({preset_of(preset).files}): give --data")
+    if preset is not None:
+        named = preset_of(preset)
+    elif model is not None:
+        named = Training(task=Own.name, options=(f"function={model}",))
+    else:
+        named = Training(task=task or "lm")
+    return named.on(folder) if folder else named
+
+
+def texts(
+    configurations: Sequence[str] | None, controller: str | None, plan: Path | None, others: Sequence[str] = ()
+) -> list[str]:
+    """What is compared, as text. Raises ValueError for nothing at all, where there are no `others` to fall back on,
+    and for a controller that controls nothing."""
+    named = [controlled(text, controller) for text in configurations or []]
+    if controller and named == list(configurations or []):
+        raise ValueError(f"--controller {controller} has no CONFIG that compresses: name one, such as topk:0.01")
+    named += [f"{PLAN}{plan}"] if plan else []
+    if not named and not others:
+        raise ValueError("CONFIG is missing: name what to compare, or a --plan")
+    return named

@@ -1,0 +1,85 @@
+"""One algorithm in depth: what it is, what it takes, what it sends, what it keeps."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING
+from typing import Any
+
+import torch
+
+from gradwire.communicators import Communicator
+from gradwire.compressors import Codec, Compressor, LowRank
+from gradwire.lab.catalogue import Entry
+from gradwire.lab.construct import exported, options_of
+from gradwire.memories import Memory
+from gradwire.plans import default_communicator, default_memory
+from gradwire.report.tables import Table, figure, times
+from gradwire.slots import Layout, Slot
+
+WORLDS = (2, 4, 8, 64)
+_MATRIX = Layout((Slot("weight", (1024, 1024), (1024, 1), torch.float32),))
+SENT_NOTE = """kB that a rank sends in a step, and how many times fewer than dense by a ring all-reduce: of a weight of
+1024 x 1024, 4.19 MB of gradient, by formula, with the default options."""
+
+
+def facts(entry: Entry) -> Mapping[str, str]:
+    """In words: paper, options; of a compressor also what it goes with and what it keeps."""
+    told = {"paper": entry.paper, "options": entry.defaults}
+    if isinstance(made := default(entry.cls), Compressor):
+        told |= {"sent by": _sent_by(made), "memory": _memory(made), "keeps": _kept(made)}
+    return {name: text for name, text in told.items() if text}
+
+
+def default(cls: type[Any] | None) -> Any:
+    """An instance with the default options; None where it has none, or an option without a default."""
+    base = (Compressor, Memory, Communicator)
+    if cls is None or not issubclass(cls, base) or MISSING in options_of(cls).values():
+        return None
+    return cls()
+
+
+def sent(entry: Entry) -> Table | None:
+    """Bytes that a rank sends; None where the numbers decide on them, and for what sends nothing by itself."""
+    made = default(entry.cls)
+    if not isinstance(made, Codec | LowRank):
+        return None
+    ways = {type(way): way for way in (default_communicator(made), *_others(made))}
+    rows = [[kind.__name__.lower(), *(_sent(made, way, world) for world in WORLDS)] for kind, way in ways.items()]
+    return Table("What it sends", ["communicator", *(f"{world} ranks" for world in WORLDS)], rows)
+
+
+def _sent(compressor: Compressor, way: Communicator, world: int) -> str:
+    nbytes = way.wire(compressor, _MATRIX, world).wire_bytes
+    dense = 2 * (world - 1) * 4 * _MATRIX.numel / world
+    return f"{figure(nbytes / 1e3)} ({times(dense / nbytes)})"
+
+
+def _others(compressor: Compressor) -> list[Communicator]:
+    """Those of the catalogue that take it."""
+    return [cls() for cls in exported(Communicator).values() if _goes_with(cls(), compressor)]
+
+
+def _goes_with(part: Communicator | Memory, compressor: Compressor) -> bool:
+    try:
+        part.check(compressor)
+    except ValueError:
+        return False
+    return True
+
+
+def _sent_by(compressor: Compressor) -> str:
+    usual = type(default_communicator(compressor)).__name__.lower()
+    others = [name for way in _others(compressor) if (name := type(way).__name__.lower()) != usual]
+    return f"{usual}; or {', '.join(others)}" if others else usual
+
+
+def _memory(compressor: Compressor) -> str:
+    usual = type(default_memory(compressor)).__name__.lower()
+    fitting = [name for name, cls in exported(Memory).items() if name != usual and _goes_with(cls(), compressor)]
+    return f"{usual}; or {', '.join(fitting)}" if fitting else usual
+
+
+def _kept(compressor: Compressor) -> str:
+    kinds = [*default_memory(compressor).flat_state, *compressor.flat_state]
+    if not kinds:
+        return "nothing of the gradient's size"
+    return f"{' and '.join(kinds)}: {8 * len(kinds)} bytes for each number of the gradient, old and new values of 4"
