@@ -14,6 +14,8 @@ REPLICA = "replica"
 """The axis along which gradients are reduced: the ranks that compress among each other."""
 HOST = "host"
 """The axis of the ranks of one host, which first add up their gradients dense."""
+SHARD = "shard"
+"""The axis of the ranks that hold one replica together. Nothing is reduced along it but what all ranks must know."""
 
 FLAG_BYTES = 4
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInfo, FSDPMeshInfo
 from torch.nn.parallel import DistributedDataParallel
 
 # One call for many small tensors
@@ -187,3 +189,58 @@ def without_hook(ddp: DistributedDataParallel) -> None:
 def with_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
     """Gives its new reducer the hook that its old one had."""
     dist._register_comm_hook(ddp.reducer, None, hook)  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
+
+
+# Hooks of parameters
+
+
+def has_gradient_hooks(parameter: Tensor) -> bool:
+    """Whether somebody's post-accumulate-grad hooks are on it."""
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+# FSDP2: fully_shard, and replicate, which is made of the same
+
+
+def fsdp_groups(model: nn.Module) -> list[Any]:
+    """The groups of parameters that fully_shard reduces together, in all of the model's modules."""
+    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    return [group for state in states for group in _groups_of(state)]
+
+
+def _groups_of(state: Any) -> list[Any]:
+    groups = getattr(state, "_fsdp_param_groups", None)  # one, `_fsdp_param_group`, before torch 2.12
+    return [group for group in ([state._fsdp_param_group] if groups is None else groups) if group is not None]
+
+
+def parameters_of_fsdp(group: Any) -> list[nn.Parameter]:
+    """The sharded parameters of one of `fsdp_groups`."""
+    return [parameter.sharded_param for parameter in group.fsdp_params]
+
+
+def only_inside_replicas(group: Any) -> Callable[[], None] | None:
+    """Has FSDP add up gradients over shards only and not over replicas; what undoes that, or None where it does not
+    reduce over replicas at all. It looks at the mesh's description at every step."""
+    before = group.mesh_info
+    if before.replicate_mesh_dim is None:
+        return None
+    if before.shard_mesh_dim is None:
+        group.mesh_info = DataParallelMeshInfo(before.mesh, replicate_mesh_dim=before.replicate_mesh_dim)
+    else:
+        group.mesh_info = FSDPMeshInfo(before.mesh, shard_mesh_dim=before.shard_mesh_dim)
+        group.mesh_info.reduce_scatter_process_group = getattr(before, "reduce_scatter_process_group", None)
+
+    def undo() -> None:
+        group.mesh_info = before
+
+    return undo
+
+
+def fsdp_accumulates(group: Any) -> bool:
+    """Whether set_requires_all_reduce(False) was called."""
+    return not group.all_reduce_grads
+
+
+def fsdp_sums(group: Any) -> bool:
+    """Whether FSDP divides by a factor of the user's, and else adds gradients up instead of averaging them."""
+    return group.gradient_divide_factor is not None

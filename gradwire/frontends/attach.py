@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.communicators import Communicator
@@ -13,6 +16,7 @@ from gradwire.controllers import Controller
 from gradwire.frontends.ddp import DDPFrontEnd
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, parameters_of, scale_from, slots_of
+from gradwire.frontends.shards import attach_shards
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
@@ -23,7 +27,7 @@ from gradwire.tuner import profiler_for
 
 
 def attach(
-    ddp: DistributedDataParallel,
+    model: nn.Module,
     compressor: Compressor | Plan | None = None,
     *,
     memory: Memory | None = None,
@@ -31,12 +35,15 @@ def attach(
     dense: Dense | None = None,
     groups: Grouping | None = None,
     candidates: Sequence[Compressor | Group] = (),
+    mesh: DeviceMesh | None = None,
+    find_unused_parameters: bool = False,
     transport: Transport | Mesh | None = None,
     controller: Controller | None = None,
     scaler: torch.amp.GradScaler | None = None,
     seed: int = 0,
 ) -> Handle:
-    """Compresses the gradients that `ddp` reduces; train as before.
+    """Compresses the gradients that a DistributedDataParallel reduces, or between its replicas a model that fully_shard
+    wrapped; train as before.
 
     Memory and communicator default to what suits the compressor, `groups` to some 8 of 8 MB or more. Parameters for
     which `dense(name, parameter)` holds travel uncompressed; by default those of fewer than two dimensions. With the
@@ -45,18 +52,37 @@ def attach(
     changes the plan while training. With neither, the fastest plan is found while training, from `candidates` or from
     what is always safe: see `gradwire.Auto`.
 
+    For FSDP2, `mesh` is the mesh of all ranks, whose first dimension counts replicas (hosts); the model was wrapped on
+    what remains of it, `fully_shard(model, mesh=mesh["shard"])`, or on all of it, where `mesh` may be left out. Where
+    some parameters may get no gradient, pass `find_unused_parameters`; DDP has an argument of that name itself.
+
     Call it on all ranks, before training. Raises ValueError, naming the call that works, for pairings that make
-    no sense, for ranks that differ, and where `ddp` has a hook already or mixed precision of its own.
+    no sense, for ranks that differ, where hooks are taken already, for DDP with mixed precision of its own, and for a
+    mesh that does not fit the model.
     """
-    if not isinstance(ddp, DistributedDataParallel):
-        raise ValueError(f"attach() takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model first")
-    if ddp.mixed_precision is not None:
-        raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
     choices = Choices(
         compressor=compressor, memory=memory, communicator=communicator, dense=dense, groups=groups,
         candidates=candidates, controller=controller,
     )  # fmt: skip
     choices.check()
+    if mesh is not None or isinstance(model, FSDPModule):
+        return attach_shards(
+            model, choices, mesh, transport, find_unused=find_unused_parameters, scaler=scaler, seed=seed
+        )
+    return _attach_ddp(model, choices, transport, scaler, seed)
+
+
+def _attach_ddp(
+    ddp: nn.Module,
+    choices: Choices,
+    transport: Transport | Mesh | None,
+    scaler: torch.amp.GradScaler | None,
+    seed: int,
+) -> Handle:
+    if not isinstance(ddp, DistributedDataParallel):
+        raise ValueError(f"attach() takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model first")
+    if ddp.mixed_precision is not None:
+        raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
     front_end = DDPFrontEnd.of(ddp)
     parameters, others = parameters_of(ddp.module)
     slots, device = slots_of(parameters), device_of(parameters)
@@ -67,7 +93,7 @@ def attach(
         return Handle(None, front_end)
     settings = Settings(
         seed=seed, controller=choices.controlled_by(), profiler=profiler_for(slots, mesh, device),
-        follow_order=None if isinstance(compressor, Plan) else plan, can_be_native=not ddp.static_graph,
+        follow_order=None if isinstance(choices.compressor, Plan) else plan, can_be_native=not ddp.static_graph,
         find_unused=ddp.find_unused_parameters,
         scale=scale_from(scaler), others=others, owns_mesh=transport is None,
         words={"front end": "DDP", "scaler": "yes" if scaler else "no"},

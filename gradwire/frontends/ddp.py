@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -98,6 +99,10 @@ class DDPFrontEnd:
         self._forget_gradients()
         self._accumulated.clear()
         self._synchronising = self._open = False
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Backward passes inside only accumulate; the next one outside reduces the sum."""
+        return self.ddp.no_sync()
 
     # Gradients
 

@@ -1,5 +1,6 @@
 """What `attach` returns."""
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -19,6 +20,10 @@ class FrontEnd(Protocol):
         """Hands nothing over any more."""
         ...
 
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Backward passes inside only accumulate; the next one outside reduces the sum."""
+        ...
+
 
 class Handle:
     """Looks into a job's runtime, saves its state, and ends it."""
@@ -35,6 +40,13 @@ class Handle:
     def stats(self) -> Stats:
         """Bytes, ratios and seconds so far, of this rank."""
         return self._runtime.stats() if self._runtime else Stats(0, 0, 0, 0, 0, 0, 0)
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """For all micro-batches but the last: backward passes inside only accumulate, the next one outside reduces the
+        sum. Raises ValueError after `detach()`."""
+        if self._front_end is None:
+            raise ValueError("detach() ended the exchange of gradients; attach() again")
+        return self._front_end.accumulate()
 
     def trace(self, steps: int = 1) -> Trace:
         """Records the next `steps` whole steps; `timelines()` of what this returns are there once the forward pass

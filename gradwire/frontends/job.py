@@ -124,7 +124,7 @@ def scale_from(scaler: torch.amp.GradScaler | None) -> Callable[[], Share | None
     return scale
 
 
-def mesh_of(transport: Transport | Mesh | None, own: Callable[[], Transport], device: torch.device) -> Mesh:
+def mesh_of(transport: Transport | Mesh | None, own: Callable[[], Transport | Mesh], device: torch.device) -> Mesh:
     """The user's mesh, or one of its own. Raises ValueError where it cannot carry what lies on `device`."""
     mesh = Mesh.of(transport or own())
     try:

@@ -1,7 +1,7 @@
 """The front end without DDP: an optimizer whose gradients are reduced as backward makes them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -14,13 +14,13 @@ from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
 from gradwire.frontends.handle import Handle
+from gradwire.frontends.hooks import GradientHooks, Whole
 from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, parameters_of, scale_from, slots_of
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.settings import Settings
-from gradwire.torch_private import when_backward_ends
 from gradwire.transports import Mesh, ProcessGroup, Transport
 from gradwire.tuner import profiler_for
 
@@ -63,7 +63,7 @@ class DistributedOptimizer(Optimizer):
         slots, device = slots_of(self._parameters), device_of(self._parameters)
         plan = choices.plan(self._parameters)
         mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device)
-        self._front_end = OptimizerFrontEnd(self._parameters, model, find_unused_parameters)
+        self._front_end = GradientHooks(self._parameters, model, Whole(), find_unused_parameters)
         runtime = None
         if mesh.ranks == 1:
             let_go(mesh, transport)
@@ -116,105 +116,9 @@ class DistributedOptimizer(Optimizer):
         self.inner.load_state_dict(state_dict)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
-        before, self._front_end.synchronising = self._front_end.synchronising, False
-        try:
-            yield
-        finally:
-            self._front_end.synchronising = before
-
-
-class OptimizerFrontEnd:
-    """Hands every gradient over as backward makes it, and waits for the means when backward is done."""
-
-    def __init__(self, parameters: Mapping[str, nn.Parameter], model: nn.Module, find_unused: bool) -> None:
-        self.synchronising, self.detached = True, False
-        self._parameters, self._model, self._find_unused = parameters, model, find_unused
-        self._runtime: Runtime | None = None
-        self._accumulated: set[int] = set()
-        self._open = self._notes = self._under_way = False
-        self._removable: list[Any] = []
-
-    def hook_in(self, runtime: Runtime) -> None:
-        """Gradients go to the runtime from now on."""
-        self._runtime = runtime
-        self._removable.append(self._model.register_forward_pre_hook(self._forward_begins))
-        self._removable.append(self._model.register_forward_hook(self._forward_ends))
-        for index, slot in enumerate(runtime.slots):
-            hook = partial(self._gradient_ready, index)
-            self._removable.append(self._parameters[slot.name].register_post_accumulate_grad_hook(hook))
-
-    def unhook(self) -> None:
-        """Nobody reduces from now on."""
-        for hook in self._removable:
-            hook.remove()
-        self._removable.clear()
-        self._runtime, self.detached = None, True
-
-    def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
-        if self._runtime and torch.is_grad_enabled():
-            if self.synchronising:
-                self._open_step()
-            self._runtime.recorder.forward_begins(self._runtime.plan)
-
-    def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        if self._runtime and torch.is_grad_enabled():
-            self._runtime.recorder.forward_ends()
-
-    def _open_step(self) -> None:
-        assert self._runtime is not None
-        self._runtime.open_step()
-        self._open, self._under_way, self._notes = True, False, self._runtime.wants_readiness
-
-    def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
-        if not self.synchronising:
-            self._accumulated.add(slot)
-            return
-        runtime = self._runtime
-        assert runtime is not None
-        if not self._under_way:
-            self._backward_begins(runtime)
-        if runtime.arrivals.there[slot]:
-            runtime.refuse(
-                f"parameter {runtime.slots[slot].name!r} got two gradients in one backward; "
-                "use torch.utils.checkpoint with use_reentrant=False"
-            )
-        if self._notes:
-            runtime.became_ready(slot)
-        assert parameter.grad is not None
-        runtime.submit(slot, parameter.grad)
-
-    def _backward_begins(self, runtime: Runtime) -> None:
-        if not self._open:  # the loss came from another method than forward
-            self._open_step()
-            runtime.recorder.forward_begins(runtime.plan)
-            runtime.recorder.forward_ends()
-        self._under_way = True
-        when_backward_ends(self._backward_done)
-
-    def _backward_done(self) -> None:
-        runtime = self._runtime
-        assert runtime is not None
-        self._open = self._under_way = False
-        absent = runtime.missing()
-        unused = {slot: self._parameters[runtime.slots[slot].name] for slot in absent if slot not in self._accumulated}
-        self._accumulated.clear()
-        if unused and not self._find_unused:
-            name = runtime.slots[min(unused)].name
-            runtime.refuse(f"parameter {name!r} got no gradient; pass find_unused_parameters=True, or freeze it")
-        zeros = {slot: torch.zeros_like(parameter) for slot, parameter in unused.items()}
-        for slot in absent:
-            gradient = self._parameters[runtime.slots[slot].name].grad
-            if slot in unused:
-                runtime.submit_absent(slot, zeros[slot])
-            elif gradient is not None:
-                runtime.submit(slot, gradient)
-        runtime.finish()
-        for slot, parameter in unused.items():
-            if runtime.used(slot):
-                parameter.grad = zeros[slot]
+        return self._front_end.accumulate()
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ receive         the mean is the gradient of the outer step; parameters move to t
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -40,6 +40,10 @@ class Rounds:
         self.step, self.sent_at, self.detached = 0, 0, False
         self.under_way: int | None = None
         runtime.fix_places(True)
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Backward passes inside only accumulate, as all do: nothing is sent before a round ends."""
+        return nullcontext()
 
     def unhook(self) -> None:
         """No more rounds."""

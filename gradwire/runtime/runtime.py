@@ -50,10 +50,11 @@ class Runtime:
         self.slots, self.mesh, self._settings = list(slots), mesh.for_job(), settings
         self.error: BaseException | None = None
         self._failing = Lock()
-        self._agreement = Agreement(self.mesh, self.slots, device, {"seed": str(settings.seed), **settings.words})
+        planned = self.slots if settings.planned is None else list(settings.planned)
+        self._agreement = Agreement(self.mesh, planned, device, {"seed": str(settings.seed), **settings.words})
         own_mesh = mesh if settings.owns_mesh else None
         try:
-            self._plans = Plans(plan, self._agreement, settings, self.slots)
+            self._plans = Plans(plan, self._agreement, settings, planned)
         except BaseException:
             _close(None, own_mesh)
             raise
@@ -62,7 +63,7 @@ class Runtime:
         self.executor.fail = partial(_fail, weakref.ref(self))
         self.recorder = Recorder(self.executor.mark, mesh.rank)
         self._pipeline = Pipeline(self.mesh, self.recorder)
-        control = Control(settings, self.slots, self._pipeline, self.executor)
+        control = Control(settings, planned, self._pipeline, self.executor)
         self._steps = Steps(Store(self.slots, device), self._pipeline, self.executor, control, settings)
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         self._intake = Intake(self._steps, self.executor, self.recorder)
@@ -150,7 +151,7 @@ class Runtime:
         """The framework has reduced a step by itself."""
         self._steps.number += 1
         self._reduced += 1
-        self._pipeline.wire_bytes += dense_bytes(self.slots, self.mesh.ranks)
+        self._pipeline.wire_bytes += dense_bytes(self.slots, self.mesh.averaged)
         self._plans.native_step_ended()
 
     def native_ended(self, median_s: float) -> None:
@@ -187,7 +188,7 @@ class Runtime:
         return Stats(
             steps=self._reduced,
             wire_bytes=self._pipeline.wire_bytes,
-            dense_bytes=self._reduced * dense_bytes(self.slots, self.mesh.ranks),
+            dense_bytes=self._reduced * dense_bytes(self.slots, self.mesh.averaged),
             **{f"{name}_s": spans.get(name, 0.0) for name in ("encode", "wire", "decode", "wait")},
         )
 

@@ -1,6 +1,6 @@
 """What a job is told beside its plan."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gradwire.controllers import Controller
@@ -25,6 +25,7 @@ class Settings:
     is multiplied by. `can_be_native` says that the framework can reduce by itself. `others` are names of the model's
     parameters that are not reduced, such as frozen ones; states may have them. `words` are further things that must be
     equal on all ranks, by what they are called. `owns_mesh`: nobody else uses it, and it is closed in the end.
+    `planned` are the slots that plans are made for, where those of a rank are shards of another size than others'.
     """
 
     seed: int = 0
@@ -37,3 +38,4 @@ class Settings:
     others: Collection[str] = ()
     words: Mapping[str, str] = field(default_factory=dict)
     owns_mesh: bool = True
+    planned: Sequence[Slot] | None = None

@@ -12,7 +12,8 @@ from gradwire.transports.base import Pending, Store, Transport
 class Mesh:
     """Transports by axis. Gradients are reduced along "replica". Where there is an axis "host", they are first added
     up, dense, among the ranks of a host; one of them, in turn from group to group, then takes part in what is
-    compressed. So each host sends what one rank would, and memories lie with the rank that compresses.
+    compressed. So each host sends what one rank would, and memories lie with the rank that compresses. Along any other
+    axis nothing is reduced: its ranks hold different parts of the model, and agree on what all must do alike.
 
     `rank` and `ranks` count all ranks of all axes, in the order of `axes`, the first varying slowest. `store` is where
     all of them leave words; by default that of the axis "replica", which does where it is the only one.
@@ -41,6 +42,11 @@ class Mesh:
         for transport in self.axes.values():
             total *= transport.world
         return total
+
+    @property
+    def averaged(self) -> int:
+        """Over how many ranks gradients are averaged."""
+        return self.replica.world * (self.host.world if self.host else 1)
 
     @property
     def rank(self) -> int:

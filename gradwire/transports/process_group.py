@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.collective import HOST, REPLICA, AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
+from gradwire.collective import HOST, REPLICA, SHARD, AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
 from gradwire.torch_private import TorchStore, abort_group, backend_of, close_group, new_group_of_members, timeout_of
 from gradwire.transports.base import Pending, Transport
 from gradwire.transports.mesh import Mesh
@@ -65,10 +66,23 @@ class ProcessGroup(Transport):
         ranks = dist.get_process_group_ranks(parent)
         if len(ranks) % ranks_per_host:
             raise ValueError(f"{len(ranks)} ranks do not fill hosts of {ranks_per_host}; use a divisor of {len(ranks)}")
-        host, place = divmod(ranks.index(dist.get_rank()), ranks_per_host)
-        inside = cls._of(ranks[host * ranks_per_host :][:ranks_per_host], parent)
-        between = cls._of(ranks[place::ranks_per_host], parent)
-        return Mesh({REPLICA: between, HOST: inside}, TorchStore(cls._name(ranks)))
+        hosts = [ranks[first : first + ranks_per_host] for first in range(0, len(ranks), ranks_per_host)]
+        return cls._table(hosts, HOST, parent)
+
+    @classmethod
+    def by_replica(cls, mesh: DeviceMesh) -> Mesh:
+        """The axes of a device mesh whose first dimension counts replicas, each of which the ranks along all others
+        hold together. All ranks must call this together."""
+        return cls._table(mesh.mesh.flatten(1).tolist() if mesh.ndim > 1 else mesh.mesh.unsqueeze(1).tolist(), SHARD)
+
+    @classmethod
+    def _table(cls, rows: list[list[int]], inside: str, like: dist.ProcessGroup | None = None) -> Mesh:
+        """Gradients are reduced along the columns; rows are the axis `inside`."""
+        parent, rank = world_or(like), dist.get_rank()
+        row = next(row for row in rows if rank in row)
+        column = [other[row.index(rank)] for other in rows]
+        axes = {REPLICA: cls._of(column, parent), inside: cls._of(row, parent)}
+        return Mesh(axes, TorchStore(cls._name([rank for row in rows for rank in row])))
 
     @classmethod
     def _of(cls, ranks: list[int], parent: dist.ProcessGroup) -> "ProcessGroup":

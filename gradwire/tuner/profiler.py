@@ -179,7 +179,7 @@ def _profile(
         optimizer_s=times.optimizer_s,
         candidates=tuple(_candidate(*each) for each in zip(ways, samples, strict=True)),
         collectives=_collectives(ways, samples),
-        ranks=mesh.ranks,
+        ranks=mesh.averaged,
         gpus_per_host=mesh.host.world if mesh.host else 1,
         local=_local(samples) if mesh.host else {},
         device=device.type,

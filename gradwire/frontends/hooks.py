@@ -1,0 +1,164 @@
+"""Gradients by autograd's own hooks: for a model that no framework reduces, or only inside of hosts."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.runtime.runtime import Runtime
+from gradwire.torch_private import when_backward_ends
+
+
+class Places(Protocol):
+    """Where the gradients of parameters lie."""
+
+    def gradient(self, parameter: Tensor) -> Tensor | None:
+        """The tensor that is reduced in place; None where the parameter has no gradient."""
+        ...
+
+    def zeros(self, parameter: Tensor) -> Tensor:
+        """A new gradient of zero, that is nobody's yet."""
+        ...
+
+    def put(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Makes what began as `zeros` the parameter's gradient."""
+        ...
+
+    def accumulates(self, parameter: Tensor) -> bool:
+        """Whether the framework was told that this backward pass only accumulates."""
+        ...
+
+
+class Whole:
+    """Every parameter has a gradient of its own."""
+
+    def gradient(self, parameter: Tensor) -> Tensor | None:
+        return parameter.grad
+
+    def zeros(self, parameter: Tensor) -> Tensor:
+        return torch.zeros_like(parameter)
+
+    def put(self, parameter: Tensor, gradient: Tensor) -> None:
+        parameter.grad = gradient
+
+    def accumulates(self, parameter: Tensor) -> bool:
+        return False
+
+
+class GradientHooks:
+    """Hands every gradient over as backward makes it, and waits for the means when backward is done. All of this runs
+    on the thread that trains, or on autograd's while that one waits for it."""
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], model: nn.Module, places: Places, find_unused: bool
+    ) -> None:
+        self.detached = False
+        self._parameters, self._model, self._places, self._find_unused = parameters, model, places, find_unused
+        self._runtime: Runtime | None = None
+        self._accumulated: set[int] = set()
+        self._synchronising = True
+        self._open = self._notes = self._under_way = False
+        self._removable: list[Any] = []
+
+    def hook_in(self, runtime: Runtime) -> None:
+        """Gradients go to the runtime from now on."""
+        self._runtime = runtime
+        self._removable.append(self._model.register_forward_pre_hook(self._forward_begins, prepend=True))
+        self._removable.append(self._model.register_forward_hook(self._forward_ends))
+        for index, slot in enumerate(runtime.slots):
+            hook = partial(self._gradient_ready, index)
+            self._removable.append(self._parameters[slot.name].register_post_accumulate_grad_hook(hook))
+
+    def unhook(self) -> None:
+        """Nobody reduces from now on."""
+        for hook in self._removable:
+            hook.remove()
+        self._removable.clear()
+        self._runtime, self.detached = None, True
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backward passes inside only accumulate; the next one outside reduces the sum."""
+        before, self._synchronising = self._synchronising, False
+        try:
+            yield
+        finally:
+            self._synchronising = before
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a step was opened to which no gradient has come yet."""
+        return self._open and not self._under_way
+
+    def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
+        if self._runtime and torch.is_grad_enabled():
+            if self._synchronising:
+                self._open_step()
+            self._runtime.recorder.forward_begins(self._runtime.plan)
+
+    def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        if self._runtime and torch.is_grad_enabled():
+            self._runtime.recorder.forward_ends()
+
+    def _open_step(self) -> None:
+        assert self._runtime is not None
+        self._runtime.open_step()
+        self._open, self._under_way, self._notes = True, False, self._runtime.wants_readiness
+
+    def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
+        if not self._synchronising or self._places.accumulates(parameter):
+            self._accumulated.add(slot)
+            return
+        runtime = self._runtime
+        assert runtime is not None
+        if not self._under_way:
+            self._backward_begins(runtime)
+        if runtime.arrivals.there[slot]:
+            runtime.refuse(
+                f"parameter {runtime.slots[slot].name!r} got two gradients in one backward; "
+                "call the model once, and use torch.utils.checkpoint with use_reentrant=False"
+            )
+        if self._notes:
+            runtime.became_ready(slot)
+        gradient = self._places.gradient(parameter)
+        assert gradient is not None
+        runtime.submit(slot, gradient)
+
+    def _backward_begins(self, runtime: Runtime) -> None:
+        if not self._open:  # the loss came from another method than forward
+            self._open_step()
+            runtime.recorder.forward_begins(runtime.plan)
+            runtime.recorder.forward_ends()
+        self._under_way = True
+        when_backward_ends(self._backward_done)
+
+    def _backward_done(self) -> None:
+        runtime = self._runtime
+        assert runtime is not None
+        self._open = self._under_way = False
+        gradients = {slot: self._accumulated_gradient(runtime, slot) for slot in runtime.missing()}
+        self._accumulated.clear()
+        unused = [slot for slot, gradient in gradients.items() if gradient is None]
+        if unused and not self._find_unused:
+            name = runtime.slots[unused[0]].name
+            runtime.refuse(f"parameter {name!r} got no gradient; pass find_unused_parameters=True, or freeze it")
+        zeros = {slot: self._places.zeros(self._parameter(runtime, slot)) for slot in unused}
+        for slot, gradient in gradients.items():
+            if gradient is None:
+                runtime.submit_absent(slot, zeros[slot])
+            else:
+                runtime.submit(slot, gradient)
+        runtime.finish()
+        for slot in unused:
+            if runtime.used(slot):
+                self._places.put(self._parameter(runtime, slot), zeros[slot])
+
+    def _accumulated_gradient(self, runtime: Runtime, slot: int) -> Tensor | None:
+        """The gradient of a slot that the last backward pass did not come to, if one before did."""
+        return self._places.gradient(self._parameter(runtime, slot)) if slot in self._accumulated else None
+
+    def _parameter(self, runtime: Runtime, slot: int) -> nn.Parameter:
+        return self._parameters[runtime.slots[slot].name]

@@ -1,0 +1,250 @@
+"""The front end for FSDP2: dense inside a replica, by FSDP itself; compressed between replicas."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from math import ceil
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from gradwire.compressors import FP32
+from gradwire.frontends.handle import Handle
+from gradwire.frontends.hooks import GradientHooks
+from gradwire.frontends.job import Choices, device_of, let_go, mesh_of, parameters_of, scale_from
+from gradwire.plans import Plan
+from gradwire.runtime.runtime import Runtime
+from gradwire.runtime.settings import Settings
+from gradwire.slots import Slot
+from gradwire.torch_private import (
+    fsdp_accumulates,
+    fsdp_groups,
+    fsdp_sums,
+    has_gradient_hooks,
+    only_inside_replicas,
+    parameters_of_fsdp,
+)
+from gradwire.transports import Mesh, ProcessGroup, Transport
+from gradwire.tuner import profiler_for
+
+RECIPE = (
+    'mesh = init_device_mesh(device, (hosts, ranks_per_host), mesh_dim_names=("replicate", "shard")), '
+    'fully_shard(model, mesh=mesh["shard"]) and attach(model, ..., mesh=mesh)'
+)
+
+
+def attach_shards(
+    model: nn.Module,
+    choices: Choices,
+    mesh: DeviceMesh | None,
+    transport: Transport | Mesh | None,
+    *,
+    find_unused: bool,
+    scaler: torch.amp.GradScaler | None,
+    seed: int,
+) -> Handle:
+    """What `attach` does with a model that fully_shard wrapped."""
+    if not isinstance(model, FSDPModule):
+        raise ValueError(f"mesh= is for models that fully_shard has wrapped, not {type(model).__name__}; use {RECIPE}")
+    reshard(model)
+    parameters, others = parameters_of(model)
+    mesh = _replicas_of(model, parameters) if mesh is None else mesh
+    check(parameters, mesh)
+    if mesh.size(0) == 1:  # nothing to compress; what a state holds back is in the next gradient
+        choices = Choices(compressor=FP32())
+    device, plan = device_of(parameters), choices.plan(parameters)
+    planned = [planned_as(name, parameter) for name, parameter in parameters.items()][::-1]
+    axes = mesh_of(transport, partial(ProcessGroup.by_replica, mesh), device)
+    front_end = ShardsFrontEnd(model, parameters, axes.replica.world, find_unused)
+    if axes.ranks == 1:
+        let_go(axes, transport)
+        return Handle(None, front_end)
+    settings = Settings(
+        seed=seed, controller=choices.controlled_by(), profiler=profiler_for(planned, axes, device),
+        follow_order=None if isinstance(choices.compressor, Plan) else plan, find_unused=find_unused,
+        scale=scale_from(scaler), others=others, owns_mesh=transport is None, planned=planned,
+        words={"front end": "FSDP2", "find_unused_parameters": str(find_unused), "scaler": "yes" if scaler else "no"},
+    )  # fmt: skip
+    slots = [Slot.of(name, local_of(parameter)) for name, parameter in parameters.items()][::-1]
+    runtime = Runtime(partial(plan, planned), slots, axes, device, settings)
+    share_initial_values(model, axes.replica)
+    front_end.hook_in(model, runtime)
+    return Handle(runtime, front_end)
+
+
+class ShardsFrontEnd:
+    """Hooks on sharded parameters, which FSDP calls as soon as it has added up a gradient over the shards.
+
+    The step ends behind FSDP's own end of backward. A model that was wrapped on a mesh with replicas is kept from
+    averaging over them by itself; after `unhook` it does so again. One that was not trains no more then.
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], replicas: int, find_unused: bool
+    ) -> None:
+        groups = fsdp_groups(model)
+        self._groups, self._parameters = groups, parameters
+        self._hooks = GradientHooks(parameters, model, Shards(groups, replicas), find_unused)
+        self._undo: list[Callable[[], None]] = []
+        self._runtime: Runtime | None = None
+        self._to_check = True
+
+    def hook_in(self, model: nn.Module, runtime: Runtime) -> None:
+        """Gradients go to the runtime from now on."""
+        self._runtime = runtime
+        self._undo = [undo for group in self._groups if (undo := only_inside_replicas(group))]
+        self._hooks.hook_in(runtime)
+        model.register_forward_pre_hook(self._forward_begins, prepend=True)
+        model.register_load_state_dict_post_hook(self._loaded)
+
+    def unhook(self) -> None:
+        """Nothing is handed over any more."""
+        self._runtime = None
+        self._hooks.unhook()
+        for undo in self._undo:
+            undo()
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Backward passes inside only accumulate; the next one outside reduces the sum."""
+        return self._hooks.accumulate()
+
+    def _loaded(self, module: nn.Module, incompatible: Any) -> None:
+        self._to_check = True
+
+    def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if self._runtime is None:
+            self._check_reduced(module)
+        elif self._to_check or self._hooks.waiting:
+            self._check_same(module, self._runtime)
+            self._to_check = False
+
+    def _check_reduced(self, module: nn.Module) -> None:
+        """Not to let replicas drift apart unnoticed."""
+        if not self._undo and not any(map(has_gradient_hooks, self._parameters.values())):
+            raise RuntimeError("detach() ended the exchange between replicas; call attach() again before training")
+
+    def _check_same(self, module: nn.Module, runtime: Runtime) -> None:
+        """New parameters have no hooks."""
+        reshard(module)
+        present = dict(module.named_parameters())
+        for name, parameter in self._parameters.items():
+            if present.get(name) is not parameter:
+                runtime.refuse(
+                    f"parameter {name!r} was replaced after attach(), as load_state_dict(assign=True) and to_empty() "
+                    "do; call attach() after that"
+                )
+
+
+class Shards:
+    """A parameter's gradient is this rank's shard of it. FSDP averages over shards, or where it was given a factor of
+    the user's, adds up; then replicas are added up, too. An empty shard is a single zero."""
+
+    def __init__(self, groups: Sequence[Any], replicas: int) -> None:
+        self._group: dict[Tensor, Any] = {
+            parameter: group for group in groups for parameter in parameters_of_fsdp(group)
+        }
+        self._replicas = replicas
+
+    def gradient(self, parameter: Tensor) -> Tensor | None:
+        if parameter.grad is None:
+            return None
+        local = local_of(parameter.grad)
+        return local.mul_(self._replicas) if fsdp_sums(self._group[parameter]) else local
+
+    def zeros(self, parameter: Tensor) -> Tensor:
+        return torch.zeros_like(local_of(parameter))
+
+    def put(self, parameter: Tensor, gradient: Tensor) -> None:
+        assert isinstance(parameter, DTensor)
+        local = gradient if parameter.to_local().numel() else torch.zeros_like(parameter.to_local())
+        parameter.grad = DTensor.from_local(
+            local, parameter.device_mesh, parameter.placements, run_check=False,
+            shape=parameter.shape, stride=parameter.stride(),
+        )  # fmt: skip
+
+    def accumulates(self, parameter: Tensor) -> bool:
+        return fsdp_accumulates(self._group[parameter])
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """This rank's shard; a single zero where that is empty, so that all ranks have the same slots."""
+    assert isinstance(tensor, DTensor)
+    local = tensor.to_local().detach()
+    return local if local.numel() else local.new_zeros((1,) * local.dim())
+
+
+def planned_as(name: str, parameter: Tensor) -> Slot:
+    """A slot of the largest shard's size, which is the same on all ranks."""
+    assert isinstance(parameter, DTensor)
+    shape = list(parameter.shape)
+    for dim, placement in enumerate(parameter.placements):
+        if placement.is_shard():
+            axis: int = placement.dim  # pyright: ignore[reportAttributeAccessIssue]
+            shape[axis] = ceil(shape[axis] / parameter.device_mesh.size(dim))
+    return Slot.of(name, torch.empty(shape, dtype=parameter.dtype, device="meta"))
+
+
+def reshard(model: nn.Module) -> None:
+    """The model's parameters are the sharded ones, whatever passes they went through."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+@torch.no_grad()
+def share_initial_values(model: nn.Module, replicas: Transport) -> None:
+    """All replicas get the first one's parameters and buffers."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if local.numel():
+            Mesh.of(replicas).from_first(local)
+
+
+# What fits
+
+
+def check(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh) -> None:
+    """Raises ValueError, naming the call that works, where parameters are not sharded inside the mesh's replicas, or
+    their hooks are taken."""
+    ranks = mesh.mesh.reshape(mesh.size(0), -1)  # (replicas, ranks of each)
+    place = (ranks == dist.get_rank()).nonzero()
+    if not len(place):
+        raise ValueError(f"rank {dist.get_rank()} is not in the mesh {mesh.mesh.tolist()}; use {RECIPE}")
+    replica, peers = ranks[place[0, 0]].tolist(), ranks[:, place[0, 1]].tolist()
+    for name, parameter in parameters.items():
+        if not isinstance(parameter, DTensor):
+            raise ValueError(f"parameter {name!r} is not sharded; call fully_shard() on the whole model as well")
+        if parameter.device.type == "meta":
+            raise ValueError(f"parameter {name!r} has no values yet; call to_empty() and initialise, then attach()")
+        if has_gradient_hooks(parameter):
+            raise ValueError(
+                f"parameter {name!r} has a post-accumulate-grad hook already; call detach() of the handle that is "
+                "attached, and step optimizers after backward, not in it"
+            )
+        _check_fits(name, parameter, replica, peers)
+
+
+def _check_fits(name: str, parameter: DTensor, replica: list[int], peers: list[int]) -> None:
+    own = parameter.device_mesh
+    for dim, placement in enumerate(parameter.placements):
+        ranks = dist.get_process_group_ranks(own.get_group(dim))
+        if not set(ranks) <= set(replica) and not (placement.is_replicate() and ranks == peers):
+            raise ValueError(
+                f"parameter {name!r} is sharded over ranks {ranks}, and a replica of the mesh is {replica}; "
+                f"use {RECIPE}"
+            )
+
+
+def _replicas_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> DeviceMesh:
+    """The mesh that the model was wrapped on, if that has replicas."""
+    parameter = next(iter(parameters.values()))
+    if isinstance(parameter, DTensor) and parameter.placements[0].is_replicate():
+        return parameter.device_mesh
+    raise ValueError(f"the model is sharded over one dimension, and mesh= says where its replicas are; use {RECIPE}")

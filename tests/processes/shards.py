@@ -1,0 +1,362 @@
+"""What sharded models must do between real processes over gloo: FSDP2 inside of hosts, Gradwire between them.
+
+`python -m tests.processes.shards OUT [NAME...]` runs them as `tests.processes.scenarios` does its own.
+"""
+
+import sys
+from contextlib import nullcontext
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+import gradwire as gw
+from gradwire.torch_private import fsdp_groups, parameters_of_fsdp
+from tests.processes.scenarios import SCENARIOS, Halving, main, refused, same_on_all_ranks, scenario
+
+torch.set_num_threads(1)
+SHAPES = ((2, 2), (4, 1))
+
+
+def meshes() -> list[DeviceMesh]:
+    return [init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")) for shape in SHAPES]
+
+
+class Branches(nn.Module):
+    """Uneven shards (7 rows), empty ones (1 row), a frozen parameter, and a branch that only even steps take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(13, 8)
+        self.first, self.second = nn.Linear(8, 7), nn.Linear(7, 8)
+        self.side = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.ones(1, 8))
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, side: bool = True) -> Tensor:
+        h = self.embed(x) * self.scale
+        h = h + self.second(torch.relu(self.first(h)))
+        h = h + self.frozen(h)
+        return self.head(h + self.side(h) if side else h)
+
+
+def wrapped(mesh: DeviceMesh, tied: bool = False, whole: bool = False, **policy) -> Branches:
+    torch.manual_seed(0)
+    model = Branches()
+    if tied:
+        model.head = nn.Linear(8, 13)
+        model.head.weight = model.embed.weight
+    for part in () if whole else (model.first, model.side):
+        fully_shard(part, mesh=mesh, **policy)
+    return fully_shard(model, mesh=mesh, **policy)
+
+
+def inputs(step: int) -> Tensor:
+    return torch.randint(13, (4, 5), generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+
+
+def loss_of(model: nn.Module, step: int, side: bool = True) -> Tensor:
+    return model(inputs(step), side).square().mean()
+
+
+def gradients(model: nn.Module) -> list[Tensor | None]:
+    return [None if p.grad is None else p.grad.to_local().clone() for p in model.parameters()]
+
+
+def equal(these: list[Tensor | None], those: list[Tensor | None]) -> bool:
+    return all(
+        (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
+        for a, b in zip(these, those, strict=True)
+    )
+
+
+def as_fsdp_groups(model: nn.Module, dense: gw.Compressor) -> gw.Plan:
+    """Together what native HSDP sums up together: else four numbers are added in another order."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = [[names[p] for p in parameters_of_fsdp(group) if p.requires_grad] for group in fsdp_groups(model)]
+    return gw.Plan(tuple(gw.Group(tuple(group), dense, gw.NoMemory(), gw.AllReduce()) for group in reversed(groups)))
+
+
+@scenario(4)
+def fp32_between_replicas_is_native_hsdp() -> None:
+    half = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)}
+    mixed = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}
+    offloaded = {"offload_policy": CPUOffloadPolicy(pin_memory=False)}
+    cases = [{}, {"tied": True}, {"whole": True}, mixed, half, offloaded, {"reshard_after_forward": False}]
+    for mesh in meshes():
+        for case in cases:
+            dense = gw.BF16() if case is half else gw.FP32()
+            native = wrapped(mesh, **case)
+            on_shards, on_both = wrapped(mesh["shard"], **case), wrapped(mesh, **case)
+            plan = as_fsdp_groups(native, dense)
+            handles = [gw.attach(on_shards, plan, mesh=mesh), gw.attach(on_both, plan)]
+            models = (native, on_shards, on_both)
+            optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+            for step in range(4):
+                for model in models:
+                    loss_of(model, step).backward()
+                want = gradients(native)
+                assert equal(gradients(on_shards), want), (mesh, case, step)
+                assert equal(gradients(on_both), want), (mesh, case, step)
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            for handle in handles:
+                handle.detach()
+
+
+@scenario(4)
+def what_is_accumulated_is_native_hsdps() -> None:
+    for mesh in meshes():
+        native, ours, told = wrapped(mesh), wrapped(mesh["shard"]), wrapped(mesh)
+        plan = as_fsdp_groups(native, gw.FP32())
+        handle = gw.attach(ours, plan, mesh=mesh)
+        gw.attach(told, plan)
+        for step in range(0, 9, 3):
+            for part in range(3):
+                native.set_requires_all_reduce(part == 2)
+                told.set_requires_all_reduce(part == 2)
+                loss_of(native, step + part).backward()
+                loss_of(told, step + part).backward()
+                with nullcontext() if part == 2 else handle.accumulate():
+                    loss_of(ours, step + part).backward()
+            assert equal(gradients(ours), gradients(native))
+            assert equal(gradients(told), gradients(native))
+            for model in (native, ours, told):
+                model.zero_grad()
+
+
+@scenario(4)
+def what_is_accumulated_counts_though_the_last_micro_batch_does_not_use_it() -> None:
+    for mesh in meshes():
+        native, ours, told = wrapped(mesh), wrapped(mesh["shard"]), wrapped(mesh["shard"])
+        plan = as_fsdp_groups(native, gw.FP32())
+        handle = gw.attach(ours, plan, mesh=mesh)
+        gw.attach(told, plan, mesh=mesh)
+        for part in range(3):
+            side = part < 2
+            for model in (native, told):
+                model.set_requires_gradient_sync(part == 2)
+                loss_of(model, part, side).backward()
+            with nullcontext() if part == 2 else handle.accumulate():
+                loss_of(ours, part, side).backward()
+        assert equal(gradients(told), gradients(native))
+        for mine, want in zip(gradients(ours), gradients(native), strict=True):  # adds up after shards are cut
+            torch.testing.assert_close(mine, want)
+
+
+@scenario(4)
+def unused_parameters_are_as_in_native_hsdp() -> None:
+    for mesh in meshes():
+        native, ours = wrapped(mesh), wrapped(mesh["shard"])
+        gw.attach(ours, as_fsdp_groups(native, gw.FP32()), mesh=mesh, find_unused_parameters=True)
+        for step in range(4):
+            for model in (native, ours):
+                loss_of(model, step, side=step % 2 == 0).backward()
+            want = gradients(native)
+            assert sum(each is None for each in want) == (2 if step % 2 == 0 else 4)
+            assert equal(gradients(ours), want)
+            native.zero_grad()
+            ours.zero_grad()
+
+
+@scenario(4)
+def a_parameter_that_one_replica_uses_gets_the_mean_on_all() -> None:
+    for mesh in meshes():
+        ours = wrapped(mesh["shard"], whole=True)
+        gw.attach(ours, gw.TopK(0.3), mesh=mesh, find_unused_parameters=True)
+        first = mesh.get_local_rank("replicate") == 0
+        loss_of(ours, 0, side=first).backward()
+        assert ours.side.weight.grad is not None
+        assert same_between_replicas(torch.cat([g.flatten() for g in gradients(ours) if g is not None]), mesh)
+
+
+@scenario(4)
+def an_unused_parameter_is_an_error_that_says_what_to_pass() -> None:
+    mesh = meshes()[0]
+    ours = wrapped(mesh["shard"])
+    gw.attach(ours, gw.FP32(), mesh=mesh)
+    refused(RuntimeError, "pass find_unused_parameters=True", loss_of(ours, 0, side=False).backward)
+
+
+@scenario(4)
+def a_factor_of_the_users_is_followed() -> None:
+    for mesh in meshes():
+        native, ours = wrapped(mesh), wrapped(mesh["shard"])
+        for model in (native, ours):
+            for module in (model.first, model.side, model):
+                module.set_force_sum_reduction_for_comms(True)
+                module.set_gradient_divide_factor(8.0)
+        gw.attach(ours, as_fsdp_groups(native, gw.FP32()), mesh=mesh)
+        for model in (native, ours):
+            loss_of(model, 0).backward()
+        assert equal(gradients(ours), gradients(native))
+
+
+def same_between_replicas(tensor: Tensor, mesh: DeviceMesh) -> bool:
+    copies = [torch.empty_like(tensor) for _ in range(mesh.size(0))]
+    dist.all_gather(copies, tensor, group=mesh.get_group(0))
+    return all(torch.equal(copies[0], other) for other in copies)
+
+
+def shards_of(model: nn.Module) -> Tensor:
+    return torch.cat([p.to_local().detach().flatten() for p in model.parameters()])
+
+
+COMPRESSORS = [
+    gw.TopK(0.05), gw.PowerSGD(2), gw.Quantized(bits=4), gw.QSGD(block=64), gw.DGC(0.05), gw.ACPSGD(2),
+    gw.EFSignSGD(block=64), gw.RandomK(0.1),
+]  # fmt: skip
+
+
+@scenario(4)
+def replicas_stay_the_same_with_shards() -> None:
+    for mesh in meshes():
+        for compressor in COMPRESSORS:
+            model = wrapped(mesh["shard"])
+            handle = gw.attach(model, compressor, mesh=mesh)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            losses = []
+            for step in range(40):
+                optimizer.zero_grad()
+                loss = loss_of(model, step % 10)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            assert same_between_replicas(shards_of(model), mesh), compressor
+            assert losses[-1] < losses[0] / 2, compressor
+            handle.detach()
+
+
+@scenario(4)
+def a_nan_on_one_shard_leaves_every_memory_as_it_was() -> None:
+    for mesh in meshes():
+        model = wrapped(mesh["shard"])
+        handle = gw.attach(model, gw.TopK(0.1), mesh=mesh)
+        for step in range(3):
+            loss_of(model, step).backward()
+            model.zero_grad()
+        before = handle.state_dict()
+        assert any(key.endswith("residual") and value.any() for key, value in before.items())
+        spoiler = model.second.weight.register_post_accumulate_grad_hook(spoil) if dist.get_rank() == 1 else None
+        loss_of(model, 3).backward()
+        after = handle.state_dict()
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before if key != "step")
+        if spoiler:
+            spoiler.remove()
+        model.zero_grad()
+        loss_of(model, 4).backward()
+        later = handle.state_dict()
+        assert any(not torch.equal(after[key], later[key]) for key in after if key.endswith("residual"))
+
+
+def spoil(parameter: Tensor) -> None:
+    """Runs behind Gradwire's hook, and before the gradient is taken: its group is not complete yet."""
+    parameter.grad.to_local().fill_(torch.nan)
+
+
+# What cannot be
+
+
+@scenario(4)
+def what_does_not_fit_is_an_error_that_names_the_call() -> None:
+    mesh, other = meshes()
+    recipe = 'fully_shard(model, mesh=mesh["shard"])'
+    refused(ValueError, "mesh= is for models that fully_shard has wrapped, not Branches; use mesh = init_device_mesh",
+            lambda: gw.attach(Branches(), gw.TopK(0.1), mesh=mesh))  # fmt: skip
+    refused(ValueError, recipe, lambda: gw.attach(wrapped(mesh["shard"]), gw.TopK(0.1)))
+    refused(ValueError, "and a replica of the mesh is", lambda: gw.attach(wrapped(mesh["shard"]), mesh=other))
+    refused(ValueError, "and a replica of the mesh is", lambda: gw.attach(fully_shard(Branches()), mesh=mesh))
+    refused(ValueError, "and a replica of the mesh is", lambda: gw.attach(fully_shard(Branches()), mesh=other))
+    part = Branches()
+    part.first = fully_shard(part.first, mesh=mesh["shard"])
+    refused(ValueError, "mesh= is for models that fully_shard", lambda: gw.attach(part, gw.TopK(0.1), mesh=mesh))
+    ignoring = Branches()
+    fully_shard(ignoring, mesh=mesh["shard"], ignored_params={ignoring.scale})
+    refused(ValueError, "'scale' is not sharded", lambda: gw.attach(ignoring, gw.TopK(0.1), mesh=mesh))
+    taken = wrapped(mesh["shard"])
+    taken.scale.register_post_accumulate_grad_hook(lambda parameter: None)
+    refused(ValueError, "not in it", lambda: gw.attach(taken, gw.TopK(0.1), mesh=mesh))
+    twice = wrapped(mesh["shard"])
+    gw.attach(twice, gw.TopK(0.1), mesh=mesh)
+    refused(ValueError, "call detach()", lambda: gw.attach(twice, gw.TopK(0.1), mesh=mesh))
+    with torch.device("meta"):
+        empty = fully_shard(Branches(), mesh=mesh["shard"])
+    refused(ValueError, "call to_empty()", lambda: gw.attach(empty, gw.TopK(0.1), mesh=mesh))
+
+
+@scenario(4)
+def ranks_that_differ_are_an_error_on_the_whole_mesh() -> None:
+    mesh = meshes()[0]
+    seed = int(dist.get_rank() == 3)
+    refused(ValueError, "the ranks differ in seed: 0 on ranks 0, 1, 2, 1 on rank 3",
+            lambda: gw.attach(wrapped(mesh["shard"]), gw.TopK(0.1), mesh=mesh, seed=seed))  # fmt: skip
+
+
+@scenario(4)
+def parameters_that_are_replaced_after_attaching_are_an_error() -> None:
+    for mesh in meshes():
+        model = wrapped(mesh["shard"])
+        gw.attach(model, gw.TopK(0.1), mesh=mesh)
+        loss_of(model, 0).backward()
+        model.load_state_dict(model.state_dict(), assign=True)
+        refused(RuntimeError, "was replaced after attach()", lambda model=model: loss_of(model, 1))
+
+
+@scenario(4)
+def detached_is_native_again_or_trains_no_more() -> None:
+    for mesh in meshes():
+        native, on_both, on_shards = wrapped(mesh), wrapped(mesh), wrapped(mesh["shard"])
+        gw.attach(on_both, gw.TopK(0.01)).detach()
+        gw.attach(on_shards, gw.TopK(0.01), mesh=mesh).detach()
+        for model in (native, on_both):
+            loss_of(model, 0).backward()
+        assert equal(gradients(on_both), gradients(native))
+        refused(RuntimeError, "call attach() again", lambda model=on_shards: loss_of(model, 0))
+        with torch.no_grad():
+            loss_of(on_shards, 0)
+        gw.attach(on_shards, as_fsdp_groups(native, gw.FP32()), mesh=mesh)
+        loss_of(on_shards, 0).backward()
+        assert equal(gradients(on_shards), gradients(native))
+
+
+@scenario(4)
+def replicas_begin_with_the_first_ones_values() -> None:
+    for mesh in meshes():
+        torch.manual_seed(mesh.get_local_rank("replicate"))
+        model = fully_shard(Branches(), mesh=mesh["shard"])
+        assert not same_between_replicas(shards_of(model), mesh)
+        gw.attach(model, gw.TopK(0.1), mesh=mesh)
+        assert same_between_replicas(shards_of(model), mesh)
+
+
+@scenario(4)
+def controllers_decide_alike_for_the_whole_mesh() -> None:
+    for mesh in meshes():
+        controllers = [
+            gw.GraVAC(2, 64, window=5), gw.LGreCo(interval=10), gw.Accordion(0.3, 0.05, Halving(), interval=8),
+            gw.WarmUp(0.5, steps=20), gw.CAT(2, 64), None,
+        ]  # fmt: skip
+        for controller in controllers:
+            model = wrapped(mesh["shard"])
+            handle = gw.attach(model, gw.TopK(0.1) if controller else None, mesh=mesh, controller=controller)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            plans = []
+            for step in range(40):
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                optimizer.step()
+                plans.append(crc32(handle.plan.to_json().encode()))
+            assert same_between_replicas(shards_of(model), mesh), controller
+            assert same_on_all_ranks(torch.tensor(plans)), controller
+            assert len(set(plans)) > 1, controller
+            handle.detach()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *(sys.argv[2:] or [name for name, (made, _) in SCENARIOS.items() if made.__module__ == __name__]))
