@@ -1,7 +1,10 @@
-"""State dicts of tensors only, by parameter name, and their way to another number of ranks."""
+"""State dicts of tensors only, which say what they are, and their way to another number of ranks."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,15 +12,36 @@ from torch import Tensor
 from gradwire.slots import Slot
 
 StateDict = dict[str, Tensor]
-"""{"step": int64 (), "<parameter>//<name>": tensor}: safe for `torch.load(weights_only=True)`, DCP and others.
-Without a parameter, "//<name>", is what belongs to the job. Names that begin with "shared/" or "group/" are of small
-tensors that are equal on all ranks; the others are of gradient size and this rank's own."""
+"""{"step": int64 (), "about": uint8 (n,), "<parameter>//<name>": tensor}: safe for `torch.load(weights_only=True)`.
 
-SEPARATOR, STEP = "//", "step"
-COMMON = ("shared/", "group/")
+"about" is JSON, see `About`, with the type and shape of every other tensor. Without a parameter, "//<name>", is what
+belongs to the job. Names that begin with "shared/" are of small tensors that are equal on all ranks. All others are
+this rank's own, in a state of all ranks (ranks, *shape): small ones, "group/", and those of the parameter's shape."""
+
+FORMAT = 1
+SEPARATOR, STEP, ABOUT = "//", "step", "about"
+SHARED, GROUP = "shared/", "group/"
 
 Exported = Mapping[str, Mapping[str, Tensor]]
 """By parameter and name."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a state says of itself: whose it is, the plan that was in force, as JSON, and the parameters in the order in
+    which their gradients became ready, where that was known.
+
+    `gathered` states hold what all `ranks` keep, and rank 0 alone has it."""
+
+    rank: int
+    ranks: int
+    plan: str
+    order: tuple[str, ...] = ()
+    gathered: bool = False
+
+    def __str__(self) -> str:
+        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        return f"the state of all of {ranks}" if self.gathered else f"the state of rank {self.rank} of {ranks}"
 
 
 @dataclass(frozen=True)
@@ -27,6 +51,36 @@ class Unpacked:
     exported: dict[str, dict[str, Tensor]]
     job: dict[str, Tensor]
     step: int
+    about: About
+
+    def words(self) -> dict[str, str]:
+        """What the states of all ranks that belong together have alike, by what it is called."""
+        common = {f"{name}{SEPARATOR}{key}": t for name, key, t in _each(self.exported) if key.startswith(SHARED)}
+        common |= {SEPARATOR + key: tensor for key, tensor in self.job.items()}
+        return {
+            "the state's ranks": f"{'all of ' if self.about.gathered else ''}{self.about.ranks}",
+            "the state's step": str(self.step),
+            "the state's plan": _digest([self.about.plan.encode(), *(name.encode() for name in self.about.order)]),
+            "what the states have in common": _digest(_bytes_of(common)),
+        }
+
+    def of_rank(self, rank: int, ranks: int) -> "Unpacked":
+        """What this rank of so many takes over. Raises ValueError, naming the call that works, where that is not
+        here."""
+        about = self.about
+        if about.gathered and about.rank == 0:
+            return self._share(rank, ranks)
+        if about.gathered:
+            raise ValueError(
+                f"rank {about.rank} has nothing of a state of all ranks; save what rank 0 got, and load that"
+            )
+        if (about.rank, about.ranks) == (rank, ranks):
+            return self
+        load = "load each rank's own" if about.ranks == ranks else f"load gw.reshard([every rank's], {ranks})[{rank}]"
+        raise ValueError(
+            f"this is {about}, and here is rank {rank} of {ranks}; {load}, or what rank 0 got from "
+            "handle.state_dict(all_ranks=True)"
+        )
 
     def check(self, slots: Sequence[Slot], others: Collection[str]) -> None:
         """Raises ValueError, naming it, for a parameter that the model lacks or has in another shape. `others` are
@@ -34,63 +88,160 @@ class Unpacked:
         shapes = {slot.name: slot.shape for slot in slots}
         for name in others:
             self.exported.pop(name, None)
-        for name, tensors in self.exported.items():
+        for name, key, tensor in _each(self.exported):
             if name not in shapes:
                 raise ValueError(f"the state has parameter {name!r}, which the model lacks; load what this model saved")
-            for key, tensor in tensors.items():
-                if not key.startswith(COMMON) and tuple(tensor.shape) != shapes[name]:
-                    raise ValueError(
-                        f"the state's {key} of {name!r} is {tuple(tensor.shape)}, and the parameter {shapes[name]}; "
-                        "load what this model saved"
-                    )
+            if not key.startswith((SHARED, GROUP)) and tuple(tensor.shape) != shapes[name]:
+                raise ValueError(
+                    f"the state's {key} of {name!r} is {tuple(tensor.shape)}, and the parameter {shapes[name]}; "
+                    "load what this model saved"
+                )
+
+    def check_rows(self) -> None:
+        """Raises ValueError where a state of all ranks lacks some of them."""
+        for name, key, tensor in _each(self.exported) if self.about.gathered else ():
+            if not key.startswith(SHARED) and (not tensor.dim() or len(tensor) != self.about.ranks):
+                raise ValueError(f"the state's {key} of {name!r} has not a row for each of {self.about.ranks} ranks")
+
+    def _share(self, rank: int, ranks: int) -> "Unpacked":
+        """Of what R memories kept, the sum over every `ranks`-th from `rank` on, so that nothing is lost, and R ranks
+        get back what was theirs."""
+
+        def share(key: str, tensor: Tensor) -> Tensor:
+            if key.startswith(SHARED):
+                return tensor
+            return tensor[rank % len(tensor)] if key.startswith(GROUP) else tensor[rank::ranks].sum(0)
+
+        exported = {
+            name: {key: share(key, tensor) for key, tensor in tensors.items()}
+            for name, tensors in self.exported.items()
+        }
+        return replace(self, exported=exported, about=replace(self.about, rank=rank, ranks=ranks, gathered=False))
 
 
-def pack(exported: Exported, job: Mapping[str, Tensor], step: int) -> StateDict:
+def pack(exported: Exported, job: Mapping[str, Tensor], step: int, about: About) -> StateDict:
     """A copy of all this as a state dict."""
     everything = {**exported, "": job}
-    packed = {
-        f"{parameter}{SEPARATOR}{name}": tensor.detach().clone()
-        for parameter, tensors in everything.items()
-        for name, tensor in tensors.items()
-    }
-    return {STEP: torch.tensor(step)} | packed
+    tensors = {f"{name}{SEPARATOR}{key}": tensor.detach().clone() for name, key, tensor in _each(everything)}
+    words = {"format": FORMAT, **asdict(about), "tensors": {key: _kind(tensor) for key, tensor in tensors.items()}}
+    return {STEP: torch.tensor(step), ABOUT: _letters(json.dumps(words))} | tensors
 
 
 def unpack(state: Mapping[str, Tensor]) -> Unpacked:
-    """The inverse of `pack`. Raises ValueError for what is no such state."""
-    if STEP not in state:
-        raise ValueError("this is no Gradwire state (it has no 'step'); pass what handle.state_dict() returned")
+    """The inverse of `pack`. Raises ValueError for what is no such state, or not all of it."""
+    _check_types(state)
+    try:
+        about, told = _read_about(state)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"this is no Gradwire state ({error}); pass what handle.state_dict() returned") from error
+    tensors = {key: tensor for key, tensor in state.items() if key not in (STEP, ABOUT)}
+    _check_tensors(tensors, told)
     exported: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in state.items():
-        parameter, separator, name = key.partition(SEPARATOR)
-        if separator:
-            exported.setdefault(parameter, {})[name] = tensor
-        elif key != STEP:
-            raise ValueError(f"this is no Gradwire state (what is {key!r}?); pass what handle.state_dict() returned")
-    return Unpacked(exported, exported.pop("", {}), int(state[STEP]))
+    for key, tensor in tensors.items():
+        name, _, kind = key.partition(SEPARATOR)
+        exported.setdefault(name, {})[kind] = tensor
+    read = Unpacked(exported, exported.pop("", {}), int(state[STEP]), about)
+    read.check_rows()
+    return read
+
+
+def gather(states: Sequence[StateDict]) -> StateDict:
+    """The states of all ranks of one job, in their order, as one that any number of ranks can load.
+
+    Raises ValueError where they do not belong together."""
+    read = [unpack(state) for state in states]
+    for rank, one in enumerate(read):
+        if one.about.gathered or (one.about.rank, one.about.ranks) != (rank, len(states)):
+            raise ValueError(f"state {rank} of these {len(states)} is {one.about}; pass every rank's, in their order")
+        for field, word in one.words().items():
+            if word != read[0].words()[field]:
+                raise ValueError(f"rank {rank} and rank 0 differ in {field}; pass states that were saved together")
+    likes = {(name, key): tensor for one in read[::-1] for name, key, tensor in _each(one.exported)}
+    exported: dict[str, dict[str, Tensor]] = {}
+    for (name, key), like in likes.items():
+        rows = [one.exported.get(name, {}).get(key) for one in read]
+        instead = like if key.startswith(GROUP) else torch.zeros_like(like)
+        stacked = torch.stack([instead if row is None else row for row in rows])
+        exported.setdefault(name, {})[key] = like if key.startswith(SHARED) else stacked
+    first = read[0]
+    return pack(exported, first.job, first.step, replace(first.about, gathered=True))
 
 
 def reshard(states: Sequence[StateDict], world: int) -> list[StateDict]:
-    """The states of all ranks of one job as those of a job with `world` ranks.
+    """The states of all ranks of one job, in their order, as those of a job with `world` ranks.
 
     What memories hold adds up over the ranks, so old rank r's goes to new rank r mod world, and ranks that get
     none start with empty memories; what is equal on all ranks stays so. Nothing is lost: the sum over the
-    ranks of every residual is the same before and after.
+    ranks of every residual is the same before and after. Raises ValueError where the states do not belong together.
     """
-    keys = {key: tensor for state in states[::-1] for key, tensor in state.items()}
-    shards: list[StateDict] = []
-    for rank in range(world):
-        shard: StateDict = {}
-        for key, like in keys.items():
-            if key == STEP or _is_common(key):
-                shard[key] = like.clone()
-            else:
-                mine = [state[key] for state in states[rank::world] if key in state]
-                shard[key] = sum(mine, torch.zeros_like(like))
-        shards.append(shard)
-    return shards
+    whole = unpack(gather(states))
+    shares = [whole.of_rank(rank, world) for rank in range(world)]
+    return [pack(share.exported, share.job, share.step, share.about) for share in shares]
 
 
-def _is_common(key: str) -> bool:
-    parameter, _, name = key.partition(SEPARATOR)
-    return not parameter or name.startswith(COMMON)
+def _check_types(state: object) -> None:
+    if not isinstance(state, Mapping):
+        raise ValueError(f"a {type(state).__name__} is no Gradwire state; pass what handle.state_dict() returned")
+    for key, tensor in state.items():  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(key, str) or not isinstance(tensor, Tensor):
+            raise ValueError(f"{key!r} is no tensor of a Gradwire state; pass what handle.state_dict() returned")
+
+
+def _read_about(state: Mapping[str, Tensor]) -> tuple[About, dict[str, Any]]:
+    """What a state says of itself, and of its tensors."""
+    for key in (STEP, ABOUT):
+        if key not in state:
+            raise ValueError(f"it has no {key!r}")
+    step = state[STEP]
+    if step.dtype != torch.int64 or step.dim() or step < 0:
+        raise ValueError(f"its step is {step.tolist()!r} of {step.dtype}")
+    if state[ABOUT].dtype != torch.uint8:
+        raise ValueError("what it says of itself is no text")
+    words = json.loads(bytes(state[ABOUT].tolist()))
+    if words["format"] != FORMAT:
+        raise ValueError("it is of another format")
+    told = dict(words["tensors"])
+    about = About(words["rank"], words["ranks"], words["plan"], tuple(words["order"]), words["gathered"])
+    if not (0 <= about.rank < about.ranks and isinstance(about.plan, str) and isinstance(about.gathered, bool)):
+        raise ValueError("what it says of itself cannot be")
+    if not all(isinstance(name, str) for name in about.order):
+        raise ValueError("its order is no list of names")
+    return about, told
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
+    """Raises ValueError, naming it, for a tensor that a state should have otherwise."""
+    for key in [*told, *tensors]:
+        if key not in tensors:
+            raise ValueError(f"the state lacks {key!r}, which was saved with it; pass all that state_dict() returned")
+        if key not in told or SEPARATOR not in key:
+            raise ValueError(f"this is no Gradwire state (what is {key!r}?); pass what handle.state_dict() returned")
+        if (kind := _kind(tensors[key])) != told[key]:
+            raise ValueError(f"the state's {key!r} is {kind}, and was {told[key]} when it was saved; pass it as it was")
+        if not key.startswith(SEPARATOR) and not tensors[key].isfinite().all():
+            raise ValueError(f"the state's {key!r} is not finite; go on from an earlier checkpoint")
+
+
+def _kind(tensor: Tensor) -> list[Any]:
+    return [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
+
+
+def _each(exported: Exported) -> Iterable[tuple[str, str, Tensor]]:
+    return [(name, key, tensor) for name, tensors in exported.items() for key, tensor in tensors.items()]
+
+
+def _bytes_of(tensors: Mapping[str, Tensor]) -> Iterable[bytes]:
+    for key in sorted(tensors):
+        yield key.encode()
+        yield tensors[key].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    digest = sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:12]
+
+
+def _letters(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)

@@ -1,16 +1,24 @@
 """State dicts: a resumed job goes on bit for bit, and no residual is lost on the way to another plan or size."""
 
 import io
+import json
 import re
+from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
 from cases import CASES, Case
-from harness import SMALL, draw, job, plan_of, slots_of, together, total
+from harness import SMALL, draw, hand_over, job, plan_of, raising, slots_of, together, total
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 import gradwire as gw
 from gradwire import checkpoint
+from gradwire.frontends.idle import Idle
+from gradwire.plans import uniform
+from gradwire.runtime import meeting
 
 SLOTS = slots_of(SMALL)
 REMEMBERING = [case for case in CASES if case.conserves]
@@ -26,6 +34,11 @@ def residuals(states: list[dict[str, Tensor]]) -> list[Tensor]:
     zeros = [torch.zeros(slot.shape) for slot in SLOTS]
     keys = [f"{slot.name}//residual" for slot in SLOTS]
     return total([[state.get(key, zero) for key, zero in zip(keys, zeros, strict=True)] for state in states])
+
+
+def tensors_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """But for what it says of its plan."""
+    return {key: tensor for key, tensor in state.items() if key != checkpoint.ABOUT}
 
 
 def through_a_file(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -72,7 +85,7 @@ def test_a_state_fits_another_plan(case: Case, groups: int):
     with job(plan_for(case, groups), SLOTS, 2) as other:
         other.load(saved)
         for old, new in zip(saved, other.states(), strict=True):
-            assert all(torch.equal(old[key], new[key]) for key in old)
+            assert all(torch.equal(old[key], new[key]) for key in tensors_of(old))
 
 
 @conserving
@@ -107,13 +120,253 @@ def test_another_number_of_ranks_keeps_the_sum(case: Case, world: int):
         other.load(shards)
         for old, new in zip(shards, other.states(), strict=True):
             assert old.keys() == new.keys()
-            assert all(torch.equal(old[key], new[key]) for key in old)
+            assert all(torch.equal(old[key], new[key]) for key in tensors_of(old))
         assert all(mean.isfinite().all() for mean in other.step(draw(SLOTS, world, 1))[0])
 
 
+@all_cases
+def test_the_state_of_all_ranks_is_what_each_of_them_had(case: Case):
+    with job(plan_for(case), SLOTS, 3) as running:
+        running.step(draw(SLOTS, 3, 0))
+        saved = running.states()
+        whole, *others = raising(together(3, lambda rank: running.runtimes[rank].state_dict(all_ranks=True)))
+        expected = running.step(draw(SLOTS, 3, 1))[0]
+    assert not any(key.endswith("//residual") for other in others for key in other)
+    whole = through_a_file(whole)
+    with job(plan_for(case), SLOTS, 3) as resumed:
+        resumed.load([whole] * 3)
+        for old, new in zip(saved, resumed.states(), strict=True):
+            assert all(torch.equal(old[key], new[key]) for key in tensors_of(old))
+        means = resumed.step(draw(SLOTS, 3, 1))[0]
+        assert all(torch.equal(a, b) for a, b in zip(means, expected, strict=True))
+
+
+@conserving
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_state_of_all_ranks_fits_another_number_of_them(case: Case, world: int):
+    with job(plan_for(case), SLOTS, 3) as running:
+        running.step(draw(SLOTS, 3, 0))
+        saved = running.states()
+        whole = raising(together(3, lambda rank: running.runtimes[rank].state_dict(all_ranks=True)))[0]
+    with job(plan_for(case), SLOTS, world) as other:
+        other.load([whole] * world)
+        for a, b in zip(residuals(other.states()), residuals(saved), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+SMALL_CASE = Case(gw.PowerSGD(2), gw.Residual(), gw.AllReduce(), bits=0)
+
+
+def saved_states(world: int = 2, steps: int = 1) -> list[dict[str, Tensor]]:
+    with job(plan_for(SMALL_CASE), SLOTS, world) as running:
+        for step in range(steps):
+            running.step(draw(SLOTS, world, step))
+        return running.states()
+
+
+def refusals(states: list[dict[str, Tensor]]) -> list[str]:
+    """What two ranks say that load these, after which nothing has changed."""
+    with job(plan_for(SMALL_CASE), SLOTS, len(states)) as running:
+        before = running.states()
+        errors = together(2, lambda rank: running.runtimes[rank].load_state_dict(states[rank]))
+        for old, new in zip(before, running.states(), strict=True):
+            assert all(torch.equal(old[key], new[key]) for key in old)
+        running.step(draw(SLOTS, 2, 1))
+    for error in errors:
+        assert isinstance(error, ValueError), error
+        assert "\n" not in str(error)
+    return [str(error) for error in errors]
+
+
+def test_another_ranks_state_is_refused_by_all_with_the_call_that_works():
+    states = saved_states()
+    for said in (*refusals([states[0]] * 2), *refusals(states[::-1])):
+        assert "this is the state of rank" in said
+        assert "state_dict(all_ranks=True)" in said
+
+
+def test_a_state_of_another_number_of_ranks_is_refused_with_the_call_that_works():
+    said, _ = refusals(saved_states(3)[:2])
+    assert (
+        "this is the state of rank 0 of 3 ranks, and here is rank 0 of 2; load gw.reshard([every rank's], 2)[0]" in said
+    )
+
+
+def test_states_of_different_trainings_are_refused():
+    with job(plan_for(SMALL_CASE), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 77))
+        other = running.states()
+    assert "differ in what the states have in common" in refusals([saved_states()[0], other[1]])[0]
+
+
+def test_states_that_were_not_saved_together_are_not_resharded():
+    early, late = saved_states(), saved_states(steps=2)
+    with pytest.raises(ValueError, match="rank 1 and rank 0 differ in the state's step"):
+        gw.reshard([early[0], late[1]], 3)
+    with pytest.raises(ValueError, match="state 0 of these 2 is the state of rank 1 of 2 ranks; pass every rank's"):
+        gw.reshard(early[::-1], 3)
+    with pytest.raises(ValueError, match="state 0 of these 1 is the state of rank 0 of 2 ranks"):
+        gw.reshard(early[:1], 3)
+
+
+def test_ranks_that_do_not_load_are_named_and_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(meeting, "PATIENCE_S", 0.2)
+    for loading in (0, 1):
+        with job(plan_for(SMALL_CASE), SLOTS, 2) as running:
+            states = running.states()
+            with pytest.raises(ValueError, match=f"rank {1 - loading} did not come"):
+                running.runtimes[loading].load_state_dict(states[loading])
+            other = running.runtimes[1 - loading]
+            error = together(1, lambda _: step_alone(other))[0]  # noqa: B023
+            assert "did not come" in str(error)  # instead of waiting for ever
+
+
+def step_alone(runtime) -> None:
+    runtime.open_step()
+    hand_over(runtime, draw(SLOTS, 2, 0)[0])
+    runtime.finish()
+
+
+def test_different_calls_are_named():
+    with job(plan_for(SMALL_CASE), SLOTS, 2) as running:
+        first, second = running.runtimes
+        calls = [lambda: first.load_state_dict(first.state_dict()), lambda: second.install(plan_for(SMALL_CASE))]
+        for error in together(2, lambda rank: calls[rank]()):
+            assert "differ in call: load_state_dict() on rank 0, attach() or replan() on rank 1" in str(error)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_one_process_keeps_what_it_loads(world: int):
+    whole = checkpoint.gather(saved_states(3))
+    idle = Idle()
+    idle.load_state_dict(whole)
+    with job(plan_for(SMALL_CASE), SLOTS, world) as other:
+        other.load(gw.reshard([idle.state_dict()], world))
+        for a, b in zip(residuals(other.states()), residuals(saved_states(3)), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+SAVED = saved_states(1)[0]
+KEYS = sorted(SAVED)
+MISTAKES = {
+    "a scalar": lambda tensor: torch.tensor(1.0) if tensor.dim() else None,
+    "a single row": lambda tensor: tensor[:1] if tensor.dim() and len(tensor) > 1 else None,
+    "NaN": lambda tensor: torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else None,
+    "infinite": lambda tensor: torch.full_like(tensor, torch.inf) if tensor.is_floating_point() else None,
+    "complex": lambda tensor: tensor.to(torch.complex64),
+    "bool": lambda tensor: tensor.bool(),
+    "half": lambda tensor: tensor.half(),
+    "negative": lambda tensor: -1 - tensor if not tensor.is_floating_point() else None,
+    "a list": lambda tensor: tensor.tolist(),
+    "nothing": lambda tensor: "lacking",
+}
+
+
+@given(st.sampled_from(KEYS), st.sampled_from(sorted(MISTAKES)))
+@settings(max_examples=300, deadline=None)
+def test_a_malformed_state_is_refused_in_one_line(key: str, mistake: str):
+    wrong = MISTAKES[mistake](SAVED[key])
+    if wrong is None:
+        return
+    state = SAVED | {key: wrong}
+    if wrong == "lacking":
+        del state[key]
+    with pytest.raises(ValueError, match=r"^[^\n]+$"):
+        checkpoint.unpack(state)
+
+
+def read_or_refused(said: bytes) -> None:
+    letters = torch.tensor(list(said), dtype=torch.uint8)
+    with suppress(ValueError):
+        checkpoint.unpack(SAVED | {"about": letters})
+
+
+@given(st.binary(max_size=40), st.integers(0), st.integers(0, 40))
+@settings(max_examples=300, deadline=None)
+def test_whatever_a_state_says_of_itself_it_is_read_or_refused(noise: bytes, at: int, cut: int):
+    said = bytes(SAVED["about"].tolist())
+    at %= len(said)
+    read_or_refused(said[:at] + noise + said[at + cut :])
+
+
+@given(st.dictionaries(st.text(max_size=9), st.one_of(st.none(), st.booleans(), st.text(max_size=3), st.integers())))
+def test_whatever_json_a_state_says_it_is_read_or_refused(words: dict):
+    said = json.loads(bytes(SAVED["about"].tolist()))
+    for key, value in (*words.items(), *zip(said, words.values(), strict=False)):
+        read_or_refused(json.dumps(said | {key: value}).encode())
+
+
 def test_what_is_no_state_is_refused():
-    with pytest.raises(ValueError, match="state_dict"):
-        checkpoint.unpack({"weight": torch.zeros(1)})
+    for wrong in ({"weight": torch.zeros(1)}, {}, None, [1], torch.zeros(3), {1: torch.zeros(1)}, {"step": 3}):
+        with pytest.raises(ValueError, match="state_dict"):
+            checkpoint.unpack(wrong)
+
+
+def with_controller() -> gw.Plan:
+    return plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: gw.WarmUp(0.5, steps=4), lambda: gw.GraVAC(2, 64, window=4), gw.CAT, gw.LGreCo]
+)
+@pytest.mark.parametrize("spoil", ["plan", "origin", "own", "noise"])
+def test_a_controllers_state_that_cannot_be_is_refused_and_changes_nothing(make, spoil: str):
+    def spoilt(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        read = checkpoint.unpack(state)
+        own = next(name for name in read.job if name not in ("plan", "origin"))
+        name = own if spoil in ("own", "noise") else spoil
+        wrong = {} if spoil != "noise" else {name: torch.zeros(3, 3)}
+        rest = {key: tensor for key, tensor in read.job.items() if key != name}
+        return checkpoint.pack(read.exported, rest | wrong, read.step, read.about)
+
+    with job(with_controller(), SLOTS, 2, controllers=[make(), make()]) as running:
+        for step in range(3):
+            running.step(draw(SLOTS, 2, step))
+        before = running.states()
+        errors = together(2, lambda rank: running.runtimes[rank].load_state_dict(spoilt(before[rank])))
+        for error in errors:
+            assert isinstance(error, ValueError), error
+            assert "cannot go on from this state" in str(error)
+        for old, new in zip(before, running.states(), strict=True):
+            torch.testing.assert_close(new, old, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_job_goes_on_in_the_order_of_the_state():
+    """A plan made from slots in the order in which they became ready is that of the state, from the first step on."""
+    make = partial(uniform, compressor=gw.PowerSGD(2))
+    options = {"follow_order": lambda slots: plan_in(make(slots))}
+    order = [3, 1, 0, 2, 6, 5, 4]
+
+    def step(running, number: int) -> list[Tensor]:
+        for runtime in running.runtimes:
+            runtime.open_step()
+        grads = draw(SLOTS, 2, number)
+        means = [hand_over(runtime, own, order) for runtime, own in zip(running.runtimes, grads, strict=True)]
+        running.finish()
+        return means[0]
+
+    with job(plan_in(make(SLOTS)), SLOTS, 2, **options) as running:
+        for number in range(2):
+            step(running, number)
+        saved, plan = running.states(), running.runtimes[0].plan
+        expected = step(running, 2)
+    with job(plan_in(make(SLOTS)), SLOTS, 2, **options) as resumed:
+        assert resumed.runtimes[0].plan != plan
+        resumed.load(saved)
+        assert resumed.runtimes[0].plan == plan
+        assert all(torch.equal(a, b) for a, b in zip(step(resumed, 2), expected, strict=True))
+        assert resumed.runtimes[0].plan == plan
+
+
+def plan_in(plan: gw.Plan) -> gw.Plan:
+    """In two groups, which slots are in the order in which they come."""
+    names = [name for group in plan.groups for name in group.slots]
+    group = plan.groups[0]
+    return gw.Plan(
+        tuple(
+            gw.Group(tuple(own), group.compressor, group.memory, group.communicator) for own in (names[:4], names[4:])
+        )
+    )
 
 
 def test_a_later_state_replaces_what_was_still_owed():
@@ -129,16 +382,21 @@ def test_a_later_state_replaces_what_was_still_owed():
         assert not any(residual.any() for residual in residuals(other.states()))
 
 
-def foreign(**tensors: Tensor) -> dict[str, Tensor]:
-    return {"step": torch.tensor(7)} | {key.replace("__", "//"): tensor for key, tensor in tensors.items()}
+def about(rank: int, ranks: int = 2, **more) -> checkpoint.About:
+    return checkpoint.About(rank, ranks, gw.NATIVE.to_json(), **more)
+
+
+def foreign(rank: int, **tensors: Tensor) -> dict[str, Tensor]:
+    """Another model's state, with a residual of these parameters."""
+    return checkpoint.pack({name: {"residual": tensor} for name, tensor in tensors.items()}, {}, 7, about(rank))
 
 
 @pytest.mark.parametrize(
     ("state", "why"),
     [
-        (foreign(other__residual=torch.ones(3)), "parameter 'other', which the model lacks"),
-        (foreign(scale__residual=torch.ones(3)), r"residual of 'scale' is \(3,\), and the parameter \(1,\)"),
-        (foreign(scale=torch.ones(1)), "what is 'scale'"),
+        (partial(foreign, other=torch.ones(3)), "parameter 'other', which the model lacks"),
+        (partial(foreign, scale=torch.ones(3)), r"residual of 'scale' is \(3,\), and the parameter \(1,\)"),
+        (lambda rank: foreign(rank) | {"scale": torch.ones(1)}, "what is 'scale'"),
     ],
 )
 @pytest.mark.parametrize("ranks", [[0], [0, 1]])
@@ -147,7 +405,7 @@ def test_another_models_state_is_refused_by_all_and_changes_nothing(state, why: 
     with job(plan_for(case), SLOTS, 2) as running:
         running.step(draw(SLOTS, 2, 0))
         before = running.states()
-        loaded = [state if rank in ranks else before[rank] for rank in range(2)]
+        loaded = [state(rank) if rank in ranks else before[rank] for rank in range(2)]
         errors = together(2, lambda rank: running.runtimes[rank].load_state_dict(loaded[rank]))
         for error in errors:
             assert isinstance(error, ValueError)
@@ -159,7 +417,7 @@ def test_another_models_state_is_refused_by_all_and_changes_nothing(state, why: 
 def test_of_parameters_that_are_not_reduced_any_more_nothing_is_taken_over():
     case = Case(gw.TopK(0.1), gw.Residual(), gw.AllGather(), bits=0)
     with job(plan_for(case), SLOTS, 2, others={"other"}) as running:
-        running.load([foreign(other__residual=torch.ones(3))] * 2)  # frozen since
+        running.load([foreign(rank, other=torch.ones(3)) for rank in range(2)])  # frozen since
         assert not any("other" in key for key in running.states()[0])
 
 
@@ -173,14 +431,12 @@ def test_states_of_different_steps_are_refused_by_all():
             assert "differ in the state's step: 0 on rank 0, 1 on rank 1" in str(error)
 
 
-def test_a_residual_that_one_rank_alone_holds_is_not_lost():
-    """Whichever rank that is: not rank 0 alone says what there is."""
-    step = torch.tensor(3)
-    states = [{"step": step}, {"step": step, "w//residual": torch.ones(2)}, {"step": step}]
-    for order in (states, states[::-1], [states[1], *states[::2]]):
-        for world in (1, 2, 5):
-            shards = gw.reshard(order, world)
-            assert sum(shard["w//residual"] for shard in shards).tolist() == [1, 1]
+@pytest.mark.parametrize("holder", [0, 1, 2])
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_a_residual_that_one_rank_alone_holds_is_not_lost(holder: int, world: int):
+    exported = [{"w": {"residual": torch.ones(2)}} if rank == holder else {} for rank in range(3)]
+    states = [checkpoint.pack(exported[rank], {}, 3, about(rank, 3)) for rank in range(3)]
+    assert sum(shard["w//residual"] for shard in gw.reshard(states, world)).tolist() == [1, 1]
 
 
 def test_what_is_owed_survives_a_step_that_another_group_spoils():

@@ -11,7 +11,7 @@ from gradwire.controllers import Controller
 from gradwire.ops.noise import uniform
 from gradwire.ops.orthogonal import orthogonalize
 from gradwire.plans import Plan
-from gradwire.runtime.meeting import Disagreement, Meeting
+from gradwire.runtime.meeting import Disagreement, Meeting, disagreement
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
 
@@ -43,20 +43,28 @@ class Agreement:
             }
 
         try:
-            self.on(words)
+            self.on(words, "attach() or replan()")
         except Disagreement as error:
             if error.field == "parameters":  # which one?
                 self._meeting.compare({slot.name: f"{slot.shape} {slot.dtype}" for slot in self._slots})
             raise
         return made[0]
 
-    def on(self, words: Callable[[], Words]) -> None:
-        """`words` are the same on all ranks; it raises ValueError where this rank cannot go on."""
+    def on(self, words: Callable[[], Words], call: str) -> None:
+        """`words` are the same on all ranks, all of which make this call; it raises ValueError where this rank cannot
+        go on."""
         try:
             said = words()
         except ValueError as error:
             said = {"error": str(error)}
-        self._meeting.compare(said)
+        self._meeting.compare({"call": call, **said})
+
+    def tell(self, call: str, words: Words) -> list[Words]:
+        """What all ranks say, by rank, all of which make this call."""
+        told = self._meeting.gather({"call": call, **words})
+        if found := disagreement([{"call": said["call"]} for said in told]):
+            raise Disagreement(*found)
+        return told
 
 
 def _digest(text: str) -> str:

@@ -133,6 +133,8 @@ class Control:
         assert self.controller is not None
         own = {name: tensor for name, tensor in state.items() if name not in ("plan", "origin", "decided")}
         self.controller.load_state_dict(own)
+        if not _alike(own, self.controller.state_dict()):
+            raise ValueError("it is not what such a controller saves")
         self.decided = change_from_json(_text(state["decided"])) if "decided" in state else None
         if self.decided is not None and self._mesh.rank == 0:
             self._mesh.store.set(f"change/{self._changes}", change_to_json(self.decided))
@@ -192,6 +194,17 @@ class Control:
 def origin_of(state: Mapping[str, Tensor]) -> Plan:
     """The plan from which the plans of an exported state were made."""
     return Plan.from_json(_text(state["origin"]))
+
+
+def _alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether names, types, shapes and numbers are the same, NaN included."""
+
+    def kind(tensors: Mapping[str, Tensor]) -> object:
+        return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+    return kind(one) == kind(other) and all(
+        bool(tensor.cpu().eq(other[name].cpu()).logical_or(tensor.cpu().isnan()).all()) for name, tensor in one.items()
+    )
 
 
 def _letters(text: str) -> Tensor:

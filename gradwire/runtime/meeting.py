@@ -3,6 +3,7 @@ where a rank that differs, or does not come, is an error with a name and not a c
 
 import json
 from collections.abc import Mapping, Sequence
+from time import monotonic
 
 from gradwire.transports import Mesh
 
@@ -29,28 +30,34 @@ class Meeting:
         """Raises Disagreement on all ranks, naming the field and the ranks, where what they say differs.
 
         A field "error" says why a rank cannot go on."""
+        if found := disagreement(self.gather(said)):
+            raise Disagreement(*found)
+
+    def gather(self, said: Mapping[str, str]) -> list[Mapping[str, str]]:
+        """What each rank says. Raises Disagreement about "ranks", naming them, where some do not come."""
         if self._mesh.ranks == 1:
-            if "error" in said:
-                raise Disagreement(said["error"], "error")
-            return
+            return [said]
         self._count += 1
         store, rank, key = self._mesh.store, self._mesh.rank, f"meeting/{self._count}"
         store.set(f"{key}/{rank}", json.dumps(dict(said)))
         if rank == 0:
-            verdict = self._judge(key)
-            store.set(f"{key}/verdict", json.dumps(verdict))
-        else:
-            text = store.get(f"{key}/verdict", 2 * PATIENCE_S)
-            verdict = _absent([0], 2 * PATIENCE_S) if text is None else json.loads(text)
-        if verdict:
-            raise Disagreement(*verdict)
+            store.set(f"{key}/everyone", self._collect(key))
+        text = store.get(f"{key}/everyone", 2 * PATIENCE_S)
+        heard = {"absent": [0], "waited": 2 * PATIENCE_S} if text is None else json.loads(text)
+        if isinstance(heard, dict):
+            raise Disagreement(_absent(heard["absent"], heard["waited"]), "ranks")
+        return heard
 
-    def _judge(self, key: str) -> tuple[str, str] | None:
-        """What rank 0 finds: nothing, or the error and the field."""
-        told = [self._mesh.store.get(f"{key}/{rank}", PATIENCE_S) for rank in range(self._mesh.ranks)]
-        if missing := [rank for rank, text in enumerate(told) if text is None]:
-            return _absent(missing, PATIENCE_S)
-        return disagreement([json.loads(text) for text in told if text is not None])
+    def _collect(self, key: str) -> str:
+        """What rank 0 hears of all, or who does not come, as JSON."""
+        until = monotonic() + PATIENCE_S
+        told = [
+            self._mesh.store.get(f"{key}/{rank}", max(0.01, until - monotonic())) for rank in range(self._mesh.ranks)
+        ]
+        missing = [rank for rank, text in enumerate(told) if text is None]
+        if missing:
+            return json.dumps({"absent": missing, "waited": PATIENCE_S})
+        return f"[{','.join(text for text in told if text is not None)}]"
 
 
 def disagreement(said: Sequence[Mapping[str, str]]) -> tuple[str, str] | None:
@@ -68,8 +75,8 @@ def disagreement(said: Sequence[Mapping[str, str]]) -> tuple[str, str] | None:
     return None
 
 
-def _absent(ranks: Sequence[int], waited_s: float) -> tuple[str, str]:
-    return f"{_ranks(ranks)} did not come within {waited_s:.0f} s; make the same calls on all ranks", "ranks"
+def _absent(ranks: Sequence[int], waited_s: float) -> str:
+    return f"{_ranks(ranks)} did not come within {waited_s:.0f} s; make the same calls on all ranks"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
 """Which plan is in force, and how it becomes another one: a user's, a controller's, a checkpoint's, or the first plan
 over again once the order of gradients is known."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -20,7 +20,7 @@ from gradwire.slots import Slot
 
 class Plans:
     """`plan` is in force; `origin` is what the controller made it from. Where it is native, the framework reduces by
-    itself, for `native_steps` more steps if that is a number.
+    itself, for `native_steps` more steps if that is a number. `order` are the slots as they became ready, once known.
 
     `agreed` is for the thread that trains; everything else runs on the worker.
     """
@@ -30,8 +30,9 @@ class Plans:
         self.native_steps: int | None = None
         self.plan = self.origin = NATIVE
         self.first = self.agreed(make)
-        self._follow_order = settings.follow_order
-        self._order: list[int] = []
+        self._remake = self._follow_order = settings.follow_order
+        self._seen: list[int] = []
+        self.order: tuple[str, ...] = ()
 
     def work_with(self, steps: Steps, control: Control, pipeline: Pipeline) -> None:
         """Puts the first plan in force."""
@@ -50,17 +51,19 @@ class Plans:
 
     def became_ready(self, slot: int) -> None:
         """Backward has made a slot's gradient; on the thread that trains."""
-        self._order.append(slot)
+        self._seen.append(slot)
 
     def replace(self, plan: Plan) -> None:
-        """Puts an agreed plan in force that is not a controller's decision."""
-        self._follow_order, self._control.paused, self.native_steps = None, False, None
-        self._install(plan)
+        """Puts a user's plan in force, which all ranks agreed on."""
+        self._remake = None
+        self._replace(plan)
 
     def step_ended(self) -> None:
         """Puts in force what follows from the step."""
         if self._follow_order:
-            self.replace(self._begin(self._follow_order(self._first_come())))
+            slots = self._first_come()
+            self.order = tuple(slot.name for slot in slots)
+            self._replace(self._begin(self._follow_order(slots)))
         else:
             self._apply(self._control.end(self._steps.number - 1, self.plan))
 
@@ -77,13 +80,44 @@ class Plans:
         """What a checkpoint says of plans and of the controller."""
         return self._control.export(self.plan, self.origin)
 
-    def load(self, read: checkpoint.Unpacked) -> None:
-        """Goes on as `export` said."""
+    def check(self, read: checkpoint.Unpacked) -> None:
+        """Raises ValueError where this job cannot go on from what was read. The controller has then tried: what it was
+        before comes back by `restore`."""
         if not (read.job and self._settings.controller):
             return
-        self.replace(self._begin(origin_of(read.job)))
-        self._install(self._control.load(read.job))
-        self.native_steps = 1 if self.plan.native else None  # the controller is asked after the next step
+        try:
+            self._load_controller(read.job).check(self._slots)
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            name = type(self._settings.controller).__name__
+            raise ValueError(f"{name} cannot go on from this state ({error}); load what this job saved") from error
+
+    def restore(self, job: Mapping[str, Tensor]) -> None:
+        """The controller is what it was when `export` returned this."""
+        if job:
+            self._load_controller(job)
+
+    def load(self, read: checkpoint.Unpacked) -> None:
+        """Goes on as `export` said; a plan that was made from slots in their order is made from the state's."""
+        self.order = read.about.order or self.order
+        if read.job and self._settings.controller:
+            plan = self._load_controller(read.job)
+            self._replace(plan)
+            self.native_steps = 1 if plan.native else None  # the controller is asked after the next step
+        elif self._remake and read.about.order:
+            by_name = {slot.name: slot for slot in self._slots}
+            first = [by_name[name] for name in read.about.order if name in by_name]
+            rest = [slot for slot in self._slots if slot not in first]
+            self._replace(self._begin(self._remake([*first, *rest])))
+
+    def _load_controller(self, job: Mapping[str, Tensor]) -> Plan:
+        """The plan that was in force."""
+        self._begin(origin_of(job))
+        return self._control.load(job)
+
+    def _replace(self, plan: Plan) -> None:
+        """Puts a plan in force that is not a controller's decision."""
+        self._follow_order, self._control.paused, self.native_steps = None, False, None
+        self._install(plan)
 
     def _begin(self, plan: Plan) -> Plan:
         """What the controller makes of a plan that it is to change."""
@@ -113,7 +147,7 @@ class Plans:
 
     def _first_come(self) -> list[Slot]:
         """The slots as rank 0's gradients became ready in the first step."""
-        seen = dict.fromkeys([*self._order, *range(len(self._slots))])
+        seen = dict.fromkeys([*self._seen, *range(len(self._slots))])
         order = torch.tensor(list(seen), device=self._steps.store.device)
         self._pipeline.agree(partial(self._pipeline.mesh.from_first, order))
         return [self._slots[slot] for slot in order.tolist()]

@@ -2,8 +2,8 @@
 
 import traceback
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Lock
 from typing import NoReturn
@@ -14,10 +14,12 @@ from torch.futures import Future
 
 from gradwire import checkpoint
 from gradwire.plans import Plan
+from gradwire.runtime import gathered
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.control import Control
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.intake import Intake
+from gradwire.runtime.meeting import Disagreement
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.plans import Plans
 from gradwire.runtime.recorder import Recorder
@@ -144,7 +146,8 @@ class Runtime:
         """Puts `plan` in force from the next step on; every parameter keeps its state. All ranks must do this
         after the same step. Raises ValueError where plan and model, or the ranks' plans, do not fit."""
         self.finish()
-        agreed = self._plans.agreed(lambda: plan)
+        with self._telling():
+            agreed = self._plans.agreed(lambda: plan)
         self._call(partial(self._plans.replace, agreed))
 
     def native_step_ended(self) -> None:
@@ -158,28 +161,46 @@ class Runtime:
         """The framework has reduced as many steps as it was to, whose median took so long; what follows is in force."""
         self._call(partial(self._plans.native_ended, median_s))
 
-    def state_dict(self) -> checkpoint.StateDict:
-        """A copy of the state after the last whole step; at any time, from any thread."""
+    def state_dict(self, all_ranks: bool = False) -> checkpoint.StateDict:
+        """A copy of the state after the last whole step; of this rank alone at any time, from any thread. Of
+        `all_ranks`, which rank 0 gets, on the CPU, they ask together, between steps."""
+        if all_ranks:
+            gathered.check(self.mesh)
+            self.finish()
+            with self._telling():
+                return self.executor.call(self._gathered)
         with self._steps.changing:
             self._steps.settle()
-            return checkpoint.pack(self._steps.store.export(), self._plans.export(), self._steps.number)
+            about = self._about()
+            return checkpoint.pack(self._steps.store.export(), self._plans.export(), self._steps.number, about)
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
         """Takes over what `state_dict` returned; parameters that it lacks keep theirs. Raises ValueError, on all ranks,
-        for what is no such state, or another model's."""
+        for what is no such state, another model's, another rank's, or not saved with those of the others."""
         self.finish()
+        before = self._plans.export()
         read: list[checkpoint.Unpacked] = []
 
         def words() -> Mapping[str, str]:
             read.append(checkpoint.unpack(state))
+            said = read[0].words()
+            read[0] = read[0].of_rank(self.mesh.rank, self.mesh.ranks)
             read[0].check(self.slots, self._settings.others)
-            return {"the state's step": str(read[0].step)}
+            self._plans.check(read[0])
+            return said
 
-        self._agreement.on(words)
+        try:
+            with self._telling():
+                self._agreement.on(words, "load_state_dict()")
+        except ValueError:
+            self._plans.restore(before)
+            raise
         self._call(partial(self._load, read[0]))
 
     def trace(self, steps: int) -> Trace:
-        """Records the next `steps` whole steps."""
+        """Records the next `steps` whole steps. Raises ValueError where the framework reduces by itself."""
+        if self.plan.native:
+            raise ValueError("DDP reduces by itself now, and nothing to trace; use torch.profiler")
         return self.recorder.trace(steps)
 
     def stats(self) -> Stats:
@@ -230,6 +251,22 @@ class Runtime:
             self.fail(error)
             raise
 
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Where ranks do not come to a meeting, or one is lost, those that missed it are told."""
+        try:
+            yield
+        except Disagreement as error:
+            if error.field == "ranks":
+                self.fail(error)
+            raise
+        except Exception as error:
+            self.fail(error)
+            raise
+
+    def _about(self) -> checkpoint.About:
+        return checkpoint.About(self.mesh.rank, self.mesh.ranks, self.plan.to_json(), self._plans.order)
+
     # On the worker
 
     def _step_ended(self) -> None:
@@ -246,6 +283,10 @@ class Runtime:
 
     def _serve(self) -> None:
         self._waiting.serve(self._ended, self.error)
+
+    def _gathered(self) -> checkpoint.StateDict:
+        own = checkpoint.unpack(self.state_dict())
+        return gathered.gathered(own, self.slots, self.mesh, self._agreement, self.executor.device)
 
     def _load(self, read: checkpoint.Unpacked) -> None:
         self._steps.number = read.step

@@ -11,6 +11,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from gradwire.checkpoint import GROUP, SHARED
 from gradwire.compressors import GroupState, Halves, SlotState
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients, Pieces
@@ -22,8 +23,6 @@ from gradwire.slots import Layout, Slot
 Exported = dict[str, dict[str, Tensor]]
 """By parameter and name: "residual" and others of gradient size are views in the parameter's shape; the small tensors
 that an algorithm keeps for a slot are "shared/...", those that it keeps for a group "group/..."."""
-
-SHARED, GROUP = "shared/", "group/"
 
 
 @dataclass(eq=False)

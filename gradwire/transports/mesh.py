@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gradwire.collective import HOST, REPLICA, Broadcast, Collective, Message, Sum
+from gradwire.collective import HOST, REPLICA, Broadcast, Collective, Gather, Message, Sum
 from gradwire.transports.base import Pending, Store, Transport
 
 
@@ -69,6 +69,15 @@ class Mesh:
         """Gives all ranks the `tensor` of the first, in place."""
         for axis, transport in self.axes.items():
             transport.run(Broadcast(Message.plain(tensor), 0, axis))
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """What every rank has as `tensor` (n,), as (ranks, n)."""
+        rows = tensor.contiguous()
+        for axis, transport in reversed(self.axes.items()):
+            received = rows.new_empty((transport.world, rows.numel()))
+            transport.run(Gather(Message.plain(rows.view(-1)), Message.plain(received), axis))
+            rows = received
+        return rows.view(self.ranks, -1)
 
     def check(self, device: torch.device) -> None:
         """Raises ValueError, naming what works, where tensors of this device cannot be carried."""

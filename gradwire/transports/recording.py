@@ -7,21 +7,23 @@ from gradwire.transports.base import Done, Pending, Transport
 class Echo:
     """A store in which the others say what this rank says, and agree."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: int) -> None:
+        self._world = world
         self._said: dict[str, str] = {}
 
     def set(self, key: str, value: str) -> None:
         self._said[key.rpartition("/")[0]] = value
 
     def get(self, key: str, timeout_s: float) -> str | None:
-        return "null" if key.endswith("/verdict") else self._said.get(key.rpartition("/")[0])
+        said = self._said.get(key.rpartition("/")[0])
+        return f"[{','.join([said] * self._world)}]" if said and key.endswith("/everyone") else said
 
 
 class Recording(Transport):
     """Plays one rank of `world` whose peers all have the same gradient; `ops` are the collectives it started."""
 
     def __init__(self, world: int, rank: int = 0) -> None:
-        self.world, self.rank, self.store = world, rank, Echo()
+        self.world, self.rank, self.store = world, rank, Echo(world)
         self.ops: list[Collective] = []
 
     @property
