@@ -2,11 +2,11 @@
 
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Lock
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,16 +14,17 @@ from torch.futures import Future
 
 from gradwire import checkpoint
 from gradwire.plans import Plan
-from gradwire.runtime import gathered
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.control import Control
 from gradwire.runtime.executor import Executor
+from gradwire.runtime.gathering import check
 from gradwire.runtime.intake import Intake
 from gradwire.runtime.meeting import Disagreement
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.plans import Plans
 from gradwire.runtime.recorder import Recorder
 from gradwire.runtime.settings import Settings
+from gradwire.runtime.states import States
 from gradwire.runtime.stats import Stats, dense_bytes
 from gradwire.runtime.steps import Steps
 from gradwire.runtime.store import Store
@@ -31,6 +32,8 @@ from gradwire.runtime.trace import Trace
 from gradwire.runtime.waiting import Waiting
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
+
+T = TypeVar("T")
 
 
 class Runtime:
@@ -68,6 +71,7 @@ class Runtime:
         control = Control(settings, planned, self._pipeline, self.executor)
         self._steps = Steps(Store(self.slots, device), self._pipeline, self.executor, control, settings)
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
+        self._states = States(self._steps, self._plans, self._agreement, settings)
         self._intake = Intake(self._steps, self.executor, self.recorder)
         self.arrivals, self.arrive = self._intake.arrivals, self._intake.arrivals.arrive
         self._waiting = Waiting()
@@ -163,39 +167,21 @@ class Runtime:
 
     def state_dict(self, all_ranks: bool = False) -> checkpoint.StateDict:
         """A copy of the state after the last whole step; of this rank alone at any time, from any thread. Of
-        `all_ranks`, which rank 0 gets, on the CPU, they ask together, between steps."""
-        if all_ranks:
-            gathered.check(self.mesh)
-            self.finish()
-            with self._telling():
-                return self.executor.call(self._gathered)
-        with self._steps.changing:
-            self._steps.settle()
-            about = self._about()
-            return checkpoint.pack(self._steps.store.export(), self._plans.export(), self._steps.number, about)
+        `all_ranks`, which rank 0 gets, on the CPU, they ask together, between steps. Raises ValueError where these
+        keep different shards."""
+        if not all_ranks:
+            return self._states.save()
+        check(self.mesh)
+        self.finish()
+        return self._call(self._states.gather)
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
         """Takes over what `state_dict` returned; parameters that it lacks keep theirs. Raises ValueError, on all ranks,
         for what is no such state, another model's, another rank's, or not saved with those of the others."""
         self.finish()
-        before = self._plans.export()
-        read: list[checkpoint.Unpacked] = []
-
-        def words() -> Mapping[str, str]:
-            read.append(checkpoint.unpack(state))
-            said = read[0].words()
-            read[0] = read[0].of_rank(self.mesh.rank, self.mesh.ranks)
-            read[0].check(self.slots, self._settings.others)
-            self._plans.check(read[0])
-            return said
-
-        try:
-            with self._telling():
-                self._agreement.on(words, "load_state_dict()")
-        except ValueError:
-            self._plans.restore(before)
-            raise
-        self._call(partial(self._load, read[0]))
+        with self._telling():
+            read = self._states.read(state)
+        self._call(partial(self._states.take, read))
 
     def trace(self, steps: int) -> Trace:
         """Records the next `steps` whole steps. Raises ValueError where the framework reduces by itself."""
@@ -243,29 +229,23 @@ class Runtime:
             self.mesh.abort(str(error))
         self.executor.post(self._serve)
 
-    def _call(self, task: Callable[[], None]) -> None:
+    def _call(self, task: Callable[[], T]) -> T:
         """Has the worker do what all ranks do now; where this one cannot, the others are told."""
         try:
-            self.executor.call(task)
+            return self.executor.call(task)
         except BaseException as error:
             self.fail(error)
             raise
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Where ranks do not come to a meeting, or one is lost, those that missed it are told."""
+        """Where ranks do not come to a meeting, those that missed it are told."""
         try:
             yield
         except Disagreement as error:
             if error.field == "ranks":
                 self.fail(error)
             raise
-        except Exception as error:
-            self.fail(error)
-            raise
-
-    def _about(self) -> checkpoint.About:
-        return checkpoint.About(self.mesh.rank, self.mesh.ranks, self.plan.to_json(), self._plans.order)
 
     # On the worker
 
@@ -283,16 +263,6 @@ class Runtime:
 
     def _serve(self) -> None:
         self._waiting.serve(self._ended, self.error)
-
-    def _gathered(self) -> checkpoint.StateDict:
-        own = checkpoint.unpack(self.state_dict())
-        return gathered.gathered(own, self.slots, self.mesh, self._agreement, self.executor.device)
-
-    def _load(self, read: checkpoint.Unpacked) -> None:
-        self._steps.number = read.step
-        self._plans.load(read)
-        with self._steps.changing:
-            self._steps.store.load(read.exported)
 
 
 def _fail(runtime: "weakref.ref[Runtime]", error: BaseException) -> None:

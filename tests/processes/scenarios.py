@@ -562,6 +562,39 @@ def training_goes_on_from_a_checkpoint() -> None:
         assert torch.equal(flat(resumed), flat(ddp)), compressor
 
 
+@scenario(2, 3)
+def training_goes_on_bit_for_bit_from_what_rank_0_saved_with_the_compressor_alone() -> None:
+    """Also where gradients become ready in another order than that in which parameters were registered."""
+    for compressor in (gw.TopK(0.05), gw.PowerSGD(2), gw.RandomK(0.1)):
+        ddp = DistributedDataParallel(Turned())
+        handle = gw.attach(ddp, compressor, groups=gw.groups.of(count=2))
+        train(ddp, 4, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
+        weights = {k: v.clone() for k, v in ddp.module.state_dict().items()}
+        shared = [handle.state_dict(all_ranks=True)]
+        train(ddp, 4, first=4, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
+        handle.detach()
+        dist.broadcast_object_list(shared)
+
+        resumed = DistributedDataParallel(Turned())
+        resumed.module.load_state_dict(weights)
+        again = gw.attach(resumed, compressor, groups=gw.groups.of(count=2))
+        again.load_state_dict(shared[0])
+        train(resumed, 4, first=4, optimizer=torch.optim.SGD(resumed.parameters(), lr=0.1))
+        assert torch.equal(flat(resumed), flat(ddp)), compressor
+
+
+class Turned(nn.Module):
+    """Uses its layers in another order than that in which they were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.last, self.middle, self.first = nn.Linear(60, 5), nn.Linear(60, 60), nn.Linear(20, 60)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x).relu()).relu())
+
+
 @scenario(2)
 def detached_is_dense_and_may_attach_again() -> None:
     ddp = DistributedDataParallel(network())

@@ -25,7 +25,7 @@ def check(mesh: Mesh) -> None:
         raise ValueError(f"ranks along {min(other)!r} keep different shards; save with torch.distributed.checkpoint")
 
 
-def gathered(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreement, device: torch.device) -> StateDict:
+def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreement, device: torch.device) -> StateDict:
     """What all ranks keep, for rank 0; the others get what all have alike. All ranks call this together, with what is
     their `own`."""
     told = agreement.tell("state_dict(all_ranks=True)", {"kinds": json.dumps(_kinds(own)), "small": _small(own)})
