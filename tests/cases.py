@@ -29,7 +29,7 @@ class Case:
 
     @property
     def conserves(self) -> bool:
-        return self.memory.remembers
+        return self.memory.remembers and not getattr(self.communicator, "over_senders", False)
 
     def __str__(self) -> str:
         parts = (self.compressor, self.memory, self.communicator)
@@ -91,6 +91,11 @@ CASES = [
     Case(gw.MultiLevel(gw.DGC(0.1), 10, 0.0), gw.DGCMemory(), REDUCE, 48 * 0.01),
     Case(gw.MultiLevel(gw.GaussianK(0.2), 10, 0.3), RESIDUAL, REDUCE, 48 * 0.2),
     Case(gw.MultiLevel(gw.RandomK(0.2), 4, 0.1), RESIDUAL, REDUCE, 32 * 0.2),
+    Case(gw.ChunkTopK(64, of=4096), RESIDUAL, GATHER, 32 * 108 / 16384 + 0.02),
+    Case(gw.ChunkTopK(64, of=4096), RESIDUAL, SCATTER, 32 * 108 / 16384 + 0.02),
+    Case(gw.ChunkTopK(16, of=100, bits=3), gw.Residual(decay=0.95), GATHER, 16 * 8 / 100 + 64 / 100 + 0.02),
+    Case(gw.ChunkTopK(8, of=64, bits=1), RESIDUAL, gw.AllGather(over_senders=True), 8 * 7 / 64 + 16 / 64 + 0.02),
+    Case(gw.TopK(0.05), RESIDUAL, gw.AllGather(over_senders=True), 48 * 0.05),
     Case(gw.RandomK(0.05), RESIDUAL, REDUCE, 32 * 0.05),
     Case(gw.RandomK(0.05), RESIDUAL, GATHER, 32 * 0.05),
     Case(gw.RandomK(0.05), RESIDUAL, SCATTER, 32 * 0.05),

@@ -8,15 +8,28 @@ from torch import Tensor
 from gradwire.collective import Gather, framed
 from gradwire.communicators.base import SummingCommunicator
 from gradwire.communicators.wire import Wire, all_gather
-from gradwire.compressors import Codec, GroupContext, Reduction
+from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, Selective
 from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
 class AllGather(SummingCommunicator):
-    """Sends each rank's payload to all: N-1 payloads received per rank. For payloads that cannot be added."""
+    """Sends each rank's payload to all: N-1 payloads received per rank. For payloads that cannot be added.
 
+    With `over_senders` an element's mean is over those ranks that sent it, as in the reference code of SparseLoCo and
+    DeMo, and not over all, as in the papers' formulas: up to N times as much, where selections do not overlap.
+    """
+
+    over_senders: bool = False
     name: ClassVar[str] = "AllGather"
+
+    def check(self, compressor: Compressor) -> None:
+        super().check(compressor)
+        if self.over_senders and not isinstance(compressor, Selective):
+            raise ValueError(
+                f"{type(compressor).__name__} sends all elements from all ranks; pair over_senders with a sparsifier "
+                "such as TopK() or ChunkTopK()"
+            )
 
     def codec_wire(self, codec: Codec, layout: Layout, world: int, step: int) -> Wire:
         return all_gather(framed(codec.group_bytes(layout, step)), world)
@@ -27,3 +40,15 @@ class AllGather(SummingCommunicator):
         codec.encode(x, send.body, context)
         yield Gather(send, receive)
         codec.decode(receive.body, out, context)
+        if self.over_senders:
+            assert isinstance(codec, Selective)
+            _divide_by_share(codec, receive.body, out, context)
+
+
+def _divide_by_share(codec: Selective, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+    """Divides each element of out (n,), a mean over all ranks, by the share of ranks whose payload has it."""
+    senders = context.buffers.tensor("senders", (len(out),)).zero_()
+    for row in rows:
+        places, values = codec.entries(row, len(out))
+        senders.index_add_(0, places, values.ne(0).float())
+    out.mul_(context.world).div_(senders.clamp_(min=1))

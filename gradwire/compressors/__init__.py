@@ -2,7 +2,8 @@
 
 from gradwire.compressors.all_dimension import AllDimensionTopK
 from gradwire.compressors.alternating import ACPSGD
-from gradwire.compressors.base import AddUp, Codec, Compressor, MultiRound, Reduction, context_for
+from gradwire.compressors.base import AddUp, Codec, Compressor, MultiRound, Reduction, Selective, context_for
+from gradwire.compressors.chunked import ChunkTopK
 from gradwire.compressors.context import GroupContext, GroupState, Halves, SlotState
 from gradwire.compressors.dense import BF16, FP16, FP32, Cast
 from gradwire.compressors.gaussian_k import GaussianK
@@ -19,8 +20,9 @@ from gradwire.compressors.sparse import RandomK, Sparse, TopK
 from gradwire.compressors.threshold import DGC, Estimated, HardThreshold
 
 __all__ = [
-    "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AddUp", "AllDimensionTopK", "Cast", "Codec", "Compressor",
-    "EFSignSGD", "Estimated", "GaussianK", "GroupContext", "GroupState", "Halves", "HardThreshold", "Interleaved",
-    "LowRank", "MultiLevel", "MultiRound", "OneBit", "PowerSGD", "Quantized", "RandomK", "RedSync", "Reduction",
-    "ReusedThreshold", "SIDCo", "SignSGD", "Signum", "SlotState", "Sparse", "TernGrad", "TopK", "context_for",
+    "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AddUp", "AllDimensionTopK", "Cast", "ChunkTopK", "Codec",
+    "Compressor", "EFSignSGD", "Estimated", "GaussianK", "GroupContext", "GroupState", "Halves", "HardThreshold",
+    "Interleaved", "LowRank", "MultiLevel", "MultiRound", "OneBit", "PowerSGD", "Quantized", "RandomK", "RedSync",
+    "Reduction", "ReusedThreshold", "SIDCo", "Selective", "SignSGD", "Signum", "SlotState", "Sparse", "TernGrad",
+    "TopK", "context_for",
 ]  # fmt: skip

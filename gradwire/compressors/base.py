@@ -93,6 +93,20 @@ AddUp = Callable[[Codec, Tensor, Tensor, GroupContext], Reduction]
 in x what this rank did not send."""
 
 
+class Selective(Codec):
+    """A codec that sends some elements, each by its place."""
+
+    @abstractmethod
+    def entries(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """Places (m,) int64 and values (m,) of the elements of n that a payload holds; what is left of its room has
+        value 0."""
+
+    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+        out.zero_()
+        for row in rows:  # rank by rank: the same rounding on every replica
+            out.index_add_(0, *self.entries(row, len(out)))
+
+
 class MultiRound(Compressor):
     """A compressor with `rounds` collectives of its own: a two-round algorithm reads like its paper."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Codec
+from gradwire.compressors.base import Codec, Selective
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.entries import Entries
 from gradwire.ops.select import top_k
@@ -18,7 +18,7 @@ def check_ratio(ratio: float) -> None:
         raise ValueError(f"ratio={ratio} is not the share of elements to send; it lies in (0, 1], e.g. ratio=0.01")
 
 
-class Sparse(Codec):
+class Sparse(Selective):
     """k values in float32 with their indices in 16 bits, counted per block of 65,536 elements: 6 bytes each.
 
     The payload is that of `Entries`; where fewer than k elements are worth sending, zeros fill it up.
@@ -50,10 +50,8 @@ class Sparse(Codec):
         self.layout(len(x)).pack(payload, indices, x[indices])
         x.index_fill_(0, indices, 0)
 
-    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        out.zero_()
-        for row in rows:  # rank by rank: the same rounding on every replica
-            out.index_add_(0, *self.layout(len(out)).unpack(row))
+    def entries(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        return self.layout(n).unpack(payload)
 
 
 @dataclass(frozen=True)

@@ -62,3 +62,18 @@ def _sign_table(device: torch.device) -> Tensor:
 def _ternary_table(device: torch.device) -> Tensor:
     fields = torch.arange(256)[:, None] >> 2 * torch.arange(4) & 3
     return torch.tensor([0.0, 1.0, 0.0, -1.0])[fields].to(device)
+
+
+def pack_words(words: Tensor, bits: int, codes: Tensor) -> None:
+    """Writes the low `bits` bits of each of words (rows, k) to codes (rows, k·bits/8) uint8, lowest first; k is a
+    multiple of 8."""
+    spread = words.unsqueeze(2) >> torch.arange(bits, device=words.device) & 1  # (rows, k, bits)
+    weights = 1 << torch.arange(8, device=words.device)
+    codes.copy_((spread.view(len(words), -1, 8) * weights).sum(2))
+
+
+def unpack_words(codes: Tensor, bits: int, k: int) -> Tensor:
+    """What `pack_words` wrote to codes (rows, k·bits/8): (rows, k) int64."""
+    spread = codes.unsqueeze(2) >> torch.arange(8, device=codes.device, dtype=torch.uint8) & 1
+    weights = 1 << torch.arange(bits, device=codes.device)
+    return (spread.view(len(codes), k, bits) * weights).sum(2)
