@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from gradwire.schedule import ComputeStream, baselines, evaluate, search
+from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, problem
+from gradwire.lab.scheduling.regimes import ComputeStream
+from gradwire.schedule import baselines, evaluate, search
 from gradwire.schedule.problem import Choice, Problem
-from gradwire.schedule.published import CLUSTERS, CURVES, problem
 
 RESULTS = Path(__file__).parent / "results" / "published.json"
 BUCKET_BYTES = 128 << 20

@@ -5,9 +5,10 @@ from itertools import pairwise, product
 
 import numpy as np
 
+from gradwire.lab.scheduling.regimes import ComputeStream, OwnStream, SideStream
 from gradwire.schedule.costs import NOTHING, Affine, Cost, Table
 from gradwire.schedule.problem import Choice, Option, Problem, assemble
-from gradwire.schedule.regimes import ComputeStream, OwnStream, Regime, SideStream, Worker
+from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import evaluate
 
 REGIMES = [ComputeStream(), OwnStream(), SideStream(), Worker(), Worker(0.4)]

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 from schedule_cases import REGIMES, all_plans, brute_force, pieces, random_problem
 
-from gradwire.schedule import Affine, ComputeStream, Option, Problem, Table, Worker, baselines, evaluate, search
+from gradwire.lab.scheduling import rules
+from gradwire.lab.scheduling.regimes import ComputeStream
+from gradwire.schedule import Affine, Option, Problem, Table, Worker, baselines, evaluate, search
 from gradwire.schedule.costs import theil_sen
 
 RULES = [
-    baselines.layer_wise, baselines.one_group, baselines.buckets, baselines.best_buckets, baselines.best_even_split,
-    baselines.mg_wfbp, baselines.cupcake,
+    baselines.layer_wise, baselines.one_group, baselines.buckets, baselines.best_buckets, rules.best_even_split,
+    rules.mg_wfbp, rules.cupcake,
 ]  # fmt: skip
 
 
@@ -56,7 +58,7 @@ def affine_problem(seed: int) -> Problem:
 def test_cupcakes_algorithm_is_optimal_under_its_own_model():
     for seed in range(40):
         problem = affine_problem(seed)
-        found = baselines.cupcake(problem, ComputeStream(), 0)
+        found = rules.cupcake(problem, ComputeStream(), 0)
         assert found.step_s == pytest.approx(search(problem, ComputeStream()).step_s, rel=1e-9)
 
 

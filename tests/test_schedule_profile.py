@@ -10,14 +10,13 @@ import pytest
 import torch
 
 import gradwire as gw
+from gradwire.lab.scheduling import rules as published
+from gradwire.lab.scheduling.regimes import ComputeStream, OwnStream, SideStream
 from gradwire.plans import Plan, default_communicator, default_memory, uniform
 from gradwire.schedule import (
     Affine,
     Candidate,
-    ComputeStream,
-    OwnStream,
     Profile,
-    SideStream,
     SlotTime,
     Table,
     Worker,
@@ -187,7 +186,7 @@ def deep() -> Profile:
 
 def test_what_steps_took_beyond_the_prediction_is_learnt():
     job, regime = deep(), Worker(0.5)
-    rules = [baselines.one_group, baselines.layer_wise, partial(baselines.even_split, groups=4)]
+    rules = [baselines.one_group, baselines.layer_wise, partial(published.even_split, groups=4)]
     plans = [job.plan(rule(job.problem(), regime, option).groups) for rule in rules for option in (0, 2)]
     before = np.array([timeline(job, plan, regime).step_s for plan in plans])
     took = before + [0.004 + 0.003 * len(plan.groups) for plan in plans]
@@ -206,7 +205,7 @@ def test_nothing_is_learnt_about_groups_from_plans_of_as_many():
 
 def test_nor_from_such_as_hardly_differ():
     job, regime = profile(), Worker()
-    rules = [baselines.one_group, partial(baselines.even_split, groups=2)]
+    rules = [baselines.one_group, partial(published.even_split, groups=2)]
     plans = [job.plan(rule(job.problem(), regime, 0).groups) for rule in rules]
     assert len({len(plan.groups) for plan in plans}) == 2
     assert learnt(job, regime, plans, [[1.0], [1.1]], 0).candidates == job.candidates

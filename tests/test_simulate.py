@@ -10,8 +10,9 @@ import pytest
 import gradwire as gw
 from gradwire.cli import main
 from gradwire.lab.planning import candidate, candidates
-from gradwire.schedule import Affine, Candidate, ComputeStream, Profile, SlotTime, Table, baselines, over_link
-from gradwire.schedule.published import CLUSTERS, CURVES, MODELS, PCIE, problem, profile
+from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, MODELS, PCIE, problem, profile
+from gradwire.lab.scheduling.regimes import ComputeStream
+from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Table, baselines, over_link
 from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, moved, names, simulate
 
 WAYS = (

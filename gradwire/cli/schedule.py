@@ -14,11 +14,11 @@ from gradwire.lab.link import Link
 from gradwire.lab.planning import MOST_STEPS, Planned, PlanSpec, plan
 from gradwire.lab.planning import candidates as candidates_of
 from gradwire.lab.runner import Runner, runner
+from gradwire.lab.scheduling.profiles import MODELS, profile
 from gradwire.lab.tasks import make_task
 from gradwire.plans import Plan, from_file
 from gradwire.report import planning, simulation
 from gradwire.schedule.profile import Profile
-from gradwire.schedule.published import MODELS, profile
 from gradwire.schedule.simulate import Cluster, Outcome, latency_of, simulate
 
 

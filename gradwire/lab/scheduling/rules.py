@@ -1,0 +1,100 @@
+"""Plans that others make, in the interface of the search: one option for all large slots, groups by a rule."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gradwire.schedule.baselines import cut
+from gradwire.schedule.costs import Array, Index
+from gradwire.schedule.edges import load_of
+from gradwire.schedule.problem import Problem
+from gradwire.schedule.regimes import Regime
+from gradwire.schedule.search import Found
+
+MOST_VISITS = 20_000
+
+
+def even_split(problem: Problem, regime: Regime, option: int, groups: int) -> Found:
+    """So many groups of equal count of slots: Cupcake's --fusion-num."""
+    n = problem.pieces
+    groups = min(groups, n)
+    return cut(problem, regime, option, [n * (group + 1) // groups for group in range(groups)])
+
+
+def best_even_split(problem: Problem, regime: Regime, option: int, most: int = 32) -> Found:
+    """The best of even splits into 1 to `most` groups."""
+    return min((even_split(problem, regime, option, m) for m in range(1, most + 1)), key=lambda found: found.step_s)
+
+
+def mg_wfbp(problem: Problem, regime: Regime, option: int) -> Found:
+    """Merged-gradient wait-free backpropagation's greedy: a slot joins the group before it where the next slot is
+    ready before that group could start, or soon enough that one latency less pays for the wait (Shi et al., INFOCOM
+    2019, https://arxiv.org/abs/1811.11141). It knows the wire only."""
+    view, n = problem.views[option], problem.pieces
+    latency_s = float(problem.options[option].wire(np.zeros(1))[0])
+    wire, start = 0.0, 0
+    ends: list[int] = []
+    for end in range(1, n):
+        begin = max(wire, view.ready_s[end])
+        if view.ready_s[end + 1] > begin + latency_s:
+            wire = begin + float(load_of(problem, option, start, np.array([end])).wire[0])
+            ends.append(end)
+            start = end
+    return cut(problem, regime, option, [*ends, n])
+
+
+def cupcake(problem: Problem, regime: Regime, option: int, most_visits: int = MOST_VISITS) -> Found:
+    """Cupcake's Algorithm 1 (Wang et al., MLSys 2023): depth-first over the groups' ends, with its two prunings, under
+    its own model (encoding interrupts backward, no decoding), seeded with the best even split. Exponential: it gives
+    up after `most_visits` prefixes and returns the best so far."""
+    search = _Cupcake(problem, option, list(range(1, problem.pieces + 1)), most_visits)
+    return cut(problem, regime, option, search.ends())
+
+
+@dataclass
+class _Cupcake:
+    problem: Problem
+    option: int
+    best_ends: list[int]
+    visits: int
+    best_s: float = field(default=float("inf"))
+
+    def ends(self) -> list[int]:
+        n = self.problem.pieces
+        for groups in range(1, min(n, 32) + 1):
+            self._end([n * (group + 1) // groups for group in range(groups)])
+        self._visit([], 0.0, 0.0)
+        return self.best_ends
+
+    def _costs(self, first: Index | int, last: Index | int) -> tuple[Array, Array]:
+        load = load_of(self.problem, self.option, first, last)
+        return load.encode, load.wire
+
+    def _end(self, ends: list[int]) -> None:
+        encoded = wire = 0.0
+        start = 0
+        for end in ends:
+            encode, send = self._costs(start, np.array([end]))
+            encoded += float(encode[0])
+            wire = max(wire, self.problem.views[self.option].ready_s[end] + encoded) + float(send[0])
+            start = end
+        if wire < self.best_s:
+            self.best_s, self.best_ends = wire, ends
+
+    def _visit(self, ends: list[int], encoded: float, wire: float) -> None:
+        """All ways to go on after groups that end at `ends`."""
+        n, start, self.visits = self.problem.pieces, ends[-1] if ends else 0, self.visits - 1
+        if start == n:
+            self._end(ends)
+            return
+        after = np.arange(start + 1, n + 1)
+        ready = self.problem.views[self.option].ready_s
+        encode, send = self._costs(start, after)
+        left_encode, left_send = (np.where(after < n, seconds, 0) for seconds in self._costs(after, n))
+        done = ready[after] + encoded + encode
+        sent = np.maximum(wire, done) + send
+        bound = np.maximum(ready[n] + encoded + encode + left_encode, sent + left_send)
+        hidden = np.flatnonzero(done <= wire)  # as many as are done before the wire is free belong together
+        for index in range(hidden[-1] if hidden.size else 0, len(after)):
+            if bound[index] < self.best_s and self.visits > 0:
+                self._visit([*ends, int(after[index])], encoded + float(encode[index]), float(sent[index]))
