@@ -101,8 +101,10 @@ class Factors:
         return self.index < before
 
     def most(self, index: int) -> float:
-        """The most that may be sent of what there is at this factor, by the next smaller one that was tried: what waits
-        is sent later the fewer elements are sent, at least in proportion, though a window is over before it shows."""
+        """An upper bound on the share of gradient and residual that this factor will come to send.
+
+        With fewer elements a step, what waits in the residual waits longer, at least in proportion. A window is too
+        short to show that, so the bound follows from the next smaller factor that was tried."""
         tried = [i for i in range(index) if not isnan(self.shares[i])]
         if not tried:
             return 1.0

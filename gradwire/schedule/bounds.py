@@ -1,10 +1,11 @@
-"""What is left to do at least: lower bounds by which the search drops what cannot win.
+"""Lower bounds on the length of a step, by which the search drops groups that cannot be in the best plan.
 
-A step ends when its longest chain of waits does. So for any shares of chances that sum to one, the mean of chains is a
-lower bound, and where the shares depend on the slots alone, it is a sum over groups, whose least value over all plans
-dynamic programming finds. `Bounds` holds several such means. The best shares are those of a game, see `game`. Costs may
-have any shape. What plans with a group come to at least follows from the same sums, forwards and backwards: groups with
-which no plan can beat the best one are dropped (reduced-cost fixing).
+A step ends when its critical path does: the longest chain of encode, wire and decode that wait for each other. A convex
+combination of such chains is never longer than the longest, so it bounds the step from below. With weights that depend
+on the slots alone, the combination is a sum over groups, and dynamic programming finds the plan for which it is least:
+no plan at all ends before that. `Bounds` keeps several combinations; the best weights are found in `game`. The same
+sums, forwards and backwards, bound all plans that contain a given group; a group whose bound is above the best plan
+found so far is dropped (reduced-cost fixing). Costs may have any shape.
 """
 
 from collections.abc import Callable
@@ -41,8 +42,13 @@ def least_slope(cost: Cost) -> float:
 
 
 class Bounds:
-    """Lower bounds on when all means are there: each is the state's numbers times `shares` (dims, pieces + 1), and the
-    elements left aside times `aside` (pieces + 1,), at the piece where the state is, plus `rest` (pieces + 1,)."""
+    """Lower bounds on when all means are there.
+
+    A bound is a weighting `shares` (dims + 1, pieces + 1): for each piece at which a group may begin, the weight of each
+    number of the regime's state, and of the elements that were put aside for the last, dense group. For a plan that has
+    come to piece k in state s, the step ends no sooner than shares[:, k] @ s + rest[k], where `rest` (pieces + 1,) is
+    the least that the groups still to come can add.
+    """
 
     def __init__(self, problem: Problem, regime: Regime, limit_s: float) -> None:
         self.problem, self.regime = problem, regime

@@ -61,9 +61,11 @@ class Regime(ABC):
 
     @abstractmethod
     def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
-        """By how much a group raises the mean of the state's numbers at least, where their shares are `before` it and
-        `after` it. The shares of a chain of waits are 1 for the number on which it is, and 0 for the others; chains may
-        begin with backward, so the rest to 1 is backward's."""
+        """The seconds that each group adds to a weighted mean of the state's numbers, at least (see `bounds`).
+
+        `before` and `after` (dims, groups) are the weights of the state's numbers ahead of the group and behind it,
+        `ready` (groups,) when its gradients are there. For each group the weights sum to 1 at most; what is missing is
+        the weight of backward, which no group delays."""
 
     @abstractmethod
     def balance(self, weight: float) -> Array:
@@ -80,12 +82,15 @@ class Regime(ABC):
 
 @dataclass(frozen=True)
 class Worker(Regime):
-    """The runtime: a worker (a thread, or a CUDA stream) encodes a group, starts its collective, then waits for the
-    collective before it and decodes that: two in flight. While it computes during backward, both lose the share
-    `contention` of their speed, a half at most: that is sharing. The collectives of a compressor with several rounds
-    count as one, begun when the last can begin. State: the worker, the wire, the decoding that is due, by how much
-    backward is late, and the worker less `lag` for each second of backward done, which grows by what is computed,
-    shared or not."""
+    """The runtime's own order. One worker, a thread or a CUDA stream, encodes a group and starts its collective, then
+    waits for the collective of the group before and decodes that, so that two are in flight.
+
+    The worker and backward share the processor: while both compute, each loses the share `contention` of its speed, at
+    most a half. A compressor with several rounds counts as one collective that begins when its last one can.
+
+    The state has five numbers, in seconds: when the worker is free, when the wire is free, the decoding that is still
+    due, by how much backward is late, and when the worker would be free if it had not been slowed down by backward.
+    """
 
     contention: float = 0.0
     dims = 5
