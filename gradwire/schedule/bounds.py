@@ -44,10 +44,10 @@ def least_slope(cost: Cost) -> float:
 class Bounds:
     """Lower bounds on when all means are there.
 
-    A bound is a weighting `shares` (dims + 1, pieces + 1): for each piece at which a group may begin, the weight of each
-    number of the regime's state, and of the elements that were put aside for the last, dense group. For a plan that has
-    come to piece k in state s, the step ends no sooner than shares[:, k] @ s + rest[k], where `rest` (pieces + 1,) is
-    the least that the groups still to come can add.
+    A bound is a weighting `shares` (dims + 1, pieces + 1): for each piece at which a group may begin, the weight of
+    each number of the regime's state, and of the elements that were put aside for the last, dense group. For a plan
+    that has come to piece k in state s, the step ends no sooner than shares[:, k] @ s + rest[k], where `rest`
+    (pieces + 1,) is the least that the groups still to come can add.
     """
 
     def __init__(self, problem: Problem, regime: Regime, limit_s: float) -> None:
