@@ -35,7 +35,7 @@ def _grid(table: Table, left_out: Sequence[str], folded: bool) -> Grid:
             grid.add_column(escape(heading), overflow="fold", min_width=min(widest, _WORDS_WIDTH))
             continue
         heading = _folded(heading, widest) if folded else heading
-        least = max(widest, *map(len, heading.splitlines()))
+        least = max([widest, *map(len, heading.splitlines())])
         grid.add_column(escape(heading), justify="right" if index else "left", no_wrap=True, min_width=least)
     for row in table.rows:
         grid.add_row(*(escape(row[index]) for index in kept))
