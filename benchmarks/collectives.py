@@ -10,7 +10,7 @@ wait for its cores. A time is the slowest rank's, the median over the repeats.
 The formulas are `Communicator.wire`: messages one after another, and bytes. What a message costs is measured first, by
 a few bytes in each kind of collective, and what a byte costs with an all-reduce of a fiftieth of a second of the link.
 "Choice" is the communicator whose formula is lowest, "fastest" the one whose time is. The means differ in what they
-hold (docs/design.md): a scheduler chooses among those that the user accepts. Writes
+hold (docs/algorithms.md): a scheduler chooses among those that the user accepts. Writes
 benchmarks/results/collectives.json and prints Markdown tables.
 """
 
