@@ -18,8 +18,8 @@ import torch
 
 import gradwire as gw
 from gradwire.compressors import Codec, Compressor, GroupContext, MultiRound, context_for
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.select import top_k
-from gradwire.ops.workspace import Workspace
 from gradwire.slots import Layout, Slot
 
 RESULTS = Path(__file__).parent / "results"
@@ -57,14 +57,13 @@ def main() -> None:
 def selection(n: int, ratio: float) -> dict:
     x = torch.randn(n, generator=torch.Generator().manual_seed(0))
     k = int(n * ratio)
-    scratch = Workspace(CPU)
     theirs = torch.topk(x.abs(), k, sorted=False).indices.sort().values
     return {
         "n": n,
         "ratio": ratio,
         "torch_ms": least_ms(lambda: torch.topk(x.abs(), k, sorted=False), 5),
-        "ours_ms": least_ms(lambda: top_k(x, k, scratch), 20),
-        "same": torch.equal(top_k(x, k, scratch), theirs),
+        "ours_ms": least_ms(lambda: top_k(x, k), 20),
+        "same": torch.equal(top_k(x, k), theirs),
     }
 
 
@@ -80,8 +79,8 @@ def codec_row(codec: Codec, n: int) -> dict:
     size = codec.group_bytes(context.layout, context.step)
     rows = torch.zeros(2, -(-size // 4) * 4, dtype=torch.uint8)[:, :size]
     x, out = gradient.clone(), torch.empty(n)
-    encode = least_ms(lambda: codec.encode(x.copy_(gradient), rows[0], context))
-    codec.encode(x.copy_(gradient), rows[1], context)
+    encode = least_ms(lambda: codec.encode(LazySum.of(x.copy_(gradient)), rows[0], context))
+    codec.encode(LazySum.of(x.copy_(gradient)), rows[1], context)
     return {
         "compressor": str(codec),
         "n": n,
@@ -97,7 +96,7 @@ def rounds_row(compressor: MultiRound, n: int) -> dict:
     x, out = gradient.clone(), torch.empty(n)
 
     def reduce() -> None:
-        for op in compressor.reduce(x.copy_(gradient), out, context):
+        for op in gw.AllReduce().reduce(compressor, LazySum.of(x.copy_(gradient)), out, context):
             if op is not None:
                 op.receive.whole.copy_(op.send.whole)
 

@@ -64,7 +64,7 @@ from gradwire.controllers import (
 from gradwire.frontends import DistributedOptimizer, Handle, LocalSteps, Outer, attach
 from gradwire.measure import bench, plan
 from gradwire.memories import DGCMemory, Memory, NoMemory, Residual
-from gradwire.ops.gradients import Gradients
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.plans import NATIVE, Group, Plan
 from gradwire.runtime.pipeline import ReductionError
 from gradwire.runtime.stats import Stats
@@ -76,11 +76,11 @@ __all__ = [
     "ACPSGD", "BF16", "CAT", "DGC", "FP16", "FP32", "NATIVE", "QSGD", "Accordion", "AllDimensionTopK", "AllGather",
     "AllReduce", "AllToAll", "Auto", "Broadcast", "ChunkTopK", "Codec", "Collective", "Communicator", "Compressor",
     "Controller", "DGCMemory", "Decision", "DistributedOptimizer", "Done", "EFSignSGD", "Exclusive", "Gather",
-    "GaussianK", "GlobalTopK", "GraVAC", "Gradients", "Group", "GroupContext", "Halves", "Handle", "HardThreshold",
-    "Interleaved", "LGreCo", "Layout", "LeaderIndices", "LocalSteps", "Memory", "Mesh", "Message", "MultiLevel",
-    "MultiRound", "NativeRequest", "NoMemory", "Observation", "OkTopk", "OneBit", "Outer", "Pending", "Plan",
-    "PowerSGD", "ProcessGroup", "ProfileRequest", "Quantized", "RandomK", "Recording", "RedSync", "Reduction",
-    "ReductionError", "Residual", "ReusedThreshold", "SIDCo", "ScaDLES", "ScatterReduce", "SendReceive", "SignSGD",
-    "Signum", "Slot", "SplitGather", "Stats", "StepView", "Sum", "TernGrad", "Threads", "TopK", "Transport", "WarmUp",
-    "Wire", "attach", "bench", "groups", "plan", "reshard",
+    "GaussianK", "GlobalTopK", "GraVAC", "Group", "GroupContext", "Halves", "Handle", "HardThreshold",
+    "Interleaved", "LGreCo", "Layout", "LazySum", "LeaderIndices", "LocalSteps", "Memory", "Mesh", "Message",
+    "MultiLevel", "MultiRound", "NativeRequest", "NoMemory", "Observation", "OkTopk", "OneBit", "Outer", "Pending",
+    "Plan", "PowerSGD", "ProcessGroup", "ProfileRequest", "Quantized", "RandomK", "Recording", "RedSync",
+    "Reduction", "ReductionError", "Residual", "ReusedThreshold", "SIDCo", "ScaDLES", "ScatterReduce",
+    "SendReceive", "SignSGD", "Signum", "Slot", "SplitGather", "Stats", "StepView", "Sum", "TernGrad", "Threads",
+    "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "groups", "plan", "reshard",
 ]  # fmt: skip

@@ -26,12 +26,14 @@ struct Float16 {
   }
 };
 
-// Calls value(i, lanes) for each vector and writes it; v - v is 0 for what is finite, and NaN for NaN and infinity.
+// Calls value(i, lanes) for each vector and writes it; false where one reaches 2^96, is infinite, or NaN: then w - w is
+// NaN.
 template <class Value> GW_INLINE bool write_checked(float* next, int64_t n, Value value) {
   Bits odd{};
   each_vector(n, [&](int64_t i, auto lanes) GW_LAMBDA {
     const Floats v = value(i, lanes);
-    odd |= (Bits)(v - v);
+    const Floats w = v * 0x1p32f;
+    odd |= (Bits)(w - w);
     lanes.put(next + i, v);
   });
   uint32_t any = 0;

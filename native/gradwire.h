@@ -11,7 +11,7 @@
 #endif
 
 // Changes whenever a function's meaning or a struct's layout does. The loader refuses any other.
-#define GW_ABI 1
+#define GW_ABI 2
 
 enum gw_dtype { GW_ABSENT, GW_FLOAT32, GW_BFLOAT16, GW_FLOAT16 };
 enum gw_kind { GW_NEAREST, GW_STOCHASTIC, GW_SIGN, GW_ONE_BIT };
@@ -75,7 +75,8 @@ GW_API int gw_level(void);
 // Uses `level`, 0 for the machine's best, and returns what is then in use: another one where the machine lacks it.
 GW_API int gw_set_level(int level);
 
-// These three return 1, or 0 where the result is not finite.
+// These three return 1, or 0 where the result is not finite, or reaches 2^96: of so many and so large numbers no sum
+// overflows below that.
 GW_API int gw_add_in(const gw_addends* addends, int64_t n);
 GW_API int gw_add_select(const gw_addends* addends, const gw_layout* layout, uint8_t* payload, uint8_t* room);
 GW_API int gw_add_quantise(const gw_addends* addends, const gw_blocks* blocks, uint8_t* scales, uint8_t* codes,

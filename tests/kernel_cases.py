@@ -45,7 +45,7 @@ def numbers(n: int, seed: int, spread: float = 1.0, zeros: float = 0.0) -> Tenso
     generator = np.random.default_rng(seed)
     x = generator.standard_normal(n) * np.exp(spread * generator.standard_normal(n))
     x[generator.random(n) < zeros] = 0
-    return torch.from_numpy(x.clip(-1e38, 1e38).astype(np.float32))
+    return torch.from_numpy(x.clip(-1e28, 1e28).astype(np.float32))
 
 
 def shifted(x: Tensor, by: int) -> Tensor:

@@ -19,7 +19,8 @@ class Truncated(gw.Codec):
     def payload_bytes(self, n: int) -> int:
         return 2 * n
 
-    def encode(self, x: Tensor, payload: Tensor, context: gw.GroupContext) -> None:
+    def encode(self, vector: gw.LazySum, payload: Tensor, context: gw.GroupContext) -> None:
+        x = vector.total()
         sent = payload.view(torch.bfloat16)
         sent.copy_(x)
         x.sub_(sent)
@@ -37,9 +38,10 @@ class SharedScale(gw.MultiRound):
 
     levels: int = 1 << 12
     rounds: ClassVar[int] = 2
+    summable: ClassVar[bool] = True
 
-    def reduce(self, x: Tensor, out: Tensor, context: gw.GroupContext) -> gw.Reduction:
-        norm = context.numbers("norm", 1)
+    def reduce(self, vector: gw.LazySum, out: Tensor, context: gw.GroupContext, add_up: Any) -> gw.Reduction:
+        x, norm = vector.total(), context.numbers("norm", 1)
         torch.linalg.vector_norm(x, keepdim=True, out=norm.body)
         yield gw.Sum(norm)
         step = norm.body.clamp_min(1e-30) / self.levels
@@ -57,11 +59,10 @@ class Momentum(gw.Memory):
     momentum: float = 0.9
     flat_state: ClassVar[tuple[str, ...]] = ("residual", "velocity")
 
-    def add(self, flat: Mapping[str, gw.Halves], gradients: gw.Gradients, share: Any, ranks: int) -> None:
-        before, velocity = flat["velocity"]
-        gradients.add_to(velocity, before, share, self.momentum)
-        kept, x = flat["residual"]
-        torch.add(kept, velocity, out=x)
+    def add(self, flat: Mapping[str, gw.Halves], gradient: gw.LazySum, layout: gw.Layout, ranks: int) -> gw.LazySum:
+        momentum = gradient.onto(*flat["velocity"], self.momentum)
+        momentum.total()
+        return momentum.onto(*flat["residual"])
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,13 @@ class InTurns(gw.Communicator):
         size = compressor.group_bytes(layout, step) + 4
         return gw.Wire(world, (world - 1) * size)
 
-    def reduce(self, compressor: gw.Compressor, x: Tensor, out: Tensor, context: gw.GroupContext) -> gw.Reduction:
+    def reduce(
+        self, compressor: gw.Compressor, vector: gw.LazySum, out: Tensor, context: gw.GroupContext
+    ) -> gw.Reduction:
         assert isinstance(compressor, gw.Codec)
         size = compressor.group_bytes(context.layout, context.step)
         payloads = context.message("payloads", size, context.world)
-        compressor.encode(x, payloads.row(context.rank).body, context)
+        compressor.encode(vector, payloads.row(context.rank).body, context)
         for rank in range(context.world):
             yield gw.Broadcast(payloads.row(rank), rank)
         compressor.decode(payloads.body, out, context)

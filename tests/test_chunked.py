@@ -6,13 +6,14 @@ from harness import alone, job, plan_of, slots_of
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.ops.lazy_sum import LazySum
 
 
 def sent(codec: gw.ChunkTopK, x: Tensor) -> Tensor:
     """What a payload stands for."""
     context = alone(len(x), codec)
     payload, out = torch.zeros(codec.payload_bytes(len(x)), dtype=torch.uint8), torch.empty(len(x))
-    codec.encode(x.clone(), payload, context)
+    codec.encode(LazySum.of(x.clone()), payload, context)
     codec.decode(payload[None], out, context)
     return out
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.compressors import Codec, Compressor
+from gradwire.ops.lazy_sum import LazySum
 
 PAIRS = [
     (gw.FP32(), gw.NoMemory(), gw.AllReduce()),
@@ -35,7 +36,7 @@ def reduce(compressor: Compressor, memory: gw.memories.Memory, communicator, *gr
 def decoded(codec: Codec, x: Tensor) -> Tensor:
     state = alone(len(x), codec)
     payload, out = torch.zeros(codec.payload_bytes(len(x)), dtype=torch.uint8), torch.empty(len(x))
-    codec.encode(x.clone(), payload, state)
+    codec.encode(LazySum.of(x.clone()), payload, state)
     codec.decode(payload[None], out, state)
     return out
 

@@ -15,6 +15,7 @@ import gradwire as gw
 from gradwire.collective import FLAG_BYTES, Broadcast, Sum
 from gradwire.communicators.base import SparseCommunicator
 from gradwire.compressors import Cast, Codec
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout, Slot
 
 SMALL_SLOTS, WIDE_SLOTS = slots_of(SMALL), slots_of(WIDE)
@@ -131,7 +132,7 @@ def test_a_codec_takes_out_what_its_payload_stands_for(codec: Codec, n: int):
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))
     context = alone(n, codec)
     before, payload = x.clone(), torch.zeros(codec.payload_bytes(n), dtype=torch.uint8)
-    codec.encode(x, payload, context)
+    codec.encode(LazySum.of(x), payload, context)
     decoded = torch.empty(n)
     codec.decode(payload[None], decoded, context)
     close([x + decoded], [before], 1e-6)
@@ -144,7 +145,7 @@ def test_decode_adds_up_its_rows(codec: Codec):
     aligned = -(-codec.payload_bytes(n) // 4) * 4
     rows = torch.zeros(world, aligned, dtype=torch.uint8)[:, : codec.payload_bytes(n)]
     for row, x in zip(rows, torch.randn(world, n, generator=torch.Generator().manual_seed(1)), strict=True):
-        codec.encode(x, row, context)
+        codec.encode(LazySum.of(x), row, context)
     single = torch.zeros(world, n)
     for row, out in zip(rows, single, strict=True):
         codec.decode(row[None], out, context)
@@ -336,7 +337,7 @@ def test_ranks_and_steps_have_noise_of_their_own(compressor: Codec):
     for rank, step in [(0, 0), (1, 0), (0, 1)]:
         context = alone(n, compressor, rank=rank, world=2, step=step)
         payload, out = torch.zeros(compressor.payload_bytes(n), dtype=torch.uint8), torch.empty(n)
-        compressor.encode(x.clone(), payload, context)
+        compressor.encode(LazySum.of(x.clone()), payload, context)
         compressor.decode(payload[None], out, context)
         decoded.append(out)
     assert not any(torch.equal(a, b) for i, a in enumerate(decoded) for b in decoded[:i])

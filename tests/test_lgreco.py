@@ -12,6 +12,7 @@ import gradwire as gw
 from gradwire.compressors import Codec
 from gradwire.controllers.allocate import allocate
 from gradwire.controllers.errors import square_errors
+from gradwire.ops.lazy_sum import LazySum
 
 SLOTS = slots_of(
     {"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30), "third.weight": torch.empty(20, 90)}
@@ -73,7 +74,7 @@ def test_an_error_is_what_encoding_leaves(choices: list[Codec]):
     for choice, error in zip(choices, square_errors(x, slot, choices), strict=True):
         state, payload = alone(len(x), choice), torch.zeros(choice.payload_bytes(len(x)), dtype=torch.uint8)
         decoded = torch.empty_like(x)
-        choice.encode(x.clone(), payload, state)
+        choice.encode(LazySum.of(x.clone()), payload, state)
         choice.decode(payload[None], decoded, state)
         assert error == pytest.approx(float((x - decoded).square().sum()), rel=0.02, abs=1e-2)
 

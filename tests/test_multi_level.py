@@ -5,14 +5,14 @@ from math import inf, nan
 
 import pytest
 import torch
-from harness import CPU, SMALL, WIDE, Job, alone, draw, job, plan_of, slots_of
+from harness import SMALL, WIDE, Job, alone, draw, job, plan_of, slots_of
 from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective import Collective, Sum
 from gradwire.compressors.multi_level import Measure
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.select import top_k
-from gradwire.ops.workspace import Workspace
 from gradwire.slots import Slot
 
 SLOTS, WIDE_SLOTS = slots_of(SMALL), slots_of(WIDE)
@@ -26,7 +26,7 @@ def both_levels(compressor: gw.MultiLevel, x: Tensor) -> tuple[list[Tensor], Ten
     for indices in compressor.select(x, context):
         decoded.append(torch.zeros(len(x)))
         decoded[-1][indices] = x[indices]
-    next(gw.AllReduce().reduce(compressor, x.clone(), torch.empty(len(x)), context))
+    next(gw.AllReduce().reduce(compressor, LazySum.of(x.clone()), torch.empty(len(x)), context))
     return decoded, compressor.observed(context)
 
 
@@ -37,7 +37,7 @@ def test_of_top_k_the_second_level_is_what_it_selects_alone(n: int, ratio: float
     compressor = gw.MultiLevel(gw.TopK(ratio), further)
     (_, second), _ = both_levels(compressor, x)
     direct = torch.zeros(n)
-    indices = top_k(x, max(1, int(n * ratio / further)), Workspace(CPU))
+    indices = top_k(x, max(1, int(n * ratio / further)))
     direct[indices] = x[indices]
     assert torch.equal(second, direct)
 

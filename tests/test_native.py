@@ -25,7 +25,6 @@ from kernel_cases import (
 )  # fmt: skip
 from torch import Tensor
 
-from gradwire.ops import bits as old_bits
 from gradwire.ops import native, reference
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, Compact, nearest, one_bit, qsgd, sign
@@ -62,7 +61,8 @@ def expected_sum(old: Tensor, gradient: Tensor, decay: float, share: float) -> T
 
 @needs_library
 @given(x=strange, dtype=st.sampled_from(DTYPES))
-@example(x=[3.4e38, 3.4e38], dtype=torch.float32)
+@example(x=[2.0**96], dtype=torch.float32)
+@example(x=[7.922815e28, -7.922815e28], dtype=torch.float32)
 @example(x=[float("nan")], dtype=torch.float16)
 @example(x=[float("-inf")], dtype=torch.bfloat16)
 @example(x=[1e-45, -1e-40, 6e-8], dtype=torch.float16)
@@ -72,7 +72,7 @@ def test_not_finite_is_noticed(x, dtype):
     old = torch.zeros(len(x))
     for _ in each_level():
         next = torch.empty(len(x))
-        assert native.add_in(next, old, gradient, 1.0, 1.0) == bool(gradient.isfinite().all())
+        assert native.add_in(next, old, gradient, 1.0, 1.0) == bool((gradient.float().abs() < 2.0**96).all())
         assert same_bits(next, gradient.float())
 
 
@@ -159,7 +159,7 @@ def test_what_is_sent_and_what_is_kept_add_up(code: Code):
     lengths = (1000, 1, 64, 4100)
     layout = Blocks(lengths, code)
     x = numbers(sum(lengths), 0, 1.0)
-    x[1000] = 1e30
+    x[1000] = 1e28
     payload, kept, sent = garbage(layout.nbytes), torch.empty(len(x)), torch.empty(len(x))
     assert native.add_quantise(kept, x, None, 1.0, 0.0, layout, payload, keep=True)
     native.decode_sum(payload[None], sent, layout)
@@ -202,10 +202,6 @@ def test_codes_survive_packing(bits: int, n: int):
     reference.pack_codes(x, expected, bits)
     reference.unpack_codes(expected, back, bits)
     assert torch.equal(back, x)
-    if bits == 2:
-        ternary_codes = garbage(size)
-        old_bits.pack_ternary(x, ternary_codes)
-        assert torch.equal(ternary_codes, expected)
     for _ in each_level():
         codes, back = garbage(size), torch.empty(n, dtype=torch.int8)
         native.pack_codes(x, codes, bits)

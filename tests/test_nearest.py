@@ -7,6 +7,7 @@ from harness import slots_of
 import gradwire as gw
 from gradwire.compressors import context_for
 from gradwire.ops.formats import Blocks, nearest
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 
 CPU = torch.device("cpu")
@@ -16,7 +17,7 @@ LENGTHS = (64, 128, 65, 64, 3, 64)
 def sent(codec: gw.Codec, layout: Layout, x: torch.Tensor) -> torch.Tensor:
     context = context_for(layout, codec, CPU)
     payload, out = torch.zeros(codec.group_bytes(layout, 0), dtype=torch.uint8), torch.empty(layout.numel)
-    codec.encode(x.clone(), payload, context)
+    codec.encode(LazySum.of(x.clone()), payload, context)
     codec.decode(payload[None], out, context)
     return out
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.compressors import Cast, GroupContext
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.plans import uniform
 from gradwire.runtime.pipeline import ReductionError
 from gradwire.runtime.runtime import Runtime
@@ -191,8 +192,8 @@ class Faulty(Cast):
     late: bool = False
     pause_s: float = 0.0
 
-    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
-        super().encode(x, payload, context)
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
+        super().encode(vector, payload, context)
         self._strike(context, late=False)
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:

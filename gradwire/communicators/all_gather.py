@@ -9,6 +9,7 @@ from gradwire.collective import Gather, framed
 from gradwire.communicators.base import SummingCommunicator
 from gradwire.communicators.wire import Wire, all_gather
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, Selective
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 
 
@@ -34,10 +35,10 @@ class AllGather(SummingCommunicator):
     def codec_wire(self, codec: Codec, layout: Layout, world: int, step: int) -> Wire:
         return all_gather(framed(codec.group_bytes(layout, step)), world)
 
-    def add_up(self, codec: Codec, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+    def add_up(self, codec: Codec, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
         size = codec.group_bytes(context.layout, context.step)
         send, receive = context.message("send", size), context.message("receive", size, rows=context.world)
-        codec.encode(x, send.body, context)
+        codec.encode(vector, send.body, context)
         yield Gather(send, receive)
         codec.decode(receive.body, out, context)
         if self.over_senders:

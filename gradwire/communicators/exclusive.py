@@ -13,6 +13,7 @@ from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_reduce
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Places
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.ranges import even
 from gradwire.slots import Layout
 
@@ -44,8 +45,9 @@ class Exclusive(SparseCommunicator):
         largest = _largest(compressor, layout.numel, world)
         return all_gather(framed(largest.nbytes), world) + all_reduce(4 * world * largest.k + FLAG_BYTES, world)
 
-    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+    def reduce(self, compressor: Compressor, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
+        x = vector.total()
         world, largest = context.world, _largest(compressor, len(x), context.world)
         mine = context.message("mine", largest.nbytes)
         a, b = _parts(len(x), context)[context.rank]

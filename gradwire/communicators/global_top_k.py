@@ -10,6 +10,7 @@ from gradwire.collective import Broadcast, SendReceive, framed
 from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, broadcast, depth, up_a_tree
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 
 
@@ -33,11 +34,11 @@ class GlobalTopK(SparseCommunicator):
         size = framed(compressor.payload_bytes(layout.numel))
         return up_a_tree(size, world) + broadcast(size, world)
 
-    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+    def reduce(self, compressor: Compressor, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
-        entries = compressor.layout(len(x))
+        entries = compressor.layout(vector.numel)
         merged, other = context.message("merged", entries.nbytes), context.message("other", entries.nbytes)
-        compressor.encode(x, merged.body, context)
+        compressor.encode(vector, merged.body, context)
         for level in range(depth(context.world)):
             target, source = partners(context.rank, context.world, level)
             yield SendReceive(merged, other, target, source)
@@ -45,7 +46,7 @@ class GlobalTopK(SparseCommunicator):
                 kept, dropped = merge(entries.unpack(merged.body), entries.unpack(other.body), entries.k)
                 entries.pack(merged.body, *kept)
                 if context.remember:
-                    x.index_add_(0, *dropped)
+                    vector.total().index_add_(0, *dropped)
         yield Broadcast(merged, 0)
         out.zero_().index_add_(0, *entries.unpack(merged.body))
 

@@ -11,6 +11,7 @@ from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_reduce, broadcast
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Places
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 
 
@@ -31,8 +32,9 @@ class LeaderIndices(SparseCommunicator):
         places = _places(compressor, layout.numel)
         return broadcast(framed(places.nbytes), world) + all_reduce(4 * places.k + FLAG_BYTES, world)
 
-    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+    def reduce(self, compressor: Compressor, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
+        x = vector.total()
         places = _places(compressor, len(x))
         message = context.message("places", places.nbytes)
         leader = context.step % context.world

@@ -11,8 +11,10 @@ from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Entries
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.ranges import even, share, split
-from gradwire.ops.select import TINY, above, largest, top_k
+from gradwire.ops.reference.largest import TINY, largest
+from gradwire.ops.select import above, top_k
 from gradwire.ops.threshold import estimates_help
 from gradwire.slots import Layout
 
@@ -55,8 +57,9 @@ class OkTopk(SparseCommunicator):
     def init_group(self) -> dict[str, Tensor]:
         return {"quantiles": torch.zeros(POINTS + 1, dtype=torch.int64), "threshold": torch.zeros(1)}
 
-    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+    def reduce(self, compressor: Compressor, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
+        x = vector.total()
         n, world, k = len(x), context.world, compressor.count(len(x))
         entries, bounds, threshold = (
             self._entries(compressor, n, world),
@@ -78,7 +81,7 @@ class OkTopk(SparseCommunicator):
             total.index_add_(0, *entries.unpack(row))
         size = entries.nbytes + 4 * POINTS
         again, everyones = context.message("again", size), context.message("everyones", size, rows=world)
-        found = _passing(total[a:b], threshold, entries.k, context) + a
+        found = _passing(total[a:b], threshold, entries.k) + a
         entries.pack(again.body, found, total[found])
         again.body[entries.nbytes :].view(torch.int32).copy_(_quantiles(indices, n))
         yield Gather(again, everyones)
@@ -107,13 +110,14 @@ class OkTopk(SparseCommunicator):
         return context.group["threshold"].item() or None
 
 
-def _passing(region: Tensor, threshold: float | None, most: int, context: GroupContext) -> Tensor:
+def _passing(region: Tensor, threshold: float | None, most: int) -> Tensor:
     """Ascending indices of the sums that this rank shares, `most` at most."""
     if len(region) == 0:
         return torch.empty(0, dtype=torch.int64, device=region.device)
     if threshold is None:
-        return top_k(region, min(most, len(region)), context.scratch)
-    return largest(*above(region, max(threshold, TINY), context.scratch), most)
+        return top_k(region, min(most, len(region)))
+    found = above(region, max(threshold, TINY), 2 * most)
+    return largest(*found, most) if found else top_k(region, most)
 
 
 def _bounds(n: int, context: GroupContext) -> list[int]:

@@ -11,6 +11,7 @@ from gradwire.collective import AllToAll, Gather, framed
 from gradwire.communicators.base import SummingCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, SignSGD
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 
 
@@ -40,14 +41,14 @@ class ScatterReduce(SummingCommunicator):
         size = framed(max(_sizes(codec, layout, chunks(layout.numel, world), step)))
         return all_to_all(world * size, world) + all_gather(size, world)
 
-    def add_up(self, codec: Codec, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
-        bounds = chunks(len(x), context.world)
+    def add_up(self, codec: Codec, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
+        x, bounds = vector.total(), chunks(vector.numel, context.world)
         spans, sizes = list(pairwise(bounds)), _sizes(codec, context.layout, bounds, context.step)
 
         send = context.message("send", max(sizes), rows=context.world)
         for row, size, (a, b) in zip(send.body, sizes, spans, strict=True):
             if a < b:
-                codec.encode(x[a:b], row[:size], context.part(a, b))
+                codec.encode(LazySum.of(x[a:b]), row[:size], context.part(a, b))
         receive = context.message("receive", max(sizes), rows=context.world)
         yield AllToAll(send, receive)
 
@@ -57,7 +58,7 @@ class ScatterReduce(SummingCommunicator):
             size, part = sizes[context.rank], context.part(a, b)
             total = context.buffers.tensor("chunk", (b - a,))
             codec.decode(receive.body[:, :size], total, part)
-            codec.encode(total, again.body[:size], part)
+            codec.encode(LazySum.of(total), again.body[:size], part)
             if context.remember:
                 x[a:b].add_(total)  # what is left of the sum
         yield Gather(again, receive)

@@ -12,9 +12,9 @@ from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Entries
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.ranges import even, share, split
 from gradwire.ops.select import top_k
-from gradwire.ops.workspace import Workspace
 from gradwire.slots import Layout
 
 
@@ -46,8 +46,9 @@ class SplitGather(SparseCommunicator):
         there = world * framed(Entries(room.width, room.there).nbytes)
         return all_to_all(there, world) + all_gather(framed(room.back_bytes), world)
 
-    def reduce(self, compressor: Compressor, x: Tensor, out: Tensor, context: GroupContext) -> Reduction:
+    def reduce(self, compressor: Compressor, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
+        x = vector.total()
         room = self._room(compressor, len(x), context.world)
         bounds, size = even(len(x), context.world), Entries(room.width, room.there).nbytes
         send = context.message("send", size, rows=context.world)
@@ -66,7 +67,7 @@ class SplitGather(SparseCommunicator):
         if a < b:
             for row in receive.body:  # rank by rank: the same rounding whoever owns the range
                 total.index_add_(0, *Entries(b - a, room.there).unpack(row))
-            room.write(total, again.body, context.scratch)
+            room.write(total, again.body)
             if context.remember:
                 x[a:b].add_(total)
         everyones = context.message("everyones", room.back_bytes, rows=context.world)
@@ -99,13 +100,13 @@ class _Room:
     def back_bytes(self) -> int:
         return 4 * self.width if self.dense else Entries(self.width, self.back).nbytes
 
-    def write(self, total: Tensor, payload: Tensor, scratch: Workspace) -> None:
+    def write(self, total: Tensor, payload: Tensor) -> None:
         """A range's sum (≤ width,), or its largest elements, to a payload; leaves in `total` what is not written."""
         if self.dense:
             payload[: total.nbytes].view(torch.float32).copy_(total)
             total.zero_()
             return
-        found = top_k(total, min(self.back, len(total)), scratch)
+        found = top_k(total, min(self.back, len(total)))
         Entries(len(total), self.back).pack(payload, found, total[found])
         total.index_fill_(0, found, 0)
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import check_ratio
-from gradwire.ops.slices import top_k_columns, top_k_rows
-from gradwire.ops.workspace import Workspace
+from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.select import top_k_columns, top_k_rows
 from gradwire.slots import Layout, Slot
 
 SHORT = 1 << 16
@@ -46,13 +46,13 @@ class Slices:
     def short(self) -> bool:
         return self.length <= SHORT
 
-    def select(self, flat: Tensor, scratch: Workspace) -> Tensor:
+    def select(self, flat: Tensor) -> Tensor:
         """Indices (count, kept) int64 within each slice of flat (numel,)."""
         if self.kept == self.length:
             return torch.arange(self.length, device=flat.device).expand(self.count, -1)
         if self.axis == 1:
-            return top_k_rows(flat.view(self.count, self.length), self.kept, scratch)
-        return top_k_columns(flat.view(self.length, self.count), self.kept, scratch)
+            return top_k_rows(flat.view(self.count, self.length), self.kept)
+        return top_k_columns(flat.view(self.length, self.count), self.kept)
 
     def positions(self, indices: Tensor) -> Tensor:
         """Where in the slot the elements (count, kept) lie, (count·kept,) int64; 16-bit indices are unsigned."""
@@ -105,9 +105,10 @@ class AllDimensionTopK(Codec):
         longs = sum(cut.sent for cut in cuts if not cut.short)
         return 8 * longs + 4 * shorts + 2 * (shorts + shorts % 2)
 
-    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
+        x = vector.total()
         for cut, flat, values, indices in self._walk(x, payload, context.layout):
-            chosen = cut.select(flat, context.scratch)
+            chosen = cut.select(flat)
             indices.copy_(chosen)
             positions = cut.positions(chosen)
             torch.index_select(flat, 0, positions, out=values)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire.collective import Collective
 from gradwire.compressors.context import GroupContext, GroupState, Halves, SlotState
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.workspace import Workspace
 from gradwire.slots import Layout
 
@@ -46,9 +47,9 @@ class Compressor(ABC):
         return {}
 
     @abstractmethod
-    def reduce(self, x: Tensor, out: Tensor, context: GroupContext, add_up: "AddUp") -> Reduction:
-        """Writes the sum of all ranks' x (n,) to out (n,), and leaves in x what this rank did not send. `add_up` does
-        that for what a codec encodes."""
+    def reduce(self, vector: LazySum, out: Tensor, context: GroupContext, add_up: "AddUp") -> Reduction:
+        """Writes the sum of all ranks' x (n,) = `vector.total()` to out (n,), and leaves in x what this rank did not
+        send. `add_up` does that for what a codec encodes."""
 
 
 class Codec(Compressor):
@@ -75,22 +76,22 @@ class Codec(Compressor):
         """What the rounds of a step encode, and with what."""
         return [(self, layout)]
 
-    def reduce(self, x: Tensor, out: Tensor, context: GroupContext, add_up: "AddUp") -> Reduction:
-        return add_up(self, x, out, context)
+    def reduce(self, vector: LazySum, out: Tensor, context: GroupContext, add_up: "AddUp") -> Reduction:
+        return add_up(self, vector, out, context)
 
     @abstractmethod
-    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
-        """Writes to payload (payload_bytes(n),) uint8 what is sent of x (n,) float32, and leaves in x what is not: x
-        minus what the payload stands for. Without `context.remember` what is left in x does not matter."""
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
+        """Writes to payload (payload_bytes(n),) uint8 what is sent of x (n,) = `vector.total()`, and leaves in x what
+        is not: x minus what the payload stands for. Without `context.remember` what is left in x does not matter."""
 
     @abstractmethod
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         """Writes the sum of what rows (r, payload_bytes(n)) stand for into out (n,)."""
 
 
-AddUp = Callable[[Codec, Tensor, Tensor, GroupContext], Reduction]
-"""add_up(codec, x, out, context) writes the sum over the ranks of what `codec` sends of x (n,) to out (n,), and leaves
-in x what this rank did not send."""
+AddUp = Callable[[Codec, LazySum, Tensor, GroupContext], Reduction]
+"""add_up(codec, vector, out, context) writes the sum over the ranks of what `codec` sends of x (n,) = `vector.total()`
+to out (n,), and leaves in x what this rank did not send."""
 
 
 class Selective(Codec):

@@ -10,6 +10,7 @@ from torch import Tensor
 from gradwire.compressors.base import Selective
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.bits import pack_words, unpack_words
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.tiles import tiles
 
 SCALE = torch.bfloat16
@@ -61,8 +62,8 @@ class ChunkTopK(Selective):
     def payload_bytes(self, n: int) -> int:
         return self.chunks(n) * (SCALE.itemsize * self.levels + self.k * (self.place_bits + 1) // 8)
 
-    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
-        parts = self._parts(payload, len(x))
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
+        x, parts = vector.total(), self._parts(payload, vector.numel)
         for first, chunk in self._chunked(x, context):
             rows = slice(first, first + len(chunk))
             magnitude = torch.abs(chunk, out=context.scratch.tensor("magnitude", tuple(chunk.shape)))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.tiles import spans
 
 
@@ -20,7 +21,8 @@ class Cast(Codec):
     def payload_bytes(self, n: int) -> int:
         return n * self.wire_dtype.itemsize
 
-    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
+        x = vector.total()
         values = payload.view(self.wire_dtype)
         for start, end in spans(x):
             part, sent = x[start:end], values[start:end]

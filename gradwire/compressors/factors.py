@@ -8,6 +8,7 @@ from torch import Tensor
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.nearest import Quantized
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 
 VECTORS = Quantized(8, block=128)
@@ -28,9 +29,9 @@ class FactorCodec(Codec):
     def group_bytes(self, layout: Layout, step: int) -> int:
         return sum(codec.group_bytes(layout.cut(a, b), step) for codec, a, b in self._parts(layout))
 
-    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
-        for codec, part, own, sent in self._walk(x, payload, context):
-            codec.encode(own, sent, part)
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
+        for codec, part, own, sent in self._walk(vector.total(), payload, context):
+            codec.encode(LazySum.of(own), sent, part)
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         for codec, part, own, sent in self._walk(out, rows, context):

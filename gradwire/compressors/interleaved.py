@@ -10,6 +10,7 @@ from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sign import SignSGD
 from gradwire.compressors.sparse import TopK
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 
 
@@ -76,9 +77,9 @@ class Interleaved(Codec):
     def group_bytes(self, layout: Layout, step: int) -> int:
         return self.turn(step).group_bytes(layout, step)
 
-    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
         size = self.group_bytes(context.layout, context.step)
-        self.turn(context.step).encode(x, payload[:size], context)
+        self.turn(context.step).encode(vector, payload[:size], context)
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         size = self.group_bytes(context.layout, context.step)

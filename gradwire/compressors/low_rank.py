@@ -14,6 +14,7 @@ from gradwire.compressors.context import GroupContext
 from gradwire.compressors.dense import FP32
 from gradwire.compressors.factors import FactorCodec
 from gradwire.ops.formats import nearest
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.noise import uniform
 from gradwire.ops.orthogonal import orthogonalize
 from gradwire.slots import Layout, Slot
@@ -99,7 +100,8 @@ class LowRank(MultiRound):
                 others.append(Slot(slot.name, (slot.numel,), (1,), torch.float32))
         return Layout((*rows, *others))
 
-    def reduce(self, x: Tensor, out: Tensor, context: GroupContext, add_up: AddUp) -> Reduction:
+    def reduce(self, vector: LazySum, out: Tensor, context: GroupContext, add_up: AddUp) -> Reduction:
+        x = vector.total()
         if context.step < self.start_step:
             return self._reduce_dense(x, out, context, add_up)
         key = (self, x.data_ptr(), out.data_ptr())
@@ -112,7 +114,7 @@ class LowRank(MultiRound):
     def _reduce_dense(self, x: Tensor, out: Tensor, context: GroupContext, add_up: AddUp) -> Reduction:
         """In as many rounds as later, for the sequence of collectives must not depend on the step."""
         for start, end in self._equal_parts(len(x)):
-            yield from add_up(FP32(), x[start:end], out[start:end], context.part(start, end))
+            yield from add_up(FP32(), LazySum.of(x[start:end]), out[start:end], context.part(start, end))
 
     def _equal_parts(self, n: int) -> list[tuple[int, int]]:
         return list(pairwise(n * part // self.rounds for part in range(self.rounds + 1)))
@@ -142,7 +144,7 @@ class Factors:
         """Own factors become sums; what of dense slots is not sent stays in `dense`."""
         factors = self._own[: len(self._sent)]
         self._sent.copy_(factors)
-        yield from add_up(self._codec, self._own, self._sum, replace(context, layout=self._layout))
+        yield from add_up(self._codec, LazySum.of(self._own), self._sum, replace(context, layout=self._layout))
         self._sent.sub_(factors)
 
 

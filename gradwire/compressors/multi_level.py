@@ -11,6 +11,7 @@ from gradwire.collective import Collective, Gather, Sum
 from gradwire.compressors.base import AddUp, Codec, MultiRound, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import RandomK, Sparse, TopK
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.magnitudes import magnitude_sum
 from gradwire.ops.select import top_k
 
@@ -73,7 +74,8 @@ class MultiLevel(MultiRound):
     def init_group(self) -> dict[str, Tensor]:
         return self.codec.init_group() | {"norms": torch.full((TAIL,), torch.nan)}
 
-    def reduce(self, x: Tensor, out: Tensor, context: GroupContext, add_up: AddUp) -> Reduction:
+    def reduce(self, vector: LazySum, out: Tensor, context: GroupContext, add_up: AddUp) -> Reduction:
+        x = vector.total()
         level, levels = self.level(context), self.select(x, context)
         norms = self._observe(x, levels, context)
         if level == DENSE:
@@ -98,7 +100,7 @@ class MultiLevel(MultiRound):
         assert isinstance(self.codec, Sparse)
         assert isinstance(fewer, Sparse)
         first = self.codec.select(x, self.codec.count(n), context)
-        return first, first if self.further == 1 else first[top_k(x[first], fewer.count(n), context.scratch)]
+        return first, first if self.further == 1 else first[top_k(x[first], fewer.count(n))]
 
     def observed(self, context: GroupContext) -> Tensor:
         """Of this rank and step, (2, 3): the norms of x, first and second level, and their element counts."""

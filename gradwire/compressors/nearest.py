@@ -9,8 +9,8 @@ from torch import Tensor
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.formats import Blocks, nearest
-from gradwire.ops.reference import decode_sum
-from gradwire.ops.reference.blocks import encode
+from gradwire.ops.kernels import decode_sum
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 
 
@@ -40,8 +40,8 @@ class Quantized(Codec):
     def group_bytes(self, layout: Layout, step: int) -> int:
         return self.blocks(layout).nbytes
 
-    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
-        encode(x, self.blocks(context.layout), payload, keep=context.remember, seed=0)
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
+        vector.quantise(self.blocks(context.layout), payload, keep=context.remember, seed=0)
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         decode_sum(rows, out, self.blocks(context.layout))

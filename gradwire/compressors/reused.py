@@ -39,13 +39,13 @@ class ReusedThreshold(Sparse):
 
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         if not estimates_help(x):
-            return top_k(x, k, context.scratch)
+            return top_k(x, k)
         threshold, tau, age = context.group["reused"].tolist()
         reuse = context.step >= self.warmup and age < tau and threshold
-        if reuse and (chosen := passing(x, threshold, k, context.scratch)) is not None:
+        if reuse and (chosen := passing(x, threshold, k)) is not None:
             context.group.stage("reused", torch.tensor([threshold, tau, age + 1]))
             return chosen
-        indices = top_k(x, k, context.scratch)
+        indices = top_k(x, k)
         smallest = float(x[indices].abs().min()) if len(indices) else 0.0
         context.group.stage("reused", torch.tensor([smallest, self._adapted(tau, threshold, smallest), 1.0]))
         return indices

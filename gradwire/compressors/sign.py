@@ -10,6 +10,8 @@ from gradwire.compressors.base import Codec
 from gradwire.compressors.blockwise import Blockwise
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.bits import pack_signs, unpack_signs
+from gradwire.ops.formats import Code, one_bit, sign
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.tiles import spans
 
 
@@ -19,16 +21,10 @@ class EFSignSGD(Blockwise):
     https://arxiv.org/abs/1901.09847). Zero counts as positive. Wants `memory.Residual`."""
 
     block: int = 256
-    bits: ClassVar[int] = 1
 
-    def quantize(self, part: Tensor, scales: Tensor, codes: Tensor, context: GroupContext) -> None:
-        magnitude = torch.abs(part, out=context.scratch.tensor("magnitude", tuple(part.shape)))
-        torch.mean(magnitude, 1, keepdim=True, out=scales)
-        pack_signs(part.view(-1), codes)
-
-    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
-        unpack_signs(codes, out)
-        out.mul_(scales)
+    @property
+    def code(self) -> Code:
+        return sign(self.block)
 
 
 @dataclass(frozen=True)
@@ -38,23 +34,10 @@ class OneBit(Blockwise):
     `memory.Residual`."""
 
     block: int = 4096
-    bits: ClassVar[int] = 1
-    scales: ClassVar[int] = 2
 
-    def quantize(self, part: Tensor, scales: Tensor, codes: Tensor, context: GroupContext) -> None:
-        pack_signs(part.view(-1), codes)
-        signs = context.scratch.tensor("signs", tuple(part.shape))
-        unpack_signs(codes, signs)
-        width = part.shape[1]
-        positives = signs.sum(1).add_(width).div_(2)
-        total, absolute = part.sum(1), torch.abs(part, out=signs).sum(1)
-        scales[:, 0] = (total - absolute) / (2 * (width - positives).clamp_min_(1))
-        scales[:, 1] = (total + absolute) / (2 * positives.clamp_min_(1))
-
-    def dequantize(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
-        unpack_signs(codes, out)
-        negative, positive = scales[:, :1], scales[:, 1:]
-        out.mul_((positive - negative) / 2).add_((positive + negative) / 2)
+    @property
+    def code(self) -> Code:
+        return one_bit(self.block)
 
 
 @dataclass(frozen=True)
@@ -69,7 +52,8 @@ class SignSGD(Codec):
     def payload_bytes(self, n: int) -> int:
         return -(-n // 8)
 
-    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
+        x = vector.total()
         zero_is_plus = (context.rank + context.step) % 2 == 0
         for start, end in spans(x):
             pack_signs(x[start:end], payload[start // 8 : -(-end // 8)], zero_is_plus)
@@ -97,7 +81,7 @@ class Signum(SignSGD):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum} must lie in [0, 1), e.g. momentum=0.9")
 
-    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
         before, momentum = context.flat["momentum"]
-        torch.lerp(before, x, 1 - self.momentum, out=momentum)
-        super().encode(momentum, payload, context)
+        torch.lerp(before, vector.total(), 1 - self.momentum, out=momentum)
+        super().encode(LazySum.of(momentum), payload, context)

@@ -9,6 +9,8 @@ from torch import Tensor
 from gradwire.compressors.base import Codec, Selective
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.entries import Entries
+from gradwire.ops.kernels import decode_sum, pack_entries
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.select import top_k
 
 
@@ -45,13 +47,17 @@ class Sparse(Selective):
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         """Ascending indices (≤ k,) int64 of the elements of x (n,) to send."""
 
-    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
+        x = vector.total()
         indices = self.select(x, self.count(len(x)), context)
-        self.layout(len(x)).pack(payload, indices, x[indices])
+        pack_entries(payload, self.layout(len(x)), indices, x[indices])
         x.index_fill_(0, indices, 0)
 
     def entries(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
         return self.layout(n).unpack(payload)
+
+    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+        decode_sum(rows, out, self.layout(len(out)))
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,10 @@ class TopK(Sparse):
     ratio: float = 0.01
 
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
-        return top_k(x, k, context.scratch)
+        return top_k(x, k)
+
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
+        vector.select(self.layout(vector.numel), payload)
 
 
 @dataclass(frozen=True)
@@ -102,7 +111,8 @@ class RandomK(Codec):
         draw = torch.rand(k, generator=generator, device=device, dtype=torch.float64)
         return edges[:-1] + (draw * sizes).long(), sizes
 
-    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
+        x = vector.total()
         indices, sizes = self.indices(len(x), context)
         values = torch.index_select(x, 0, indices, out=payload.view(torch.float32))
         x.index_fill_(0, indices, 0)

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparse
-from gradwire.ops.select import lower_bound
+from gradwire.ops.kernels import pack_entries
+from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.reference.largest import lower_bound
 from gradwire.ops.threshold import at_least, top_k_by_estimate
 
 
@@ -25,7 +27,7 @@ class Estimated(Sparse):
         """Estimates of the k-th largest magnitude of x (n,), each below the one before."""
 
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
-        return top_k_by_estimate(x, k, lambda: self.thresholds(x, k, context), context.scratch)
+        return top_k_by_estimate(x, k, lambda: self.thresholds(x, k, context))
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,10 @@ class HardThreshold(Sparse):
             raise ValueError(f"threshold={self.threshold} lets zeros pass; use a magnitude such as threshold=0.001")
 
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
-        return at_least(x, self.threshold / context.world, k, context.scratch)[0]
+        return at_least(x, self.threshold / context.world, k)[0]
 
-    def encode(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
-        indices, values = at_least(x, self.threshold / context.world, self.count(len(x)), context.scratch)
-        self.layout(len(x)).pack(payload, indices, values)
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
+        x = vector.total()
+        indices, values = at_least(x, self.threshold / context.world, self.count(len(x)))
+        pack_entries(payload, self.layout(len(x)), indices, values)
         x.index_add_(0, indices, values, alpha=-1)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import Cast, Codec, Compressor, LowRank, RandomK, Sparse, context_for
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout, Slot
 
 SAMPLE = 1 << 18
@@ -63,5 +64,5 @@ def _error(x: Tensor, slot: Slot, choice: Compressor) -> float:
     size = choice.group_bytes(context.layout, 0)
     payload = torch.zeros(size // 4 * 4 + 4, dtype=torch.uint8, device=x.device)[:size]
     left = x.clone()
-    choice.encode(left, payload, context)
+    choice.encode(LazySum.of(left), payload, context)
     return float(left.double().square().sum())

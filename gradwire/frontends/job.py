@@ -12,7 +12,7 @@ from gradwire.compressors import FP32, Compressor
 from gradwire.controllers import Controller
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
-from gradwire.ops.gradients import Share
+from gradwire.ops.vectors import Share
 from gradwire.plans import Group, Plan, uniform
 from gradwire.slots import Slot
 from gradwire.torch_private import scale_of

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from gradwire.compressors import Compressor, Halves, SignSGD
-from gradwire.ops.gradients import Gradients, Share
+from gradwire.ops.lazy_sum import LazySum
+from gradwire.slots import Layout
 
 RESIDUAL = "residual"
 """The tensor of a memory that is compressed, and owed to the mean."""
@@ -40,9 +41,9 @@ class Memory(ABC):
             )
 
     @abstractmethod
-    def add(self, flat: Mapping[str, Halves], gradients: Gradients, share: Share, ranks: int) -> None:
-        """Writes the new half of every tensor from its old half and share·gradient, which is this rank's part of a mean
-        over so many `ranks`."""
+    def add(self, flat: Mapping[str, Halves], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
+        """What is compressed, a sum into the residual's new half, of old halves and the `gradient`: this rank's part of
+        a mean over so many `ranks`, which nobody has added up yet. Writes all other new halves."""
 
     def sent(self, flat: Mapping[str, Halves]) -> None:  # noqa: B027
         """Called when what was sent is out of the new residual."""

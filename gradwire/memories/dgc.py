@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from gradwire.compressors import Compressor, Halves
 from gradwire.memories.base import RESIDUAL, Memory
-from gradwire.ops.gradients import Gradients, Share
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.tiles import spans
 from gradwire.slots import Layout
 from gradwire.torch_private import norms_of, scale_each_by
@@ -47,15 +46,14 @@ class DGCMemory(Memory):
                 "pair it with DGC(), TopK() or RandomK(), or use Residual()"
             )
 
-    def add(self, flat: Mapping[str, Halves], gradients: Gradients, share: Share, ranks: int) -> None:
-        velocity, residual = flat[VELOCITY], flat[RESIDUAL]
-        if self.clip is None:
-            gradients.add_to(velocity.new, velocity.old, share, self.momentum)
-        else:
-            gradients.write_to(velocity.new, share)
-            self._clip(velocity.new, gradients.pieces.layout, ranks)
-            velocity.new.add_(velocity.old, alpha=self.momentum)
-        torch.add(residual.old, velocity.new, out=residual.new)
+    def add(self, flat: Mapping[str, Halves], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
+        velocity = flat[VELOCITY]
+        if self.clip is not None:
+            gradient = gradient.onto(None, velocity.new)
+            self._clip(gradient.total(), layout, ranks)
+        corrected = gradient.onto(*velocity, self.momentum)
+        corrected.total()
+        return corrected.onto(*flat[RESIDUAL])
 
     def sent(self, flat: Mapping[str, Halves]) -> None:
         if not self.masking:

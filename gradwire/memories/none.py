@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from gradwire.compressors import Compressor, Halves
 from gradwire.memories.base import Memory
-from gradwire.ops.gradients import Gradients, Share
+from gradwire.ops.lazy_sum import LazySum
+from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
@@ -18,5 +19,5 @@ class NoMemory(Memory):
     def check(self, compressor: Compressor) -> None:
         """Everything may be forgotten."""
 
-    def add(self, flat: Mapping[str, Halves], gradients: Gradients, share: Share, ranks: int) -> None:
+    def add(self, flat: Mapping[str, Halves], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
         raise AssertionError("there is nothing to add to")

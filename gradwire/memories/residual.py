@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from gradwire.compressors import Halves
 from gradwire.memories.base import RESIDUAL, Memory
-from gradwire.ops.gradients import Gradients, Share
+from gradwire.ops.lazy_sum import LazySum
+from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,5 @@ class Residual(Memory):
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay={self.decay} must lie in (0, 1]; 1 forgets nothing")
 
-    def add(self, flat: Mapping[str, Halves], gradients: Gradients, share: Share, ranks: int) -> None:
-        before, x = flat[RESIDUAL]
-        gradients.add_to(x, before, share, self.decay)
+    def add(self, flat: Mapping[str, Halves], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
+        return gradient.onto(*flat[RESIDUAL], self.decay)

@@ -1,21 +1,18 @@
-"""A group's gradients where a framework keeps them: added into a flat vector, and replaced by their means."""
+"""A group's gradients where a framework keeps them: read there, and replaced by their means."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
 
 import torch
 from torch import Tensor
 
+from gradwire.ops.vectors import Gradient, Share
 from gradwire.slots import Layout, Slot
 from gradwire.torch_private import add_each, copy_each, scale_each
 
-FEW = 16
-"""Up to so many tensors one call each is no slower than one call for all, and needs fewer passes."""
-
-Share = float | Tensor
-"""What one rank's gradient counts in the mean; with a loss scale on a GPU a tensor ()."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What kernels read."""
 
 
 @dataclass(frozen=True)
@@ -102,30 +99,28 @@ class Gradients:
                 return tensor if piece.slot else slot.view(tensor[start - piece.start :][: slot.numel])
         raise AssertionError("pieces cover all slots")
 
-    def add_to(self, out: Tensor, before: Tensor, share: Share, decay: float = 1.0) -> None:
-        """out = decay·before + share·gradient; all (n,), out and before float32 and not the same memory."""
-        targets = self.pieces.views(out)
-        if len(targets) > FEW and not isinstance(share, Tensor):
-            torch.mul(before, decay, out=out)
-            add_each(targets, self.tensors, share)
-            return
-        if len(targets) > FEW or decay != 1:
-            self.write_to(out, share)
-            out.add_(before, alpha=decay)
-            return
-        for target, old, tensor in zip(targets, self.pieces.views(before), self.tensors, strict=True):
-            if isinstance(share, Tensor):
-                torch.addcmul(old, tensor.to(torch.float32), share, out=target)
-            else:
-                torch.add(old, tensor, alpha=share, out=target)
+    def vectors(self, room: Tensor) -> Gradient:
+        """All of them (n,), or each contiguous in its slot's order of memory, as kernels read them; those that lie
+        otherwise, or are of another type, are copied to room (n,) float32."""
+        if self.whole is not None and self.whole.dtype in DTYPES:
+            return self.whole
+        strange = self._strange
+        if strange:
+            targets = self.pieces.views(room)
+            copy_each([targets[i] for i in strange], [self.tensors[i] for i in strange])
+        return [
+            room[piece.start : piece.end] if i in strange else _in_memory_order(tensor)
+            for i, (piece, tensor) in enumerate(zip(self.pieces.pieces, self.tensors, strict=True))
+        ]
 
-    def write_to(self, out: Tensor, share: Share) -> None:
-        """out = share·gradient; out (n,) float32 may be `flat`."""
-        if self.flat is not None:
-            torch.mul(self.flat, share, out=out)
-        else:
-            copy_each(self.pieces.views(out), self.tensors)
-            out.mul_(share)
+    @cached_property
+    def _strange(self) -> set[int]:
+        """Those that kernels cannot read where they are."""
+        return {
+            i
+            for i, (piece, tensor) in enumerate(zip(self.pieces.pieces, self.tensors, strict=True))
+            if tensor.dtype not in DTYPES or (piece.slot is not None and tensor.stride() != piece.slot.strides)
+        }
 
     def scale(self, factor: float) -> None:
         """gradient *= factor, where they are."""
@@ -157,6 +152,11 @@ class Gradients:
         return [self.slot(i).as_strided((1,), (1,)) for i in range(len(self.pieces.layout.slots))]
 
 
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    """A dense tensor, contiguous."""
+    return tensor if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
+
+
 def _follows(tensor: Tensor, last: Tensor) -> bool:
     """Whether it begins where the other ends, in the same memory and of the same type."""
     return (
@@ -164,17 +164,6 @@ def _follows(tensor: Tensor, last: Tensor) -> bool:
         and tensor.untyped_storage().data_ptr() == last.untyped_storage().data_ptr()
         and tensor.storage_offset() == last.storage_offset() + last.numel()
     )
-
-
-def mark_nonfinite(x: Tensor, flag: Tensor) -> None:
-    """Adds NaN to flag (1,) where x (n,) is not finite. On a CPU x is then 0, so that what travels is harmless; a GPU
-    is not asked, and what it computes from x is forgotten."""
-    total = x.sum()
-    if x.device.type != "cpu":
-        flag.add_(total.mul_(0))
-    elif not isfinite(total.item()):
-        flag.fill_(torch.nan)
-        x.zero_()
 
 
 def add_unless(total: Tensor, mean: Tensor, nonfinite: Tensor, scale: Share) -> None:

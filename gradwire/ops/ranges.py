@@ -7,7 +7,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from gradwire.ops.select import largest
+from gradwire.ops.reference.largest import largest
 from gradwire.ops.workspace import Workspace
 
 
@@ -34,7 +34,7 @@ def split(
     for start, end in pairwise(torch.searchsorted(indices, edges).tolist()):
         part = indices[start:end]
         if len(part) > capacity:
-            part = largest(part.numpy(), x[part].abs_().numpy(), capacity)
+            part = largest(part, x[part].abs_(), capacity)
         yield part, x[part]
 
 

@@ -1,81 +1,33 @@
-"""Which elements are the largest: exact top-k, several times faster than a full selection on a CPU."""
+"""Which elements are the largest, on any device."""
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from gradwire.ops.tiles import TILE, spans
-from gradwire.ops.workspace import Workspace
-
-SAMPLE = 1 << 14
-TINY = float(np.finfo(np.float32).tiny)
+from gradwire.ops.kernels import kernels_for
 
 
-def top_k(x: Tensor, k: int, scratch: Workspace) -> Tensor:
-    """Indices (≤ k,) int64, ascending, of the k largest |x|, exactly.
+def top_k(x: Tensor, k: int) -> Tensor:
+    """Indices (≤ k,) int64, ascending, of the k largest |x|, exactly; x: (n,) float32.
 
-    Fewer than k come back only where all others are zero (or subnormal, below 1.2e-38). Among equal
-    magnitudes the first win. x: (n,) float32.
+    Fewer than k come back only where all others are zero, subnormal (below 1.2e-38) or NaN. Among equal magnitudes the
+    first win. On a GPU always k.
     """
-    if x.device.type != "cpu":
-        magnitude = torch.abs(x, out=scratch.tensor("magnitude", (len(x),)))
-        return magnitude.topk(k, sorted=False).indices.sort().values
-    for slack in (4.0, 40.0):
-        survivors, magnitude = above(x, lower_bound(x, k, slack), scratch)
-        if len(survivors) >= k:
-            return largest(survivors, magnitude, k)
-    survivors, magnitude = above(x, TINY, scratch)
-    return largest(survivors, magnitude, k)
+    return kernels_for(x).top_k(x, k)
 
 
-def lower_bound(x: Tensor, k: int, slack: float) -> float:
-    """A magnitude that at least k elements reach, with near certainty: a quantile of a strided sample, `slack`
-    standard deviations below the one sought."""
-    n = len(x)
-    if n <= SAMPLE:
-        return TINY
-    sample = np.abs(x.numpy()[:: n // SAMPLE | 1])  # an odd stride meets every column of a power-of-two row
-    rank = k / n * len(sample)
-    rank = max(1, int(rank + slack * rank**0.5 + slack))
-    if rank >= len(sample):
-        return TINY
-    return max(TINY, float(np.partition(sample, len(sample) - rank)[len(sample) - rank]))
+def above(x: Tensor, bound: float, most: int) -> tuple[Tensor, Tensor] | None:
+    """Indices (m,) int64, ascending, and magnitudes (m,) of the elements of x (n,) with |x| ≥ bound; None where there
+    are more than `most`. On a CPU."""
+    return kernels_for(x).above(x, bound, most)
 
 
-def above(x: Tensor, bound: float, scratch: Workspace) -> tuple[np.ndarray, np.ndarray]:
-    """Indices, ascending, and magnitudes of the elements of x (n,) with |x| >= bound, in one pass."""
-    found = few_above(x, bound, len(x), scratch)
-    assert found is not None
-    return found
+def top_k_rows(matrix: Tensor, k: int) -> Tensor:
+    """Column indices (rows, k) int64 of the k largest magnitudes of each row of (rows, columns) float32.
+
+    Always k of them: zeros count too. Ascending on a CPU, where the first of equal magnitudes win.
+    """
+    return kernels_for(matrix).top_k_rows(matrix, k)
 
 
-def few_above(x: Tensor, bound: float, most: float, scratch: Workspace) -> tuple[np.ndarray, np.ndarray] | None:
-    """As `above`; None as soon as there are more than `most`."""
-    values, limit = x.numpy(), np.float32(bound)
-    magnitude = scratch.tensor("magnitude", (TILE,)).numpy()
-    mask = scratch.tensor("mask", (TILE,), torch.bool).numpy()
-    found, sizes, total = [], [], 0
-    for start, end in spans(x):
-        m = np.abs(values[start:end], out=magnitude[: end - start])
-        passing = np.greater_equal(m, limit, out=mask[: end - start])
-        total += np.count_nonzero(passing)
-        if total > most:
-            return None
-        hits = np.flatnonzero(passing)
-        sizes.append(m[hits])
-        hits += start
-        found.append(hits)
-    if not found:
-        return np.empty(0, np.int64), np.empty(0, np.float32)
-    return np.concatenate(found), np.concatenate(sizes)
-
-
-def largest(indices: np.ndarray, magnitude: np.ndarray, k: int) -> Tensor:
-    """The k of `indices` (m,) with the largest `magnitude` (m,), in their old order."""
-    if len(indices) <= k:
-        return torch.from_numpy(indices)
-    kth = np.partition(magnitude, len(magnitude) - k)[len(magnitude) - k]
-    chosen = magnitude > kth
-    ties = np.flatnonzero(magnitude == kth)
-    chosen[ties[: k - np.count_nonzero(chosen)]] = True
-    return torch.from_numpy(indices[chosen])
+def top_k_columns(matrix: Tensor, k: int) -> Tensor:
+    """Row indices (columns, k) int64 of the k largest magnitudes of each column; see `top_k_rows`."""
+    return kernels_for(matrix).top_k_columns(matrix, k)

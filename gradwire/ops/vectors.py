@@ -7,6 +7,9 @@ from torch import Tensor
 Gradient = Tensor | Sequence[Tensor | int] | None
 """A flat gradient (n,); or one per slot, one after another, a number for so many elements that have none."""
 
+Share = float | Tensor
+"""What one rank's gradient counts in the mean; with a loss scale on a GPU a tensor ()."""
+
 Output = Tensor | Sequence[Tensor]
 """A flat float32 tensor (n,), or parts that are n elements one after another."""
 

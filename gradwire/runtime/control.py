@@ -21,7 +21,7 @@ from gradwire.collective import REPLICA, Message, Sum
 from gradwire.compressors import GroupContext
 from gradwire.controllers import GroupView, Observation, StepView
 from gradwire.controllers.requests import Change, Profiled, ProfileRequest, change_from_json, change_to_json
-from gradwire.ops.gradients import Share
+from gradwire.ops.vectors import Share
 from gradwire.plans import Plan
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.pipeline import Pipeline

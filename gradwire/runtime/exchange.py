@@ -12,7 +12,9 @@ from gradwire.collective import Collective, Message, SendReceive, Sum
 from gradwire.communicators import AllReduce
 from gradwire.compressors import Cast, GroupContext, Reduction
 from gradwire.memories import RESIDUAL
-from gradwire.ops.gradients import Gradients, Share, mark_nonfinite
+from gradwire.ops.gradients import Gradients
+from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.vectors import Share
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group
 from gradwire.runtime.store import StoredGroup
@@ -36,9 +38,17 @@ class Given:
         """What a gradient counts in a mean over so many ranks."""
         return 1 / ranks if self.scale is None else 1 / ranks / self.scale
 
-    def mark_nonfinite(self, x: Tensor, nonfinite: Tensor) -> None:
-        """Adds NaN to `nonfinite` (1,) where what is to be sent, x (n,), must not count."""
-        mark_nonfinite(x.fill_(torch.nan) if self.lost else x, nonfinite)
+    def lazily(self, room: Tensor, share: Share, nonfinite: Tensor) -> LazySum:
+        """The gradients, each times its `share`, to be added up in room (n,)."""
+        return LazySum(room, None, self.gradients.vectors(room), 1.0, share, nonfinite)
+
+    def finish(self, x: LazySum, share: Share) -> LazySum:
+        """Adds x up where its absent slots keep what they have, or nothing of it counts."""
+        if self.lost:
+            x.drop()
+        elif self.absent:
+            self.without_absent(x.total(), share)
+        return x
 
     def without_absent(self, x: Tensor, share: Share) -> None:
         """Leaves nothing in x (n,) of what is kept for slots without a gradient: that stays where it is."""
@@ -133,8 +143,8 @@ class ReplicaExchange(Exchange):
         self.context.flat = self.stored.flat
         x = self._take_in(given)
         if self._job.look:
-            self._job.look(self.context, x)
-        out = self._out(given, x)
+            self._job.look(self.context, x.total())
+        out = self._out(given, x.next)
         yield from flagged(self.group.communicator.reduce(self.group.compressor, x, out, self.context), self.nonfinite)
         self.group.memory.sent(self.context.flat)
         given.gradients.take(out, given.scale)
@@ -158,21 +168,17 @@ class ReplicaExchange(Exchange):
 
     # All else
 
-    def _take_in(self, given: Given) -> Tensor:
-        """What is compressed, (n,): the gradients' share of the mean, and what the memory kept."""
-        share, gradients = given.share(self.context.world), given.gradients
+    def _take_in(self, given: Given) -> LazySum:
+        """What is compressed: the gradients' share of the mean, and what the memory kept."""
+        share, flat, ranks = given.share(self.context.world), self.context.flat, self.context.world
         if self.group.memory.remembers:
-            x = self.context.flat[RESIDUAL].new
-            self.group.memory.add(self.context.flat, gradients, share, self.context.world)
-        else:
-            x = self._own_buffer(gradients)
-            gradients.write_to(x, share)
-            if self.stored.pending:
-                x.add_(self.context.flat[RESIDUAL].old)
-                self.context.flat[RESIDUAL].new.zero_()
-        given.without_absent(x, share)
-        given.mark_nonfinite(x, self.nonfinite)
-        return x
+            gradient = given.lazily(flat[RESIDUAL].new, share, self.nonfinite)
+            return given.finish(self.group.memory.add(flat, gradient, self.stored.layout, ranks), share)
+        room = self._own_buffer(given.gradients)
+        pending = flat[RESIDUAL] if self.stored.pending else None
+        if pending:
+            pending.new.zero_()
+        return given.finish(given.lazily(room, share, self.nonfinite).onto(pending and pending.old, room), share)
 
     def _own_buffer(self, gradients: Gradients) -> Tensor:
         """Where a group without memory computes: where its gradients lie, if they can be replaced there."""

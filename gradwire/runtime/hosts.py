@@ -52,15 +52,15 @@ class HostExchange(Exchange):
     def _take_in(self, x: Tensor, given: Given) -> None:
         """This rank's part of the host's mean, (n,)."""
         share = given.share(self._host.world)
-        given.gradients.write_to(x, share)
-        if self.stored.owes and not self.compresses:
-            before, after = self.stored.flat[RESIDUAL]
-            x.add_(before, alpha=self._hosts)
-            given.without_absent(x, share)
-            after.zero_()
-            for slot in given.absent:
-                self.stored.layout.parts(after)[slot].copy_(self.stored.layout.parts(before)[slot])
-        given.mark_nonfinite(x, self.nonfinite)
+        gradient = given.lazily(x, share, self.nonfinite)
+        if self.compresses or not self.stored.owes:
+            given.finish(gradient, share).total()
+            return
+        before, after = self.stored.flat[RESIDUAL]
+        given.finish(gradient.onto(before, x, self._hosts), share).total()
+        after.zero_()
+        for slot in given.absent:
+            self.stored.layout.parts(after)[slot].copy_(self.stored.layout.parts(before)[slot])
 
 
 def _one(op: Collective) -> Reduction:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from gradwire.controllers import Controller
 from gradwire.controllers.requests import Profiled, ProfileRequest
-from gradwire.ops.gradients import Share
+from gradwire.ops.vectors import Share
 from gradwire.plans import Plan
 from gradwire.runtime.trace import Trace
 from gradwire.slots import Slot

@@ -33,6 +33,7 @@ import gradwire as gw
 from gradwire import tuner
 from gradwire.lab import planning
 from gradwire.lab.job import Peers
+from gradwire.ops.lazy_sum import LazySum
 
 SCENARIOS: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {}
 COMPRESSORS = [
@@ -963,10 +964,10 @@ class Halving:
 class Fails(gw.TopK):
     """Cannot encode on rank 1 from the third step on."""
 
-    def encode(self, x: Tensor, payload: Tensor, context: gw.GroupContext) -> None:
+    def encode(self, vector: LazySum, payload: Tensor, context: gw.GroupContext) -> None:
         if dist.get_rank() == 1 and context.step == 2:
             raise ArithmeticError("no such number")
-        super().encode(x, payload, context)
+        super().encode(vector, payload, context)
 
 
 @scenario(2, 3)

@@ -12,7 +12,7 @@ import numpy as np
 
 import gradwire.ops.native as package
 
-ABI = 1
+ABI = 2
 """What `gw_abi()` of a library that fits returns: `GW_ABI` in native/gradwire.h."""
 
 LEVELS = {1: "baseline", 3: "avx2", 4: "avx512"}

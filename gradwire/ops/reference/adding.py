@@ -7,46 +7,62 @@ from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Compact
 from gradwire.ops.reference.blocks import encode
 from gradwire.ops.reference.entries import pack_entries
+from gradwire.ops.reference.finite import Finite, both, finite_in
 from gradwire.ops.reference.selecting import top_k
 from gradwire.ops.tiles import spans
-from gradwire.ops.vectors import Gradient, placed
+from gradwire.ops.vectors import Gradient, Share, placed
+from gradwire.torch_private import copy_each
 
 
-def add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float) -> bool:
+def add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share) -> Finite:
     """next = decay·old + share·gradient, each operation rounded to float32; whether all of it is finite.
 
-    next, old: (n,) float32, perhaps the same; without `old`, and without a gradient, theirs is zero. The gradient may
-    be float32, bfloat16 or float16.
+    next, old: (n,) float32; without `old`, and without a gradient, theirs is zero. `next` may be the gradient, or
+    `old` where there is no gradient.
     """
-    sums = [
-        _add(next[start : start + length], old, part, (start, decay, share))
-        for start, part, length in placed(gradient, len(next))
-    ]
-    # a sum may overflow where no element does
-    return not sums or bool(torch.stack(sums).isfinite().all()) or bool(next.isfinite().all())
+    source = _gathered(next, gradient)
+    finite: Finite = True
+    for start, end in spans(next):
+        part = next[start:end]
+        _add(part, None if old is None else old[start:end], None if source is None else source[start:end], decay, share)
+        finite = both(finite, finite_in(part))
+    return finite
 
 
-def _add(next: Tensor, old: Tensor | None, gradient: Tensor | None, how: tuple[int, float, float]) -> Tensor:
-    """One segment; returns its sum, ()."""
-    start, decay, share = how
-    total = next.new_zeros(())
-    for a, b in spans(next):
-        part = next[a:b]
-        mine = gradient[a:b].float() * share if gradient is not None else torch.zeros_like(part)
-        if old is None:
-            part.copy_(mine)
-        elif decay == 1:
-            torch.add(old[start + a : start + b], mine, out=part)
-        else:  # in two steps: one would round once on some machines, and twice on others
-            torch.mul(old[start + a : start + b], decay, out=part).add_(mine)
-        total += part.sum()
-    return total
+def _gathered(next: Tensor, gradient: Gradient) -> Tensor | None:
+    """The gradient as a float32 vector (n,), in `next` where it is none yet."""
+    if gradient is None or (isinstance(gradient, Tensor) and gradient.dtype == torch.float32):
+        return gradient
+    targets: list[Tensor] = []
+    sources: list[Tensor] = []
+    for start, part, length in placed(gradient, len(next)):
+        if part is None:
+            next[start : start + length].zero_()
+        else:
+            targets.append(next[start : start + length])
+            sources.append(part.view(-1))
+    copy_each(targets, sources)
+    return next
+
+
+def _add(part: Tensor, old: Tensor | None, gradient: Tensor | None, decay: float, share: Share) -> None:
+    """One tile of `next`."""
+    if gradient is None:
+        torch.mul(old, decay, out=part) if old is not None else part.zero_()
+        return
+    torch.mul(gradient, share, out=part)
+    if old is None:
+        return
+    if decay == 1 or part.device.type != "cpu":
+        part.add_(old, alpha=decay)
+    else:  # in two steps: one would round once on some machines, and twice on others
+        part.add_(old * decay)
 
 
 def add_select(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layout: Entries | Compact,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layout: Entries | Compact,
     payload: Tensor,
-) -> bool:  # fmt: skip
+) -> Finite:  # fmt: skip
     """`add_in`, then the `layout.k` largest of `next` to payload (layout.nbytes,) uint8, and what is sent out of it.
 
     Which ones is what `top_k` says.
@@ -55,18 +71,21 @@ def add_select(
     indices = top_k(next, layout.k)
     values = next[indices]
     sent = pack_entries(payload, layout, indices, values)
-    next[indices] = torch.zeros_like(values) if isinstance(layout, Entries) else values - sent
+    if isinstance(layout, Entries):
+        next.index_fill_(0, indices, 0)
+    else:
+        next[indices] = values - sent
     return finite
 
 
 def add_quantise(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layout: Blocks, payload: Tensor,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layout: Blocks, payload: Tensor,
     *, keep: bool, seed: int = 0,
-) -> bool:  # fmt: skip
+) -> Finite:  # fmt: skip
     """`add_in`, then `next` as blocks to payload (layout.nbytes,) uint8, and where `keep`, what is sent out of it.
 
     False also where a scale is not finite. Stochastic codes draw their noise from numpy's SFC64 with this seed, 16 bits
-    an element, block by block, each from a fresh word of 64 bits.
+    an element, block by block, each from a fresh word of 64 bits; on a GPU from torch's generator.
     """
     finite = add_in(next, old, gradient, decay, share)
-    return encode(next, layout, payload, keep=keep, seed=seed) and finite
+    return both(finite, encode(next, layout, payload, keep=keep, seed=seed))

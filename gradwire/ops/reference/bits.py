@@ -1,11 +1,30 @@
 """Codes of 1, 2, 3, 4 or 8 bits, packed, the first element lowest."""
 
+from functools import cache
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.ops.bits import pack_signs, unpack_signs
+_EIGHT_BITS = 0x0102_0408_1020_4080
 
-__all__ = ["pack_codes", "pack_signs", "unpack_codes", "unpack_signs"]
+
+def pack_signs(x: Tensor, codes: Tensor, zero_is_plus: bool = True) -> None:
+    """Writes x >= 0 for each of x (n,) float32, or x > 0, into codes (ceil(n/8),) uint8, first element lowest."""
+    if x.device.type == "cpu":
+        plus = (np.greater_equal if zero_is_plus else np.greater)(x.numpy(), 0)
+        codes.copy_(torch.from_numpy(np.packbits(plus, bitorder="little")))
+        return
+    bits = torch.zeros(8 * len(codes), dtype=torch.bool, device=x.device)
+    (torch.ge if zero_is_plus else torch.gt)(x, 0, out=bits[: len(x)])
+    # one multiplication moves bit 0 of each of eight bytes to its place in the top byte
+    gathered = bits.view(torch.int64).mul(_EIGHT_BITS).bitwise_right_shift(56)
+    codes.copy_(gathered.bitwise_and(0xFF))
+
+
+def unpack_signs(codes: Tensor, out: Tensor) -> None:
+    """Writes +1 or -1 for each of out's n elements from codes (ceil(n/8),)."""
+    _lookup(_sign_table(codes.device), codes, out)
 
 
 def pack_codes(numbers: Tensor, codes: Tensor, bits: int) -> None:
@@ -43,3 +62,19 @@ def unpack_codes(codes: Tensor, numbers: Tensor, bits: int) -> None:
 def _ones(low: int, width: int) -> int:
     """`low` ones in every `width` bits of 64."""
     return sum(((1 << low) - 1) << at for at in range(0, 64, width))
+
+
+def _lookup(table: Tensor, codes: Tensor, out: Tensor) -> None:
+    width = table.shape[1]
+    if out.numel() % width:
+        out.copy_(table[codes.int()].view(-1)[: out.numel()].view_as(out))
+    elif out.device.type == "cpu":  # mode="clip" spares numpy a buffer, and is twice as fast as torch
+        np.take(table.numpy(), codes.numpy(), axis=0, out=out.numpy().reshape(-1, width), mode="clip")
+    else:
+        torch.index_select(table, 0, codes.int(), out=out.view(-1, width))
+
+
+@cache
+def _sign_table(device: torch.device) -> Tensor:
+    bits = torch.arange(256)[:, None] >> torch.arange(8) & 1
+    return bits.float().mul_(2).sub_(1).to(device)

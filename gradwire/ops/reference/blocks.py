@@ -9,6 +9,7 @@ from torch import Tensor
 from gradwire.ops.formats import Blocks, Code
 from gradwire.ops.noise import Noise
 from gradwire.ops.reference.bits import pack_codes, pack_signs, unpack_codes, unpack_signs
+from gradwire.ops.reference.finite import Finite, both, finite_in
 from gradwire.ops.tiles import tiles
 
 BELOW_ONE = 1 - 2.0**-21
@@ -16,14 +17,14 @@ BELOW_ONE = 1 - 2.0**-21
 LARGEST = float(torch.finfo(torch.bfloat16).max)
 
 
-def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: int) -> bool:
+def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: int) -> Finite:
     """x (n,) to payload, and where `keep`, what it stands for out of x; whether all scales are finite."""
     for gap in layout.gaps:
         payload[gap].zero_()
-    noise = Noise(seed, x.device)
-    finite = True
+    noise = Noise(seed, x.device) if layout.code.kind == "stochastic" else None
+    finite: Finite = True
     for part, scales, codes in walk(x, payload, layout):
-        finite &= _write(part, scales, codes, layout.code, noise)
+        finite = both(finite, _write(part, scales, codes, layout.code, noise))
         if keep:
             part.sub_(decode(scales, codes, layout.code, part.shape))
     return finite
@@ -54,7 +55,7 @@ def walk(x: Tensor, payload: Tensor, layout: Blocks) -> Iterator[tuple[Tensor, T
             start, block, byte = end, block + rows, byte + size
 
 
-def _write(part: Tensor, scales: Tensor, codes: Tensor, code: Code, noise: Noise) -> bool:
+def _write(part: Tensor, scales: Tensor, codes: Tensor, code: Code, noise: Noise | None) -> Finite:
     if code.bits == 1:
         pack_signs(part.reshape(-1), codes)
         return (_write_mean if code.kind == "sign" else _write_means)(part, scales)
@@ -65,22 +66,23 @@ def _write(part: Tensor, scales: Tensor, codes: Tensor, code: Code, noise: Noise
     else:
         scales.copy_(most)
         q = part * _unless_infinite(1 / most * (code.top * BELOW_ONE))
+        assert noise is not None
         noise.add_to(q)
     pack_codes(q.round_().to(torch.int8).view(-1), codes, code.bits)
     return True
 
 
-def _write_mean(part: Tensor, scales: Tensor) -> bool:
+def _write_mean(part: Tensor, scales: Tensor) -> Finite:
     torch.mean(part.abs(), 1, keepdim=True, out=scales)
-    return bool(scales.isfinite().all())
+    return finite_in(scales)
 
 
-def _write_means(part: Tensor, scales: Tensor) -> bool:
+def _write_means(part: Tensor, scales: Tensor) -> Finite:
     negative = part < 0
     count = negative.sum(1)
     scales[:, 0] = part.clamp(max=0).sum(1) / count.clamp(min=1)
     scales[:, 1] = part.clamp(min=0).sum(1) / (part.shape[1] - count).clamp(min=1)
-    return bool(scales.isfinite().all())
+    return finite_in(scales)
 
 
 def _unless_infinite(inverse: Tensor) -> Tensor:

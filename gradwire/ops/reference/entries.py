@@ -33,6 +33,8 @@ def unpack_entries(payload: Tensor, layout: Entries | Compact) -> tuple[Tensor, 
 
 
 def _unpack(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor] | None:
+    if payload.device.type != "cpu":  # a GPU is not asked whether it is one
+        return layout.unpack(payload)
     counts = payload[4 * layout.k :][: 4 * layout.places.blocks].view(torch.int32).long()
     if bool((counts < 0).any()) or int(counts.sum()) > layout.k:
         return None

@@ -6,7 +6,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from gradwire.ops import select, slices
+from gradwire.ops.reference import largest, slices
 from gradwire.ops.workspace import Workspace
 
 _kept = threading.local()
@@ -18,13 +18,13 @@ def top_k(x: Tensor, k: int) -> Tensor:
     Fewer than k come back only where all others are zero, subnormal (below 1.2e-38) or NaN. Among equal magnitudes the
     first win.
     """
-    return select.top_k(x, k, _scratch(x))
+    return largest.top_k(x, k, _scratch(x))
 
 
 def above(x: Tensor, bound: float, most: int) -> tuple[Tensor, Tensor] | None:
     """Indices (m,) int64, ascending, and magnitudes (m,) of the elements of x (n,) with |x| ≥ bound; None where there
     are more than `most`."""
-    found = select.few_above(x, bound, most, _scratch(x))
+    found = largest.few_above(x, bound, most, _scratch(x))
     return (torch.from_numpy(found[0]), torch.from_numpy(found[1])) if found else None
 
 
@@ -42,7 +42,9 @@ def top_k_columns(matrix: Tensor, k: int) -> Tensor:
 
 
 def _sound(matrix: Tensor) -> Tensor:
-    return matrix.nan_to_num(nan=inf, posinf=inf, neginf=-inf) if bool(matrix.sum().isnan()) else matrix
+    if matrix.device.type != "cpu" or not matrix.sum().isnan():
+        return matrix
+    return matrix.nan_to_num(nan=inf, posinf=inf, neginf=-inf)
 
 
 def _scratch(x: Tensor) -> Workspace:

@@ -36,7 +36,7 @@ def top_k_columns(matrix: Tensor, k: int, scratch: Workspace) -> Tensor:
     rows, columns = matrix.shape
     if matrix.device.type != "cpu":
         magnitude = torch.abs(matrix, out=scratch.tensor("magnitude", (rows, columns)))
-        return magnitude.topk(k, dim=0, sorted=False).indices.T
+        return magnitude.topk(k, dim=0, sorted=False).indices.T.contiguous()
     chosen = torch.empty(columns, k, dtype=torch.int64)
     step = max(COLUMNS, TILE // rows)
     for start in range(0, columns, step):

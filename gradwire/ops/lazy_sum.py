@@ -1,0 +1,82 @@
+"""What is compressed: what was kept and a gradient, added up in the pass that encodes it where a kernel can."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.ops.entries import Entries
+from gradwire.ops.formats import Blocks, Compact
+from gradwire.ops.kernels import kernels_for
+from gradwire.ops.vectors import Gradient, Share
+
+
+@dataclass(eq=False)
+class LazySum:
+    """x (n,) = decay·old + share·gradient, which is added up once, into `next` (n,), when it is first needed.
+
+    `next` may be `old`, or the gradient's memory. `nonfinite` (1,) becomes NaN where x is not finite; on a CPU x is
+    then 0, and what is sent of it too, so that what travels is harmless. A GPU is not asked, and what it computes from
+    x is forgotten.
+    """
+
+    next: Tensor
+    old: Tensor | None
+    gradient: Gradient
+    decay: float = 1.0
+    share: Share = 1.0
+    nonfinite: Tensor | None = None
+
+    @classmethod
+    def of(cls, x: Tensor) -> "LazySum":
+        """A vector (n,) as it is."""
+        return cls(x, x, None)
+
+    def onto(self, old: Tensor | None, next: Tensor, decay: float = 1.0) -> "LazySum":
+        """decay·old (n,) plus this, into `next`; this is itself added up first only where `total` was called."""
+        gradient, share = (self.next, 1.0) if self._is_added else (self.gradient, self.share)
+        return LazySum(next, old, gradient, decay, share, self.nonfinite)
+
+    @property
+    def numel(self) -> int:
+        """n."""
+        return len(self.next)
+
+    def total(self) -> Tensor:
+        """x (n,), which may be changed."""
+        if not self._is_added:
+            self._added(kernels_for(self.next).add_in(*self._addends()))
+        return self.next
+
+    def select(self, layout: Entries | Compact, payload: Tensor) -> None:
+        """Writes the k largest elements to payload (layout.nbytes,) uint8; what is left of x is in `next`."""
+        self._added(kernels_for(self.next).add_select(*self._addends(), layout, payload), payload)
+
+    def quantise(self, layout: Blocks, payload: Tensor, *, keep: bool, seed: int) -> None:
+        """Writes x in blocks to payload (layout.nbytes,) uint8; where `keep`, what is left of x is in `next`."""
+        finite = kernels_for(self.next).add_quantise(*self._addends(), layout, payload, keep=keep, seed=seed)
+        self._added(finite, payload)
+
+    def drop(self) -> None:
+        """x counts as not finite, whatever it is."""
+        self.next.zero_()
+        self._added(torch.zeros((), dtype=torch.bool, device=self.next.device))
+
+    @property
+    def _is_added(self) -> bool:
+        return self.old is self.next and self.gradient is None
+
+    def _addends(self) -> tuple[Tensor, Tensor | None, Gradient, float, Share]:
+        return self.next, self.old, self.gradient, self.decay, self.share
+
+    def _added(self, finite: bool | Tensor, *sent: Tensor) -> None:
+        """x is in `next` now, or what is left of it."""
+        self.old, self.gradient, self.decay = self.next, None, 1.0
+        if self.next.device.type != "cpu":
+            if self.nonfinite is not None:
+                self.nonfinite.masked_fill_(~torch.as_tensor(finite), torch.nan)
+        elif not finite:
+            for tensor in (self.next, *sent):
+                tensor.zero_()
+            if self.nonfinite is not None:
+                self.nonfinite.fill_(torch.nan)

@@ -1,0 +1,27 @@
+"""Whether numbers are finite: a bool on a CPU, a tensor () on a GPU, which is not asked."""
+
+import torch
+from torch import Tensor
+
+Finite = bool | Tensor
+
+
+HUGE = 2.0**96
+"""Counts as infinite: below it, no sum of a gradient's elements overflows."""
+
+
+def finite_in(x: Tensor) -> Finite:
+    """Whether all of x is finite, and below HUGE."""
+    if x.device.type != "cpu":
+        return torch.linalg.vector_norm(x, torch.inf) < HUGE
+    if not x.numel():
+        return True
+    least, most = torch.aminmax(x)  # NaN if one is
+    return float(least) > -HUGE and float(most) < HUGE
+
+
+def both(a: Finite, b: Finite) -> Finite:
+    """a and b."""
+    if isinstance(a, bool):
+        return b if a else False
+    return a if b is True else a & b
