@@ -97,7 +97,7 @@ def test_the_report_is_complete_by_itself(tmp_path: Path) -> None:
     for path in paths[:2]:
         assert path.read_bytes().startswith(b"\x89PNG")
     page = paths[2].read_text()
-    assert page.count("data:image/svg+xml;base64,") == 2
+    assert page.count("data:image/svg+xml;base64,") == 4  # each for a wide screen and for a narrow one
     assert not re.search('(src|href)="(?!data:)', page)
     assert "&lt;over&gt;" in page
     assert "topk:0.01+residual" in page
@@ -193,7 +193,7 @@ def test_a_controllers_decisions_are_drawn_and_told(tmp_path: Path, factor: floa
     assert [path.name for path in paths] == ["curves.png", "decisions.png", "costs.png", "report.html"]
     report = paths[-1].read_text()
     assert "Decisions of topk:0.1+gravac" in report
-    assert '<td class="text">scale up to 20x' in report
+    assert '<td class="text" data-column="decision">scale up to 20x' in report
     figures = [name for name, value in told.items() if value is not None]
     assert decisions.table(run).columns == ["step", *figures, "decision"]
     assert ("Throughput:" in decisions.note(run)) == bool(figures)

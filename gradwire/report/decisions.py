@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from gradwire.lab.results import Run
-from gradwire.report.pictures import STYLE, keep_in_sight, look, names
+from gradwire.report.pictures import NARROW, STYLE, keep_in_sight, legend, look, names
 from gradwire.report.tables import Table, figure
 
 _PANELS = (("factor", "fewer elements by"), ("gain", "gain"), ("throughput", "steps per s × gain"))
@@ -19,12 +19,12 @@ _MEANINGS = {
 }
 
 
-def draw(runs: Sequence[Run]) -> Figure:
+def draw(runs: Sequence[Run], narrow: bool = False) -> Figure:
     """The training loss of all runs, and under it each window's factor, gain and throughput, for those that have a
     controller; colours are those of the other pictures."""
     told = _told(runs)
     with rc_context(STYLE):
-        picture = Figure(figsize=(12, 3.6 + 1.8 * len(told)), layout="constrained")
+        picture = Figure(figsize=(NARROW if narrow else 12, 3.6 + 1.8 * len(told)), layout="constrained")
         loss, *panels = picture.subplots(1 + len(told), 1, sharex=True, squeeze=False)[:, 0]
         for index, run in enumerate(runs):
             steps, losses = zip(*((record.step, record.loss) for record in run.records), strict=True)
@@ -43,7 +43,7 @@ def draw(runs: Sequence[Run]) -> Figure:
         lowest = [loss, *panels][-1]
         lowest.set_xlabel("steps")
         lowest.xaxis.set_major_locator(MaxNLocator(integer=True))
-        picture.legend(loss.lines, names(runs), loc="outside lower center", ncols=min(4, len(runs)), frameon=False)
+        legend(picture, loss.lines, names(runs), narrow)
     return picture
 
 

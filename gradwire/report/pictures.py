@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from math import isfinite
+from textwrap import wrap
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from gradwire.lab.results import Record, Run, shown
 from gradwire.report.tables import diverged, figure
 
 COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+NARROW = 4.4
+"""Inches across, for a phone: letters stay readable."""
 _MARKERS = "osD^vPX"
 _LINES = ("-", "--", ":")
 STYLE: dict[Any, Any] = {
@@ -45,7 +49,28 @@ def keep_in_sight(panel: Axes, runs: Sequence[Run]) -> None:
         panel.set_ylim(lowest - 0.05 * (top - lowest), top)
 
 
-def curves(runs: Sequence[Run], metric: str, title: str) -> Figure:
+def sheet(panels: int, width: float, height: float, narrow: bool, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure with panels of `width` by `height` inches side by side, or where it is narrow below each other."""
+    across = 1 if narrow else panels
+    size = (NARROW, panels * height) if narrow else (panels * width, height)
+    picture = Figure(figsize=size, layout="constrained")
+    return picture, list(picture.subplots(panels // across, across, squeeze=False, **options).flat)
+
+
+def label(text: str, narrow: bool, width: int = 20) -> str:
+    """A name, over several lines where there is little room."""
+    return "\n".join(wrap(text, width)) if narrow else text
+
+
+def legend(picture: Figure, lines: Sequence[Line2D], labels: Sequence[str], narrow: bool) -> None:
+    """Below the panels, with as many columns as fit."""
+    short = [label(text, narrow, 40) for text in labels]
+    longest = max(len(line) for text in short for line in text.split("\n"))
+    fitting = int(picture.get_figwidth() / (0.6 + 0.085 * longest))  # inches of a line's sample and of a letter
+    picture.legend(lines, short, loc="outside lower center", ncols=max(1, min(fitting, len(short))), frameon=False)
+
+
+def curves(runs: Sequence[Run], metric: str, title: str, narrow: bool = False) -> Figure:
     """The held-out metric against steps, seconds and, where anything is sent, megabytes per rank; a run starts at its
     first evaluation."""
     panels: list[tuple[str, Callable[[Record], float]]] = [
@@ -55,29 +80,28 @@ def curves(runs: Sequence[Run], metric: str, title: str) -> Figure:
     if any(run.last.totals.wire_bytes for run in runs):
         panels.append(("MB sent per rank", lambda record: record.totals.wire_bytes / 1e6))
     with rc_context(STYLE):
-        picture = Figure(figsize=(12, 4.6), layout="constrained")
-        picture.suptitle(title)
-        axes = picture.subplots(1, len(panels), sharey=True)
+        picture, axes = sheet(len(panels), 12 / len(panels), 3.2 if narrow else 4.6, narrow, sharey=True)
+        picture.suptitle("" if narrow else title)
         for panel, (label, x) in zip(axes, panels, strict=True):
             for index, run in enumerate(runs):
                 _draw(panel, run, metric, index, x)
             panel.set_xlabel(label)
             if label != "steps":
                 _logarithmic(panel)
-        axes[0].set_ylabel(f"{shown(metric)} (nats)" if metric.endswith("loss") else shown(metric))
+        for panel in axes if narrow else axes[:1]:
+            panel.set_ylabel(f"{shown(metric)} (nats)" if metric.endswith("loss") else shown(metric))
         if metric.endswith("loss"):
             keep_in_sight(axes[0], runs)
-        picture.legend(axes[0].lines, names(runs), loc="outside lower center", ncols=min(4, len(runs)), frameon=False)
+        legend(picture, axes[0].lines, names(runs), narrow)
     return picture
 
 
-def costs(runs: Sequence[Run]) -> Figure:
+def costs(runs: Sequence[Run], narrow: bool = False) -> Figure:
     """What a step costs: milliseconds, with the quartiles, and megabytes sent per rank."""
     with rc_context({**STYLE, "axes.grid.axis": "x"}):
-        picture = Figure(figsize=(12, 1.4 + 0.42 * len(runs)), layout="constrained")
-        time, size = picture.subplots(1, 2, sharey=True)
+        picture, (time, size) = sheet(2, 6, 1.4 + (0.6 if narrow else 0.42) * len(runs), narrow, sharey=True)
         colours = [COLOURS[index % len(COLOURS)] for index in range(len(runs))]
-        labels = [run.configuration for run in runs]
+        labels = [label(run.configuration, narrow) for run in runs]
         spreads = [run.step_ms() for run in runs]
         medians = [spread.median for spread in spreads]
         whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
@@ -90,7 +114,7 @@ def costs(runs: Sequence[Run]) -> Figure:
         size.bar_label(bars, [figure(sent) for sent in megabytes], padding=6)
         size.set_xlabel("MB sent per rank and step")
         for panel in (time, size):
-            panel.margins(x=0.12)
+            panel.margins(x=0.25 if narrow else 0.12)
         time.invert_yaxis()
     return picture
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from gradwire.lab.planning import Planned
+from gradwire.plans import NATIVE
 from gradwire.report import explain, timeline_page, timeline_trace
 from gradwire.report.files import write_text
-from gradwire.report.tables import Table
+from gradwire.report.tables import Table, figure, times
 from gradwire.schedule import Timeline, Worker, timeline
 
 _TIMELINES_NOTE = """Predicted from the profile before any step with this plan; measured is the median of the steps
@@ -24,7 +25,7 @@ def write(folder: Path, title: str, planned: Planned) -> list[Path]:
         (explain.lanes(timelines), f"{explain.LANES_NOTE} {_TIMELINES_NOTE}"),
     ]
     paths = {name: folder / name for name in ("timeline.html", "trace.json", "plan.json", "profile.json")}
-    write_text(paths["timeline.html"], timeline_page.render(title, timelines, tables))
+    write_text(paths["timeline.html"], timeline_page.render(title, timelines, tables, verdict(planned)))
     write_text(paths["trace.json"], timeline_trace.trace_events(timelines))
     planned.plan.save(paths["plan.json"])
     planned.profile.save(paths["profile.json"])
@@ -41,6 +42,15 @@ def why(planned: Planned) -> Table:
     """The plan in words, beside the other plans that were tried, as measured."""
     table = explain.explain(planned.plan, planned.timeline, _others(planned))
     return replace(table, rows=[*table.rows, *(["decided", text] for text in planned.decisions)])
+
+
+def verdict(planned: Planned) -> str:
+    """The step with this plan, beside DDP's own where that was measured."""
+    said = f"A step takes {figure(1e3 * planned.timeline.step_s)} ms with {planned.plan.describe()}"
+    dense_s, chosen_s = planned.tried_s.get(NATIVE), planned.tried_s.get(planned.plan)
+    if not dense_s or not chosen_s:
+        return f"{said}."
+    return f"{said}: {times(dense_s / chosen_s)} as fast as plain DDP."
 
 
 def _others(planned: Planned) -> Mapping[str, float]:

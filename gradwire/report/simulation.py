@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -12,10 +13,11 @@ from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
 from gradwire.lab.link import Link
 from gradwire.report import page
 from gradwire.report.files import write_json, write_text
-from gradwire.report.pictures import STYLE, look
-from gradwire.report.tables import Table, figure
+from gradwire.report.pictures import STYLE, legend, look, sheet
+from gradwire.report.tables import Table, figure, times
 from gradwire.schedule.simulate import BEST, Outcome
 
+_GROUPS = "groups of the best plan"
 _NOTE = """Milliseconds of a step, and the scaling efficiency: what N ranks do as a share of N times what one does.
 Each candidate alone is cut into groups of the size that suits it best, its small tensors dense; the best plan chooses
 group by group. Inside a host the gradient is summed dense, between hosts one rank of each host sends. Ranks of a single
@@ -26,24 +28,36 @@ _SHOWN = (
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """A row for each cluster, a column for each way."""
-    ways = list(dict.fromkeys(outcome.way for outcome in outcomes))
+    """A row for each cluster: the best plan, what it is made of, and a column for each other way."""
+    ways = [BEST, *(way for way in dict.fromkeys(outcome.way for outcome in outcomes) if way != BEST)]
     rows: list[list[str]] = []
     for cluster in dict.fromkeys(outcome.cluster for outcome in outcomes):
         own = {outcome.way: outcome for outcome in outcomes if outcome.cluster == cluster}
-        cells = [f"{figure(1e3 * own[way].step_s)} ({100 * own[way].efficiency:.0f} %)" for way in ways]
-        rows.append([_link(cluster.bytes_per_s), str(cluster.ranks), str(cluster.hosts), *cells])
-    return Table("ms per step (scaling efficiency)", ["link", "ranks", "hosts", *ways], rows)
+        best, *others = [f"{figure(1e3 * own[way].step_s)} ({100 * own[way].efficiency:.0f} %)" for way in ways]
+        where = [_link(cluster.bytes_per_s), str(cluster.ranks), str(cluster.hosts)]
+        rows.append([*where, best, own[BEST].groups, *others])
+    columns = ["link", "ranks", "hosts", BEST, _GROUPS, *ways[1:]]
+    spare = ["hosts", *sorted(ways[1:], key=lambda way: -_typical(outcomes, way))]
+    return Table("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), spare=spare)
 
 
-def picture(outcomes: Sequence[Outcome], title: str) -> Figure:
+def verdict(outcomes: Sequence[Outcome]) -> str:
+    """Where the best plan gains most over the first way, and where least."""
+    of = {way: [outcome for outcome in outcomes if outcome.way == way] for way in {o.way for o in outcomes}}
+    first = next(outcome.way for outcome in outcomes if outcome.way != BEST)
+    gains = [(other.step_s / best.step_s, best) for other, best in zip(of[first], of[BEST], strict=True)]
+    (most, where), (least, there) = max(gains, key=lambda g: g[0]), min(gains, key=lambda g: g[0])
+    said = f"Beside {first}, the best plan is {times(most)} as fast on {_place(where)}"
+    return f"{said}, with groups of {where.groups}; {times(least)} on {_place(there)}."
+
+
+def picture(outcomes: Sequence[Outcome], title: str, narrow: bool = False) -> Figure:
     """Efficiency against ranks, a panel for each link."""
     links = list(dict.fromkeys(outcome.cluster.bytes_per_s for outcome in outcomes))
     ways = list(dict.fromkeys(outcome.way for outcome in outcomes))
     with rc_context(STYLE):
-        drawn = Figure(figsize=(max(7, 3.4 * len(links)), 4.6), layout="constrained")
-        drawn.suptitle(title)
-        axes = drawn.subplots(1, len(links), sharey=True, squeeze=False)[0]
+        drawn, axes = sheet(len(links), max(3.4, 7 / len(links)), 2.8 if narrow else 4.6, narrow, sharey=True)
+        drawn.suptitle("" if narrow else title)
         for axis, link in zip(axes, links, strict=True):
             for index, way in enumerate(ways):
                 _line(axis, [o for o in outcomes if o.way == way and o.cluster.bytes_per_s == link], index)
@@ -53,10 +67,11 @@ def picture(outcomes: Sequence[Outcome], title: str) -> Figure:
             axis.set_xticks(sorted({outcome.cluster.ranks for outcome in outcomes}))
             axis.xaxis.set_major_formatter(ScalarFormatter())
             axis.xaxis.set_minor_locator(NullLocator())
-        axes[0].set_ylabel("scaling efficiency")
+        for axis in axes if narrow else axes[:1]:
+            axis.set_ylabel("scaling efficiency")
         axes[0].set_ylim(0, 1.03)
         axes[0].yaxis.set_major_formatter(PercentFormatter(1))
-        drawn.legend(axes[0].lines, ways, loc="outside lower center", ncols=min(4, len(ways)), frameon=False)
+        legend(drawn, axes[0].lines, ways, narrow)
     return drawn
 
 
@@ -66,11 +81,19 @@ def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[
     drawn = picture(outcomes, title)
     paths = [folder / name for name in ("simulation.png", "report.html", "simulation.json")]
     drawn.savefig(paths[0], dpi=130)
-    shown = [page.Picture("Scaling efficiency", _SHOWN, drawn)]
-    write_text(paths[1], page.render(title, shown, [(table(outcomes), _NOTE)], facts))
+    shown = [page.Picture("Scaling efficiency", _SHOWN, drawn, picture(outcomes, title, narrow=True))]
+    write_text(paths[1], page.render(title, verdict(outcomes), shown, [(table(outcomes), _NOTE)], facts))
     rows = [asdict(outcome) | {"efficiency": outcome.efficiency} for outcome in outcomes]
     write_json(paths[2], dict(facts) | {"outcomes": rows})
     return paths
+
+
+def _typical(outcomes: Sequence[Outcome], way: str) -> float:
+    return median(outcome.step_s for outcome in outcomes if outcome.way == way)
+
+
+def _place(outcome: Outcome) -> str:
+    return f"{outcome.cluster.ranks} ranks at {_link(outcome.cluster.bytes_per_s)}"
 
 
 def _line(axis: Axes, outcomes: Sequence[Outcome], index: int) -> None:

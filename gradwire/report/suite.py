@@ -14,7 +14,7 @@ from gradwire.lab.configuration import DENSE, NOCOMM
 from gradwire.lab.suites import Row
 from gradwire.report import page
 from gradwire.report.files import write_json, write_text
-from gradwire.report.pictures import STYLE
+from gradwire.report.pictures import NARROW, STYLE, label
 from gradwire.report.tables import Table, figure, times
 from gradwire.report.timing import Timing
 
@@ -69,20 +69,21 @@ def table(name: str, results: Sequence[Result]) -> Table:
     return Table(f"Suite {name}", columns, rows, texts=("configuration", "cut"), spare=spare)
 
 
-def picture(name: str, results: Sequence[Result]) -> Figure:
+def picture(name: str, results: Sequence[Result], narrow: bool = False) -> Figure:
     """Milliseconds per step, a panel for each cell; the dashed line is the cell's `nocomm`, and plain DDP is grey."""
     cells = list(dict.fromkeys(result.row.cell for result in results))
     panels = [[result for result in results if result.row.cell == cell] for cell in cells]
-    across = min(_PANELS_PER_LINE, len(panels))
+    across = 1 if narrow else min(_PANELS_PER_LINE, len(panels))
     lines = [panels[start : start + across] for start in range(0, len(panels), across)]
-    heights = [0.9 + 0.26 * max(len(panel) for panel in line) for line in lines]
+    heights = [0.9 + (0.5 if narrow else 0.26) * max(len(panel) for panel in line) for line in lines]
     with rc_context({**STYLE, "axes.grid.axis": "x", "font.size": 9}):
-        drawn = Figure(figsize=(6 * max(2, across), sum(heights) + 0.4), layout="constrained")
+        drawn = Figure(figsize=(NARROW if narrow else 6 * max(2, across), sum(heights) + 0.4), layout="constrained")
         meanings = "dashed: no communication; grey: plain DDP"
-        drawn.suptitle(f"Suite {name}: milliseconds per step (median, quartiles); {meanings}")
+        separator = "\n" if narrow else "; "
+        drawn.suptitle(f"Suite {name}: milliseconds per step (median, quartiles){separator}{meanings}")
         axes = drawn.subplots(len(lines), across, squeeze=False, height_ratios=heights)
         for axis, panel, cell in zip(axes.flat, panels, cells, strict=False):
-            _bars(axis, panel)
+            _bars(axis, panel, narrow)
             axis.set_title(str(cell), fontsize=9)
         for empty in list(axes.flat)[len(panels) :]:
             empty.set_axis_off()
@@ -98,21 +99,43 @@ def write(folder: Path, name: str, results: Sequence[Result], facts: Mapping[str
     rows = [[*line, result.command] for line, result in zip(plain.rows, results, strict=True)]
     whole = Table(plain.title, [*plain.columns, "command"], rows, texts=[*plain.texts, "command"])
     words = {key.replace("_", " "): str(value) for key, value in facts.items() if value is not None}
-    shown = [page.Picture("Step times", _SHOWN, drawn)]
-    report = page.render(f"{plain.title}: {len(results)} rows", shown, [(whole, _NOTE)], words)
+    shown = [page.Picture("Step times", _SHOWN, drawn, picture(name, results, narrow=True))]
+    report = page.render(f"{plain.title}: {len(results)} rows", _verdict(results), shown, [(whole, _NOTE)], words)
     write_text(folder / "report.html", report)
     write_json(folder / "suite.json", {"suite": name, **facts, "rows": [result.to_json() for result in results]})
     return [folder / "suite.png", folder / "report.html"]
 
 
-def _bars(axis: Axes, panel: Sequence[Result]) -> None:
+def _verdict(results: Sequence[Result]) -> str:
+    """What is fastest beside plain DDP."""
+    gains: list[tuple[float, Result]] = []
+    cells = dict.fromkeys(result.row.cell for result in results)
+    for cell in cells:
+        own = {result.timing.configuration: result for result in results if result.row.cell == cell}
+        dense = next((own[name].timing.step_ms.median for name in own if name in DENSE), None)
+        others = [result for name, result in own.items() if name.partition("@")[0] not in DENSE]
+        gains += [(dense / result.timing.step_ms.median, result) for result in others if dense]
+    if not gains:
+        return f"{len(results)} rows; none has plain DDP beside it."
+    most, best = max(gains, key=lambda gain: gain[0])
+    faster = {result.row.cell for gain, result in gains if gain > 1}
+    if not faster:
+        return f"In none of {len(cells)} set-ups is anything faster than plain DDP."
+    where = f"{best.timing.configuration} on {best.row.cell}: {times(most)} faster"
+    return f"In {len(faster)} of {len(cells)} set-ups something is faster than plain DDP, most of all {where}."
+
+
+def _bars(axis: Axes, panel: Sequence[Result], narrow: bool) -> None:
     spreads = [result.timing.step_ms for result in panel]
     medians = [spread.median for spread in spreads]
     whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
     names = [result.timing.configuration for result in panel]
+    labels = [label(name, narrow) for name in names]
     colours = ["#888888" if name.partition("@")[0] in DENSE else "#0072B2" for name in names]
     style = {"ecolor": "#444444", "capsize": 2}
-    bars = axis.barh(names, medians, color=colours, height=0.65, xerr=whiskers, error_kw=style)
+    bars = axis.barh(
+        [label(name, narrow) for name in names], medians, color=colours, height=0.65, xerr=whiskers, error_kw=style
+    )
     axis.bar_label(bars, [figure(median) for median in medians], padding=5)
     axis.axvline(panel[0].nocomm_ms, color="#D55E00", linestyle="--", linewidth=1.4)
     axis.margins(x=0.15)

@@ -1,26 +1,23 @@
 """Timelines under each other as one HTML file that needs nothing else, not even a network."""
 
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
+from gradwire.report.page import filled
 from gradwire.report.tables import Table
 from gradwire.report.timeline_rows import LANES, Row, rows
 from gradwire.schedule.timeline import Timeline
 
 
-def render(title: str, timelines: Mapping[str, Timeline], tables: Sequence[tuple[Table, str]] = ()) -> str:
-    """The page's text: named timelines ("predicted", "measured") on one scale of time, each rank's lanes below each
-    other, then tables with a note each."""
-    template = files("gradwire.report").joinpath("timeline.html").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
+def render(
+    title: str, timelines: Mapping[str, Timeline], tables: Sequence[tuple[Table, str]] = (), verdict: str = ""
+) -> str:
+    """The page's text: the verdict, named timelines ("predicted", "measured") on one scale of time, each rank's lanes
+    below each other, then tables with a note each."""
     steps_s = {name: timeline.step_s for name, timeline in timelines.items()}
     lanes = [lane for lane in LANES if any(span.lane == lane for t in timelines.values() for span in t.spans)]
-    return environment.from_string(template).render(
-        title=title, steps=_in_words(steps_s), lanes=lanes, data=_data(timelines), tables=tables
-    )
+    parts = {"verdict": verdict, "steps": _in_words(steps_s), "lanes": lanes, "data": _data(timelines)}
+    return filled("timeline.html", title=title, tables=tables, **parts)
 
 
 def _in_words(steps_s: Mapping[str, float]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from gradwire.lab.results import Run, shown
-from gradwire.report import decisions, page, pictures, tables
+from gradwire.report import decisions, page, pictures, tables, verdict
 from gradwire.report.files import write_json, write_text
 from gradwire.report.page import Picture
 
@@ -30,10 +30,13 @@ def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, An
     title = f"{facts['task']}, {facts['place']}"
     controlled = [run for run in runs if run.decisions]
     curves = pictures.curves(runs, metric, title)
-    drawn = {"curves": Picture(shown(metric).capitalize(), _curves_shown(metric, curves), curves)}
+    narrow = pictures.curves(runs, metric, title, narrow=True)
+    drawn = {"curves": Picture(shown(metric).capitalize(), _curves_shown(metric, curves), curves, narrow)}
     if controlled:
-        drawn["decisions"] = Picture("Decisions", _DECISIONS_SHOWN, decisions.draw(runs))
-    drawn["costs"] = Picture("What a step costs", _COSTS_SHOWN, pictures.costs(runs))
+        both = decisions.draw(runs), decisions.draw(runs, narrow=True)
+        drawn["decisions"] = Picture("Decisions", _DECISIONS_SHOWN, *both)
+    both = pictures.costs(runs), pictures.costs(runs, narrow=True)
+    drawn["costs"] = Picture("What a step costs", _COSTS_SHOWN, *both)
     paths = [folder / f"{name}.png" for name in drawn]
     for path, picture in zip(paths, drawn.values(), strict=True):
         picture.figure.savefig(path, dpi=130)
@@ -41,7 +44,8 @@ def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, An
     noted += [(decisions.table(run), decisions.note(run)) for run in controlled]
     report = folder / "report.html"
     heading = f"{facts['task']}: {len(runs)} configurations compared"
-    write_text(report, page.render(heading, list(drawn.values()), noted, _in_words(facts)))
+    said = verdict.of_training(runs, metric)
+    write_text(report, page.render(heading, said, list(drawn.values()), noted, _in_words(facts)))
     write_json(folder / "run.json", facts)
     return [*paths, report]
 

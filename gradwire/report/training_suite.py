@@ -87,7 +87,22 @@ def write(folder: Path, name: str, trained: Sequence[Trained], facts: Mapping[st
     """Writes report.html and suite.json; returns their paths."""
     words = {key.replace("_", " "): str(value) for key, value in facts.items() if value is not None}
     whole = table(name, trained)
-    report = page.render(f"{whole.title}: what was reached", [], [(whole, _NOTE)], words)
+    report = page.render(f"{whole.title}: what was reached", _verdict(trained), [], [(whole, _NOTE)], words)
     write_text(folder / "report.html", report)
     write_json(folder / "suite.json", {"suite": name, **facts, "rows": [row for one in trained for row in one.rows()]})
     return [folder / "report.html", folder / "suite.json"]
+
+
+def _verdict(trained: Sequence[Trained]) -> str:
+    """What was first where dense ended, task by task."""
+    return " ".join(_soonest(one) for one in trained)
+
+
+def _soonest(one: Trained) -> str:
+    seconds = {run.configuration: one.seconds_to_dense(run) for run in one.runs}
+    dense_s = seconds.pop(one.runs[0].configuration) or one.runs[0].last.wall_s
+    reached = {name: taken_s for name, taken_s in seconds.items() if taken_s is not None}
+    if not reached:
+        return f"{one.task}: none of {len(seconds)} reached dense's {one.metric}."
+    name = min(reached, key=lambda each: reached[each])
+    return f"{one.task}: {name} was where dense ended {times(dense_s / reached[name])} as fast."

@@ -1,6 +1,7 @@
 """What a job's step would take elsewhere: its profile moved to other ranks, hosts and links, and planned anew."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -14,7 +15,7 @@ from gradwire.schedule import baselines
 from gradwire.schedule.costs import Affine, Table
 from gradwire.schedule.profile import Candidate, Profile, over_link
 from gradwire.schedule.regimes import Regime, Worker
-from gradwire.schedule.search import evaluate, search
+from gradwire.schedule.search import Found, evaluate, search
 
 BEST = "best plan"
 GIVEN = "given plan"
@@ -49,12 +50,14 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One way to send gradients on one cluster: the seconds of a step, and of a step without communication."""
+    """One way to send gradients on one cluster: the seconds of a step, and of a step without communication; `groups`
+    says how many are sent by which compressor."""
 
     cluster: Cluster
     way: str
     step_s: float
     alone_s: float
+    groups: str
 
     @property
     def efficiency(self) -> float:
@@ -77,7 +80,7 @@ def simulate(
         named[GIVEN] = evaluate(problem, there.choices(plan), regime)
     named[BEST] = search(problem, regime, EPS, list(named.values()))
     for way, each in named.items():
-        yield Outcome(cluster, way, each.step_s, alone_s)
+        yield Outcome(cluster, way, each.step_s, alone_s, _composed(each, names(profile.candidates)))
 
 
 def moved(profile: Profile, cluster: Cluster) -> Profile:
@@ -136,6 +139,12 @@ def names(candidates: Sequence[Candidate]) -> list[str]:
         f"{name} by {candidate.way.communicator.name}" if short.count(name) > 1 else name
         for name, candidate in zip(short, candidates, strict=True)
     ]
+
+
+def _composed(found: Found, names: Sequence[str]) -> str:
+    """How many groups are sent in which way."""
+    counts = Counter(names[group.option] for group in found.groups)
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
 
 def _name(compressor: Compressor) -> str:

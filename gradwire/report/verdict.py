@@ -1,0 +1,54 @@
+"""What came of it, in one sentence."""
+
+from collections.abc import Sequence
+from math import isnan, nan
+
+from gradwire.lab.results import LARGER_IS_BETTER, Run, shown
+from gradwire.report.tables import diverged, figure
+
+_POINTS, _SHARE = 0.005, 0.01
+"""As good as the first: within half a point of what lies between 0 and 1, or 1 % of a loss."""
+
+
+def of_training(runs: Sequence[Run], metric: str) -> str:
+    """The fastest of those that reached what the first did, or that there was none."""
+    first, *others = runs
+    if not others:
+        return f"{first.configuration} reached {shown(metric)} {_reached(first, metric):.3f}."
+    finished = [run for run in others if not diverged(run)]
+    fast = sorted((run for run in finished if _speed(first, run) > 1), key=lambda run: -_speed(first, run))
+    if not finished or not fast:
+        return f"None of {len(others)} was faster than {first.configuration}."
+    good = [run for run in fast if _as_good(first, run, metric)]
+    if good:
+        return _sentence(first, good[0], metric)
+    return (
+        f"None was both faster and as good as {first.configuration}; the fastest, {_sentence(first, fast[0], metric)}"
+    )
+
+
+def _sentence(first: Run, run: Run, metric: str) -> str:
+    before, after = _reached(first, metric), _reached(run, metric)
+    gain = f"{figure(_speed(first, run))}× faster than {first.configuration}"
+    if isnan(before - after):
+        return f"{run.configuration}: {gain}; nothing was evaluated."
+    if metric in LARGER_IS_BETTER:
+        change = f"{100 * (after - before):+.1f} points"
+    else:
+        change = f"{100 * (after / before - 1):+.1f} %"
+    return f"{run.configuration}: {gain}, {shown(metric)} {change}."
+
+
+def _speed(first: Run, run: Run) -> float:
+    return first.last.wall_s / run.last.wall_s
+
+
+def _reached(run: Run, metric: str) -> float:
+    return (run.last.held_out or {}).get(metric, nan)
+
+
+def _as_good(first: Run, run: Run, metric: str) -> bool:
+    before, after = _reached(first, metric), _reached(run, metric)
+    if metric in LARGER_IS_BETTER:
+        return after >= before - _POINTS
+    return after <= before + _SHARE * abs(before)
