@@ -130,12 +130,10 @@ def _bars(axis: Axes, panel: Sequence[Result], narrow: bool) -> None:
     medians = [spread.median for spread in spreads]
     whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
     names = [result.timing.configuration for result in panel]
-    labels = [label(name, narrow) for name in names]
     colours = ["#888888" if name.partition("@")[0] in DENSE else "#0072B2" for name in names]
     style = {"ecolor": "#444444", "capsize": 2}
-    bars = axis.barh(
-        [label(name, narrow) for name in names], medians, color=colours, height=0.65, xerr=whiskers, error_kw=style
-    )
+    labels = [label(name, narrow) for name in names]
+    bars = axis.barh(labels, medians, color=colours, height=0.65, xerr=whiskers, error_kw=style)
     axis.bar_label(bars, [figure(median) for median in medians], padding=5)
     axis.axvline(panel[0].nocomm_ms, color="#D55E00", linestyle="--", linewidth=1.4)
     axis.margins(x=0.15)
