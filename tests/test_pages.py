@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Page, browser
-from gradwire.schedule.published import profile
 from test_report import FACTS, RUNS, diverging, made_up
 from test_timeline_report import BOTH, TABLES
 
 from gradwire.lab.cell import Cell, Effort
 from gradwire.lab.configuration import NOCOMM
 from gradwire.lab.results import Run, Spread
+from gradwire.lab.scheduling.profiles import profile
 from gradwire.lab.suites import Row
 from gradwire.report import simulation, suite, timeline_page, training, training_suite, verdict
 from gradwire.report.timing import Timing
