@@ -97,6 +97,21 @@ def test_clusters_that_cannot_be_are_refused(ranks: int, gpus: int):
         Cluster(ranks, 1e9, gpus)
 
 
+def test_local_steps_cost_their_share_of_a_round():
+    for ranks, gpus in ((8, 1), (16, 8)):
+        cluster = Cluster(ranks, 10 * MBIT, gpus)
+        found = {o.way: o.step_s for every in (1, 30, 60) for o in simulate(JOB, cluster, every=every)}
+        for way in names(CANDIDATES):
+            thirty, sixty = found[f"{way} every 30"], found[f"{way} every 60"]
+            assert 0 < sixty < thirty < found[way]
+            inside_s = 2 * sixty - thirty  # thirty = inside + round / 30, sixty = inside + round / 60
+            dense_inside_s = min(o.step_s for o in simulate(JOB, Cluster(gpus, 1, gpus))) if gpus > 1 else 0.018
+            assert inside_s == pytest.approx(dense_inside_s, rel=0.02)
+            round_s = 30 * (thirty - inside_s)
+            wire_s = 0.9 * 4 * sum(slot.numel for slot in SLOTS) / (10 * MBIT) if "FP32" in way else 0.0
+            assert round_s > wire_s
+
+
 def test_published_models_have_the_published_tensors():
     assert {name: len(profile(name).slots) for name in MODELS} == {"resnet50": 161, "resnet101": 314, "bert-base": 199}
     millions = {name: sum(slot.numel for slot in profile(name).slots) / 1e6 for name in MODELS}

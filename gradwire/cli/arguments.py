@@ -84,6 +84,10 @@ RankCounts = Annotated[str, typer.Option(help="numbers of ranks")]
 Links = Annotated[str, typer.Option(help="links between hosts")]
 GpusPerHost = Annotated[int, typer.Option(help="ranks that share a host and its link")]
 Inside = Annotated[str, typer.Option(help="what the ranks of a host are joined by; PCIe 3 has 96gbit")]
+Every = Annotated[
+    int,
+    typer.Option(min=1, help="with 30: also by local steps, what moved is sent every 30 of them; see gw.LocalSteps"),
+]
 Latency = Annotated[
     float | None, typer.Option(help="microseconds of a message beside its bytes; by default as in the profile")
 ]

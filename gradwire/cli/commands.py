@@ -149,12 +149,13 @@ def simulate(
     gpus_per_host: a.GpusPerHost = 1,
     inside: a.Inside = "96gbit",
     latency_us: a.Latency = None,
+    every: a.Every = 1,
     out: a.Out = Path("runs"),
 ) -> None:
     """Predict a job's step time on clusters that you do not have, from its profile."""
     from gradwire.cli import schedule
 
-    schedule.predict(job, ranks, link, gpus_per_host, inside, latency_us, out)
+    schedule.predict(job, ranks, link, gpus_per_host, inside, latency_us, every, out)
 
 
 @app.command()

@@ -53,7 +53,7 @@ def find_plan(
 
 
 def predict(
-    job: str, ranks: str, links: str, gpus_per_host: int, inside: str, latency_us: float | None, out: Path
+    job: str, ranks: str, links: str, gpus_per_host: int, inside: str, latency_us: float | None, every: int, out: Path
 ) -> None:
     """Predicts a job's step time on clusters."""
     with mistakes():
@@ -76,18 +76,18 @@ def predict(
     title = f"{Path(job).stem}: {gpus_per_host} ranks a host" if gpus_per_host > 1 else Path(job).stem
     home = run_folder(out, "simulate")
     with told(home):
-        outcomes = _simulated(measured, clusters, chosen)
+        outcomes = _simulated(measured, clusters, chosen, every)
         show(simulation.table(outcomes))
         print(*simulation.write(home, title, outcomes, facts), sep="\n")
 
 
-def _simulated(measured: Profile, clusters: list[Cluster], chosen: Plan | None) -> list[Outcome]:
+def _simulated(measured: Profile, clusters: list[Cluster], chosen: Plan | None, every: int) -> list[Outcome]:
     outcomes: list[Outcome] = []
     with mistakes(), progress_bars() as progress:
         bar = progress.add_task("simulating", total=len(clusters), note="")
         for cluster in clusters:
             progress.update(bar, note=f"{cluster.ranks} ranks")
-            outcomes += simulate(measured, cluster, plan=chosen)
+            outcomes += simulate(measured, cluster, plan=chosen, every=every)
             progress.advance(bar)
     return outcomes
 

@@ -21,7 +21,9 @@ _GROUPS = "groups of the best plan"
 _NOTE = """Milliseconds of a step, and the scaling efficiency: what N ranks do as a share of N times what one does.
 Each candidate alone is cut into groups of the size that suits it best, its small tensors dense; the best plan chooses
 group by group. Inside a host the gradient is summed dense, between hosts one rank of each host sends. Ranks of a single
-host have its own bus alone. The model has no stragglers, no congestion and no jitter."""
+host have its own bus alone. "every H" is with local steps: a mean step, of which H make a round;
+no such step is worth what a dense one is, and nothing of a round hides behind inner steps (delay=0). The model has no
+stragglers, no congestion and no jitter."""
 _SHOWN = (
     "Scaling efficiency against ranks, a panel for each link, one line per way to send; figures in the table below."
 )

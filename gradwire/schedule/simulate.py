@@ -13,6 +13,7 @@ from gradwire.compressors import Compressor
 from gradwire.plans import Plan
 from gradwire.schedule import baselines
 from gradwire.schedule.costs import Affine, Table
+from gradwire.schedule.local_steps import at_once
 from gradwire.schedule.profile import Candidate, Profile, over_link
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Found, evaluate, search
@@ -66,10 +67,11 @@ class Outcome:
 
 
 def simulate(
-    profile: Profile, cluster: Cluster, regime: Regime | None = None, plan: Plan | None = None
+    profile: Profile, cluster: Cluster, regime: Regime | None = None, plan: Plan | None = None, every: int = 1
 ) -> Iterator[Outcome]:
     """Each candidate alone, in its best bucket size; `plan` as it is, where one is given; and the best plan there is,
-    within 1 % where that can be proven in time. Raises ValueError for a plan that the profile does not know."""
+    within 1 % where that can be proven in time. Where `every` is more than 1, also each candidate with local steps: a
+    mean step, of which so many make a round. Raises ValueError for a plan that the profile does not know."""
     regime = regime or Worker()
     there = moved(profile, cluster)
     problem = there.problem()
@@ -81,6 +83,21 @@ def simulate(
     named[BEST] = search(problem, regime, EPS, list(named.values()))
     for way, each in named.items():
         yield Outcome(cluster, way, each.step_s, alone_s, _composed(each, names(profile.candidates)))
+    for option, way in enumerate(names(profile.candidates) if every > 1 else ()):
+        exchange = at_once(there, option, regime)
+        step_s = inner_s(profile, cluster, regime) + exchange.step_s / every
+        groups = _composed(exchange, names(profile.candidates))
+        yield Outcome(cluster, f"{way} every {every}", step_s, alone_s, groups)
+
+
+def inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
+    """Seconds of a step of which nothing leaves a host; between ranks on hosts of their own, of one rank."""
+    problem = profile.problem()
+    if cluster.gpus_per_host == 1 or cluster.ranks <= cluster.gpus_per_host:
+        return problem.around_s + float(problem.ready_s[-1])
+    host = moved(profile, dataclasses.replace(cluster, ranks=cluster.gpus_per_host))
+    options = range(len(host.candidates))
+    return min(baselines.best_buckets(host.problem(), regime, option, SIZES).step_s for option in options)
 
 
 def moved(profile: Profile, cluster: Cluster) -> Profile:
