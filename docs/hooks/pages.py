@@ -1,0 +1,140 @@
+"""What the site has beside the pages that are written: a page per algorithm, the reference, measured rows.
+
+In a page, `<!-- steps 100mbit -->` becomes the step times on that link, and `<!-- source FILE CLASS -->` the source of
+a class.
+"""
+
+import ast
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from gradwire import api
+from gradwire.lab.catalogue import Entry, catalogue
+from gradwire.report import depth
+from gradwire.report.tables import Table
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+KINDS = ("Compressors", "Memories", "Communicators", "Controllers")
+MEASURED = {
+    "fp16": "gw fp16", "fp32": "gw fp32", "topk": "gw topk 1%", "qsgd": "gw qsgd", "efsignsgd": "gw efsign",
+    "powersgd": "gw powersgd r4", "acpsgd": "gw acpsgd r4",
+}  # fmt: skip
+"""What the step times call a configuration of an algorithm."""
+STEPS = ("steps_100mbit_dense", "steps_100mbit", "steps_1gbit", "steps_4ranks")
+_INSERT = re.compile(r"<!-- (\w+) (\S+)(?: (\w+))? -->")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the generated pages."""
+    kinds = catalogue()
+    pages = {f"algorithms/{entry.name}.md": _algorithm(kind, entry) for kind in KINDS for entry in kinds[kind]}
+    for path, text in (pages | {"reference.md": _reference(), "algorithms/index.md": _index(kinds)}).items():
+        files.append(File.generated(config, path, content=text))
+    config.nav = [_with_algorithms(each, kinds) for each in config.nav or []]
+    return files
+
+
+def _with_algorithms(entry: Any, kinds: dict[str, list[Entry]]) -> Any:
+    """An entry of the navigation; that of the algorithms with the page of each."""
+    if "Algorithms" not in entry:
+        return entry
+    pages = [{kind: [f"algorithms/{each.name}.md" for each in kinds[kind]]} for kind in KINDS]
+    return {"Algorithms": [*entry["Algorithms"], *pages]}
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fills in what is measured and what is source; links that leave the site go as text."""
+    filled = _INSERT.sub(lambda found: _inserted(*found.groups()), markdown)
+    return re.sub(r"\[([^]]+)\]\((?:\.\./)[^)]*\)", r"\1", filled) if page.file.src_uri.count("/") == 0 else filled
+
+
+def _inserted(what: str, name: str, part: str | None) -> str:
+    if what == "steps":
+        return _steps(name)
+    tree = ast.parse(text := (ROOT / name).read_text())
+    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == part)
+    first = min(node.lineno for node in (found, *found.decorator_list))
+    return "\n".join(["```python", *text.splitlines()[first - 1 : found.end_lineno], "```"])
+
+
+def _algorithm(kind: str, entry: Entry) -> str:
+    facts = [f"- **{name}**: {text}" for name, text in depth.facts(entry).items()]
+    parts = [f"# {entry.cls.__name__ if entry.cls else entry.name}", entry.text, "\n".join(facts)]
+    parts.append(f"On the command line it is `{entry.name}`; `gradwire list {entry.name}` shows this page.")
+    if sent := depth.sent(entry):
+        parts += [f"## {sent.title}", _table(sent), " ".join(depth.SENT_NOTE.split())]
+    if rows := _measured(entry.name):
+        parts += ["## Measured", _RATIO, *rows]
+    if entry.cls:
+        named = f"{entry.cls.__module__}.{entry.cls.__qualname__}"
+        parts.append(f"In Python it is [`gw.{entry.cls.__name__}`](../reference.md#{named}).")
+    return "\n\n".join(parts)
+
+
+def _table(table: Table) -> str:
+    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _index(kinds: dict[str, list[Entry]]) -> str:
+    lines = ["# All algorithms", "One page for each, made from its docstring, its formulas and what was measured."]
+    for kind in KINDS:
+        lines += [f"## {kind}", "\n".join(f"- [{e.name}]({e.name}.md): {e.summary}" for e in kinds[kind])]
+    return "\n\n".join(lines)
+
+
+def _reference() -> str:
+    named = [(name, getattr(api, name)) for name in api.__all__]
+    objects = [(name, each) for name, each in named if inspect.isclass(each) or inspect.isfunction(each)]
+    pages = [f"::: {each.__module__}.{each.__qualname__}" for _, each in objects]
+    return "\n\n".join(["# Reference", "All that `import gradwire as gw` offers, as its docstrings say.", *pages])
+
+
+_RATIO = "Median milliseconds of a step, and the ratio to no communication in the same run."
+
+
+def _rows(names: tuple[str, ...] = STEPS) -> list[dict[str, Any]]:
+    """What was measured, each row with its file and date."""
+    files = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in names}
+    return [row | {"date": data["date"], "file": name} for name, data in files.items() for row in data["rows"]]
+
+
+def _shown(ms: dict[str, Any], name: str) -> str:
+    return f"{ms[name]['median']:.0f} ({ms[name]['median'] / ms['nocomm']['median']:.1f}x)"
+
+
+def _measured(name: str) -> list[str]:
+    called = MEASURED.get(name, "")
+    rows = [row for row in _rows() if called in row["ms"]]
+    if not rows:
+        return []
+    lines = [
+        [row["link"], str(row["ranks"]), row["model"], _shown(row["ms"], called), row["date"], f"`{row['file']}.json`"]
+        for row in rows
+    ]
+    return [_table(Table("", ["link", "ranks", "model", "step", "date", "results"], lines))]
+
+
+def _steps(link: str) -> str:
+    """A row for each model on this link, each cell what one way took."""
+    rows = [row for row in _rows() if row["link"] == link and row["ranks"] == 2]
+    models = dict.fromkeys(row["model"] for row in rows)
+    ways = {"ddp": "dense (DDP)", "gw fp16": "fp16", "gw qsgd": "qsgd", "gw topk 1%": "topk:0.01"}
+    ways |= {"gw efsign": "efsignsgd", "gw powersgd r4": "powersgd:4", "gw acpsgd r4": "acpsgd:4"}
+    lines: list[list[str]] = []
+    for model in models:
+        own = [row["ms"] for row in rows if row["model"] == model]
+        cells = [next((_shown(ms, way) for ms in own if way in ms), "-") for way in ways]
+        lines.append([model, *cells])
+    dates = ", ".join(sorted({row["date"] for row in rows}))
+    sources = ", ".join(f"`{name}.json`" for name in dict.fromkeys(row["file"] for row in rows))
+    note = f"{_RATIO} Two ranks, {link} each, {dates}; `benchmarks/results/`: {sources}."
+    return f"{_table(Table('', ['model', *ways.values()], lines))}\n\n{note}"

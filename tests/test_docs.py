@@ -1,0 +1,79 @@
+"""The documentation: its blocks run, its site builds without a warning, offline, and can be searched."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gradwire as gw
+from gradwire.lab.catalogue import catalogue
+
+REPOSITORY = Path(__file__).parents[1]
+PAGES = REPOSITORY / "docs"
+TUTORIALS = [path for path in sorted(PAGES.glob("*.md")) if path.name in {"start.md"}]
+KINDS = ("Compressors", "Memories", "Communicators", "Controllers")
+_LOADED = re.compile(r"""<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=["']?(https?:)?//""")
+
+
+def blocks(path: Path) -> str:
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs_as_it_stands(page: Path, ranks: int, tmp_path: Path) -> None:
+    script = tmp_path / "tutorial.py"
+    script.write_text(blocks(page))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, *(torchrun if ranks > 1 else []), str(script)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert len(list(tmp_path.glob("checkpoint-*.pt"))) == ranks
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="the site's generator is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=500, check=False)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return folder
+
+
+def test_the_site_has_a_page_per_algorithm_with_its_paper(site: Path) -> None:
+    for entry in [entry for kind in KINDS for entry in catalogue()[kind]]:
+        text = (site / "algorithms" / f"{entry.name}.html").read_text()
+        links = re.findall(r"https?://[^\s,;)]+", entry.paper)
+        assert all(link in text for link in links)
+    assert "1.5x" in (site / "algorithms" / "acpsgd.html").read_text()
+
+
+def test_every_name_is_in_the_reference(site: Path) -> None:
+    text = (site / "reference.html").read_text()
+    names = [name for name in dir(gw) if isinstance(getattr(gw, name), type)]
+    assert not [name for name in names if f'.{name}"' not in text]
+
+
+def test_measured_rows_and_sources_are_filled_in(site: Path) -> None:
+    chosen = (site / "choose.html").read_text()
+    assert "<!-- steps" not in chosen
+    assert "steps_100mbit.json" in chosen
+    assert "20.1x" in chosen
+    assert "class" in (site / "extend.html").read_text()
+    assert "Truncated" in (site / "extend.html").read_text()
+
+
+def test_the_site_loads_nothing_from_elsewhere_and_can_be_searched(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert not [page for page in pages if _LOADED.search(page.read_text())]
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    assert any("error feedback" in entry["text"].lower() for entry in index["docs"])
+
+
+def test_the_first_five_lines_have_the_headline(site: Path) -> None:
+    first = (PAGES / "index.md").read_text().splitlines()[:7]
+    assert re.search(r"\d+ ms with DDP, \d+ ms with", " ".join(first))
