@@ -53,9 +53,11 @@ class Unpacked:
     step: int
     about: About
 
-    def words(self) -> dict[str, str]:
-        """What the states of all ranks that belong together have alike, by what it is called."""
-        common = {f"{name}{SEPARATOR}{key}": t for name, key, t in _each(self.exported) if key.startswith(SHARED)}
+    def words(self, sharded: bool = False) -> dict[str, str]:
+        """What the states of all ranks that belong together have alike, by what it is called. Where ranks keep
+        different shards, small tensors are a shard's own."""
+        exported = {} if sharded else self.exported
+        common = {f"{name}{SEPARATOR}{key}": t for name, key, t in _each(exported) if key.startswith(SHARED)}
         common |= {SEPARATOR + key: tensor for key, tensor in self.job.items()}
         return {
             "the state's ranks": f"{'all of ' if self.about.gathered else ''}{self.about.ranks}",
@@ -124,7 +126,7 @@ def pack(exported: Exported, job: Mapping[str, Tensor], step: int, about: About)
     everything = {**exported, "": job}
     tensors = {f"{name}{SEPARATOR}{key}": tensor.detach().clone() for name, key, tensor in _each(everything)}
     words = {"format": FORMAT, **asdict(about), "tensors": {key: _kind(tensor) for key, tensor in tensors.items()}}
-    return {STEP: torch.tensor(step), ABOUT: _letters(json.dumps(words))} | tensors
+    return {STEP: torch.tensor(step), ABOUT: letters(json.dumps(words))} | tensors
 
 
 def unpack(state: Mapping[str, Tensor]) -> Unpacked:
@@ -243,5 +245,11 @@ def _digest(parts: Iterable[bytes]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _letters(text: str) -> Tensor:
+def letters(text: str) -> Tensor:
+    """A text as bytes (n,) uint8."""
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def text_of(letters: Tensor) -> str:
+    """The inverse of `letters`."""
+    return bytes(letters.tolist()).decode()

@@ -1,7 +1,7 @@
 """The front end for DistributedDataParallel."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import median
@@ -15,6 +15,7 @@ from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportU
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private import hooks_of, is_joining, with_hook, without_hook
 
@@ -103,6 +104,10 @@ class DDPFrontEnd:
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
         return self.ddp.no_sync()
+
+    def placed(self) -> Mapping[str, Placed]:
+        """A replica on every rank."""
+        return whole_on(self._group, dict(self.ddp.module.named_parameters()))
 
     # Gradients
 

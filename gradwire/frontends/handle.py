@@ -1,10 +1,15 @@
 """What `attach` returns."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol
+
+from torch.distributed.checkpoint.storage import StorageReader
 
 from gradwire.checkpoint import StateDict
 from gradwire.frontends.idle import Idle
+from gradwire.frontends.stateful import DistributedState, Placed, saved_in
 from gradwire.plans import Plan
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.stats import Stats
@@ -21,6 +26,10 @@ class FrontEnd(Protocol):
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
+        ...
+
+    def placed(self) -> Mapping[str, Placed]:
+        """Where the parameters lie on the mesh of all ranks."""
         ...
 
 
@@ -67,6 +76,17 @@ class Handle:
         Raises ValueError, on all ranks and before anything has changed, for what is no whole state of this model,
         another rank's or another number of ranks', and for states that were not saved together."""
         self._runtime.load_state_dict(state)
+
+    def stateful(self, saved: str | Path | StorageReader | None = None) -> DistributedState:
+        """The state of all ranks, for torch.distributed.checkpoint: `dcp.save({"gradwire": handle.stateful()}, ...)`
+        keeps everything once, and any number of replicas and shards can load it, with what memories keep adding up to
+        the same, when the checkpoint's path or reader is given as `saved`:
+        `dcp.load({"gradwire": handle.stateful(path)}, checkpoint_id=path)`.
+
+        Raises ValueError after `detach()`, and where the checkpoint has no such state, or several."""
+        if self._front_end is None:
+            raise ValueError("detach() ended the exchange of gradients; attach() again")
+        return DistributedState(self._runtime, self._front_end.placed(), {} if saved is None else saved_in(saved))
 
     def replan(self, plan: Plan) -> None:
         """Puts `plan` in force from the next step on; all ranks must do so after the same step. Every parameter keeps

@@ -6,10 +6,13 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private import when_backward_ends
+from gradwire.transports.process_group import world_or
 
 
 class Places(Protocol):
@@ -53,9 +56,14 @@ class GradientHooks:
     on the thread that trains, or on autograd's while that one waits for it."""
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], model: nn.Module, places: Places, find_unused: bool
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        model: nn.Module,
+        places: Places,
+        find_unused: bool,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.detached = False
+        self.detached, self._group = False, group
         self._parameters, self._model, self._places, self._find_unused = parameters, model, places, find_unused
         self._runtime: Runtime | None = None
         self._accumulated: set[int] = set()
@@ -87,6 +95,10 @@ class GradientHooks:
             yield
         finally:
             self._synchronising = before
+
+    def placed(self) -> Mapping[str, Placed]:
+        """A replica on every rank."""
+        return whole_on(world_or(self._group), self._parameters)
 
     @property
     def waiting(self) -> bool:

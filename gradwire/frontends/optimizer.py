@@ -63,7 +63,7 @@ class DistributedOptimizer(Optimizer):
         slots, device = slots_of(self._parameters), device_of(self._parameters)
         plan = choices.plan(self._parameters)
         mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device)
-        self._front_end = GradientHooks(self._parameters, model, Whole(), find_unused_parameters)
+        self._front_end = GradientHooks(self._parameters, model, Whole(), find_unused_parameters, process_group)
         runtime = None
         if mesh.ranks == 1:
             let_go(mesh, transport)

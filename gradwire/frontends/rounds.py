@@ -6,7 +6,7 @@ inner steps     `delay` of them, while it travels
 receive         the mean is the gradient of the outer step; parameters move to the new anchors
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.frontends.fragments import Fragment, Schedule, groups_of
+from gradwire.frontends.stateful import Placed
 from gradwire.runtime.runtime import Runtime
 
 OuterOptimizer = Callable[[list[Tensor]], Optimizer]
@@ -44,6 +45,10 @@ class Rounds:
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate, as all do: nothing is sent before a round ends."""
         return nullcontext()
+
+    def placed(self) -> Mapping[str, Placed]:
+        """Raises ValueError: anchors and momentum belong to the state as well."""
+        raise ValueError("local steps have more state than this; save state_dict() of the handle on every rank")
 
     def unhook(self) -> None:
         """No more rounds."""

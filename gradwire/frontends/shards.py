@@ -17,6 +17,7 @@ from gradwire.compressors import FP32
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.job import Choices, device_of, let_go, mesh_of, parameters_of, scale_from
+from gradwire.frontends.stateful import Placed, cut_on
 from gradwire.plans import Plan
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.settings import Settings
@@ -60,7 +61,7 @@ def attach_shards(
     device, plan = device_of(parameters), choices.plan(parameters)
     planned = [planned_as(name, parameter) for name, parameter in parameters.items()][::-1]
     axes = mesh_of(transport, partial(ProcessGroup.by_replica, mesh), device)
-    front_end = ShardsFrontEnd(model, parameters, axes.replica.world, find_unused)
+    front_end = ShardsFrontEnd(model, parameters, mesh, find_unused)
     if axes.ranks == 1:
         let_go(axes, transport)
         return Handle(None, front_end)
@@ -85,11 +86,11 @@ class ShardsFrontEnd:
     """
 
     def __init__(
-        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], replicas: int, find_unused: bool
+        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh, find_unused: bool
     ) -> None:
         groups = fsdp_groups(model)
-        self._groups, self._parameters = groups, parameters
-        self._hooks = GradientHooks(parameters, model, Shards(groups, replicas), find_unused)
+        self._groups, self._parameters, self._mesh = groups, parameters, mesh
+        self._hooks = GradientHooks(parameters, model, Shards(groups, mesh.size(0)), find_unused)
         self._undo: list[Callable[[], None]] = []
         self._runtime: Runtime | None = None
         self._to_check = True
@@ -112,6 +113,10 @@ class ShardsFrontEnd:
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
         return self._hooks.accumulate()
+
+    def placed(self) -> Mapping[str, Placed]:
+        """As FSDP has sharded them."""
+        return cut_on(self._mesh, self._parameters)
 
     def _loaded(self, module: nn.Module, incompatible: Any) -> None:
         self._to_check = True

@@ -17,6 +17,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from gradwire.checkpoint import letters, text_of
 from gradwire.collective import REPLICA, Message, Sum
 from gradwire.compressors import GroupContext
 from gradwire.controllers import GroupView, Observation, StepView
@@ -125,7 +126,7 @@ class Control:
         words = {"plan": plan.to_json(), "origin": origin.to_json()}
         if self.decided is not None:
             words["decided"] = change_to_json(self.decided)
-        return self.controller.state_dict() | {name: _letters(text) for name, text in words.items()}
+        return self.controller.state_dict() | {name: letters(text) for name, text in words.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> Plan:
         """Takes over what `export` returned; the plan that was in force. The controller has begun with its
@@ -135,10 +136,10 @@ class Control:
         self.controller.load_state_dict(own)
         if not _alike(own, self.controller.state_dict()):
             raise ValueError("it is not what such a controller saves")
-        self.decided = change_from_json(_text(state["decided"])) if "decided" in state else None
+        self.decided = change_from_json(text_of(state["decided"])) if "decided" in state else None
         if self.decided is not None and self._mesh.rank == 0:
             self._mesh.store.set(f"change/{self._changes}", change_to_json(self.decided))
-        return Plan.from_json(_text(state["plan"]))
+        return Plan.from_json(text_of(state["plan"]))
 
     def _answer(self, step: int, plan: Plan) -> None:
         """What was asked for is there; the controller decides what follows."""
@@ -193,7 +194,7 @@ class Control:
 
 def origin_of(state: Mapping[str, Tensor]) -> Plan:
     """The plan from which the plans of an exported state were made."""
-    return Plan.from_json(_text(state["origin"]))
+    return Plan.from_json(text_of(state["origin"]))
 
 
 def _alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
@@ -205,14 +206,6 @@ def _alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return kind(one) == kind(other) and all(
         bool(tensor.cpu().eq(other[name].cpu()).logical_or(tensor.cpu().isnan()).all()) for name, tensor in one.items()
     )
-
-
-def _letters(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-
-
-def _text(letters: Tensor) -> str:
-    return bytes(letters.tolist()).decode()
 
 
 def _fingerprint(change: Change) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from gradwire import checkpoint
+from gradwire.collective import SHARD
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.gathering import gather
 from gradwire.runtime.plans import Plans
@@ -42,7 +43,7 @@ class States:
             own.check(self._slots, self._settings.others)
             self._plans.check(own)
             read.append(own)
-            return whole.words()
+            return whole.words(sharded=SHARD in self._mesh.axes)
 
         try:
             self._agreement.on(words, "load_state_dict()")

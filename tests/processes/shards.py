@@ -4,14 +4,19 @@
 """
 
 import sys
+import tempfile
 from contextlib import nullcontext
+from pathlib import Path
 from zlib import crc32
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 import gradwire as gw
 from gradwire.torch_private import fsdp_groups, parameters_of_fsdp
@@ -258,6 +263,93 @@ def a_nan_on_one_shard_leaves_every_memory_as_it_was() -> None:
 def spoil(parameter: Tensor) -> None:
     """Runs behind Gradwire's hook, and before the gradient is taken: its group is not complete yet."""
     parameter.grad.to_local().fill_(torch.nan)
+
+
+# Checkpoints
+
+
+def folder() -> Path:
+    """One for all ranks."""
+    told = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(told)
+    return Path(told[0])
+
+
+def kept(model: nn.Module, handle: gw.Handle, mesh: DeviceMesh) -> dict[str, Tensor]:
+    """The sum over replicas of what memories keep, whole, by parameter."""
+    state, sums = handle.state_dict(), {}
+    for name, parameter in model.named_parameters():
+        key = f"{name}//residual"
+        if key in state:
+            total = state[key].double()
+            dist.all_reduce(total, group=mesh.get_group(0))
+            local = parameter.to_local()
+            mine = total if local.numel() else local.double()
+            sums[name] = DTensor.from_local(
+                mine, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+            ).full_tensor()
+    return sums
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
+    for step in numbers:
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+def parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    own, optimizers = get_state_dict(model, optimizer)
+    return {"model": own, "optimizer": optimizers}
+
+
+@scenario(4)
+def a_training_goes_on_bit_for_bit_from_a_distributed_checkpoint() -> None:
+    for compressor in (gw.TopK(0.1), gw.PowerSGD(2), gw.DGC(0.1), gw.Quantized(bits=4)):
+        for mesh in meshes():
+            model, path = wrapped(mesh["shard"]), folder()
+            handle = gw.attach(model, compressor, mesh=mesh)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            steps(model, optimizer, range(6))
+            dcp.save(parts(model, optimizer) | {"gradwire": handle.stateful()}, checkpoint_id=path)
+            steps(model, optimizer, range(6, 12))
+
+            other = wrapped(mesh["shard"])
+            resumed = gw.attach(other, compressor, mesh=mesh)
+            second = torch.optim.AdamW(other.parameters(), lr=0.01)
+            loaded = parts(other, second) | {"gradwire": resumed.stateful(path)}
+            dcp.load(loaded, checkpoint_id=path)
+            set_state_dict(other, second, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+            steps(other, second, range(6, 12))
+            assert torch.equal(shards_of(other), shards_of(model)), compressor
+            mine, others = resumed.state_dict(), handle.state_dict()
+            assert mine.keys() == others.keys()
+            assert all(torch.equal(mine[key], others[key]) for key in mine), compressor
+
+
+@scenario(4)
+def what_memories_keep_adds_up_to_the_same_on_another_mesh() -> None:
+    for before in meshes():
+        for compressor in (gw.TopK(0.1), gw.PowerSGD(2)):
+            model, path = wrapped(before["shard"]), folder()
+            handle = gw.attach(model, compressor, mesh=before)
+            steps(model, torch.optim.SGD(model.parameters(), lr=0.1), range(5))
+            dcp.save({"gradwire": handle.stateful()}, checkpoint_id=path)
+            want = kept(model, handle, before)
+            assert any(total.any() for total in want.values())
+            for shape in ((2, 2), (1, 4), (4, 1)):
+                mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+                other = wrapped(mesh["shard"])
+                resumed = gw.attach(other, compressor, mesh=mesh)
+                dcp.load({"gradwire": resumed.stateful(path)}, checkpoint_id=path)
+                got = kept(other, resumed, mesh)
+                assert got.keys() == want.keys()
+                for name, total in want.items():
+                    torch.testing.assert_close(got[name], total, rtol=0, atol=1e-7)
+                steps(other, torch.optim.SGD(other.parameters(), lr=0.1), range(2))
+                assert same_between_replicas(shards_of(other), mesh)
+                resumed.detach()
+            handle.detach()
 
 
 # What cannot be

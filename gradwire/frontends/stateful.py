@@ -1,0 +1,192 @@
+"""A job's state for torch.distributed.checkpoint, which saves everything once and loads it on any mesh.
+
+What a memory keeps is a replica's part of what the mean still lacks. So it is saved with an axis for the replica in
+front, (replicas, *shape), each row by its replica and cut as the parameter is. To load, rows are dealt to the replicas
+that there are now and cut as the parameter is now; each replica adds up its own. The sum over replicas stays.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from gradwire.checkpoint import GROUP, SEPARATOR, SHARED, STEP, About, StateDict, letters, pack, text_of, unpack
+
+ABOUT = "gradwire"
+"""The key by which a state is found in a checkpoint; there is what it says of itself."""
+
+Saved = Mapping[str, TensorStorageMetadata]
+"""What a checkpoint has of a state, by key."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a parameter lies on `mesh`, whose first dimension counts replicas: its whole `shape`, this rank's `part` of
+    that, and how it is cut along the mesh's other dimensions."""
+
+    mesh: DeviceMesh
+    shape: tuple[int, ...]
+    part: tuple[int, ...]
+    device: torch.device
+    cuts: tuple[Placement, ...] = ()
+
+    def row(self, tensor: Tensor) -> DTensor:
+        """What this rank keeps, in its slot's shape, as its part of (replicas, *shape)."""
+        own = tensor.new_zeros(1, *self.part) if 0 in self.part else tensor.reshape(1, *self.part)
+        return self._rows(own, self.mesh.size(0))
+
+    def no_rows(self, replicas: int) -> DTensor:
+        """Zeros (replicas, *shape), to load into what so many replicas have saved."""
+        most = ceil(replicas / self.mesh.size(0))
+        mine = min(most, max(0, replicas - most * self.mesh.get_local_rank(0)))
+        return self._rows(torch.zeros(mine, *self.part, device=self.device), replicas)
+
+    def kept(self, rows: DTensor) -> Tensor:
+        """What this rank keeps of what was loaded; of an empty part a single zero."""
+        total = rows.to_local().sum(0)
+        return total if total.numel() else total.new_zeros((1,) * len(self.part))
+
+    def _rows(self, local: Tensor, replicas: int) -> DTensor:
+        whole = torch.empty(replicas, *self.shape, device="meta")
+        cuts = [Shard(cut.dim + 1) if isinstance(cut, Shard) else cut for cut in self.cuts]
+        return DTensor.from_local(
+            local, self.mesh, [Shard(0), *cuts], run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+
+    @property
+    def shard(self) -> str:
+        """Which of a replica's shards this rank has."""
+        replica = self.mesh.mesh.reshape(self.mesh.size(0), -1)[self.mesh.get_local_rank(0)].tolist()
+        return f"shard {replica.index(dist.get_rank())} of {len(replica)}"
+
+
+def whole_on(group: dist.ProcessGroup, parameters: Mapping[str, Tensor]) -> dict[str, Placed]:
+    """Parameters of which every rank of a group has a replica."""
+    mesh = DeviceMesh.from_group(group, next(iter(parameters.values())).device.type)
+    return {name: Placed(mesh, tuple(p.shape), tuple(p.shape), p.device) for name, p in parameters.items()}
+
+
+def cut_on(mesh: DeviceMesh, parameters: Mapping[str, Tensor]) -> dict[str, Placed]:
+    """Sharded parameters on the mesh of all ranks. Raises ValueError where they are sharded along none of its
+    dimensions."""
+    return {name: _placed(mesh, parameter) for name, parameter in parameters.items() if isinstance(parameter, DTensor)}
+
+
+def _placed(mesh: DeviceMesh, parameter: DTensor) -> Placed:
+    cuts: list[Placement] = [Replicate()] * (mesh.ndim - 1)
+    own = parameter.device_mesh
+    for dim, cut in enumerate(parameter.placements):
+        if cut.is_shard() and own.size(dim) > 1:
+            cuts[_dimension(mesh, dist.get_process_group_ranks(own.get_group(dim))) - 1] = cut
+    return Placed(mesh, tuple(parameter.shape), tuple(parameter.to_local().shape), parameter.device, tuple(cuts))
+
+
+def _dimension(mesh: DeviceMesh, ranks: list[int]) -> int:
+    for dim in range(1, mesh.ndim):
+        if dist.get_process_group_ranks(mesh.get_group(dim)) == ranks:
+            return dim
+    raise ValueError(
+        f"parameters are sharded over ranks {ranks}, which are no dimension of mesh=; attach with the whole"
+    )
+
+
+class HasState(Protocol):
+    """A job."""
+
+    def state_dict(self) -> StateDict:
+        """This rank's state."""
+        ...
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Takes it over."""
+        ...
+
+
+class DistributedState:
+    """The state of a job, a `Stateful` for `dcp.save({"gradwire": ...})` and `dcp.load`. To load what was saved on
+    another mesh it must know what is in the checkpoint.
+
+    Small tensors have keys of their own for each shard; for shards of another size they are made anew."""
+
+    def __init__(self, job: HasState, placed: Mapping[str, Placed], saved: Saved) -> None:
+        self._job, self._placed, self._saved = job, placed, saved
+        self._suffix = f" ({next(iter(placed.values())).shard})"
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What is to be saved; or as much as was, to load it into."""
+        if self._saved:
+            return {key: self._room(key, kind) for key, kind in self._saved.items() if self._is_for_me(key)}
+        own = unpack(self._job.state_dict())
+        tensors = {SEPARATOR + key: tensor for key, tensor in own.job.items()}
+        for name, kept in own.exported.items():
+            tensors |= {f"{name}{SEPARATOR}{key}": tensor for key, tensor in kept.items()}
+        about = letters(json.dumps({"plan": own.about.plan, "order": own.about.order}))
+        rows = {self._key(key): self._row(key, tensor) for key, tensor in tensors.items()}
+        return {ABOUT: about, STEP: torch.tensor(own.step)} | rows
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what was loaded into what `state_dict` returned."""
+        told, step, mine = json.loads(text_of(state[ABOUT])), int(state[STEP]), unpack(self._job.state_dict()).about
+        about = About(mine.rank, mine.ranks, told["plan"], tuple(told["order"]))
+        exported: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in state.items():
+            name, separator, kind = key.removesuffix(self._suffix).partition(SEPARATOR)
+            if separator:
+                exported.setdefault(name, {})[kind] = self._kept(key, tensor)
+        self._job.load_state_dict(pack(exported, exported.pop("", {}), step, about))
+
+    def _key(self, key: str) -> str:
+        return key + self._suffix if _is_small(key) else key
+
+    def _is_for_me(self, key: str) -> bool:
+        return not _is_small(key) or key.endswith(self._suffix)
+
+    def _row(self, key: str, tensor: Tensor) -> Tensor:
+        return self._placed[_name(key)].row(tensor) if _is_flat(key) else tensor
+
+    def _room(self, key: str, kind: TensorStorageMetadata) -> Tensor:
+        if _is_flat(key):
+            return self._placed[_name(key)].no_rows(kind.size[0])
+        return torch.zeros(kind.size, dtype=kind.properties.dtype)
+
+    def _kept(self, key: str, tensor: Tensor) -> Tensor:
+        return self._placed[_name(key)].kept(tensor) if isinstance(tensor, DTensor) else tensor
+
+
+def _name(key: str) -> str:
+    return key.partition(SEPARATOR)[0]
+
+
+def _is_small(key: str) -> bool:
+    return key.partition(SEPARATOR)[2].startswith((SHARED, GROUP))
+
+
+def _is_flat(key: str) -> bool:
+    """Whether what it names has the parameter's shape."""
+    return bool(_name(key)) and SEPARATOR in key and not _is_small(key)
+
+
+def saved_in(checkpoint: str | Path | StorageReader) -> Saved:
+    """What a checkpoint has of a Gradwire state. Raises ValueError where it has none, or several."""
+    reader = checkpoint if isinstance(checkpoint, StorageReader) else FileSystemReader(checkpoint)
+    metadata = reader.read_metadata()
+    paths: dict[str, tuple[str, ...]] = metadata.planner_data
+    folders = {path[:-1] for path in paths.values() if path[-1] == ABOUT}
+    if len(folders) != 1:
+        raise ValueError(
+            f'the checkpoint has {len(folders)} Gradwire states; save one, {{"gradwire": handle.stateful()}}'
+        )
+    kinds = {path: metadata.state_dict_metadata[key] for key, path in paths.items() if path[:-1] in folders}
+    return {path[-1]: kind for path, kind in kinds.items() if isinstance(kind, TensorStorageMetadata)}
