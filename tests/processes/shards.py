@@ -213,7 +213,7 @@ def shards_of(model: nn.Module) -> Tensor:
 
 
 COMPRESSORS = [
-    gw.TopK(0.05), gw.PowerSGD(2), gw.Quantized(bits=4), gw.QSGD(block=64), gw.DGC(0.05), gw.ACPSGD(2),
+    gw.TopK(0.05), gw.PowerSGD(1), gw.Quantized(bits=4), gw.QSGD(block=64), gw.DGC(0.05), gw.ACPSGD(1),
     gw.EFSignSGD(block=64), gw.RandomK(0.1),
 ]  # fmt: skip
 
@@ -305,7 +305,7 @@ def parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, objec
 
 @scenario(4)
 def a_training_goes_on_bit_for_bit_from_a_distributed_checkpoint() -> None:
-    for compressor in (gw.TopK(0.1), gw.PowerSGD(2), gw.DGC(0.1), gw.Quantized(bits=4)):
+    for compressor in (gw.TopK(0.1), gw.PowerSGD(1), gw.DGC(0.1), gw.Quantized(bits=4)):
         for mesh in meshes():
             model, path = wrapped(mesh["shard"]), folder()
             handle = gw.attach(model, compressor, mesh=mesh)
@@ -330,7 +330,7 @@ def a_training_goes_on_bit_for_bit_from_a_distributed_checkpoint() -> None:
 @scenario(4)
 def what_memories_keep_adds_up_to_the_same_on_another_mesh() -> None:
     for before in meshes():
-        for compressor in (gw.TopK(0.1), gw.PowerSGD(2)):
+        for compressor in (gw.TopK(0.1), gw.PowerSGD(1)):
             model, path = wrapped(before["shard"]), folder()
             handle = gw.attach(model, compressor, mesh=before)
             steps(model, torch.optim.SGD(model.parameters(), lr=0.1), range(5))
