@@ -22,7 +22,7 @@ Kept = dict[str, dict[str, Tensor]]
 def check(mesh: Mesh) -> None:
     """Raises ValueError where ranks keep different shards."""
     if other := mesh.axes.keys() - {REPLICA, HOST}:
-        raise ValueError(f"ranks along {min(other)!r} keep different shards; save with torch.distributed.checkpoint")
+        raise ValueError(f"ranks along {min(other)!r} keep different shards; give dcp.save() handle.stateful()")
 
 
 def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreement, device: torch.device) -> StateDict:
