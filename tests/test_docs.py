@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, browser
 
 import gradwire as gw
 from gradwire.lab.catalogue import catalogue
@@ -77,3 +78,18 @@ def test_the_site_loads_nothing_from_elsewhere_and_can_be_searched(site: Path) -
 def test_the_first_five_lines_have_the_headline(site: Path) -> None:
     first = (PAGES / "index.md").read_text().splitlines()[:7]
     assert re.search(r"\d+ ms with DDP, \d+ ms with", " ".join(first))
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_pages_fit_screens_and_are_as_dark_as_the_reader_asks(
+    site: Path, width: int, dark: bool, tmp_path: Path
+) -> None:
+    if not CHROMIUM:
+        pytest.skip("no Chromium on this machine")
+    with browser(tmp_path / "browser") as tab:
+        for name in ("index", "choose", "extend", "troubleshooting", "algorithms/topk"):
+            tab.open(site / f"{name}.html", width=width, dark=dark)
+            assert tab.value("document.documentElement.scrollWidth") <= width
+            paper = re.findall(r"\d+", tab.value("getComputedStyle(document.body).backgroundColor"))
+            assert (sum(map(int, paper[:3])) < 300) == dark

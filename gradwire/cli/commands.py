@@ -160,7 +160,7 @@ def simulate(
 
 @app.command()
 def demo() -> None:
-    """Train a small language model on 4 hosts joined at 100 Mbit/s, dense and compressed, in 3 minutes."""
+    """Train a small language model on 4 hosts joined at 100 Mbit/s, dense and compressed."""
     from gradwire.cli import training
 
     training.demo()
