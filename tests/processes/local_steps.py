@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from tests.processes.scenarios import SCENARIOS, batch, flat, main, network, refused, same_on_all_ranks, scenario, train
@@ -19,9 +20,11 @@ def inner(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
 
 
-def reference_diloco(replicas: int, rounds: int, inner_steps: int, lr: float, momentum: float) -> Iterator[list[float]]:
+def reference_diloco(
+    replicas: int, rounds: int, inner_steps: int, lr: float, momentum: float, data=batch
+) -> Iterator[list[float]]:
     """DiLoCo as its paper has it (Algorithm 1 of https://arxiv.org/abs/2311.08105), all replicas in one process; the
-    losses of each replica, step by step."""
+    losses of each replica, step by step. A replica's batch is data(step, replica)."""
     shared = network()
     models = [copy.deepcopy(shared) for _ in range(replicas)]
     optimizers = [inner(model) for model in models]
@@ -30,7 +33,7 @@ def reference_diloco(replicas: int, rounds: int, inner_steps: int, lr: float, mo
         losses: list[list[float]] = [[] for _ in models]
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             for h in range(inner_steps):
-                inputs, targets = batch(t * inner_steps + h, rank)
+                inputs, targets = data(t * inner_steps + h, rank)
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(inputs), targets)
                 loss.backward()
@@ -56,8 +59,37 @@ def diloco_is_the_papers() -> None:
     assert optimizer.handle.stats().steps == 20
 
 
+@scenario(4)
+def hosts_that_train_with_ddp_inside_are_replicas() -> None:
+    hosts = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    host = hosts[dist.get_rank() // 2]
+    ddp = DistributedDataParallel(network(), process_group=host)
+    between = gw.ProcessGroup.by_host(2)
+    optimizer = gw.LocalSteps(
+        inner(ddp.module), ddp.module, inner_steps=5, outer=gw.Outer(0.7, momentum=0.9), transport=between
+    )
+    losses = torch.tensor(train(ddp, 30, optimizer=optimizer))
+    dist.all_reduce(losses, group=host)
+    expected = list(reference_diloco(2, 6, 5, 0.7, 0.9, both_ranks_batches))
+    torch.testing.assert_close(
+        (losses / 2).tolist(), [each[dist.get_rank() // 2] for each in expected], rtol=0, atol=1e-5
+    )
+    assert same_on_all_ranks(flat(ddp))
+    sent = torch.tensor(optimizer.handle.stats().wire_bytes)
+    dist.all_reduce(sent, group=host)
+    dense = 6 * 4 * len(flat(ddp))  # of a host, as much as one replica's, whichever of its ranks sends
+    assert dense <= sent <= dense + 6 * 100
+    between.close()
+
+
+def both_ranks_batches(step: int, host: int) -> tuple[Tensor, Tensor]:
+    (a, x), (b, y) = batch(step, 2 * host), batch(step, 2 * host + 1)
+    return torch.cat([a, b]), torch.cat([x, y])
+
+
 COMPRESSORS = [
-    (gw.FP32(), None, None), (gw.BF16(), None, None), (gw.TopK(0.05), gw.Residual(decay=0.95), None),
+    (gw.FP32(), None, None), (gw.BF16(), None, None), (gw.ChunkTopK(), gw.Residual(decay=0.95), None),
+    (gw.ChunkTopK(8, of=64), gw.Residual(decay=0.95), gw.AllGather(over_senders=True)), (gw.Quantized(4), None, None),
     (gw.QSGD(), gw.Residual(), gw.ScatterReduce()), (gw.PowerSGD(2), None, None), (gw.SignSGD(), None, None),
     (gw.TopK(0.1), None, gw.OkTopk(rebalance=2)), (gw.EFSignSGD(), None, None),
 ]  # fmt: skip
