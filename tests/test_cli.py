@@ -278,7 +278,7 @@ from gradwire.lab.configuration import parse
 from gradwire.lab.job import Replica, meet
 with meet("cpu") as peers, Replica(torch.nn.BatchNorm1d(1), parse("nocomm"), peers, 0) as replica:
     for _ in range(2):
-        replica.ddp(torch.full((2, 1), float(peers.rank))).sum().backward()
+        replica.wrapped(torch.full((2, 1), float(peers.rank))).sum().backward()
     assert abs(replica.module.running_mean.item() - 0.19 * peers.rank) < 1e-6
 """
 

@@ -37,6 +37,9 @@ Name = Annotated[
 
 Hosts = Annotated[int | None, typer.Option(help="ranks to start, each with a link of its own; by default 2")]
 Rate = Annotated[str | None, typer.Option("--link", help="emulated link, such as 100mbit; else loopback")]
+Shard = Annotated[
+    int, typer.Option(help="ranks to a host, which share its link and hold one model together by FSDP2; else DDP")
+]
 Device = Annotated[str, typer.Option(help="cpu, or cuda with one GPU per rank")]
 Seed = Annotated[int, typer.Option(help="of the model, the order of the data and the compressors")]
 Out = Annotated[Path, typer.Option(help="where the run's folder goes")]

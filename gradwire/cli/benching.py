@@ -39,7 +39,7 @@ def bench(
             raise ValueError(f"there is no folder {json_file.parent} for {json_file.name}")
         if json_file and json_file.is_dir():
             raise ValueError(f"{json_file} is a folder: name a file for --json")
-        cell = Cell(**model | {"ranks": ranks_of(model["ranks"]), "link": model["link"] or LOOPBACK})
+        cell = Cell(**model | {"ranks": ranks_of(model["ranks"], model["shard"]), "link": model["link"] or LOOPBACK})
         named = texts(configurations, controller, plan)
         place, spec = cell.place(effort.device), cell.spec(named, effort)
     with runner(place) as ranks:

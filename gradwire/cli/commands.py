@@ -49,6 +49,7 @@ def train(
     suite: a.TrainSuite = None,
     hosts: a.Hosts = None,
     link: a.Rate = None,
+    shard: a.Shard = 1,
     options: a.TaskOptions = None,
     folder: a.Folder = None,
     pretrained: a.Pretrained = None,
@@ -83,11 +84,20 @@ def train(
         checkpoint_every,
     )  # fmt: skip
     if resume:
-        others = [hosts, link, suite, None if device == "cpu" else device, None if out == Path("runs") else out]
+        others = [
+            hosts,
+            link,
+            suite,
+            None if shard == 1 else shard,
+            None if device == "cpu" else device,
+            None if out == Path("runs") else out,
+        ]
         return training.resume(resume, wanted, others)
+    if suite and shard > 1:
+        raise typer.BadParameter("a suite trains with DDP: leave --shard out")
     if suite:
         return training.train_suite(suite, wanted, hosts, link, device, out)
-    return training.train(wanted, hosts, link, device, out)
+    return training.train(wanted, hosts, link, shard, device, out)
 
 
 @app.command()
@@ -97,6 +107,7 @@ def bench(
     suite: a.BenchSuite = None,
     hosts: a.Hosts = None,
     link: a.Rate = None,
+    shard: a.Shard = 1,
     layers: a.Layers = None,
     batch: a.Batch = None,
     size: a.Size = None,
@@ -118,7 +129,7 @@ def bench(
     if suite:
         own = [configurations, json_file, controller, plan]
         return benching.bench_suite(suite, {"model": model, "ranks": hosts, "link": link, **sizes}, effort, out, own)
-    cell = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, **sizes}
+    cell = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, "shard": shard, **sizes}
     return benching.bench(cell, configurations, controller, plan, effort, json_file)
 
 

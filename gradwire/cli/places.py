@@ -17,9 +17,11 @@ from gradwire.lab.runner import Place
 _FULL_BYTES = 1 << 20
 
 
-def ranks_of(hosts: int | None) -> int:
-    """How many ranks the user means: those that run already, or by default 2."""
-    return hosts if hosts is not None else int(os.environ["WORLD_SIZE"]) if joined() else 2
+def ranks_of(hosts: int | None, shard: int = 1) -> int:
+    """How many ranks the user means, `shard` to a host: those that run already, or by default 2 hosts."""
+    if hosts is None and joined():
+        return int(os.environ["WORLD_SIZE"])
+    return (2 if hosts is None else hosts) * shard
 
 
 def leads() -> bool:
@@ -27,9 +29,9 @@ def leads() -> bool:
     return not joined() or os.environ["RANK"] == "0"
 
 
-def place_of(hosts: int | None, link: str | None, device: str) -> Place:
+def place_of(hosts: int | None, link: str | None, device: str, shard: int = 1) -> Place:
     """Where the ranks run. Raises ValueError for a place that cannot be."""
-    return Place(ranks_of(hosts), link_of(link or LOOPBACK), device)
+    return Place(ranks_of(hosts, shard), link_of(link or LOOPBACK), device, shard)
 
 
 def run_folder(out: Path, name: str, leads: bool = True) -> Path:

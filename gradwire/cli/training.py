@@ -49,12 +49,12 @@ def _demo_place() -> Place:
         return Place(4)
 
 
-def train(wanted: Wanted, hosts: int | None, link: str | None, device: str, out: Path) -> None:
+def train(wanted: Wanted, hosts: int | None, link: str | None, shard: int, device: str, out: Path) -> None:
     """Trains configurations on one task."""
     with mistakes():
-        place = place_of(hosts, link, device)
+        place = place_of(hosts, link, device, shard)
         training = described(wanted.task, wanted.model, wanted.preset, wanted.folder)
-        comparison = wanted.comparison(training, place.ranks)
+        comparison = wanted.comparison(training, place)
     compare(comparison, place, out)
 
 
@@ -64,7 +64,7 @@ def train_suite(suite: str, wanted: Wanted, hosts: int | None, link: str | None,
         place = place_of(hosts, link, device)
         wanted.check_for_suite(suite)
         rows = suite_rows(suite, wanted.folder, wanted.task)
-        comparisons = [wanted.comparison(row, place.ranks) for row in rows]
+        comparisons = [wanted.comparison(row, place) for row in rows]
     _compare_all(suite, comparisons, place, out)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from gradwire.lab.comparison import Comparison
 from gradwire.lab.configuration import PLAN, controlled
 from gradwire.lab.presets import preset as preset_of
+from gradwire.lab.runner import Place
 from gradwire.lab.training import Training
 from gradwire.lab.workloads import Own
 
@@ -41,14 +42,14 @@ class Wanted:
         if any((*own, self.model, self.preset, self.pretrained)):
             raise ValueError(f"suite {suite} has configurations and options of its own: give none")
 
-    def comparison(self, training: Training, ranks: int) -> Comparison:
+    def comparison(self, training: Training, place: Place) -> Comparison:
         """What is to be run of a training, with what the user wants to be otherwise.
 
         Raises ValueError for what cannot be."""
         chosen = texts(self.configurations, self.controller, self.plan, training.configurations)
         options = [*(self.options or []), *([f"pretrained={self.pretrained}"] if self.pretrained else [])]
         altered = training.altered(options=options, configurations=chosen, **self.recipe)
-        return altered.comparison(ranks, self.seed, self.checkpoint_every)
+        return altered.comparison(place.ranks, self.seed, self.checkpoint_every, place.shard)
 
     def _recipe(self) -> bool:
         return any(value is not None for value in self.recipe.values())

@@ -116,7 +116,7 @@ class HasState(Protocol):
 
 class DistributedState:
     """The state of a job, a `Stateful` for `dcp.save({"gradwire": ...})` and `dcp.load`. To load what was saved on
-    another mesh it must know what is in the checkpoint.
+    another mesh it must know what is in the checkpoint. Raises ValueError for parameters that the model lacks.
 
     Small tensors have keys of their own for each shard; for shards of another size they are made anew."""
 
@@ -157,6 +157,10 @@ class DistributedState:
         return self._placed[_name(key)].row(tensor) if _is_flat(key) else tensor
 
     def _room(self, key: str, kind: TensorStorageMetadata) -> Tensor:
+        if _is_flat(key) and _name(key) not in self._placed:
+            raise ValueError(
+                f"the state has parameter {_name(key)!r}, which is not reduced here; load this model's own"
+            )
         if _is_flat(key):
             return self._placed[_name(key)].no_rows(kind.size[0])
         return torch.zeros(kind.size, dtype=kind.properties.dtype)

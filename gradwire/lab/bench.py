@@ -57,7 +57,7 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
     configurations = [parse(text) for text in spec.configurations]
     for repeat in range(spec.repeats):
         for configuration in configurations:
-            with Replica(task.build_model(spec.seed), configuration, peers, spec.seed) as replica:
+            with Replica(task.build_model(spec.seed), configuration, peers, spec.seed, spec.shard) as replica:
                 step_ms, totals = _time(replica, task, batch, spec.steps)
                 if not configuration.silent:
                     replica.hash()
@@ -65,7 +65,7 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
 
 
 def _time(replica: Replica, task: Task, batch: Any, steps: int) -> tuple[list[float], Totals]:
-    optimizer = SGD(replica.ddp.parameters(), lr=1e-3)
+    optimizer = SGD(replica.wrapped.parameters(), lr=1e-3)
     step_ms: list[float] = []
     before = replica.totals(0)
     for number in range(-WARM_UP_STEPS, steps):

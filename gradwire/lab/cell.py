@@ -39,6 +39,7 @@ class Cell:
     model: str
     ranks: int
     link: str = LOOPBACK
+    shard: int = 1
     layers: int | None = None
     batch: int | None = None
     size: int | None = None
@@ -53,7 +54,7 @@ class Cell:
 
     def place(self, device: str) -> Place:
         """Where it runs. Raises ValueError for a link that is none, and where there is too little memory."""
-        place = Place(self.ranks, link_of(self.link), device)
+        place = Place(self.ranks, link_of(self.link), device, self.shard)
         if device == "cpu" and not joined():
             _check_memory(self)
         return place
@@ -67,12 +68,14 @@ class Cell:
         names = [configuration.text for configuration in parsed]
         texts = [NOCOMM, *(name for name in names if name != NOCOMM)]
         task, options = self._task()
-        timing = {"steps": effort.steps, "repeats": effort.repeats, "seed": effort.seed}
+        timing = {"steps": effort.steps, "repeats": effort.repeats, "seed": effort.seed, "shard": self.shard}
         return BenchSpec(task=task, options=options, configurations=texts, **timing)
 
     def command(self, configuration: str, effort: Effort) -> str:
         """What a user types to time one configuration."""
-        options = {"model": self.model, "hosts": self.ranks, "link": self.link} | self._sizes() | asdict(effort)
+        shard = {"shard": self.shard} if self.shard > 1 else {}
+        place = {"model": self.model, "hosts": self.ranks // self.shard, "link": self.link} | shard
+        options = place | self._sizes() | asdict(effort)
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return shlex.join(["gradwire", "bench", configuration, *words])
 

@@ -36,6 +36,7 @@ class Comparison:
     ranks: int
     recipe: Recipe
     seed: int = 0
+    shard: int = 1
     checkpoint_every: int | None = None
     metric: str | None = None
     published: str | None = None
@@ -47,6 +48,8 @@ class Comparison:
             raise ValueError(
                 f"checkpoint_every={self.checkpoint_every} is no number of steps or epochs: give 1 or more"
             )
+        if self.checkpoint_every and self.shard > 1:
+            raise ValueError("the lab keeps no checkpoints of sharded models: leave --checkpoint-every or --shard out")
         task = self.make_task()
         next(task.batches(0, self.ranks, self.seed))
         self.course  # noqa: B018
@@ -69,7 +72,7 @@ class Comparison:
 
     def specs(self, folder: Path) -> Iterator[tuple[Configuration, TrainSpec]]:
         """What the ranks are told for each configuration, which has a folder of its own in `folder`."""
-        names = ("task", "options", "recipe", "seed", "checkpoint_every")
+        names = ("task", "options", "recipe", "seed", "shard", "checkpoint_every")
         alike = {name: getattr(self, name) for name in names}
         for configuration in self.configurations:
             home = str((folder / configuration.slug).absolute())
@@ -110,7 +113,8 @@ def circumstances(place: Place) -> dict[str, object]:
     """Where, when and by what command something was measured."""
     return {
         "place": str(place),
-        "hosts": place.ranks,
+        "hosts": place.hosts,
+        "ranks": place.ranks,
         "link": str(place.link) if place.link else None,
         "device": place.device,
         "machine": f"{os.cpu_count()} cores, {platform.platform()}",

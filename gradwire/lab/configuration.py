@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.communicators import Communicator
@@ -80,6 +81,19 @@ class Configuration:
         return attach(
             ddp, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
             transport=transport, seed=seed, controller=controller,
+        )  # fmt: skip
+
+    def attach_shards(
+        self, model: nn.Module, mesh: DeviceMesh, seed: int, controller: Controller | None = None
+    ) -> Handle | None:
+        """Makes replicas of a sharded `model` reduce in this way; None where Gradwire has no part in it."""
+        if self.plan:
+            return attach(model, self.plan, mesh=mesh, seed=seed)
+        if self.compressor is None:
+            return None
+        return attach(
+            model, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
+            mesh=mesh, seed=seed, controller=controller,
         )  # fmt: skip
 
 

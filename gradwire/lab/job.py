@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -18,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.controllers import Decision, GraVAC
-from gradwire.frontends import Handle
 from gradwire.lab.configuration import Configuration
 from gradwire.lab.results import Totals, append
+from gradwire.lab.sharded import gather_into, mesh_of, sharded
 from gradwire.lab.traffic import interface_traffic
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.moved import moved
@@ -33,11 +34,12 @@ Log = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What the ranks of a job are told; plain values, as it travels in a JSON file."""
+    """What the ranks of a job are told; plain values, as it travels in a JSON file. `shard` ranks hold a replica."""
 
     task: str
     options: list[str]
     seed: int = 0
+    shard: int = 1
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -128,21 +130,32 @@ class Rate:
 
 
 class Replica:
-    """A fresh DDP of a model that reduces as a configuration says, and what it has sent.
+    """A fresh DDP of a model that reduces as a configuration says, and what it has sent. With `shard` ranks to a
+    replica, FSDP2 instead of DDP.
 
     Use as a context manager: leaving it ends the engine.
     """
 
-    def __init__(self, model: nn.Module, configuration: Configuration, peers: Peers, seed: int) -> None:
-        self.module, self.peers, self.silent = model, peers, configuration.silent
-        self.ddp = DistributedDataParallel(model.to(peers.device), bucket_cap_mb=configuration.bucket_mb)  # pyright: ignore[reportArgumentType]
-        self.ddp.broadcast_buffers = not self.silent  # BatchNorm's, before each step; torch 2.13 warns of the argument
-        self.rate = Rate()
+    def __init__(self, model: nn.Module, configuration: Configuration, peers: Peers, seed: int, shard: int = 1) -> None:
+        self._whole, self.peers, self.silent = model.to(peers.device), peers, configuration.silent
+        self._sharded, self.rate = shard > 1, Rate()
         self.controller = configuration.fresh_controller(self.rate)
-        self.handle: Handle | None = configuration.attach(self.ddp, peers.transport, seed, self.controller)
-        gradient_bytes = sum(p.numel() * p.itemsize for p in model.parameters() if p.requires_grad)
-        self._dense_bytes = 2 * (peers.world - 1) * gradient_bytes // peers.world
+        gradient_bytes, replicas = sum(p.nbytes for p in model.parameters() if p.requires_grad), peers.world // shard
+        self._dense_bytes = 2 * (replicas - 1) * gradient_bytes // replicas // shard
+        self.wrapped: nn.Module
+        if self._sharded:
+            mesh = mesh_of(shard, peers.device)
+            self.wrapped = sharded(deepcopy(self._whole), mesh, configuration)
+            self.handle = configuration.attach_shards(self.wrapped, mesh, seed, self.controller)
+        else:
+            self.wrapped = _ddp(self._whole, configuration)
+            self.handle = configuration.attach(self.wrapped, peers.transport, seed, self.controller)
         self._interface_start = peers.interface_bytes()
+
+    @property
+    def module(self) -> nn.Module:
+        """The model as it is now, whole; all ranks ask for it together."""
+        return gather_into(self._whole, self.wrapped) if self._sharded else self._whole
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +166,7 @@ class Replica:
 
     def backward(self, task: Task, batch: Any) -> Tensor:
         """Forward and backward of one batch; returns its loss."""
-        loss = task.training_loss(self.ddp, moved(batch, self.peers.device))
+        loss = task.training_loss(self.wrapped, moved(batch, self.peers.device))
         if isinstance(self.controller, GraVAC):
             self.controller.report(loss.detach())
         loss.backward()
@@ -187,6 +200,12 @@ class Replica:
             if not torch.equal(other, everyones[0]):
                 raise RuntimeError(f"the replicas differ: rank {rank} has other parameters than rank 0")
         return digest.hexdigest()
+
+
+def _ddp(model: nn.Module, configuration: Configuration) -> DistributedDataParallel:
+    ddp = DistributedDataParallel(model, bucket_cap_mb=configuration.bucket_mb)  # pyright: ignore[reportArgumentType]
+    ddp.broadcast_buffers = not configuration.silent  # BatchNorm's, before each step; torch 2.13 warns of the argument
+    return ddp
 
 
 S = TypeVar("S", bound=Spec)

@@ -26,7 +26,7 @@ def kept(folder: Path) -> tuple[Comparison, Place]:
         raise ValueError(f"no file {path}: a run that can be resumed was started with --checkpoint-every")
     data = json.loads(path.read_text())
     comparison = Comparison.from_json(data["comparison"])
-    return comparison, Place(comparison.ranks, link_of(data["link"]), data["device"])
+    return comparison, Place(comparison.ranks, link_of(data["link"]), data["device"], comparison.shard)
 
 
 def records_kept(home: Path) -> list[Record]:

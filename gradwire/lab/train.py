@@ -42,7 +42,7 @@ def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
 
     Raises RuntimeError where the replicas differ at the end."""
     task = make_task(spec.task, spec.options)
-    with Replica(task.build_model(spec.seed), parse(spec.configuration), peers, spec.seed) as replica:
+    with Replica(task.build_model(spec.seed), parse(spec.configuration), peers, spec.seed, spec.shard) as replica:
         _Training(spec, task, replica).run(log)
 
 
@@ -52,7 +52,7 @@ class _Training:
     def __init__(self, spec: TrainSpec, task: Task, replica: Replica) -> None:
         self.spec, self.task, self.replica, self.peers = spec, task, replica, replica.peers
         self.course = spec.recipe.course(task, self.peers.world)
-        self.optimizer = spec.recipe.make_optimizer(task, replica.ddp.parameters())
+        self.optimizer = spec.recipe.make_optimizer(task, replica.wrapped.parameters())
         replica.rate.optimizer = self.optimizer
         self.schedule = LambdaLR(self.optimizer, self.course.share_of_rate)
         self.meter = Meter(replica)
@@ -75,7 +75,7 @@ class _Training:
         with self.meter.step():
             self.meter.loss += self.replica.backward(self.task, batch)
             if self.spec.recipe.clip:
-                nn.utils.clip_grad_norm_(self.replica.ddp.parameters(), self.spec.recipe.clip)
+                nn.utils.clip_grad_norm_(self.replica.wrapped.parameters(), self.spec.recipe.clip)
             self.optimizer.step()
             self.schedule.step()
             self.optimizer.zero_grad()
@@ -83,10 +83,11 @@ class _Training:
     def _evaluate(self, training_loss: float) -> dict[str, float]:
         """Held-out figures, of which every rank computes a part, after epochs on all that is held out; the training
         loss where nothing is."""
-        for buffer in self.replica.module.buffers():
+        module = self.replica.module
+        for buffer in module.buffers():
             dist.broadcast(buffer, 0)  # as DDP does before it trains on: BatchNorm's are those of the last step
         whole = self.course.epoch_steps is not None
-        sums = self.task.sums(self.replica.module, self.peers.rank, self.peers.world, whole)
+        sums = self.task.sums(module, self.peers.rank, self.peers.world, whole)
         return self.task.figures(self.peers.sum(sums)) or {TRAINING_LOSS: training_loss}
 
     def _keep(self, number: int) -> None:

@@ -56,7 +56,7 @@ class Training:
             rate_per_rank=self.rate_per_rank and "lr" not in given,
         )
 
-    def comparison(self, ranks: int, seed: int = 0, checkpoint_every: int | None = None) -> Comparison:
+    def comparison(self, ranks: int, seed: int = 0, checkpoint_every: int | None = None, shard: int = 1) -> Comparison:
         """To run on `ranks` ranks. Raises ValueError for data that is not there."""
         rate = self.recipe.lr * ranks if self.rate_per_rank and self.recipe.lr else self.recipe.lr
         told = [self.published, f"assumed: {self.assumed}" if self.assumed else ""]
@@ -67,6 +67,7 @@ class Training:
             ranks=ranks,
             recipe=replace(self.recipe, lr=rate),
             seed=seed,
+            shard=shard,
             checkpoint_every=checkpoint_every,
             metric=self.metric,
             published="; ".join(filter(None, told)) or None,

@@ -13,14 +13,16 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.torch_private import fsdp_groups, parameters_of_fsdp
-from tests.processes.scenarios import SCENARIOS, Halving, main, refused, same_on_all_ranks, scenario
+from tests.processes.scenarios import SCENARIOS, Halving, main, network, refused, same_on_all_ranks, scenario, train
 
 torch.set_num_threads(1)
 SHAPES = ((2, 2), (4, 1))
@@ -202,6 +204,23 @@ def a_factor_of_the_users_is_followed() -> None:
         assert equal(gradients(ours), gradients(native))
 
 
+@scenario(4)
+def torchs_replicate_is_compressed_as_well() -> None:
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("replicate",))
+    models = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        models.append(replicate(Branches(), mesh=mesh))
+    native, ours, compressed = models
+    gw.attach(ours, as_fsdp_groups(native, gw.FP32()))
+    gw.attach(compressed, gw.TopK(0.1))
+    for model in models:
+        loss_of(model, 0).backward()
+    assert equal(gradients(ours), gradients(native))
+    assert not equal(gradients(compressed), gradients(native))
+    assert same_between_replicas(torch.cat([g.flatten() for g in gradients(compressed) if g is not None]), mesh)
+
+
 def same_between_replicas(tensor: Tensor, mesh: DeviceMesh) -> bool:
     copies = [torch.empty_like(tensor) for _ in range(mesh.size(0))]
     dist.all_gather(copies, tensor, group=mesh.get_group(0))
@@ -350,6 +369,28 @@ def what_memories_keep_adds_up_to_the_same_on_another_mesh() -> None:
                 assert same_between_replicas(shards_of(other), mesh)
                 resumed.detach()
             handle.detach()
+
+
+@scenario(4)
+def unsharded_models_have_distributed_checkpoints_as_well() -> None:
+    ddp, path = DistributedDataParallel(network()), folder()
+    handle = gw.attach(ddp, gw.DGC(0.1))
+    train(ddp, 5)
+    dcp.save({"gradwire": handle.stateful()}, checkpoint_id=path)
+    model = network()
+    optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, gw.DGC(0.1))
+    dcp.load({"gradwire": optimizer.handle.stateful(path)}, checkpoint_id=path)
+    mine, saved = optimizer.handle.state_dict(), handle.state_dict()
+    kinds = [key for key in saved if key.endswith(("residual", "velocity"))]
+    assert kinds
+    assert all(torch.equal(mine[key], saved[key]) for key in kinds)
+    refused(ValueError, "has 0 Gradwire states", lambda: handle.stateful(without_state()))
+
+
+def without_state() -> Path:
+    path = folder()
+    dcp.save({"model": network()}, checkpoint_id=path)
+    return path
 
 
 # What cannot be

@@ -1,0 +1,55 @@
+"""The lab trains and times models that FSDP2 shards inside of hosts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gradwire.cli import main
+from gradwire.lab.comparison import Comparison
+from gradwire.lab.configuration import parse_all
+from gradwire.lab.recipe import Recipe
+from gradwire.lab.runner import Place
+
+
+def test_dense_and_fp32_train_a_language_model_alike(tmp_path: Path) -> None:
+    options = [
+        "--task",
+        "lm",
+        "--set",
+        "width=32",
+        "--set",
+        "layers=1",
+        "--set",
+        "batch=2",
+        "--hosts",
+        "2",
+        "--shard",
+        "2",
+    ]
+    configurations = ["dense", "fp32", "topk:0.05"]
+    assert main(["train", *configurations, *options, "--steps", "6", "--out", str(tmp_path)]) == 0
+    (folder,) = tmp_path.iterdir()
+    dense, fp32, topk = (
+        [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("dense", "fp32", "topk-0.05")
+    )
+    losses = [[(line["loss"], line["held_out"]) for line in lines] for lines in (dense, fp32, topk)]
+    assert losses[0] == losses[1]  # two replicas' sums have one order
+    assert losses[0] != losses[2]
+
+
+def test_step_times_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", "tiny-vgg16", "--hosts", "2", "--shard", "2", "--steps", "1", "--repeats", "1"]
+    assert main(["bench", "dense", "topk:0.05", *options]) == 0
+    assert "topk:0.05" in capsys.readouterr().out
+
+
+def test_what_cannot_be_sharded_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="give a divisor to --shard"):
+        Place(3, shard=2)
+    with pytest.raises(ValueError, match="leave --checkpoint-every or --shard out"):
+        Comparison(
+            configurations=parse_all(["dense"]), task="digits", options=[], ranks=4, recipe=Recipe(steps=2), shard=2,
+            checkpoint_every=1,
+        )  # fmt: skip
