@@ -10,6 +10,7 @@ from rich.table import Table as Grid
 from gradwire.cli.console import console, mistakes
 from gradwire.cli.console import show as show_table
 from gradwire.lab.catalogue import Entry, catalogue, found
+from gradwire.ops.kernels import in_use
 from gradwire.report import depth
 
 
@@ -19,7 +20,7 @@ def show(name: str | None) -> None:
     if name is None:
         for kind, entries in kinds.items():
             _show_kind(kind, entries, brief=True)
-        return console().print("`gradwire list topk` shows one in depth.", highlight=False)
+        return console().print(f"`gradwire list topk` shows one in depth. Kernels: {in_use()}.", highlight=False)
     if name.lower().capitalize() in kinds:
         kind = name.lower().capitalize()
         return _show_kind(kind, kinds[kind], brief=False)

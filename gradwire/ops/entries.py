@@ -53,6 +53,17 @@ class Places:
         filled = torch.arange(self.k, device=payload.device) < packed
         return indices.add_(low.long().bitwise_and_(0xFFFF)), filled
 
+    def unpack_rows(self, payloads: Tensor) -> Tensor:
+        """The coordinates (rows, k) int64 of several payloads (rows, ≥ nbytes), in as many calls as one takes."""
+        head = 4 * self.blocks
+        room = payloads[:, :head].view(torch.int32).clone()
+        low = payloads[:, head : head + 2 * self.k].view(torch.int16)
+        room[:, -1] += self.k - room.sum(1, dtype=torch.int32)
+        bases = torch.arange(self.blocks, device=payloads.device) << BLOCK_BITS
+        bases = bases.expand_as(room).reshape(-1)
+        starts = torch.repeat_interleave(bases, room.view(-1), output_size=room.shape[0] * self.k)
+        return starts.view(low.shape).add_(low.long().bitwise_and_(0xFFFF))
+
     def _parts(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         head = 4 * self.blocks
         return payload[:head].view(torch.int32), payload[head : head + 2 * self.k].view(torch.int16)
@@ -87,6 +98,10 @@ class Entries:
     def unpack(self, payload: Tensor) -> tuple[Tensor, Tensor]:
         """Indices (k,) int64, and a view of their values (k,)."""
         return self.places.unpack(payload[4 * self.k :])[0], self.values(payload)
+
+    def unpack_rows(self, payloads: Tensor) -> tuple[Tensor, Tensor]:
+        """As `unpack`, of several payloads (rows, ≥ nbytes): (rows, k) each."""
+        return self.places.unpack_rows(payloads[:, 4 * self.k :]), self.values(payloads)
 
     def values(self, payloads: Tensor) -> Tensor:
         """A view of the values (..., k) of payloads (..., ≥ nbytes)."""

@@ -7,6 +7,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from gradwire.ops.host import to_device
 from gradwire.ops.reference.largest import largest
 from gradwire.ops.workspace import Workspace
 
@@ -27,7 +28,7 @@ def split(
     """For each range the indices that lie in it, ascending, and their values of x (n,): of more than `capacity`
     those of largest magnitude. On CUDA, where the host does not ask how many there are, zeros for the range's last
     element fill it up."""
-    edges = buffers.once(("edges", *bounds), lambda: torch.tensor(bounds, device=x.device))
+    edges = buffers.once(("edges", *bounds), lambda: to_device(torch.tensor(bounds), x.device))
     if x.device.type != "cpu":
         yield from split_on_device(x, indices, bounds, edges, capacity)
         return

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire import checkpoint
+from gradwire.ops.kernels import in_use
 from gradwire.plans import Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.control import Control
@@ -196,7 +197,8 @@ class Runtime:
             steps=self._reduced,
             wire_bytes=self._pipeline.wire_bytes,
             dense_bytes=self._reduced * dense_bytes(self.slots, self.mesh.averaged),
-            **{f"{name}_s": spans.get(name, 0.0) for name in ("encode", "wire", "decode", "wait")},
+            kernels=in_use(),
+            **{f"{name}_s": spans.get(name, 0.0) for name in ("encode", "wire", "decode", "wait")},  # pyright: ignore
         )
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ class Stats:
     `wire_bytes` were handed to the network, `dense_bytes` are what plain DDP would have sent. `encode_s` and
     `decode_s` are spent computing, `wire_s` is the sum over collectives from start to completion (several are
     in flight at once), `wait_s` is from the last gradient of a step until all means were there: what training
-    waits for.
+    waits for. `kernels` says what computes on a CPU: the library, at which level of instructions, or torch, and why.
     """
 
     steps: int
@@ -28,6 +28,7 @@ class Stats:
     wire_s: float
     decode_s: float
     wait_s: float
+    kernels: str = ""
 
     @property
     def ratio(self) -> float:

@@ -34,8 +34,12 @@ def _sum_blocks(rows: Tensor, out: Tensor, layout: Blocks) -> None:
 
 def _sum_entries(rows: Tensor, out: Tensor, layout: Entries | Compact) -> None:
     out.zero_()
-    for row in rows:
-        out.index_add_(0, *unpack_entries(row, layout))
+    if out.device.type != "cpu" and isinstance(layout, Entries):
+        unpacked = zip(*layout.unpack_rows(rows), strict=True)
+    else:
+        unpacked = (unpack_entries(row, layout) for row in rows)
+    for indices, values in unpacked:
+        out.index_add_(0, indices, values)
 
 
 def release(x: Tensor, payload: Tensor, layout: Entries | Compact) -> None:

@@ -1,0 +1,222 @@
+"""A GPU that is not there: tensors that say cuda:0 and compute on the CPU with real numbers.
+
+So what is written for GPUs runs in every test, and what it would launch and wait for is counted.
+
+    with pretended_cuda() as gpu:
+        x = on_gpu(torch.randn(10))
+        x.topk(3)
+    gpu.kernels, gpu.syncs, gpu.pageable
+
+It sees neither streams nor time.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+GPU = torch.device("cuda:0")
+CPU = torch.device("cpu")
+
+ASKS = {"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "item"}
+"""Operations whose result, or its size, the host waits for."""
+LAUNCHES_NOTHING = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh", "_reshape_alias",
+    "_unsafe_view", "alias",
+}  # fmt: skip
+COPIES = {"copy_", "_foreach_copy_", "_to_copy"}
+
+
+class OnGPU(torch.Tensor):
+    """A tensor on the GPU; `held` is the CPU's that it stands for."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, real: Tensor) -> "OnGPU":
+        size, strides, offset = real.shape, real.stride(), real.storage_offset()
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, size, strides=strides, storage_offset=offset, dtype=real.dtype, device="meta"
+        )
+        made.held = real
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    device = property(lambda self: GPU)  # pyright: ignore
+    is_cuda = property(lambda self: True)  # pyright: ignore
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return Call(func, args, kwargs or {}).result()
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+    def untyped_storage(self) -> Any:
+        return self.held.untyped_storage()
+
+    def tolist(self) -> Any:
+        return self.to("cpu").tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise TypeError("a GPU's tensor cannot become an array")
+
+    def pin_memory(self, device: Any = None) -> Tensor:
+        raise RuntimeError("only a CPU's memory is pinned")
+
+    def __repr__(self) -> str:  # pyright: ignore
+        return f"OnGPU({self.held})"
+
+
+def on_gpu(x: Tensor) -> Tensor:
+    """A copy of x on the GPU."""
+    return OnGPU(x.clone())
+
+
+def real(x: Tensor) -> Tensor:
+    """What a tensor holds, for a test to look at."""
+    return x.held if isinstance(x, OnGPU) else x
+
+
+class Call:
+    """One operation, as torch dispatches it."""
+
+    def __init__(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.name = func._schema.name.split("::")[1]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.here = [tensor for tensor in tensors if isinstance(tensor, OnGPU)]
+        self.elsewhere = [tensor for tensor in tensors if not isinstance(tensor, OnGPU) and tensor.dim()]
+        wanted = kwargs.get("device")
+        self.to = None if wanted is None else torch.device(wanted).type
+        self.concerns_gpu = bool(self.here) or self.to in ("cuda", "meta")
+
+    @property
+    def result_is_here(self) -> bool:
+        if self.to is not None:
+            return self.to != "cpu"
+        return bool(self.here) and self.name not in ("_local_scalar_dense", "is_nonzero", "equal")
+
+    @property
+    def is_view(self) -> bool:
+        infos = [result.alias_info for result in self.func._schema.returns]
+        return any(info is not None and not info.is_write for info in infos)
+
+    @property
+    def launches(self) -> bool:
+        return not self.is_view and self.name not in LAUNCHES_NOTHING and self.result_is_here
+
+    def result(self) -> Any:
+        args, kwargs = tree_map(real, (self.args, self.kwargs))
+        if self.to is not None:
+            kwargs["device"] = CPU
+        pinned = kwargs.pop("pin_memory", False)
+        owners = {id(tensor.held): tensor for tensor in self.here}
+        found = self.func(*args, **kwargs)
+
+        def owned(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if pinned:
+                leaf.is_pinned_ = True  # pyright: ignore
+            if id(leaf) in owners:
+                return owners[id(leaf)]
+            passed_in = any(leaf is tensor for tensor in self.elsewhere)
+            return OnGPU(leaf) if self.result_is_here and not passed_in else leaf
+
+        return tree_map(owned, found)
+
+
+class PretendedGPU(TorchDispatchMode):
+    """Counts by operation and, what should not be, by the line of the package that asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: Counter[str] = Counter()
+        self.lines: Counter[str] = Counter()
+        self.syncs: Counter[str] = Counter()
+        self.pageable: Counter[str] = Counter()
+        self.counts = True
+
+    def forget(self) -> None:
+        for counter in (self.kernels, self.lines, self.syncs, self.pageable):
+            counter.clear()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        call = Call(func, args, kwargs or {})
+        if not call.concerns_gpu and "pin_memory" not in call.kwargs:
+            return func(*args, **call.kwargs)
+        if self.counts and call.concerns_gpu:
+            self._check(call)
+            if call.launches and any(tensor.numel() for tensor in call.here or [torch.ones(1)]):
+                self.kernels[call.name] += 1
+                self.lines[where(call.name)] += 1
+        return call.result()
+
+    def _check(self, call: Call) -> None:
+        name = call.name
+        if name in ASKS or (name == "repeat_interleave" and call.kwargs.get("output_size") is None):
+            self.syncs[where(name)] += 1
+        elif name in ("index", "index_put", "index_put_"):
+            chosen = [index for index in tree_leaves(call.args[1]) if isinstance(index, Tensor)]
+            if any(index.dtype in (torch.bool, torch.uint8) for index in chosen):
+                self.syncs[where("choosing by a mask")] += 1
+            self.pageable.update(where(name) for index in chosen if not isinstance(index, OnGPU))
+        elif name in COPIES:
+            self._check_copy(call)
+        elif call.elsewhere and call.here:
+            raise RuntimeError(f"tensors on two devices: {where(name)}")
+
+    def _check_copy(self, call: Call) -> None:
+        to_host = call.to == "cpu" or (call.to is None and not isinstance(tree_leaves(call.args)[0], OnGPU))
+        if to_host and not all(getattr(tensor, "is_pinned_", False) for tensor in call.elsewhere or [torch.empty(0)]):
+            self.syncs[where(call.name)] += 1
+        from_host = not to_host and call.elsewhere
+        if from_host and not all(getattr(tensor, "is_pinned_", False) for tensor in call.elsewhere):
+            self.pageable[where(call.name)] += 1
+
+
+def where(name: str) -> str:
+    """An operation and the last line of the package that led to it."""
+    frame: FrameType | None = sys._getframe()
+    while frame:
+        file = frame.f_code.co_filename
+        if "/gradwire/" in file and "/tests/" not in file:
+            return f"{name} at {file.split('/gradwire/')[-1]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return name
+
+
+class _Generator(torch.Generator):
+    def __new__(cls, device: Any = "cpu"):
+        return super().__new__(cls, "cpu")
+
+
+def _pinned(tensor: Tensor, device: Any = None) -> Tensor:
+    copy = tensor.clone()
+    copy.is_pinned_ = True  # pyright: ignore
+    return copy
+
+
+@contextmanager
+def pretended_cuda() -> Iterator[PretendedGPU]:
+    """Has torch find a GPU, as long as this lasts."""
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(list, device="cuda") is a copy that the mode sees
+    try:
+        with (
+            mock.patch.object(torch, "Generator", _Generator),
+            mock.patch.object(torch.cuda, "_lazy_init", return_value=None),
+            mock.patch.object(torch.Tensor, "pin_memory", _pinned),
+            PretendedGPU() as gpu,
+        ):
+            yield gpu
+    finally:
+        torch._C._set_only_lift_cpu_tensors(False)

@@ -1,0 +1,32 @@
+"""The library and torch, backend against backend, through whole exchanges of all rows of the table."""
+
+from unittest import mock
+
+import pytest
+import torch
+from cases import CASES, Case
+from harness import SMALL, draw, slots_of
+from kernel_cases import needs_library
+from lane import WORLD, Lane
+
+from gradwire.ops import native
+
+CPU = torch.device("cpu")
+SLOTS = slots_of(SMALL | {"wide.weight": torch.empty(301, 257)})
+
+
+@needs_library
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_means_and_residuals_are_the_same(case: Case):
+    with torch.no_grad():
+        ours, theirs = Lane(case, SLOTS, CPU), Lane(case, SLOTS, CPU)
+        for number in range(3):
+            grads = draw(SLOTS, WORLD, number)
+            means = ours.step(grads)
+            with mock.patch.object(native, "available", return_value=False):
+                expected = theirs.step(grads)
+            for mean, other in zip(means[0], expected[0], strict=True):
+                torch.testing.assert_close(mean, other, rtol=0, atol=1e-6)
+            if case.conserves:
+                for kept, other in zip(ours.residuals(), theirs.residuals(), strict=True):
+                    torch.testing.assert_close(kept, other, rtol=0, atol=4e-6)
