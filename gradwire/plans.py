@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from gradwire import communicators, compressors, memories
 from gradwire.communicators import AllGather, AllReduce, Communicator
-from gradwire.compressors import FP32, Cast, Codec, Compressor
+from gradwire.compressors import FP32, Codec, Compressor
 from gradwire.memories import Memory, NoMemory, Residual
 from gradwire.slots import Layout, Slot
 
@@ -141,8 +141,7 @@ def uniform(
     dense = dense or (lambda slot: len(slot.shape) < 2 and not compressor.carries_dense)
     memory = memory or default_memory(compressor)
     communicator = communicator or default_communicator(compressor)
-    lossless = isinstance(compressor, Cast)
-    small = [] if lossless else [slot for slot in slots if dense(slot)]
+    small = [] if compressor.is_cast else [slot for slot in slots if dense(slot)]
     large = [slot for slot in slots if slot not in small]
     groups = [Group(names, compressor, memory, communicator) for names in _cut(large, bulky(compressor, large))]
     if small:

@@ -53,7 +53,7 @@ def train(running: Job, steps: range) -> list[list[Tensor]]:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_find_the_same_plan_and_lose_nothing(world: int):
-    running = automatic_job(world, [gw.TopK(0.1), gw.QSGD(), gw.PowerSGD(2)])
+    running = automatic_job(world, [gw.TopK(0.1), gw.EFSignSGD(), gw.PowerSGD(2)])
     sent = [torch.zeros(slot.shape).double() for slot in SLOTS]
     given = [torch.zeros(slot.shape).double() for slot in SLOTS]
     for number, means in enumerate(train(running, range(MOST_STEPS))):
@@ -65,9 +65,8 @@ def test_ranks_find_the_same_plan_and_lose_nothing(world: int):
     assert running.controllers[0].decisions[-1].step > WARM + TIMED + TRACED + SETTLE + TRIED  # when it was chosen
     assert running.controllers[0].profile == running.controllers[1].profile
     left = total(running.state("residual"))
-    noisy = any(isinstance(group.compressor, gw.QSGD) for group in plans[0].groups)
     for s, r, g in zip(sent, left, given, strict=True):
-        torch.testing.assert_close(s + r, g, rtol=1e-4, atol=0.5 if noisy else 2e-3)
+        torch.testing.assert_close(s + r, g, rtol=1e-4, atol=2e-3)
     running.close()
 
 
@@ -155,9 +154,9 @@ def test_by_default_8_bits_travel_with_a_residual_and_scattered_among_more_than_
 def test_an_own_way_to_send_is_a_candidate_too():
     way = gw.Group((), gw.QSGD(), gw.Residual(), gw.ScatterReduce())
     assert ways_of(way, 4) == [way]
-    assert [str(each.communicator) for each in ways_of(gw.TopK(0.1), 4)] == ["AllGather()", "ScatterReduce()"]
-    assert [str(each.communicator) for each in ways_of(gw.TopK(0.1), 2)] == ["AllGather()"]
-    assert [str(each.communicator) for each in ways_of(gw.PowerSGD(4), 4)] == ["AllReduce()"]
+    assert [each.communicator for each in ways_of(gw.TopK(0.1), 4)] == [gw.AllGather(), gw.ScatterReduce()]
+    assert [each.communicator for each in ways_of(gw.TopK(0.1), 2)] == [gw.AllGather()]
+    assert [each.communicator for each in ways_of(gw.PowerSGD(4), 4)] == [gw.AllReduce()]
 
 
 def test_a_compressor_whose_cost_nobody_knows_is_no_candidate():

@@ -11,7 +11,7 @@ from gradwire.collective import FLAG_BYTES, Gather, framed
 from gradwire.communicators.aligned import sum_values
 from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_reduce
-from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, Sparse
+from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Places
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.ranges import even
@@ -32,7 +32,7 @@ class Exclusive(SparseCommunicator):
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
-        if isinstance(compressor, Codec) and not compressor.divisible:
+        if not compressor.divisible:
             raise ValueError(
                 f"{type(compressor).__name__} selects in whole groups and Exclusive() in parts of them; "
                 "pair it with LeaderIndices()"

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.collective import AllToAll, Gather, framed
 from gradwire.communicators.base import SummingCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
-from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, SignSGD
+from gradwire.compressors import Codec, Compressor, GroupContext, Reduction
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 
@@ -27,12 +27,12 @@ class ScatterReduce(SummingCommunicator):
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
-        if isinstance(compressor, SignSGD):
+        if compressor.votes:
             raise ValueError(
                 f"{type(compressor).__name__}'s vote may be a tie, which a second compression would make a plus; "
                 "pair it with AllGather()"
             )
-        if isinstance(compressor, Codec) and not compressor.divisible:
+        if not compressor.divisible:
             raise ValueError(f"{type(compressor).__name__} cannot encode parts of a group; pair it with AllGather()")
         if not compressor.biased and compressor.sparse:
             raise ValueError(f"{compressor} would multiply what it sends a second time; pair it with AllReduce()")

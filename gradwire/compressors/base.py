@@ -25,10 +25,15 @@ class Compressor(ABC):
     rest, so that these need no group of their own. `flat_state` names tensors of gradient size that the algorithm
     keeps. A step's sum takes `rounds` of adding something up; it is `summable` where an all-reduce can do that. Steps
     may differ in the bytes that they send; `period` of them in a row are as many as any others. Those with
-    `local_arithmetic` let every rank compute what all must have alike, so their hardware must be alike as well.
+    `local_arithmetic` let every rank compute what all must have alike, so their hardware must be alike as well. A
+    compressor that `is_cast` changes the numbers' type and nothing else; one that `votes` sends what only counts
+    together with the others'. What is not `divisible` works on whole groups only.
     """
 
     biased: ClassVar[bool] = True
+    is_cast: ClassVar[bool] = False
+    votes: ClassVar[bool] = False
+    divisible: ClassVar[bool] = True
     rounds: ClassVar[int] = 1
     summable: ClassVar[bool] = False
     period: ClassVar[int] = 1
@@ -60,7 +65,6 @@ class Codec(Compressor):
     groups only: it looks at whole slots, or does not do the same at every step.
     """
 
-    divisible: ClassVar[bool] = True
     wire_dtype: ClassVar[torch.dtype] = torch.float32
 
     @abstractmethod

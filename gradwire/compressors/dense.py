@@ -16,6 +16,7 @@ class Cast(Codec):
     """Sends each element rounded to `wire_dtype`."""
 
     biased = False
+    is_cast = True
     summable = True
 
     def payload_bytes(self, n: int) -> int:

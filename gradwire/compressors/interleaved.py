@@ -8,7 +8,6 @@ from torch import Tensor
 from gradwire.compressors.all_dimension import AllDimensionTopK
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
-from gradwire.compressors.sign import SignSGD
 from gradwire.compressors.sparse import TopK
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
@@ -32,7 +31,7 @@ class Interleaved(Codec):
         if self.period < 2:
             raise ValueError(f"period={self.period} leaves no turn for the first compressor; use period=2 or more")
         for codec in (self.first, self.second):
-            if isinstance(codec, SignSGD) or (codec.sparse and not codec.biased):
+            if codec.votes or (codec.sparse and not codec.biased):
                 raise ValueError(f"{codec} works without memory, and the two share one; interleave e.g. TopK()")
 
     @property

@@ -49,6 +49,8 @@ class SignSGD(Codec):
     Keeps no memory: what it sends is no estimate of the gradient that anything could be taken from.
     """
 
+    votes = True
+
     def payload_bytes(self, n: int) -> int:
         return -(-n // 8)
 

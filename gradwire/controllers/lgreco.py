@@ -13,12 +13,10 @@ from torch import Tensor
 from gradwire.compressors import (
     FP16,
     QSGD,
-    Cast,
     Codec,
     Compressor,
     GroupContext,
     LowRank,
-    MultiLevel,
     RandomK,
     Sparse,
     TernGrad,
@@ -205,7 +203,7 @@ class LGreCo(Controller):
 
 def _measured(compressor: Compressor) -> bool:
     """Whether this knows what it loses of a layer by itself."""
-    return isinstance(compressor, Codec | LowRank) and not isinstance(compressor, Cast | MultiLevel)
+    return isinstance(compressor, Codec | LowRank) and not compressor.is_cast
 
 
 def _around(given: Compressor) -> list[Compressor]:

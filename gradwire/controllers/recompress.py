@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from gradwire.communicators import AllReduce, Communicator
-from gradwire.compressors import Cast, Compressor, MultiRound
+from gradwire.compressors import Compressor
 from gradwire.plans import Group, Plan, default_communicator
 
 
@@ -26,7 +26,7 @@ def _parts(group: Group, compressor_of: Callable[[Group, str], Compressor]) -> l
 
 def _communicator(communicator: Communicator, compressor: Compressor) -> Communicator:
     """What is summed anyway is summed by all-reduce, and the rest as the group was, where that can be."""
-    if isinstance(compressor, Cast | MultiRound) and compressor.summable:
+    if compressor.summable and not compressor.sparse:
         return AllReduce()
     try:
         communicator.check(compressor)

@@ -39,13 +39,13 @@ Change = Plan | Request
 
 def change_to_json(change: Change) -> str:
     """As text; `change_from_json` reads it back."""
-    if isinstance(change, Plan):
-        return json.dumps({"plan": change.to_json()})
-    if isinstance(change, ProfileRequest):
-        return json.dumps(
-            {"profile": change.steps, "under": change.plan.to_json(), "ways": Plan(change.ways).to_json()}
-        )
-    return json.dumps({"native": change.steps})
+    match change:
+        case Plan():
+            return json.dumps({"plan": change.to_json()})
+        case ProfileRequest(under, ways, steps):
+            return json.dumps({"profile": steps, "under": under.to_json(), "ways": Plan(ways).to_json()})
+        case NativeRequest(steps):
+            return json.dumps({"native": steps})
 
 
 def change_from_json(text: str) -> Change:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from gradwire.compressors import Compressor, Halves, SignSGD
+from gradwire.compressors import Compressor, Halves
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 
@@ -30,7 +30,7 @@ class Memory(ABC):
 
     def check(self, compressor: Compressor) -> None:
         """Raises ValueError, naming the pairing that works, where this one makes no sense."""
-        if isinstance(compressor, SignSGD):
+        if compressor.votes:
             raise ValueError(
                 f"{type(compressor).__name__} votes, so nothing can be taken out of a memory; "
                 "use memory=NoMemory(), or EFSignSGD() with Residual()"

@@ -136,14 +136,17 @@ class Plans:
 
     def _apply(self, change: Change | None) -> None:
         """Does what a controller has decided."""
-        if isinstance(change, Plan):
-            self._install(change)
-        elif isinstance(change, ProfileRequest):
-            self._install(change.plan)
-            self._control.begin_tracing(change, self._pipeline.recorder.trace(change.steps), self._steps.number)
-        elif isinstance(change, NativeRequest):
-            self._install(NATIVE)
-            self.native_steps = change.steps
+        match change:
+            case Plan():
+                self._install(change)
+            case ProfileRequest():
+                self._install(change.plan)
+                self._control.begin_tracing(change, self._pipeline.recorder.trace(change.steps), self._steps.number)
+            case NativeRequest():
+                self._install(NATIVE)
+                self.native_steps = change.steps
+            case None:
+                pass
 
     def _first_come(self) -> list[Slot]:
         """The slots as rank 0's gradients became ready in the first step."""

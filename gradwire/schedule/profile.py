@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradwire.compressors import Cast, MultiRound
+from gradwire.compressors import MultiRound
 from gradwire.plans import Group, Plan, from_file
 from gradwire.schedule.costs import NOTHING, Affine, Chain, Table, Total, from_data, to_data
 from gradwire.schedule.problem import Choice, Option, Problem
@@ -139,7 +139,7 @@ class Profile:
         else:
             wire = Chain(wire, self._bytes(way))
         local = Total(tuple((self.local[name], 4) for name in LOCAL)) if self.gpus_per_host > 1 else NOTHING
-        return Option(candidate.encode, wire, candidate.decode, isinstance(way.compressor, Cast), units, local)
+        return Option(candidate.encode, wire, candidate.decode, way.compressor.is_cast, units, local)
 
     def _bytes(self, way: Group) -> Table:
         """Bytes on the wire against elements."""
@@ -206,9 +206,8 @@ def over_link(
     """The `collectives` of a profile by the alpha-beta model: `latency_s` for each message, one after another."""
     costs: dict[str, Affine | Table] = {}
     for way in (candidate.way for candidate in candidates):
-        rounds = way.compressor.rounds if isinstance(way.compressor, MultiRound) else 1
         messages = way.communicator.wire(way.compressor, _layout([(64, 64)]), hosts, STEADY).messages
-        costs[way.communicator.name] = Affine(messages / rounds * latency_s, 1 / bytes_per_s)
+        costs[way.communicator.name] = Affine(messages / way.compressor.rounds * latency_s, 1 / bytes_per_s)
     return costs
 
 

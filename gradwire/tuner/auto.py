@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors import FP32, Cast, Compressor, MultiLevel
+from gradwire.compressors import FP32, Compressor, MultiLevel
 from gradwire.controllers import Controller, Decision, Observation, StepView
 from gradwire.controllers.requests import Change, NativeRequest, Profiled, ProfileRequest
 from gradwire.plans import NATIVE, Group, Plan
@@ -57,7 +57,7 @@ class Auto(Controller):
         self.candidates = list(candidates)
         if any(isinstance(compressor_of(candidate), MultiLevel) for candidate in candidates):
             raise ValueError("MultiLevel() costs what the gradient makes it; name its sparsifier, such as TopK(0.1)")
-        if candidates and not any(isinstance(compressor_of(candidate), Cast) for candidate in candidates):
+        if candidates and not any(compressor_of(candidate).is_cast for candidate in candidates):
             self.candidates.insert(0, FP32())
         self.measured: Profile | None = None
         self.profile: Profile | None = None

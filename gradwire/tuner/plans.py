@@ -7,7 +7,7 @@ from statistics import median
 import numpy as np
 
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
-from gradwire.compressors import BF16, FP32, QSGD, Cast, Codec, Compressor
+from gradwire.compressors import BF16, FP32, QSGD, Compressor
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, Plan, default_memory
 from gradwire.schedule import Found, Problem, Profile, Regime, Worker, baselines, theil_sen, timeline
@@ -27,11 +27,11 @@ def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
     """The ways to send that a candidate stands for: a compressor's own memory, and each communicator that may win."""
     if isinstance(candidate, Group):
         return [replace(candidate, slots=())]
-    memory = NoMemory() if isinstance(candidate, Cast) else default_memory(candidate)
+    memory = NoMemory() if candidate.is_cast else default_memory(candidate)
     if candidate.summable:
         return [Group((), candidate, memory, AllReduce())]
     communicators: list[Communicator] = [AllGather()]
-    if world > 2 and not (isinstance(candidate, Codec) and not candidate.divisible):
+    if world > 2 and candidate.divisible:
         communicators.append(ScatterReduce())
     return [Group((), candidate, memory, communicator) for communicator in communicators]
 
@@ -85,7 +85,7 @@ def quiet(plan: Plan) -> Plan:
 
 def is_dense(plan: Plan) -> bool:
     """Whether nothing in it drops or keeps anything."""
-    return all(isinstance(group.compressor, Cast) for group in plan.groups)
+    return all(group.compressor.is_cast for group in plan.groups)
 
 
 def compressor_of(candidate: Compressor | Group) -> Compressor:
