@@ -71,8 +71,10 @@ class SparseCommunicator(Communicator):
     """Moves selected elements by their indices, so it wants a compressor that selects: TopK, DGC and the like.
 
     Every buffer has a size that the plan alone determines. What does not fit stays in, or goes back to, the
-    memory of the rank that had it.
+    memory of the rank that had it. Where values are added in flight (`sums_values`), they cannot be codes.
     """
+
+    sums_values: ClassVar[bool] = False
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
@@ -85,4 +87,9 @@ class SparseCommunicator(Communicator):
             raise ValueError(
                 f"{self.name}() moves elements by their indices, and {type(compressor).__name__} shows none; "
                 f"pair it with {other}(), or {self.name}() with TopK()"
+            )
+        if self.sums_values and compressor.value_bits != 32:
+            raise ValueError(
+                f"{self.name}() adds up values in flight, which value_bits={compressor.value_bits} are not; "
+                "use value_bits=32, or e.g. SplitGather()"
             )

@@ -29,6 +29,7 @@ class Exclusive(SparseCommunicator):
     """
 
     name: ClassVar[str] = "Exclusive"
+    sums_values: ClassVar[bool] = True
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)

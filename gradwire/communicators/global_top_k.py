@@ -10,6 +10,7 @@ from gradwire.collective import Broadcast, SendReceive, framed
 from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, broadcast, depth, up_a_tree
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.ops.kernels import decode_sum, pack_entries, unpack_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 
@@ -20,8 +21,8 @@ class GlobalTopK(SparseCommunicator):
     2·log2 N messages of k entries, for any number of ranks (gTop-k, Shi et al., ICDCS 2019,
     https://arxiv.org/abs/1901.04359).
 
-    A sum that a merge drops goes into the memory of the rank that merged: so none is lost, even where the
-    other branch of the tree brings the same coordinate up to the root.
+    A sum that a merge drops, or what codes lose of one, goes into the memory of the rank that merged: so none is lost,
+    even where the other branch of the tree brings the same coordinate up to the root.
     """
 
     name: ClassVar[str] = "GlobalTopK"
@@ -43,12 +44,13 @@ class GlobalTopK(SparseCommunicator):
             target, source = partners(context.rank, context.world, level)
             yield SendReceive(merged, other, target, source)
             if source is not None:
-                kept, dropped = merge(entries.unpack(merged.body), entries.unpack(other.body), entries.k)
-                entries.pack(merged.body, *kept)
+                ours, theirs = (unpack_entries(message.body, entries) for message in (merged, other))
+                (indices, sums), dropped = merge(ours, theirs, entries.k)
+                sent = pack_entries(merged.body, entries, indices, sums)
                 if context.remember:
-                    vector.total().index_add_(0, *dropped)
+                    vector.total().index_add_(0, *dropped).index_add_(0, indices, sums - sent)
         yield Broadcast(merged, 0)
-        out.zero_().index_add_(0, *entries.unpack(merged.body))
+        decode_sum(merged.body[None], out, entries)
 
 
 def partners(rank: int, world: int, level: int) -> tuple[int | None, int | None]:
@@ -64,9 +66,8 @@ def partners(rank: int, world: int, level: int) -> tuple[int | None, int | None]
 def merge(
     ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], k: int
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Adds up two sets of entries (k,): the k largest sums by ascending index, and all sums (2k,) with zeros for
-    those k. Shapes do not depend on the data; what is left over are zeros at the
-    last index."""
+    """Adds up two sets of entries (≤ k,): the k largest sums by ascending index, and all sums (≤ 2k,) with zeros for
+    those k. What is left over are zeros at the last index."""
     indices, order = torch.cat([ours[0], theirs[0]]).sort()
     first = torch.ones_like(indices, dtype=torch.bool)
     torch.ne(indices[1:], indices[:-1], out=first[1:])
@@ -74,6 +75,6 @@ def merge(
     values = torch.cat([ours[1], theirs[1]])
     sums = torch.zeros_like(values).index_add_(0, place, values[order])
     where = indices[-1:].repeat(len(indices)).scatter_(0, place, indices)
-    best = sums.abs().topk(k, sorted=False).indices.sort().values
+    best = sums.abs().topk(min(k, len(sums)), sorted=False).indices.sort().values
     kept = where[best], sums[best]
     return kept, (where, sums.index_fill_(0, best, 0))

@@ -24,6 +24,7 @@ class LeaderIndices(SparseCommunicator):
     """
 
     name: ClassVar[str] = "LeaderIndices"
+    sums_values: ClassVar[bool] = True
 
     def rounds(self, compressor: Compressor, world: int) -> int:
         return 2

@@ -11,6 +11,8 @@ from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Entries
+from gradwire.ops.formats import Compact
+from gradwire.ops.kernels import pack_entries, take_entries, unpack_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.ranges import even, share, split
 from gradwire.ops.reference.largest import TINY, largest
@@ -70,23 +72,23 @@ class OkTopk(SparseCommunicator):
         indices = compressor.select(x, k, context)
         parts = list(split(x, indices, bounds, entries.k, context.buffers))
         for row, (found, values) in zip(send.body, parts, strict=True):
-            entries.pack(row, found, values)
-            x.index_add_(0, found, values, alpha=-1)
+            take_entries(x, row, entries, found, values)
         yield AllToAll(send, receive)
 
         a, b = bounds[context.rank], bounds[context.rank + 1]
         total = context.buffers.tensor("total", (n,))
         total[a:b].zero_()
         for row in receive.body:  # rank by rank: the same rounding whoever owns the region
-            total.index_add_(0, *entries.unpack(row))
+            total.index_add_(0, *unpack_entries(row, entries))
         size = entries.nbytes + 4 * POINTS
         again, everyones = context.message("again", size), context.message("everyones", size, rows=world)
         found = _passing(total[a:b], threshold, entries.k) + a
-        entries.pack(again.body, found, total[found])
+        pack_entries(again.body, entries, found, total[found])
         again.body[entries.nbytes :].view(torch.int32).copy_(_quantiles(indices, n))
         yield Gather(again, everyones)
 
-        values = entries.values(everyones.body)
+        shared = [unpack_entries(row, entries) for row in everyones.body]
+        values = torch.cat([own for _, own in shared])
         if threshold is None:
             context.group.stage("threshold", _keep_largest(values, k))
         if estimates_help(x) and not 2 / 3 <= int(values.count_nonzero()) / k <= 4 / 3:
@@ -94,14 +96,16 @@ class OkTopk(SparseCommunicator):
         if context.step % self.rebalance == 0:
             context.group.stage("quantiles", _mean_quantiles(everyones.body[:, entries.nbytes :], n))
         out.zero_()
-        for row in everyones.body:
-            out.index_add_(0, *entries.unpack(row))
+        for places, own in zip(
+            (places for places, _ in shared), values.split([len(o) for _, o in shared]), strict=True
+        ):
+            out.index_add_(0, places, own)
         if context.remember:  # what this region's owner did not share, or not everybody kept
             x[a:b].add_(total[a:b]).sub_(out[a:b])
 
-    def _entries(self, codec: Compressor, n: int, world: int) -> Entries:
+    def _entries(self, codec: Compressor, n: int, world: int) -> Entries | Compact:
         assert isinstance(codec, Sparse)
-        return Entries(n, share(codec.count(n), world, self.slack, n))
+        return codec.room(n, share(codec.count(n), world, self.slack, n))
 
     def _threshold(self, x: Tensor, context: GroupContext) -> float | None:
         """What a sum must reach, where the last step's threshold serves again."""
@@ -146,8 +150,9 @@ def _mean_quantiles(payloads: Tensor, n: int) -> Tensor:
 
 def _keep_largest(values: Tensor, k: int) -> Tensor:
     """Zeros all but the k largest magnitudes of values, whose smallest is returned, (1,)."""
+    if not len(values):
+        return values.new_zeros(1)
     magnitude = values.abs()
-    flat = magnitude.reshape(-1)
-    level = flat.topk(min(k, len(flat)), sorted=False).values.min()
+    level = magnitude.topk(min(k, len(values)), sorted=False).values.min()
     values.mul_(magnitude >= level)
     return level.view(1)

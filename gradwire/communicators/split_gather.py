@@ -12,6 +12,8 @@ from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Entries
+from gradwire.ops.formats import Compact
+from gradwire.ops.kernels import decode_sum, take_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.ranges import even, share, split
 from gradwire.ops.select import top_k
@@ -43,30 +45,28 @@ class SplitGather(SparseCommunicator):
 
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
         room = self._room(compressor, layout.numel, world)
-        there = world * framed(Entries(room.width, room.there).nbytes)
+        there = world * framed(room.entries(room.width, room.there).nbytes)
         return all_to_all(there, world) + all_gather(framed(room.back_bytes), world)
 
     def reduce(self, compressor: Compressor, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
         x = vector.total()
         room = self._room(compressor, len(x), context.world)
-        bounds, size = even(len(x), context.world), Entries(room.width, room.there).nbytes
+        bounds, size = even(len(x), context.world), room.entries(room.width, room.there).nbytes
         send = context.message("send", size, rows=context.world)
         receive = context.message("receive", size, rows=context.world)
         indices = compressor.select(x, compressor.count(len(x)), context)
         parts = list(split(x, indices, bounds, room.there, context.buffers))
         for row, (a, b), (found, values) in zip(send.body, pairwise(bounds), parts, strict=True):
             if a < b:
-                Entries(b - a, room.there).pack(row, found - a, values)
-                x.index_add_(0, found, values, alpha=-1)
+                take_entries(x[a:b], row, room.entries(b - a, room.there), found - a, values)
         yield AllToAll(send, receive)
 
         a, b = bounds[context.rank], bounds[context.rank + 1]
-        total = context.buffers.tensor("total", (b - a,)).zero_()
+        total = context.buffers.tensor("total", (b - a,))
         again = context.message("again", room.back_bytes)
         if a < b:
-            for row in receive.body:  # rank by rank: the same rounding whoever owns the range
-                total.index_add_(0, *Entries(b - a, room.there).unpack(row))
+            decode_sum(receive.body, total, room.entries(b - a, room.there))
             room.write(total, again.body)
             if context.remember:
                 x[a:b].add_(total)
@@ -81,24 +81,29 @@ class SplitGather(SparseCommunicator):
         assert isinstance(codec, Sparse)
         k, width = codec.count(n), -(-n // world)
         there = share(k, world, self.slack, width)
-        return _Room(width, there, share(k, world, self.growth, min(width, world * there)))
+        return _Room(codec, width, there, share(k, world, self.growth, min(width, world * there)))
 
 
 @dataclass(frozen=True)
 class _Room:
     """For ranges of at most `width` elements: entries from one rank on the way out, and in all on the way back."""
 
+    codec: Sparse
     width: int
     there: int
     back: int
 
+    def entries(self, n: int, k: int) -> Entries | Compact:
+        """How k entries of a range of n elements are laid out, or of fewer where it is shorter."""
+        return self.codec.room(n, min(n, k))
+
     @property
     def dense(self) -> bool:
-        return Entries(self.width, self.back).nbytes >= 4 * self.width
+        return self.entries(self.width, self.back).nbytes >= 4 * self.width
 
     @property
     def back_bytes(self) -> int:
-        return 4 * self.width if self.dense else Entries(self.width, self.back).nbytes
+        return 4 * self.width if self.dense else self.entries(self.width, self.back).nbytes
 
     def write(self, total: Tensor, payload: Tensor) -> None:
         """A range's sum (≤ width,), or its largest elements, to a payload; leaves in `total` what is not written."""
@@ -107,12 +112,11 @@ class _Room:
             total.zero_()
             return
         found = top_k(total, min(self.back, len(total)))
-        Entries(len(total), self.back).pack(payload, found, total[found])
-        total.index_fill_(0, found, 0)
+        take_entries(total, payload, self.entries(len(total), self.back), found, total[found])
 
     def read(self, payload: Tensor, out: Tensor) -> None:
         """What `write` wrote, to out, as long as the range."""
         if self.dense:
             out.copy_(payload[: out.nbytes].view(torch.float32))
         else:
-            out.zero_().index_add_(0, *Entries(len(out), self.back).unpack(payload))
+            decode_sum(payload[None], out, self.entries(len(out), self.back))

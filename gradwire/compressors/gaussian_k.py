@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist
+from typing import Literal
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ class GaussianK(Estimated):
     halved up to four times while too few elements pass (Shi et al., 2019, https://arxiv.org/abs/1911.08772)."""
 
     ratio: float = 0.01
+    value_bits: Literal[32, 4] = 32
 
     def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         mean = float(x.mean())

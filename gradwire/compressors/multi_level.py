@@ -11,6 +11,7 @@ from gradwire.collective import Collective, Gather, Sum
 from gradwire.compressors.base import AddUp, Codec, MultiRound, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import RandomK, Sparse, TopK
+from gradwire.ops.kernels import take_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.magnitudes import magnitude_sum
 from gradwire.ops.select import top_k
@@ -42,7 +43,6 @@ class MultiLevel(MultiRound):
     min_share: float = 0.02
     measure: Measure = "energy"
     summable: ClassVar[bool] = True
-    sparse: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.codec, Sparse | RandomK) or not self.codec.biased:
@@ -56,6 +56,10 @@ class MultiLevel(MultiRound):
             raise ValueError(f"min_share={self.min_share} is no share; it lies in [0, 1], e.g. min_share=0.02")
         if self.measure not in get_args(Measure):
             raise ValueError(f"measure={self.measure!r} is none; use one of {', '.join(get_args(Measure))}")
+
+    @property
+    def sparse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.codec.sparse
 
     @property
     def flat_state(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -153,9 +157,8 @@ class MultiLevel(MultiRound):
         size = codec.payload_bytes(len(x))
         send = context.message(f"send {size}", size + 4 * TAIL)
         receive = context.message(f"receive {size}", size + 4 * TAIL, context.world)
-        codec.layout(len(x)).pack(send.body[:size], indices, x[indices])
+        take_entries(x, send.body[:size], codec.layout(len(x)), indices, x[indices])
         send.body[size:].view(torch.float32).copy_(norms)
-        x.index_fill_(0, indices, 0)
         yield Gather(send, receive)
         codec.decode(receive.body[:, :size], out, context)
         return receive.body[:, size:].view(torch.float32).sum(0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -19,6 +20,7 @@ class RedSync(Estimated):
     t is known to 1/16 (Fang et al., JPDC 2019, https://arxiv.org/abs/1808.04357)."""
 
     ratio: float = 0.01
+    value_bits: Literal[32, 4] = 32
 
     def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         mean, peak = mean_and_peak(x, context.scratch)

@@ -1,6 +1,7 @@
 """ReusedThreshold: an exact threshold now and then, and its reuse in between."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class ReusedThreshold(Sparse):
     ratio: float = 0.01
     period: int = 5  # pyright: ignore[reportIncompatibleVariableOverride]
     warmup: int = 15
+    value_bits: Literal[32, 4] = 32
     divisible = False
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ class SIDCo(Estimated):
     ratio: float = 0.01
     distribution: Literal["exponential", "gamma", "pareto"] = "exponential"
     stages: int = 3
+    value_bits: Literal[32, 4] = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()

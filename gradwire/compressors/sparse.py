@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +10,8 @@ from torch import Tensor
 from gradwire.compressors.base import Codec, Selective
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.entries import Entries
-from gradwire.ops.kernels import decode_sum, pack_entries
+from gradwire.ops.formats import Compact
+from gradwire.ops.kernels import decode_sum, take_entries, unpack_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.select import top_k
 
@@ -21,24 +23,40 @@ def check_ratio(ratio: float) -> None:
 
 
 class Sparse(Selective):
-    """k values in float32 with their indices in 16 bits, counted per block of 65,536 elements: 6 bytes each.
+    """k values with their indices. With `value_bits` of 32 the values are exact, and the indices have 16 bits, counted
+    per block of 65,536 elements: 6 bytes each (`Entries`). With 4 a value is a sign and one of 8 levels, and an entry
+    takes about 6 + log2(n/k) bits, 10 at 1/16 (`Compact`); what that loses stays in the memory.
 
-    The payload is that of `Entries`; where fewer than k elements are worth sending, zeros fill it up.
+    Where fewer than k elements are worth sending, there is room left.
     """
 
-    sparse = True
     ratio: float
+    value_bits: Literal[32, 4]
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
+        if self.value_bits not in (32, 4):
+            raise ValueError(f"value_bits={self.value_bits} is not how values are coded; use 32 or 4")
+
+    @property
+    def sparse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.value_bits == 32
+
+    @property
+    def carries_dense(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.value_bits != 32
 
     def count(self, n: int) -> int:
         """k: how many of n elements are sent."""
         return max(1, int(n * self.ratio))
 
-    def layout(self, n: int) -> Entries:
+    def room(self, n: int, k: int) -> Entries | Compact:
+        """How up to k of n elements are laid out in a payload."""
+        return Entries(n, k) if self.value_bits == 32 else Compact(n, k)
+
+    def layout(self, n: int) -> Entries | Compact:
         """Where in the payload of n elements what lies."""
-        return Entries(n, self.count(n))
+        return self.room(n, self.count(n))
 
     def payload_bytes(self, n: int) -> int:
         return self.layout(n).nbytes
@@ -50,11 +68,10 @@ class Sparse(Selective):
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
         x = vector.total()
         indices = self.select(x, self.count(len(x)), context)
-        pack_entries(payload, self.layout(len(x)), indices, x[indices])
-        x.index_fill_(0, indices, 0)
+        take_entries(x, payload, self.layout(len(x)), indices, x[indices])
 
     def entries(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        return self.layout(n).unpack(payload)
+        return unpack_entries(payload, self.layout(n))
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         decode_sum(rows, out, self.layout(len(out)))
@@ -66,6 +83,7 @@ class TopK(Sparse):
     https://arxiv.org/abs/1704.05021)."""
 
     ratio: float = 0.01
+    value_bits: Literal[32, 4] = 32
 
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         return top_k(x, k)

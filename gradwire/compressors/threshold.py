@@ -3,12 +3,13 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparse
-from gradwire.ops.kernels import pack_entries
+from gradwire.ops.kernels import take_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.reference.largest import lower_bound
 from gradwire.ops.threshold import at_least, top_k_by_estimate
@@ -39,6 +40,7 @@ class DGC(Estimated):
     """
 
     ratio: float = 0.01
+    value_bits: Literal[32, 4] = 32
 
     def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         yield lower_bound(x, k, slack=0.0)
@@ -55,6 +57,7 @@ class HardThreshold(Sparse):
 
     threshold: float
     ratio: float = 0.01
+    value_bits: Literal[32, 4] = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,5 +70,4 @@ class HardThreshold(Sparse):
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
         x = vector.total()
         indices, values = at_least(x, self.threshold / context.world, self.count(len(x)))
-        pack_entries(payload, self.layout(len(x)), indices, values)
-        x.index_add_(0, indices, values, alpha=-1)
+        take_entries(x, payload, self.layout(len(x)), indices, values)

@@ -227,7 +227,7 @@ def _bytes(choice: Compressor, slot: Slot) -> float:
         steps = range(choice.start_step, choice.start_step + choice.period)
         return fmean(choice.group_bytes(Layout((slot,)), step) for step in steps) if rank else 4 * slot.numel
     assert isinstance(choice, Codec)
-    if isinstance(choice, Sparse | RandomK):
+    if isinstance(choice, Sparse | RandomK) and choice.sparse:
         return choice.count(slot.numel) * (6 if isinstance(choice, Sparse) else 4)
     return choice.group_bytes(Layout((slot,)), 0)
 

@@ -42,7 +42,7 @@ class DGCMemory(Memory):
         super().check(compressor)
         if not compressor.sparse:
             raise ValueError(
-                f"DGCMemory masks the coordinates that were sent, and {type(compressor).__name__} sends all; "
+                f"DGCMemory masks the coordinates that were sent whole, and {compressor} sends none so; "
                 "pair it with DGC(), TopK() or RandomK(), or use Residual()"
             )
 

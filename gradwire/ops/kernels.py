@@ -2,6 +2,7 @@
 
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from gradwire.ops import native, reference
@@ -31,4 +32,19 @@ def decode_sum(rows: Tensor, out: Tensor, layout: Blocks | Entries | Compact) ->
 
 def pack_entries(payload: Tensor, layout: Entries | Compact, indices: Tensor, values: Tensor) -> Tensor:
     """Writes ascending indices (≤ k,) int64 and values to payload; returns what was sent of each value."""
-    return kernels_for(payload).pack_entries(payload, layout, indices, values)
+    if isinstance(layout, Entries) or not native_for(payload):
+        return kernels_for(payload).pack_entries(payload, layout, indices, values)
+    filled = values != 0  # no code says zero
+    sent = torch.zeros_like(values)
+    sent[filled] = native.pack_entries(payload, layout, indices[filled], values[filled])
+    return sent
+
+
+def take_entries(x: Tensor, payload: Tensor, layout: Entries | Compact, indices: Tensor, values: Tensor) -> None:
+    """Writes values of x (n,) at ascending indices (≤ k,) to payload, and takes what is sent of them out of x."""
+    x.index_add_(0, indices, pack_entries(payload, layout, indices, values), alpha=-1)
+
+
+def unpack_entries(payload: Tensor, layout: Entries | Compact) -> tuple[Tensor, Tensor]:
+    """The indices (≤ k,) int64 and values of a payload; on a GPU k of them, of which some values may be 0."""
+    return kernels_for(payload).unpack_entries(payload, layout)

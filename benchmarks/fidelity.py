@@ -1,0 +1,230 @@
+"""Loss after equal steps against bytes: codes with error feedback beside what sent as many bytes before, and dense.
+
+    python benchmarks/fidelity.py                                  # all of it
+    python benchmarks/fidelity.py --tasks gpt-adamw --seeds 0
+    python benchmarks/fidelity.py --rates                          # dense at several rates: how the rates were chosen
+
+Two ranks over gloo. A byte-level LSTM with SGD and momentum 0.9 and a byte-level GPT with AdamW on the standard
+library's sources, a small VGG on Fashion-MNIST (Debian's dataset-fashion-mnist) with both. The rates are dense's best;
+each grows over the first twentieth of the steps and falls to a tenth along a cosine. The same seed means the same
+weights and batches, so that only the exchange differs. Held out is evaluated whole. Bytes are those that one rank
+handed to the transport, vectors, scales and flags included.
+
+Writes benchmarks/results/fidelity.json and fidelity.png after every run, and prints Markdown tables. What was cut
+short goes on where it ended; remove the file after a change here.
+"""
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+from itertools import product
+from statistics import mean
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from ranks import RESULTS, as_rank, collect, save
+
+from gradwire.lab.configuration import parse
+from gradwire.lab.workloads import FashionMnist, LanguageModel, Task
+from gradwire.report.pictures import look
+from gradwire.transports import ProcessGroup, Transport
+
+RANKS = 2
+STEPS = 300
+FILE = "fidelity.json"
+
+CONFIGURATIONS = {
+    "dense": "dense",
+    "8 bits, stochastic (QSGD)": "qsgd",
+    "4 bits": "quantized:4",
+    "PowerSGD 1/3 in 4 bits": "powersgd:0.3333,bits=4",
+    "PowerSGD r4": "powersgd:4",
+    "PowerSGD 1/6 in 4 bits": "powersgd:0.16667,bits=4",
+    "PowerSGD r2": "powersgd:2",
+    "PowerSGD 1/12 in 4 bits": "powersgd:0.08333,bits=4",
+    "PowerSGD r1": "powersgd:1",
+    "top-k 1/16 in 10 bits": "topk:0.0625,value_bits=4",
+    "top-k 1.25 %": "topk:0.0125",
+}
+"""By name, as the command line has them; each of today's after the one that it sends as many bytes as."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A task, its optimizer and dense's best rate, of `rates`."""
+
+    task: Task
+    optimizer: str
+    lr: float
+    rates: tuple[float, ...]
+
+    def optimizer_of(self, parameters: Any, lr: float) -> torch.optim.Optimizer:
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+        return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
+
+
+def settings() -> dict[str, Setting]:
+    text: dict[str, Any] = {"context": 64, "batch": 8, "max_bytes": 2_000_000}
+    clothes = FashionMnist(model="cnn", width=16, batch=32)
+    return {
+        "lstm-sgd": Setting(LanguageModel(model="lstm", width=160, layers=1, **text), "sgd", 2.0, (1.0, 2.0, 3.0)),
+        "gpt-adamw": Setting(
+            LanguageModel(model="gpt", width=96, layers=2, heads=3, **text), "adamw", 0.004, (0.002, 0.004, 0.008)
+        ),
+        "cnn-sgd": Setting(clothes, "sgd", 0.05, (0.02, 0.05, 0.1)),
+        "cnn-adamw": Setting(clothes, "adamw", 0.003, (0.001, 0.003, 0.01)),
+    }
+
+
+def main() -> None:
+    arguments = arguments_of()
+    if arguments.out:
+        as_rank(arguments.out, lambda: job(arguments))
+    for seed, task in product(arguments.seeds.split(","), arguments.tasks.split(",")):
+        if missing(arguments, task, int(seed)):
+            given = ["--seeds", seed, "--tasks", task, "--steps", str(arguments.steps)]
+            collect(__file__, [*given, *(["--rates"] if arguments.rates else [])], RANKS, "loopback")
+    tasks = [task for task in settings() if of_task(task, arguments.steps, known())]
+    print("\n\n".join(markdown(task, arguments.steps, known()) for task in tasks))
+
+
+def arguments_of() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", default=",".join(settings()))
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--rates", action="store_true", help="dense at several rates instead")
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def known() -> list[dict[str, Any]]:
+    path = RESULTS / FILE
+    return json.loads(path.read_text())["runs"] if path.exists() else []
+
+
+def missing(arguments: argparse.Namespace, task: str, seed: int) -> list[tuple[str, float]]:
+    """Names and rates of the runs that the results file lacks."""
+    setting = settings()[task]
+    rates = setting.rates if arguments.rates else (setting.lr,)
+    names = ("dense",) if arguments.rates else tuple(CONFIGURATIONS)
+    done = {(run["task"], run["seed"], run["steps"], run["name"], run["lr"]) for run in known()}
+    return [run for run in product(names, rates) if (task, seed, arguments.steps, *run) not in done]
+
+
+def job(arguments: argparse.Namespace) -> None:
+    """Trains what is missing of one task and seed, and writes the results after every run."""
+    import torch.distributed as dist
+
+    task, seed = arguments.tasks, int(arguments.seeds)
+    results, transport = known(), ProcessGroup.own()
+    for name, lr in missing(arguments, task, seed):
+        found = train(name, task, seed, lr, arguments.steps, transport)
+        found = {"task": task, "seed": seed, "name": name, "lr": lr} | found
+        results.append(found)
+        if dist.get_rank() == 0:
+            print(f"{task} {seed} {name} at {lr}: {found['loss']:.4f}, {found['bytes']:.0f} bytes", end="", flush=True)
+            save(FILE, ranks=RANKS, runs=results)
+            picture(arguments.steps, results).savefig(RESULTS / "fidelity.png", dpi=130)
+
+
+def train(name: str, task: str, seed: int, lr: float, steps: int, transport: Transport) -> dict[str, Any]:
+    """One run: its held-out figures, its training losses, and one rank's bytes per step."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    setting, configuration = settings()[task], parse(CONFIGURATIONS[name])
+    ddp = DDP(setting.task.build_model(seed))
+    handle = configuration.attach(ddp, transport, seed, configuration.controller)
+    optimizer = setting.optimizer_of(ddp.parameters(), lr)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, steps))
+    batches = setting.task.batches(dist.get_rank(), RANKS, seed)
+    losses = torch.zeros(steps)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = setting.task.training_loss(ddp, next(batches))
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses[step] = loss.detach()
+    dense = 4 * sum(p.numel() for p in ddp.parameters())
+    sent = handle.stats().wire_bytes / steps if handle else dense
+    if handle:
+        handle.detach()
+    sums = torch.tensor(setting.task.sums(ddp.module, dist.get_rank(), RANKS, whole=True), dtype=torch.float64)
+    dist.all_reduce(sums)
+    dist.all_reduce(losses)
+    last = float(losses[-steps // 10 :].mean()) / RANKS
+    figures = setting.task.figures(sums.tolist())
+    return {"steps": steps, "bytes": sent, "dense_bytes": dense, "training": last, **figures}
+
+
+def rate(step: int, steps: int) -> float:
+    """What the rate is multiplied by."""
+    up = steps / 20
+    return (step + 1) / up if step < up else 0.1 + 0.45 * (1 + math.cos(math.pi * (step - up) / (steps - up)))
+
+
+def against_dense(runs: list[dict[str, Any]], name: str, key: str = "loss") -> list[float]:
+    """How much greater a loss is than dense's, by seed."""
+    dense = {run["seed"]: run[key] for run in runs if run["name"] == "dense"}
+    return [run[key] / dense[run["seed"]] - 1 for run in runs if run["name"] == name and run["seed"] in dense]
+
+
+def of_task(task: str, steps: int, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    wanted = task, steps, settings()[task].lr
+    mine = [run for run in results if (run["task"], run["steps"], run["lr"]) == wanted]
+    return sorted(mine, key=lambda run: run["seed"])
+
+
+def markdown(task: str, steps: int, results: list[dict[str, Any]]) -> str:
+    runs = of_task(task, steps, results)
+    dense = ", ".join(format(run["loss"], ".4f") for run in runs if run["name"] == "dense")
+    lines = [
+        f"{task}, {steps} steps, lr {settings()[task].lr}, dense {dense}",
+        "",
+        "| | bytes a step | x | held out against dense, by seed | training |",
+        "|---|---|---|---|---|",
+    ]
+    for name in CONFIGURATIONS:
+        own = [run for run in runs if run["name"] == name]
+        if own and name != "dense":
+            held_out = ", ".join(f"{gap:+.1%}" for gap in against_dense(runs, name))
+            training = mean(against_dense(runs, name, "training"))
+            fewer = own[0]["dense_bytes"] / own[0]["bytes"]
+            lines.append(f"| {name} | {own[0]['bytes']:.0f} | {fewer:.1f} | {held_out} | {training:+.1%} |")
+    return "\n".join(lines)
+
+
+def picture(steps: int, results: list[dict[str, Any]]) -> Figure:
+    """The mean held-out loss against dense's, over how many times fewer bytes are sent; bars span the seeds."""
+    families = {
+        "in 4 bits": "PowerSGD, shares of 1/3, 1/6, 1/12 in 4 bits",
+        "PowerSGD r": "PowerSGD r4, r2, r1, float32",
+    }
+    tasks = [task for task in settings() if against_dense(of_task(task, steps, results), "4 bits")]
+    drawn = Figure(figsize=(6 * max(1, len(tasks)), 4.2), layout="constrained")
+    for panel, task in zip(drawn.subplots(1, max(1, len(tasks)), squeeze=False)[0], tasks, strict=False):
+        runs = of_task(task, steps, results)
+        points: dict[str, list[tuple[float, list[float]]]] = {}
+        for name in CONFIGURATIONS:
+            own = [run for run in runs if run["name"] == name]
+            if own and name != "dense" and (gaps := against_dense(runs, name)):
+                family = next((label for part, label in families.items() if part in name), name)
+                points.setdefault(family, []).append((own[0]["dense_bytes"] / own[0]["bytes"], gaps))
+        for index, (family, found) in enumerate(points.items()):
+            panel.errorbar(
+                [fewer for fewer, _ in found], [100 * mean(gaps) for _, gaps in found],
+                yerr=[[100 * (mean(g) - min(g)) for _, g in found], [100 * (max(g) - mean(g)) for _, g in found]],
+                label=family, **look(index),
+            )  # fmt: skip
+        panel.set(title=task, xscale="log", xlabel="times fewer bytes", ylabel="held-out loss against dense, %")
+        panel.legend(fontsize=7)
+    return drawn
+
+
+if __name__ == "__main__":
+    main()
