@@ -50,9 +50,9 @@ class DDPFrontEnd:
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        self.ddp: Any = weakref.proxy(ddp)  # DDP's C++ side holds this; the collector does not see that cycle
+        self._module = weakref.ref(ddp)  # DDP's C++ side holds this; the collector does not see that cycle
+        self.ddp: Any = weakref.proxy(ddp)
         self.runtime: Runtime | None = None
-        self._group: Any = ddp.process_group
         self._slot: dict[Tensor, int] = {}
         self._seen: set[int] = set()
         self._accumulated: set[int] = set()
@@ -78,6 +78,16 @@ class DDPFrontEnd:
                 raise ValueError("this DDP is attached already; call detach() of its handle first")
             return front_end
         return cls(ddp)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of a DDP, or one that was saved whole, is reduced by itself, and may be attached to."""
+        return DDPFrontEnd._of_copy, (self._module(),)
+
+    @classmethod
+    def _of_copy(cls, ddp: DistributedDataParallel) -> "DDPFrontEnd":
+        front_end = cls(ddp)
+        front_end._native = True  # its reducer is new, without the hook that it lists
+        return front_end
 
     def hook_in(self, runtime: Runtime, parameters: dict[str, nn.Parameter]) -> None:
         """Gradients go to the runtime from now on."""
@@ -214,8 +224,9 @@ class DDPFrontEnd:
 
     def _reduce_dense(self, bucket: GradBucket) -> Future[Tensor]:
         """Plain all-reduce: with one rank, and after detach."""
-        tensor = bucket.buffer().div_(self._group.size())
-        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        group = self.ddp.process_group
+        tensor = bucket.buffer().div_(group.size())
+        work = dist.all_reduce(tensor, group=group, async_op=True)
         assert work is not None
         return work.get_future().then(lambda future: future.value()[0])
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradwire.frontends.hook import Hook
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private import when_backward_ends
@@ -74,8 +75,8 @@ class GradientHooks:
     def hook_in(self, runtime: Runtime) -> None:
         """Gradients go to the runtime from now on."""
         self._runtime = runtime
-        self._removable.append(self._model.register_forward_pre_hook(self._forward_begins, prepend=True))
-        self._removable.append(self._model.register_forward_hook(self._forward_ends))
+        self._removable.append(self._model.register_forward_pre_hook(Hook(self._forward_begins), prepend=True))
+        self._removable.append(self._model.register_forward_hook(Hook(self._forward_ends)))
         for index, slot in enumerate(runtime.slots):
             hook = partial(self._gradient_ready, index)
             self._removable.append(self._parameters[slot.name].register_post_accumulate_grad_hook(hook))

@@ -4,7 +4,9 @@
 ranks, in order, and rank 0 writes {scenario: error or null} to OUT.
 """
 
+import copy
 import gc
+import io
 import json
 import random
 import re
@@ -594,6 +596,73 @@ class Turned(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.middle(self.first(x).relu()).relu())
+
+
+def reloaded(module: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@scenario(2)
+def a_copy_of_a_ddp_is_a_plain_ddp() -> None:
+    for copied in (copy.deepcopy, reloaded):
+        for compressor in (gw.TopK(0.1), None):
+            ddp = DistributedDataParallel(network())
+            handle = gw.attach(ddp, compressor)
+            train(ddp, 3, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
+            other, plain = copied(ddp), DistributedDataParallel(copy.deepcopy(ddp.module))
+            for each in (other, plain):
+                train(each, 2)
+            assert torch.equal(flat(other), flat(plain))
+            assert not torch.equal(flat(other), flat(ddp))
+            own = gw.attach(other, gw.TopK(0.1))
+            train(other, 2, optimizer=torch.optim.SGD(other.parameters(), lr=0.1))
+            assert own.stats().steps == 2
+            assert same_on_all_ranks(flat(other))
+            train(ddp, 1, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1))
+            assert same_on_all_ranks(flat(ddp))
+            own.detach()
+            handle.detach()
+
+
+@scenario(2)
+def a_model_under_the_optimizer_can_be_averaged_and_saved_whole() -> None:
+    module = network()
+    optimizer = gw.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1), module, gw.TopK(0.1))
+    average = torch.optim.swa_utils.AveragedModel(module)
+    train(module, 2, optimizer=optimizer)
+    average.update_parameters(module)
+    for other in (copy.deepcopy(module), reloaded(module), average.module):
+        assert torch.equal(flat(other), flat(module))
+        other(batch(0)[0]).sum().backward()
+        other(batch(0)[0]).sum().backward()  # nobody waits for the other rank's
+    assert optimizer.handle.stats().steps == 2
+    train(module, 2, optimizer=optimizer)
+    assert same_on_all_ranks(flat(module))
+
+
+def threads_of_process() -> int:
+    """Those of Python and of torch."""
+    gc.collect()
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@scenario(2)
+def many_models_that_were_dropped_leave_no_thread() -> None:
+    def one() -> None:
+        ddp = DistributedDataParallel(network())
+        handle = gw.attach(ddp, gw.TopK(0.1))
+        train(ddp, 2)
+        assert handle.stats().steps == 2
+
+    one()
+    before = threads_of_process()
+    for _ in range(5):
+        one()
+    time.sleep(0.5)
+    assert threads_of_process() <= before
 
 
 @scenario(2)
