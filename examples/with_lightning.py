@@ -1,51 +1,30 @@
-"""Gradwire under Lightning: a callback that attaches to the strategy's DDP.
+"""torchrun --nproc-per-node 2 examples/with_lightning.py: a callback; checkpoints take its state along."""
 
-torchrun --nproc-per-node 2 examples/with_lightning.py
-"""
+import os
 
 import lightning
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gradwire as gw
+from gradwire.integrations.lightning import Compress
 
 
-class Compress(lightning.Callback):
-    """Compresses gradients from the first step on."""
+class Classifier(lightning.LightningModule):  # any module
+    def configure_model(self):
+        self.net = nn.Linear(32, 10)
 
-    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self.handle = gw.attach(trainer.strategy.model, gw.TopK(0.1))
+    def training_step(self, batch, index):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
-
-class Classifier(lightning.LightningModule):
-    """Any module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
-
-    def training_step(self, batch: list[Tensor], index: int) -> Tensor:
-        inputs, targets = batch
-        return nn.functional.cross_entropy(self.net(inputs), targets)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def main() -> None:
-    lightning.seed_everything(0, verbose=False)
-    data = DataLoader(TensorDataset(torch.randn(512, 32), torch.randint(10, (512,))), batch_size=16)
-    compress, model = Compress(), Classifier()
-    trainer = lightning.Trainer(
-        devices=2, strategy="ddp", max_epochs=1, callbacks=[compress], gradient_clip_val=1.0, accumulate_grad_batches=2,
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(model, data)
-    stats = compress.handle.stats()
-    checksum = sum(parameter.detach().double().sum() for parameter in model.parameters())
-    print(f"{checksum:.12f}, {stats.steps} steps, {stats.dense_bytes / stats.wire_bytes:.1f} times fewer bytes")
-
-
-if __name__ == "__main__":
-    main()
+lightning.seed_everything(0)
+data = DataLoader(TensorDataset(torch.randn(512, 32), torch.randint(10, (512,))), batch_size=16)
+compress, model, ranks = Compress(gw.TopK(0.1)), Classifier(), int(os.environ.get("WORLD_SIZE", "1"))
+trainer = lightning.Trainer(devices=ranks, strategy="ddp", max_epochs=1, callbacks=[compress])
+trainer.fit(model, data)
+print(f"{sum(p.detach().double().sum() for p in model.parameters()):.12f}", compress.handle)

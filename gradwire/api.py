@@ -61,6 +61,7 @@ from gradwire.controllers import (
     StepView,
     WarmUp,
 )
+from gradwire.files import save
 from gradwire.frontends import DistributedOptimizer, Handle, LocalSteps, Outer, attach
 from gradwire.measure import bench, plan
 from gradwire.memories import DGCMemory, Memory, NoMemory, Residual
@@ -82,5 +83,5 @@ __all__ = [
     "Plan", "PowerSGD", "ProcessGroup", "ProfileRequest", "Quantized", "RandomK", "Recording", "RedSync",
     "Reduction", "ReductionError", "Residual", "ReusedThreshold", "SIDCo", "ScaDLES", "ScatterReduce",
     "SendReceive", "SignSGD", "Signum", "Slot", "SplitGather", "Stats", "StepView", "Sum", "TernGrad", "Threads",
-    "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "groups", "plan", "reshard",
+    "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "groups", "plan", "reshard", "save",
 ]  # fmt: skip

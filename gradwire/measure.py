@@ -31,10 +31,10 @@ def bench(
 
     Raises ValueError for what the command line refuses, and where this process is a rank itself.
     """
+    from gradwire.construct import text_of
     from gradwire.lab.bench import Sample
     from gradwire.lab.bench import bench as job
     from gradwire.lab.cell import Cell, Effort
-    from gradwire.lab.construct import text_of
     from gradwire.lab.function import named
     from gradwire.report.timing import summarize
 
@@ -57,7 +57,7 @@ def plan(
     `make` as in `bench`; `candidates` are compressors or texts, by default those that need no tuning. Raises ValueError
     for what the command line refuses, and where this process is a rank itself.
     """
-    from gradwire.lab.construct import text_of
+    from gradwire.construct import text_of
     from gradwire.lab.function import named
     from gradwire.lab.link import link_of
     from gradwire.lab.planning import Planned, PlanSpec, candidate

@@ -149,6 +149,19 @@ def abort_group(group: dist.ProcessGroup) -> None:
         close_group(group)
 
 
+def world_size() -> int:
+    """How many processes torch.distributed joins; 1 where it was not initialised."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+# torch.compile
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model that torch.compile wrapped, whose hooks it calls."""
+    return getattr(model, "_orig_mod", model)
+
+
 # torch.amp
 
 

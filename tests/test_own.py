@@ -11,9 +11,9 @@ import torch
 
 import gradwire as gw
 from gradwire.cli import main
+from gradwire.construct import text_of
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
-from gradwire.lab.construct import text_of
 from gradwire.lab.function import imported, named
 from gradwire.lab.workloads import Own
 from tests.cases import CASES

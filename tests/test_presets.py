@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gradwire.cli import main
+from gradwire.construct import options_of
 from gradwire.lab.configuration import parse_all
-from gradwire.lab.construct import options_of
 from gradwire.lab.launch import launch
 from gradwire.lab.models import MODELS
 from gradwire.lab.presets import PRESETS, preset

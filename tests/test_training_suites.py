@@ -7,9 +7,9 @@ import pytest
 
 import gradwire as gw
 from gradwire.cli import main
+from gradwire.construct import options_of
 from gradwire.lab import training_suites
 from gradwire.lab.configuration import parse_all
-from gradwire.lab.construct import options_of
 from gradwire.lab.recipe import Recipe
 from gradwire.lab.results import Record, Run, Totals
 from gradwire.lab.tasks import tasks

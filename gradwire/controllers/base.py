@@ -106,6 +106,11 @@ class Controller(ABC):
         and where a user replans or resumes."""
         return plan
 
+    @property
+    def status(self) -> str:
+        """What it is doing, in a few words, where that is worth saying."""
+        return ""
+
     @cached_property
     def decisions(self) -> list[Decision]:
         """All decisions so far, or since they were last removed; not part of the state."""

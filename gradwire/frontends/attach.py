@@ -15,20 +15,32 @@ from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
 from gradwire.frontends.ddp import DDPFrontEnd
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, parameters_of, scale_from, slots_of
+from gradwire.frontends.idle import Nothing
+from gradwire.frontends.job import (
+    Choices,
+    Dense,
+    check_type,
+    device_of,
+    let_go,
+    mesh_of,
+    parameters_of,
+    scale_from,
+    slots_of,
+)
 from gradwire.frontends.shards import attach_shards
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.settings import Settings
+from gradwire.torch_private import uncompiled, world_size
 from gradwire.transports import Mesh, ProcessGroup, Transport
 from gradwire.tuner import profiler_for
 
 
 def attach(
     model: nn.Module,
-    compressor: Compressor | Plan | None = None,
+    compressor: Compressor | Plan | str | None = None,
     *,
     memory: Memory | None = None,
     communicator: Communicator | None = None,
@@ -43,12 +55,13 @@ def attach(
     seed: int = 0,
 ) -> Handle:
     """Compresses the gradients that a DistributedDataParallel reduces, or between its replicas a model that fully_shard
-    wrapped; train as before.
+    wrapped; train as before. Either may be compiled. In a process alone any model will do, and nothing is reduced.
 
     Memory and communicator default to what suits the compressor, `groups` to some 8 of 8 MB or more. Parameters for
     which `dense(name, parameter)` holds travel uncompressed; by default those of fewer than two dimensions. With the
     GradScaler that multiplies losses as `scaler`, memories hold gradients without its factor, which may change.
-    `seed` starts all randomness. Instead of a compressor, a `Plan` says all this group by group. A `controller`
+    `seed` starts all randomness. A compressor may be written as on the command line, "topk:0.01+residual". Instead of
+    one, a `Plan` says all this group by group. A `controller`
     changes the plan while training. With neither, the fastest plan is found while training, from `candidates` or from
     what is always safe: see `gradwire.Auto`.
 
@@ -60,11 +73,15 @@ def attach(
     no sense, for ranks that differ, where hooks are taken already, for DDP with mixed precision of its own, and for a
     mesh that does not fit the model.
     """
-    choices = Choices(
-        compressor=compressor, memory=memory, communicator=communicator, dense=dense, groups=groups,
-        candidates=candidates, controller=controller,
+    choices = Choices.of(
+        compressor, memory=memory, communicator=communicator, dense=dense, groups=groups, candidates=candidates,
+        controller=controller,
     )  # fmt: skip
     choices.check()
+    check_type("transport", transport, (Transport, Mesh), "gw.ProcessGroup.own()")
+    check_type("scaler", scaler, (torch.amp.GradScaler,), "torch.amp.GradScaler()")
+    check_type("seed", seed, (int,), "0")
+    model = uncompiled(model)
     if mesh is not None or isinstance(model, FSDPModule):
         return attach_shards(
             model, choices, mesh, transport, find_unused=find_unused_parameters, scaler=scaler, seed=seed
@@ -79,6 +96,10 @@ def _attach_ddp(
     scaler: torch.amp.GradScaler | None,
     seed: int,
 ) -> Handle:
+    if not isinstance(ddp, DistributedDataParallel) and transport is None and world_size() == 1:
+        parameters, _ = parameters_of(ddp)
+        choices.plan(parameters)(slots_of(parameters))  # what would be refused with several ranks
+        return Handle(None, Nothing())
     if not isinstance(ddp, DistributedDataParallel):
         raise ValueError(f"attach() takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model first")
     if ddp.mixed_precision is not None:

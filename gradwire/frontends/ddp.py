@@ -117,7 +117,7 @@ class DDPFrontEnd:
 
     def placed(self) -> Mapping[str, Placed]:
         """A replica on every rank."""
-        return whole_on(self._group, dict(self.ddp.module.named_parameters()))
+        return whole_on(self.ddp.process_group, dict(self.ddp.module.named_parameters()))
 
     # Gradients
 

@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from gradwire.checkpoint import StateDict
 from gradwire.frontends.idle import Idle
 from gradwire.frontends.stateful import DistributedState, Placed, saved_in
+from gradwire.frontends.summary import table
 from gradwire.plans import Plan
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.stats import Stats
@@ -55,6 +56,21 @@ class Handle:
         if self._front_end is None:
             raise ValueError("detach() ended the exchange of gradients; attach() again")
         return self._front_end.accumulate()
+
+    def status(self) -> str:
+        """What the job is doing, in a few words: choosing a plan, running, or why it ended."""
+        return self._runtime.status()
+
+    def summary(self) -> str:
+        """A table of the plan's groups, and what a step sent and where its time went."""
+        if self.plan is None:
+            return str(self)
+        return f"{self}\n{table(self.plan, self._runtime.numel, self.stats())}"
+
+    def __repr__(self) -> str:
+        stats, plan = self.stats(), self.plan
+        sent = f", {stats.ratio:.1f} times fewer bytes" if stats.wire_bytes else ""
+        return f"<Handle {self.status()}; {plan.describe() if plan else 'no plan'}; {stats.steps} steps{sent}>"
 
     def trace(self, steps: int = 1) -> Trace:
         """Records the next `steps` whole steps; `timelines()` of what this returns are there once the forward pass

@@ -1,10 +1,26 @@
 """What stands behind a handle where nothing is reduced."""
 
-from typing import NoReturn
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar, NoReturn
 
 from gradwire import checkpoint
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.stats import Stats
+
+
+class Nothing:
+    """The front end of a model that nobody reduces."""
+
+    def unhook(self) -> None:
+        """There are no hooks."""
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Every backward pass only accumulates."""
+        return nullcontext()
+
+    def placed(self) -> NoReturn:
+        """Raises ValueError."""
+        raise ValueError("a process alone has no mesh to save on; save handle.state_dict(all_ranks=True)")
 
 
 class Idle:
@@ -12,9 +28,14 @@ class Idle:
     added up in it, and goes on with the next job of several ranks."""
 
     plan = None
+    numel: ClassVar[dict[str, int]] = {}
 
     def __init__(self) -> None:
         self._state = checkpoint.pack({}, {}, 0, checkpoint.About(0, 1, NATIVE.to_json()))
+
+    def status(self) -> str:
+        """Nothing happens."""
+        return "idle: one rank, or detached"
 
     def stats(self) -> Stats:
         """Nothing was sent."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from gradwire.compressors import FP32, Compressor
 from gradwire.controllers import Controller
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
+from gradwire.notation import read
 from gradwire.ops.vectors import Share
 from gradwire.plans import Group, Plan, uniform
 from gradwire.slots import Slot
@@ -34,16 +36,31 @@ class Choices:
     candidates: Sequence[Compressor | Group] = ()
     controller: Controller | None = None
 
+    @classmethod
+    def of(cls, compressor: Compressor | Plan | str | None, **others: Any) -> "Choices":
+        """These; a text says as much as `gradwire.notation` can. Raises ValueError where it cannot be read, and where
+        something is said twice."""
+        if not isinstance(compressor, str):
+            return cls(compressor=compressor, **others)
+        parts, groups = read(compressor)
+        said = {name: part for name, part in {**parts._asdict(), "groups": groups}.items() if part is not None}
+        if twice := [name for name in said if others.get(name) is not None]:
+            raise ValueError(f"{compressor!r} says {said[twice[0]]}, and {twice[0]}= something else; keep one of them")
+        return cls(**others | said)
+
     def check(self) -> None:
         """Raises ValueError, naming the call that works, for what is none of what was asked for, and for arguments that
         contradict each other."""
-        _check("compressor", self.compressor, (Compressor, Plan), "gw.TopK(0.01)")
-        _check("memory", self.memory, (Memory,), "gw.Residual()")
-        _check("communicator", self.communicator, (Communicator,), "gw.AllGather()")
-        _check("controller", self.controller, (Controller,), "gw.GraVAC()")
-        _check("groups", self.groups, (Grouping,), "gw.groups.of(megabytes=25)")
+        check_type("compressor", self.compressor, (Compressor, Plan), "gw.TopK(0.01)")
+        check_type("memory", self.memory, (Memory,), "gw.Residual()")
+        check_type("communicator", self.communicator, (Communicator,), "gw.AllGather()")
+        check_type("controller", self.controller, (Controller,), "gw.GraVAC()")
+        check_type("groups", self.groups, (Grouping,), "gw.groups.of(megabytes=25)")
+        check_type("candidates", self.candidates, (list, tuple), "[gw.BF16(), gw.TopK(0.01)]")
+        if self.dense is not None and not callable(self.dense):
+            raise ValueError(f"dense={self.dense!r} is no function; pass e.g. dense=lambda name, parameter: True")
         for candidate in self.candidates:
-            _check("candidates", candidate, (Compressor, Group), "[gw.BF16(), gw.TopK(0.01)]")
+            check_type("candidates", candidate, (Compressor, Group), "[gw.BF16(), gw.TopK(0.01)]")
         if self.compressor is None and self.controller:
             name = type(self.controller).__name__
             raise ValueError(f"{name} needs a compressor to start from; name one as well")
@@ -78,9 +95,10 @@ def _planned(
     return groups.regroup(plan, slots, compressor) if groups else plan
 
 
-def _check(name: str, value: object, kinds: tuple[type, ...], example: str) -> None:
+def check_type(name: str, value: object, kinds: tuple[type, ...], example: str) -> None:
+    """Raises ValueError, naming an argument that works, for one of another type than these; None passes."""
     if isinstance(value, type) and issubclass(value, kinds):
-        raise ValueError(f"{name}={value.__name__} is a class; pass an object, such as {value.__name__}()")
+        raise ValueError(f"{name}={value.__name__} is a class; pass an object, such as {name}={example}")
     if value is not None and not isinstance(value, kinds):
         raise ValueError(f"{name}={value!r} is no {kinds[0].__name__}; pass one, such as {name}={example}")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import Cast, Compressor, LowRank
+from gradwire.construct import exported, options_of
 from gradwire.controllers import Controller
-from gradwire.lab.construct import exported, options_of
 from gradwire.lab.models import MODELS, Model
 from gradwire.lab.presets import PRESETS
 from gradwire.lab.suites import SUITES

@@ -4,7 +4,6 @@ One lies in a folder `checkpoint-STEP`: a file for every rank, and one for what 
 all others are there. So a checkpoint without it is none.
 """
 
-import os
 import re
 import shutil
 from pathlib import Path
@@ -12,22 +11,16 @@ from typing import Any
 
 import torch
 
+from gradwire.files import save, sync
+
 SHARED = "shared"
 _FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
 def write(home: Path, step: int, part: str, state: dict[str, Any]) -> None:
     """Writes one file: on the disk, and only then under its name."""
-    path = _path(home, step, part)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    _sync(path.parent)
-    _sync(home)
+    save(state, _path(home, step, part))
+    sync(home)
 
 
 def read(home: Path, step: int, part: str) -> dict[str, Any]:
@@ -54,11 +47,3 @@ def _steps(home: Path) -> list[int]:
 
 def _path(home: Path, step: int, part: str) -> Path:
     return home / f"checkpoint-{step}" / f"{part}.pt"
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

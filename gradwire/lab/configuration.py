@@ -21,9 +21,8 @@ from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
 from gradwire.frontends import Handle, attach
 from gradwire.groups import Filled, Grouping, Partial
-from gradwire.lab.construct import construct, exported, unknown
-from gradwire.lab.grouping import read_grouping
 from gradwire.memories import Memory
+from gradwire.notation import read_grouping, read_parts
 from gradwire.plans import Group, Plan, default_communicator, default_memory
 from gradwire.slots import Slot
 from gradwire.transports import Transport
@@ -112,8 +111,7 @@ def parse(text: str) -> Configuration:
         if grouping and (head == NOCOMM or not isinstance(grouping, Filled)):
             raise ValueError(f"{text!r} cannot be: only dense and compressors have groups, those of dense in MB")
         return Configuration(text.lower(), grouping=grouping)
-    compressor: Compressor = _make("compressor", head, exported(Compressor), (*DENSE, NOCOMM))
-    memory, communicator, controller = _partners(text, others)
+    compressor, memory, communicator, controller = read_parts(text, head, others, (*DENSE, NOCOMM))
     group = Group(
         (), compressor, memory or default_memory(compressor), communicator or default_communicator(compressor)
     )
@@ -142,25 +140,8 @@ def check_plans(configurations: Sequence[Configuration], make_model: Callable[[]
             plan.check([Slot.of(name, parameter) for name, parameter in named])
 
 
-def _partners(text: str, others: list[str]) -> tuple[Memory | None, Communicator | None, Controller | None]:
-    kinds = {"memories": Memory, "communicators": Communicator, "controllers": Controller}
-    classes = {name: cls for base in kinds.values() for name, cls in exported(base).items()}
-    made = [_make("memory, communicator or controller", other, classes) for other in others]
-    for plural, base in kinds.items():
-        if sum(isinstance(part, base) for part in made) > 1:
-            raise ValueError(f"{text!r} names two {plural}: keep one")
-    return tuple(next((part for part in made if isinstance(part, base)), None) for base in kinds.values())  # pyright: ignore[reportReturnType]
-
-
 def controlled(text: str, controller: str | None) -> str:
     """The configuration with this controller; as it is where it sends everything, or nothing."""
     head, at, groups = text.partition("@")
     alone = controller is None or head.lower() in (*DENSE, NOCOMM) or head.startswith(PLAN)
     return text if alone else f"{head}+{controller}{at}{groups}"
-
-
-def _make(kind: str, text: str, classes: dict[str, type[Any]], also: tuple[str, ...] = ()) -> Any:
-    name, colon, arguments = text.partition(":")
-    if name not in classes:
-        raise unknown(kind, name, [*classes, *also])
-    return construct(classes[name], arguments.split(",") if colon else [], name)

@@ -7,7 +7,7 @@ assumed to be as usual, and says so.
 from collections.abc import Iterable
 from typing import Any
 
-from gradwire.lab.construct import unknown
+from gradwire.construct import unknown
 from gradwire.lab.recipe import Recipe
 from gradwire.lab.training import Training
 

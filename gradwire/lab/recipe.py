@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch.nn import Parameter
 from torch.optim import SGD, AdamW, Optimizer
 
-from gradwire.lab.construct import unknown
+from gradwire.construct import unknown
 from gradwire.lab.workloads import Task
 
 RECORDS = 50

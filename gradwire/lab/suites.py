@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+from gradwire.construct import unknown
 from gradwire.lab.cell import Cell
-from gradwire.lab.construct import unknown
 from gradwire.lab.models import MODELS
 
 

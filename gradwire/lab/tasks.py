@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gradwire.lab.construct import construct, unknown
+from gradwire.construct import construct, unknown
 from gradwire.lab.workloads import TASKS, Task
 
 

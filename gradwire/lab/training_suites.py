@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gradwire.lab.construct import unknown
+from gradwire.construct import unknown
 from gradwire.lab.presets import SYSTEMS, adaptive
 from gradwire.lab.recipe import Recipe
 from gradwire.lab.training import Training

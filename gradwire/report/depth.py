@@ -8,8 +8,8 @@ import torch
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import Codec, Compressor, LowRank
+from gradwire.construct import exported, options_of
 from gradwire.lab.catalogue import Entry
-from gradwire.lab.construct import exported, options_of
 from gradwire.memories import Memory
 from gradwire.plans import default_communicator, default_memory
 from gradwire.report.tables import Table, figure, times

@@ -190,6 +190,18 @@ class Runtime:
             raise ValueError("DDP reduces by itself now, and nothing to trace; use torch.profiler")
         return self.recorder.trace(steps)
 
+    def status(self) -> str:
+        """What the job is doing, in a few words."""
+        if self.error:
+            return f"ended: {self.error}"
+        doing = self._settings.controller.status if self._settings.controller else ""
+        return f"rank {self.mesh.rank} of {self.mesh.ranks}{', ' if doing else ''}{doing}"
+
+    @property
+    def numel(self) -> dict[str, int]:
+        """How many elements each parameter has, by name."""
+        return {slot.name: slot.numel for slot in self.slots}
+
     def stats(self) -> Stats:
         """What was sent, and where time went."""
         spans = self.recorder.totals()

@@ -75,6 +75,10 @@ class Auto(Controller):
     def chosen(self) -> bool:
         return self._phase == "watch"
 
+    @property
+    def status(self) -> str:
+        return "" if self.chosen else f"choosing a plan ({self._phase})"
+
     def describe(self) -> str:
         return f"Auto(candidates={self.candidates!r})"
 

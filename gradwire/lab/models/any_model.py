@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradwire.lab.construct import unknown
+from gradwire.construct import unknown
 from gradwire.lab.models.hub import Answers, Logits
 
 PREFIX = "hf:"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gradwire.lab.construct import unknown
+from gradwire.construct import unknown
 from gradwire.lab.models import MODELS, Model, Size
 from gradwire.lab.models.any_model import PREFIX
 from gradwire.lab.models.hub import require_transformers

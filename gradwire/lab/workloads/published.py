@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, nn
 
-from gradwire.lab.construct import unknown
+from gradwire.construct import unknown
 from gradwire.lab.models import MODELS, Model, Size
 from gradwire.lab.models.hub import require_transformers
 from gradwire.lab.workloads.base import Batch, RandomTask

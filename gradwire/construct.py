@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from gradwire import api
+from gradwire import communicators, compressors, controllers, memories
 from gradwire.compressors import Codec
 
 T = TypeVar("T")
@@ -46,9 +46,10 @@ def construct(cls: type[T], arguments: Sequence[str], called: str) -> T:
 
 def exported(base: type) -> dict[str, type[Any]]:
     """Gradwire's public subclasses of `base` that text can say, by lower-case name."""
-    members = [getattr(api, name) for name in api.__all__]
+    modules = (compressors, communicators, memories, controllers)
+    members = [getattr(module, name) for module in modules for name in module.__all__]
     classes = [cls for cls in members if isinstance(cls, type) and issubclass(cls, base) and is_dataclass(cls)]
-    return {cls.__name__.lower(): cls for cls in classes}
+    return {cls.__name__.lower(): cls for cls in sorted(classes, key=lambda cls: cls.__name__)}
 
 
 def options_of(cls: type) -> dict[str, Any]:

@@ -1,0 +1,31 @@
+"""Files that are whole or not there."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def save(state: Mapping[str, Any], path: str | Path) -> None:
+    """Writes a state dict beside `path`, waits until it is on the disk, and only then gives it its name: whenever a
+    host crashes, the file is the old one or the new one, whole. `torch.load(path, weights_only=True)` reads it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        torch.save(dict(state), file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Waits until a folder's names are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

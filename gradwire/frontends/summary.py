@@ -1,0 +1,38 @@
+"""What a handle tells about its job."""
+
+from collections.abc import Mapping, Sequence
+
+from gradwire.plans import Plan
+from gradwire.runtime.stats import Stats
+
+HEADINGS = ("group", "tensors", "elements", "compressor", "memory", "communicator")
+
+
+def table(plan: Plan, numel: Mapping[str, int], stats: Stats) -> str:
+    """The plan group by group, with tensors of so many elements, then what a step sent and where its time went."""
+    rows = [
+        (
+            str(index), str(len(group.slots)), f"{sum(numel[name] for name in group.slots):,}", str(group.compressor),
+            str(group.memory), str(group.communicator),
+        )
+        for index, group in enumerate(plan.groups)
+    ]  # fmt: skip
+    return "\n".join([*(_aligned([HEADINGS, *rows]) if rows else [plan.describe()]), *_figures(stats)])
+
+
+def _figures(stats: Stats) -> list[str]:
+    """Per step."""
+    steps = max(stats.steps, 1)
+    times = {"encode": stats.encode_s, "wire": stats.wire_s, "decode": stats.decode_s, "waited for": stats.wait_s}
+    spent = ", ".join(f"{name} {1e3 * seconds / steps:.2f} ms" for name, seconds in times.items())
+    sent, dense = (f"{count / steps / 1e3:,.1f} kB" for count in (stats.wire_bytes, stats.dense_bytes))
+    return [f"sent a step: {sent}; dense {dense}; {stats.ratio:.1f} times fewer", f"time a step: {spent}"]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest entry, the numbers of the first three to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(text.rjust(width) if at < 3 else text.ljust(width) for at, (text, width) in enumerate(cells)).rstrip()
+        for cells in (list(zip(row, widths, strict=True)) for row in rows)
+    ]

@@ -1,0 +1,37 @@
+"""Gradwire under Accelerate: `compress` after `prepare`."""
+
+from typing import Any
+
+from accelerate import Accelerator
+from torch import nn
+
+from gradwire.checkpoint import StateDict
+from gradwire.compressors import Compressor
+from gradwire.frontends import Handle, attach
+from gradwire.plans import Plan
+
+
+def compress(
+    accelerator: Accelerator, model: nn.Module, compressor: Compressor | Plan | str | None = None, **options: Any
+) -> Handle:
+    """Compresses the gradients of what `accelerator.prepare` made of a model; `save_state` and `load_state` take its
+    state along. The `options` are those of `gradwire.attach`, which says what it raises."""
+    options.setdefault("scaler", accelerator.scaler)
+    handle = attach(model, compressor, **options)
+    accelerator.register_for_checkpointing(Saved(handle))
+    return handle
+
+
+class Saved:
+    """A handle's state as Accelerate saves it: all ranks ask for it, and rank 0 writes it."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    def state_dict(self) -> StateDict:
+        """Of all ranks."""
+        return self._handle.state_dict(all_ranks=True)
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Takes this rank's part over."""
+        self._handle.load_state_dict(state)

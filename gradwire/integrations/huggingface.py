@@ -1,0 +1,63 @@
+"""Gradwire under the Trainer of transformers: a callback."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+
+from gradwire.compressors import Compressor
+from gradwire.files import save
+from gradwire.frontends import Handle, attach
+from gradwire.plans import Plan
+
+FILE = "gradwire.pt"
+_log = logging.getLogger("gradwire")
+
+
+class Compress(TrainerCallback):
+    """Compresses gradients from the start of training: `trainer.add_callback(Compress(trainer, gw.TopK(0.01)))`. Every
+    checkpoint gets a file gradwire.pt, which is read where training resumes from it. The `options` are those of
+    `gradwire.attach`, which says what it raises. `handle` is there once training has started."""
+
+    def __init__(self, trainer: Trainer, compressor: Compressor | Plan | str | None = None, **options: Any) -> None:
+        self.handle: Handle | None = None
+        self._trainer, self._compressor, self._options = trainer, compressor, options
+        self._model: nn.Module | None = None
+        self._from: str | None = None
+        self._train = trainer.train
+        trainer.train = self._noting_checkpoint
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Attaches to the model as the trainer has wrapped it, and loads what the checkpoint has."""
+        model = self._trainer.model_wrapped
+        assert model is not None
+        if model is not self._model:
+            self._options.setdefault("scaler", self._trainer.accelerator.scaler)
+            self.handle, self._model = attach(model, self._compressor, **self._options), model
+        if self._from and self.handle:
+            self._load(Path(self._from) / FILE, self.handle)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """On all ranks, when the trainer has saved the rest."""
+        assert self.handle
+        own = self.handle.state_dict(all_ranks=True)
+        if state.is_world_process_zero:
+            save(own, Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / FILE)
+
+    def _noting_checkpoint(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """`trainer.train`; no callback is told where it resumes from."""
+        last = get_last_checkpoint(self._trainer.args.output_dir) if resume_from_checkpoint is True else None
+        self._from = last or (str(resume_from_checkpoint) if resume_from_checkpoint else None)
+        return self._train(resume_from_checkpoint, *args, **kwargs)
+
+    def _load(self, path: Path, handle: Handle) -> None:
+        if path.is_file():
+            handle.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        else:
+            _log.warning("%s is not there: what gradients still owed at that checkpoint is not known", path)

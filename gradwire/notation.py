@@ -1,0 +1,66 @@
+"""How compression is written in one word, such as `topk:0.01+residual+allgather@25mb`.
+
+A compressor with its options, then memory, communicator and controller in any order, each of which may be left out;
+after `@` which tensors travel together: `25mb` of gradient at most, `4` groups, or `hybrid`.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gradwire import groups
+from gradwire.communicators import Communicator
+from gradwire.compressors import Compressor
+from gradwire.construct import construct, exported, unknown
+from gradwire.controllers import Controller
+from gradwire.memories import Memory
+
+_MEGABYTES = re.compile(r"(\d+(?:\.\d+)?)mb")
+
+
+class Parts(NamedTuple):
+    """What the word says; None where it leaves something out."""
+
+    compressor: Compressor
+    memory: Memory | None
+    communicator: Communicator | None
+    controller: Controller | None
+
+
+def read(text: str) -> tuple[Parts, groups.Grouping | None]:
+    """Reads one word. Raises ValueError, naming what is near, for an unknown name, and for a value that does not
+    fit."""
+    parts, at, grouping = text.lower().partition("@")
+    head, *others = parts.split("+")
+    return read_parts(text, head, others), read_grouping(grouping) if at else None
+
+
+def read_parts(text: str, head: str, others: Sequence[str], also: Sequence[str] = ()) -> Parts:
+    """Reads the parts of `text`; names that are known `also` are offered where the compressor is not."""
+    compressor = _make("compressor", head, exported(Compressor), also)
+    kinds = {"memories": Memory, "communicators": Communicator, "controllers": Controller}
+    classes = {name: cls for base in kinds.values() for name, cls in exported(base).items()}
+    made = [_make("memory, communicator or controller", other, classes) for other in others]
+    for plural, base in kinds.items():
+        if sum(isinstance(part, base) for part in made) > 1:
+            raise ValueError(f"{text!r} names two {plural}: keep one")
+    partners: list[Any] = [next((part for part in made if isinstance(part, base)), None) for base in kinds.values()]
+    return Parts(compressor, *partners)
+
+
+def read_grouping(text: str) -> groups.Grouping:
+    """Reads `25mb`, `4` or `hybrid`, which is partial sparsification. Raises ValueError for anything else."""
+    if text == "hybrid":
+        return groups.partial()
+    if match := _MEGABYTES.fullmatch(text):
+        return groups.of(megabytes=float(match[1]))
+    if text.isdecimal() and int(text):
+        return groups.of(count=int(text))
+    raise ValueError(f"@{text} is no grouping: write @25mb for up to 25 MB a group, @4 for 4 groups, or @hybrid")
+
+
+def _make(kind: str, text: str, classes: dict[str, type[Any]], also: Sequence[str] = ()) -> Any:
+    name, colon, arguments = text.partition(":")
+    if name not in classes:
+        raise unknown(kind, name, [*classes, *also])
+    return construct(classes[name], arguments.split(",") if colon else [], name)
