@@ -44,6 +44,8 @@ def sparser(compressor: Compressor) -> Compressor:
         return replace(compressor, first=sparser(compressor.first), second=sparser(compressor.second))
     if isinstance(compressor, gw.MultiLevel):
         return replace(compressor, codec=sparser(compressor.codec))  # pyright: ignore[reportArgumentType]
+    if isinstance(compressor, gw.ChunkTopK):
+        return replace(compressor, of=100 * compressor.k)
     return replace(compressor, ratio=0.01) if hasattr(compressor, "ratio") else compressor  # pyright: ignore
 
 

@@ -46,7 +46,7 @@ BAD = [
     ("topk+resid", "there is no memory, communicator or controller 'resid': did you mean residual?"),
     ("topk:rato=0.1", "there is no option of topk named 'rato': did you mean ratio?"),
     ("topk:much", "ratio of topk takes a number, not 'much'"),
-    ("powersgd:2.5", "rank of powersgd takes a whole number, not '2.5'"),
+    ("powersgd:2.5", "rank=2.5 is neither a number of rows nor a share"),
     ("randomk:rescale=maybe", "rescale of randomk takes true or false, not 'maybe'"),
     ("topk:0.1,0.2", "topk takes only ratio"),
     ("topk:0.1,ratio=0.2", "topk got ratio twice"),

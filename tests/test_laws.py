@@ -224,7 +224,7 @@ def test_memories_survive_a_new_grouping(case: Case):
             running.install(plan)
             for old, new in zip(before, running.states(), strict=True):
                 assert old.keys() == new.keys()
-                assert all(torch.equal(old[key], new[key]) for key in old)
+                assert all(torch.equal(old[key], new[key]) for key in old if "//" in key)  # the rest names the plan
             expected = added(case, running, grads := draw(SMALL_SLOTS, 2, groups))
             means = running.step(grads)
             close([a + b for a, b in zip(kept(running), means[0], strict=True)], expected, case.rounding)

@@ -348,4 +348,4 @@ def test_the_first_basis_depends_on_names_alone():
         with job(plan_of(SLOTS, gw.ACPSGD(), gw.Residual(), gw.AllReduce(), groups=groups), SLOTS, 2) as running:
             states += running.states()
     assert len({key for state in states for key in state}) == len(states[0])
-    assert all(torch.equal(state[key], states[0][key]) for state in states for key in state)
+    assert all(torch.equal(state[key], states[0][key]) for state in states for key in state if "//" in key)
