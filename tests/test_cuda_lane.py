@@ -66,12 +66,20 @@ def test_a_step_asks_the_host_for_nothing_and_launches_little(case: Case, gpu: P
 def launches(case: Case) -> int:
     """The bound."""
     compressor = case.compressor.first if isinstance(case.compressor, gw.Interleaved) else case.compressor
-    return LAUNCHES[type(case.communicator)] + MORE.get(type(compressor), 0)
+    more = 50 if case.communicator == gw.AllGather(over_senders=True) else 500 if has_short_values(case) else 0
+    return LAUNCHES[type(case.communicator)] + MORE.get(type(compressor), 0) + more
+
+
+def has_short_values(case: Case) -> bool:
+    """Whether entries travel as codes."""
+    compressor = case.compressor.codec if isinstance(case.compressor, gw.MultiLevel) else case.compressor
+    return getattr(compressor, "value_bits", 32) < 32
 
 
 def differs(case: Case) -> bool:
-    """Whether it does something else on a CPU: other noise, or thresholds that a host looks at."""
-    return is_estimated(case.compressor) or isinstance(case.communicator, gw.OkTopk)
+    """Whether it does something else on a CPU: other noise, thresholds that a host looks at, or codes of entries that
+    another rounding makes another level, and so another selection later."""
+    return is_estimated(case.compressor) or isinstance(case.communicator, gw.OkTopk) or has_short_values(case)
 
 
 def is_estimated(compressor: Compressor) -> bool:

@@ -59,7 +59,8 @@ class SplitGather(SparseCommunicator):
         parts = list(split(x, indices, bounds, room.there, context.buffers))
         for row, (a, b), (found, values) in zip(send.body, pairwise(bounds), parts, strict=True):
             if a < b:
-                take_entries(x[a:b], row, room.entries(b - a, room.there), found - a, values)
+                sent = room.entries(b - a, room.there)  # what a GPU fills up with lies behind its k
+                take_entries(x[a:b], row, sent, (found - a)[: sent.k], values[: sent.k])
         yield AllToAll(send, receive)
 
         a, b = bounds[context.rank], bounds[context.rank + 1]
