@@ -21,5 +21,5 @@ for inputs, targets in data:
         accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-print(f"{sum(p.detach().double().sum() for p in model.parameters()):.12f}", handle)
+print(f"{sum(p.detach().double().sum() for p in model.parameters()):.12f} {handle}")
 accelerator.end_training()

@@ -23,7 +23,8 @@ def said(example: Path, folder: Path, *launcher: str) -> str:
 
 @each
 def test_replicas_of_an_example_are_alike(example: Path, tmp_path: Path):
-    told = re.findall(r"^(\S+),? .*?(\d+) steps, (\S+) times fewer bytes", said(example, tmp_path, *TWO_RANKS), re.M)
+    output = said(example, tmp_path, *TWO_RANKS)  # of both ranks, whose lines may run into each other
+    told = re.findall(r"(-?\d+\.\d+),? [^\n]*?(\d+) steps, ([\d.]+) times fewer bytes", output)
     assert len(told) == 2
     assert told[0] == told[1]
     _, steps, ratio = told[0]
