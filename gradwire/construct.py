@@ -6,6 +6,7 @@ A compressor inside a compressor is written with slashes: `interleaved:alldimens
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
+from inspect import isabstract
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -49,6 +50,7 @@ def exported(base: type) -> dict[str, type[Any]]:
     modules = (compressors, communicators, memories, controllers)
     members = [getattr(module, name) for module in modules for name in module.__all__]
     classes = [cls for cls in members if isinstance(cls, type) and issubclass(cls, base) and is_dataclass(cls)]
+    classes = [cls for cls in classes if not isabstract(cls)]
     return {cls.__name__.lower(): cls for cls in sorted(classes, key=lambda cls: cls.__name__)}
 
 
