@@ -226,7 +226,7 @@ def check(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh) -> None:
     for name, parameter in parameters.items():
         if not isinstance(parameter, DTensor):
             raise ValueError(f"parameter {name!r} is not sharded; call fully_shard() on the whole model as well")
-        if parameter.device.type == "meta":
+        if parameter.is_meta:
             raise ValueError(f"parameter {name!r} has no values yet; call to_empty() and initialise, then attach()")
         if has_gradient_hooks(parameter):
             raise ValueError(

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from gradwire.checkpoint import GROUP, SEPARATOR, SHARED, STEP, About, StateDict, letters, pack, text_of, unpack
+from gradwire.ops.host import kind_of
 
 ABOUT = "gradwire"
 """The key by which a state is found in a checkpoint; there is what it says of itself."""
@@ -74,7 +75,7 @@ class Placed:
 
 def whole_on(group: dist.ProcessGroup, parameters: Mapping[str, Tensor]) -> dict[str, Placed]:
     """Parameters of which every rank of a group has a replica."""
-    mesh = DeviceMesh.from_group(group, next(iter(parameters.values())).device.type)
+    mesh = DeviceMesh.from_group(group, kind_of(next(iter(parameters.values())).device))
     return {name: Placed(mesh, tuple(p.shape), tuple(p.shape), p.device) for name, p in parameters.items()}
 
 

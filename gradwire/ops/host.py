@@ -1,4 +1,4 @@
-"""Numbers that the host wants to know, without waiting for a GPU."""
+"""What lies between the host and a device: copies that wait for nothing, and the question where numbers are."""
 
 import torch
 from torch import Tensor
@@ -15,3 +15,19 @@ def to_host(tensor: Tensor) -> Tensor:
         return tensor.detach().clone()
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return pinned.copy_(tensor, non_blocking=True)
+
+
+def kind_of(device: torch.device) -> str:
+    """What sort of device it is, such as "cuda", whichever of them."""
+    return device.type
+
+
+def on_host(device: torch.device) -> bool:
+    """Whether the host itself computes, with the cores that the training computes with."""
+    return device.type == "cpu"
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until a device has done all that it was given."""
+    if not on_host(device):
+        torch.accelerator.synchronize(device)

@@ -8,6 +8,7 @@ from zlib import crc32
 import torch
 
 from gradwire.controllers import Controller
+from gradwire.ops.host import kind_of
 from gradwire.ops.noise import uniform
 from gradwire.ops.orthogonal import orthogonalize
 from gradwire.plans import Plan
@@ -24,7 +25,7 @@ class Agreement:
 
     def __init__(self, mesh: Mesh, slots: Sequence[Slot], device: torch.device, words: Words) -> None:
         self._meeting, self._slots, self._device = Meeting(mesh), slots, device
-        self._words = {"Gradwire's version": version("gradwire"), "device": device.type, **words}
+        self._words = {"Gradwire's version": version("gradwire"), "device": kind_of(device), **words}
 
     def on_plan(self, make: Callable[[], Plan], controller: Controller | None) -> Plan:
         """The plan that `make` returns, with which the ranks begin, or go on."""

@@ -16,6 +16,7 @@ from gradwire.collective import HOST
 from gradwire.compressors import Codec
 from gradwire.controllers.requests import Profiled, ProfileRequest
 from gradwire.ops.gradients import Gradients
+from gradwire.ops.host import kind_of, on_host, synchronize
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
 from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange
@@ -136,7 +137,7 @@ def _reduce(exchange: Exchange, noise: Tensor, mesh: Mesh, device: torch.device)
 
 
 def _now(device: torch.device) -> float:
-    torch.accelerator.synchronize(device) if device.type != "cpu" else None
+    synchronize(device)
     return perf_counter()
 
 
@@ -156,7 +157,7 @@ def _table(numbers: Sequence[float], mesh: Mesh, device: torch.device) -> Tensor
 def contention(mesh: Mesh, device: torch.device) -> float:
     """The share of its speed that backward loses while the worker computes, where that is most: what one thread more
     takes from threads that share their cores fairly, half of it at most; none on a GPU."""
-    if device.type == "cuda":
+    if not on_host(device):
         return 0.0
     machine = float(crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
     ranks_here = int(_table([machine], mesh, device).eq(machine).sum())
@@ -182,7 +183,7 @@ def _profile(
         ranks=mesh.averaged,
         gpus_per_host=mesh.host.world if mesh.host else 1,
         local=_local(samples) if mesh.host else {},
-        device=device.type,
+        device=kind_of(device),
     )
 
 
