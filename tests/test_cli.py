@@ -48,7 +48,7 @@ BAD = [
     ("topk:much", "ratio of topk takes a number, not 'much'"),
     ("powersgd:2.5", "rank=2.5 is neither a number of rows nor a share"),
     ("randomk:rescale=maybe", "rescale of randomk takes true or false, not 'maybe'"),
-    ("topk:0.1,0.2", "topk takes only ratio"),
+    ("topk:0.1,32,7", "topk takes only ratio, value_bits"),
     ("topk:0.1,ratio=0.2", "topk got ratio twice"),
     ("fp32:3", "fp32 takes no options"),
     ("topk:2", "ratio=2.0 is not the share of elements to send"),

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from gradwire.lab.launch import free_port, launch
-from tests.processes.scenarios import SCENARIOS
+from tests.processes import scenarios
 
-CASES = [(name, world) for name, (_, worlds) in SCENARIOS.items() for world in worlds]
+CASES = [
+    (name, world)
+    for name, (made, worlds) in scenarios.SCENARIOS.items()
+    for world in worlds
+    if made.__module__ == scenarios.__name__
+]
 
 
 @pytest.fixture(scope="session")
