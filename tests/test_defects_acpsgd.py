@@ -68,7 +68,7 @@ def test_1_all_ranks_start_from_the_same_factors_whatever_their_seeds(compressor
                 first, second = running.step(draw(slots, 2, step))
                 assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert any("//shared/" in key for key in states[0])
-    assert all(torch.equal(states[0][key], state[key]) for state in states for key in state)
+    assert all(torch.equal(states[0][key], state[key]) for state in states for key in state if "//" in key)
 
 
 @both

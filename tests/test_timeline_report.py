@@ -161,7 +161,7 @@ def test_words_say_what_the_figures_are():
     assert words["what sets the pace"].startswith("The wire:")
     assert words["next best plan"] == "one group took 69.0 ms when tried, 15.0 % more."
     assert words["other plans"] == "fp32 took 300 ms when tried, 400.0 % more."
-    assert words["groups"].startswith("2 groups: 1 group (2 tensors) by TopK(ratio=0.01) with Residual")
+    assert words["groups"].startswith("2 groups: 1 group (2 tensors) by TopK(ratio=0.01, value_bits=32) with Residual")
 
 
 def test_a_plan_without_rivals_names_none():

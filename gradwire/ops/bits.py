@@ -19,20 +19,13 @@ def unpack_signs(codes: Tensor, out: Tensor) -> None:
 def pack_words(words: Tensor, bits: int, codes: Tensor) -> None:
     """Writes the low `bits` bits of each of words (rows, k) to codes (rows, k·bits/8) uint8, lowest first; k is a
     multiple of 8."""
-    spread = torch.empty(*words.shape, bits, dtype=torch.uint8, device=words.device)
-    for bit in range(bits):
-        spread[:, :, bit] = words >> bit & 1
-    eights = spread.view(len(words), -1, 8)
-    codes.zero_()
-    for bit in range(8):
-        codes |= eights[:, :, bit] << bit
+    spread = words.to(torch.int32).unsqueeze(2) >> torch.arange(bits, dtype=torch.int32, device=words.device) & 1
+    weights = 1 << torch.arange(8, dtype=torch.int32, device=words.device)
+    codes.copy_((spread.view(len(words), -1, 8) * weights).sum(2))
 
 
 def unpack_words(codes: Tensor, bits: int, k: int) -> Tensor:
     """What `pack_words` wrote to codes (rows, k·bits/8): (rows, k) int64."""
     spread = codes.unsqueeze(2) >> torch.arange(8, device=codes.device, dtype=torch.uint8) & 1
-    bitwise = spread.view(len(codes), k, bits)
-    words = torch.zeros(len(codes), k, dtype=torch.int64, device=codes.device)
-    for bit in range(bits):
-        words += bitwise[:, :, bit].long() << bit
-    return words
+    weights = 1 << torch.arange(bits, dtype=torch.int32, device=codes.device)
+    return (spread.view(len(codes), k, bits) * weights).sum(2)

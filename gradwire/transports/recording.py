@@ -12,7 +12,9 @@ class Echo:
         self._said: dict[str, str] = {}
 
     def set(self, key: str, value: str) -> None:
-        self._said[key.rpartition("/")[0]] = value
+        topic, _, who = key.rpartition("/")
+        if who != "everyone":
+            self._said[topic] = value
 
     def get(self, key: str, timeout_s: float) -> str | None:
         said = self._said.get(key.rpartition("/")[0])
