@@ -47,3 +47,9 @@ def test_what_cannot_be_is_one_clear_line(arguments: dict, why: str):
     with pytest.raises(ValueError, match=why) as error:
         gw.attach(nn.Linear(3, 4), **arguments)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("model", [3, nn.Linear, None])
+def test_what_is_no_model_is_named(model: object):
+    with pytest.raises(ValueError, match=r"DistributedDataParallel\(model\)"):
+        gw.attach(model, gw.TopK(0.1))  # pyright: ignore

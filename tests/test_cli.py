@@ -78,6 +78,14 @@ def test_what_is_no_configuration_is_named(text: str, message: str) -> None:
     assert message in str(error.value)
 
 
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("Usage")
+    assert len(shown.out.splitlines()) > 10
+    assert not shown.err
+
+
 def test_every_compressor_memory_communicator_and_task_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     listed = capsys.readouterr().out

@@ -12,7 +12,6 @@ from gradwire.cli import arguments as a
 app = typer.Typer(
     help="Compressed data-parallel training, compared with dense on real tasks and slow links.",
     context_settings={"help_option_names": ["-h", "--help"]},
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

@@ -12,10 +12,11 @@ from gradwire.lab.network import NetworkUnavailable
 
 
 def run(arguments: list[str] | None) -> int:
-    """Runs a command; returns its exit code."""
+    """Runs a command, without one `--help`; returns its exit code."""
+    wanted = sys.argv[1:] if arguments is None else arguments
     with _ended_in_order():
         try:
-            return app(arguments, standalone_mode=False) or 0
+            return app(wanted or ["--help"], standalone_mode=False) or 0
         except typer.TyperException as mistake:
             return _tell(mistake.format_message(), 2)
         except NetworkUnavailable as mistake:

@@ -78,6 +78,8 @@ def attach(
         controller=controller,
     )  # fmt: skip
     choices.check()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"attach() takes a model, not {model!r}; pass DistributedDataParallel(model)")
     check_type("transport", transport, (Transport, Mesh), "gw.ProcessGroup.own()")
     check_type("scaler", scaler, (torch.amp.GradScaler,), "torch.amp.GradScaler()")
     check_type("seed", seed, (int,), "0")
