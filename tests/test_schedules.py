@@ -90,6 +90,19 @@ def test_accordion_compresses_each_layer_by_its_own_change():
     running.close()
 
 
+@pytest.mark.parametrize(("threshold", "ratio"), [(0.8, 0.5), (0.95, 0.25)])
+def test_accordions_threshold_says_which_change_is_critical(threshold: float, ratio: float):
+    """The second layer's gradient shrinks by 0.9 in every interval."""
+    running = start(lambda: gw.Accordion(0.5, 0.25, Schedule(), 20, threshold))
+    for number in range(61):
+        grads = draw(SLOTS, 2, 0)
+        for own in grads:
+            own[1].mul_(0.1 ** (number // 20))
+        running.step(grads)
+    assert settings(running)["second.weight"] == ratio
+    running.close()
+
+
 def test_a_rate_that_falls_from_step_to_step_drops_now_and_then():
     schedule = Schedule()
     running = start(lambda: accordion(schedule, 20))

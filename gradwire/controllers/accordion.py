@@ -14,13 +14,11 @@ from gradwire.controllers.settings import setting_of
 from gradwire.ops.gradients import Share, add_unless
 from gradwire.plans import Group, Plan
 
-CRITICAL = 0.5
-
 
 @dataclass
 class Accordion(Controller):
     """Each layer sends with `low` compression where its gradient, summed over `interval` steps, has changed its norm by
-    half or more since the interval before, else with `high` compression; all send with `low` in the first interval
+    the share `threshold` or more since the interval before, else with `high` compression; all send with `low` in the first interval
     and after every drop of the learning rate to half or less (Agarwal et al., MLSys 2021, https://arxiv.org/abs/2010.16248).
 
     `low` and `high` are ratios of sparsifiers or ranks of low-rank compressors, such as 0.1 and 0.01, or 4 and 1.
@@ -33,6 +31,7 @@ class Accordion(Controller):
     high: float
     scheduler: Any = field(default=None, metadata={"code": True})
     interval: int = 100
+    threshold: float = 0.5
     numbers: ClassVar[int] = 1
     reduces: ClassVar[bool] = True
 
@@ -44,6 +43,8 @@ class Accordion(Controller):
             )
         if self.interval < 1:
             raise ValueError(f"interval={self.interval} counts steps; use 1 or more, e.g. interval=100")
+        if not self.threshold > 0:
+            raise ValueError(f"threshold={self.threshold} finds every interval critical; use e.g. threshold=0.5")
         self._origin = Plan(())
         self._began, self._rate = 0, 0.0
         self._layers: dict[str, _Layer] = {}
@@ -107,7 +108,7 @@ class Accordion(Controller):
 
     def _close(self, seen: Observation, reason: str, dropped: bool) -> None:
         for layer in self._layers.values():
-            layer.close(dropped)
+            layer.close(dropped, self.threshold)
         self._began = seen.step + 1
         high = sum(layer.high for layer in self._layers.values())
         text = f"{reason}: {len(self._layers) - high} layers low, {high} high"
@@ -138,10 +139,10 @@ class _Layer:
             self.sum = torch.zeros_like(mean, dtype=torch.float32)
         add_unless(self.sum, mean, nonfinite, scale)
 
-    def close(self, dropped: bool) -> None:
-        """Ends an interval; where the learning rate `dropped`, whatever it has shown."""
+    def close(self, dropped: bool, threshold: float) -> None:
+        """Ends an interval, critical where the norm has changed by `threshold` or the learning rate `dropped`."""
         norm = float(self.sum.norm()) if self.sum is not None else 0.0
         change = abs(self.norm - norm) / self.norm if self.norm else 1.0
-        self.norm, self.high = norm, not dropped and change < CRITICAL
+        self.norm, self.high = norm, not dropped and change < threshold
         if self.sum is not None:
             self.sum.zero_()
