@@ -18,8 +18,9 @@ from gradwire.plans import Group, Plan
 @dataclass
 class Accordion(Controller):
     """Each layer sends with `low` compression where its gradient, summed over `interval` steps, has changed its norm by
-    the share `threshold` or more since the interval before, else with `high` compression; all send with `low` in the first interval
-    and after every drop of the learning rate to half or less (Agarwal et al., MLSys 2021, https://arxiv.org/abs/2010.16248).
+    the share `threshold` or more since the interval before, else with `high` compression; all send with `low` in the
+    first interval and after every drop of the learning rate to half or less (Agarwal et al., MLSys 2021,
+    https://arxiv.org/abs/2010.16248).
 
     `low` and `high` are ratios of sparsifiers or ranks of low-rank compressors, such as 0.1 and 0.01, or 4 and 1.
     `scheduler` is the optimizer's. Summed are the reduced gradients, which all ranks have and into which
