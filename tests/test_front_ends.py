@@ -11,7 +11,7 @@ from harness import CPU, SMALL, draw, job, plan_of, raising, slots_of, together
 from torch import nn
 
 import gradwire as gw
-from gradwire.frontends.job import mesh_of, parameters_of
+from gradwire.frontends.job import Choices, mesh_of, parameters_of
 from gradwire.runtime import agreement
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.settings import Settings
@@ -94,3 +94,22 @@ def test_the_direct_exchange_is_on_whatever_the_group_was_called(backend: str):
         "assert gw.ProcessGroup.own()._direct\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def test_what_auto_refuses_is_refused_before_anything_is_opened():
+    with pytest.raises(ValueError, match="name its sparsifier"):
+        Choices.of(None, candidates=[gw.MultiLevel()]).check()
+
+
+def test_a_compressor_may_be_written_as_on_the_command_line_in_every_front_end():
+    def wrapped(compressor: gw.Compressor | str) -> list[gw.DistributedOptimizer | gw.LocalSteps]:
+        model = nn.Linear(8, 8)
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        [transport] = gw.Threads.group(1)
+        return [
+            gw.DistributedOptimizer(sgd, model, compressor, transport=transport),
+            gw.LocalSteps(sgd, model, compressor, inner_steps=2, transport=transport),
+        ]
+
+    said, built = wrapped("topk:0.1"), wrapped(gw.TopK(0.1))
+    assert [optimizer.handle.plan for optimizer in said] == [optimizer.handle.plan for optimizer in built]

@@ -24,18 +24,15 @@ from gradwire.frontends.job import (
     let_go,
     mesh_of,
     parameters_of,
-    scale_from,
+    runtime_of,
     slots_of,
 )
 from gradwire.frontends.shards import attach_shards
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
-from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.settings import Settings
 from gradwire.torch_private import uncompiled, world_size
 from gradwire.transports import Mesh, ProcessGroup, Transport
-from gradwire.tuner import profiler_for
 
 
 def attach(
@@ -108,20 +105,15 @@ def _attach_ddp(
         raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
     front_end = DDPFrontEnd.of(ddp)
     parameters, others = parameters_of(ddp.module)
-    slots, device = slots_of(parameters), device_of(parameters)
-    plan = choices.plan(parameters)
-    mesh = mesh_of(transport, partial(ProcessGroup.own, ddp.process_group), device)
+    mesh = mesh_of(transport, partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
     if mesh.ranks == 1:
         let_go(mesh, transport)
         return Handle(None, front_end)
-    settings = Settings(
-        seed=seed, controller=choices.controlled_by(), profiler=profiler_for(slots, mesh, device),
-        follow_order=None if isinstance(choices.compressor, Plan) else plan, can_be_native=not ddp.static_graph,
-        find_unused=ddp.find_unused_parameters,
-        scale=scale_from(scaler), others=others, owns_mesh=transport is None,
-        words={"front end": "DDP", "scaler": "yes" if scaler else "no"},
+    runtime = runtime_of(
+        choices, parameters, slots_of(parameters), mesh, scaler=scaler, words={"front end": "DDP"}, seed=seed,
+        can_be_native=not ddp.static_graph, find_unused=ddp.find_unused_parameters, others=others,
+        owns_mesh=transport is None,
     )  # fmt: skip
-    runtime = Runtime(partial(plan, slots), slots, mesh, device, settings)
     front_end.hook_in(runtime, parameters)
     weakref.finalize(ddp, _let_go, front_end)
     return Handle(runtime, front_end)

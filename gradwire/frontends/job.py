@@ -17,10 +17,12 @@ from gradwire.notation import read
 from gradwire.ops.host import on_host
 from gradwire.ops.vectors import Share
 from gradwire.plans import Group, Plan, uniform
+from gradwire.runtime.runtime import Runtime
+from gradwire.runtime.settings import Settings
 from gradwire.slots import Slot
 from gradwire.torch_private import scale_of
 from gradwire.transports import Mesh, Transport
-from gradwire.tuner import Auto
+from gradwire.tuner import Auto, profiler_for
 
 Dense = Callable[[str, nn.Parameter], bool]
 
@@ -69,6 +71,7 @@ class Choices:
             raise ValueError("candidates are for the automatic plan; leave the compressor out, or name it alone")
         if isinstance(self.compressor, Plan) and (self.memory or self.communicator or self.dense or self.groups):
             raise ValueError("a Plan says memory, communicator, groups and what is dense itself; pass the Plan alone")
+        self.controlled_by()  # what Auto refuses is refused before anything is opened
 
     def controlled_by(self) -> Controller | None:
         """Who changes the plan while training: `Auto`, where no compressor is named."""
@@ -129,6 +132,28 @@ def slots_of(parameters: Mapping[str, nn.Parameter]) -> list[Slot]:
 def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
     """Where the parameters lie."""
     return next(iter(parameters.values())).device
+
+
+def runtime_of(
+    choices: Choices,
+    parameters: Mapping[str, nn.Parameter],
+    slots: Sequence[Slot],
+    mesh: Mesh,
+    *,
+    planned: Sequence[Slot] | None = None,
+    scaler: torch.amp.GradScaler | None,
+    words: Mapping[str, str],
+    **settings: Any,
+) -> Runtime:
+    """The runtime of a job that reduces every step. `planned` are the slots that plans are made for, where they are
+    not those of this rank; `words` and `settings` are as in `Settings`."""
+    plan, device, whole = choices.plan(parameters), device_of(parameters), list(slots if planned is None else planned)
+    given = Settings(
+        controller=choices.controlled_by(), profiler=profiler_for(whole, mesh, device),
+        follow_order=None if isinstance(choices.compressor, Plan) else plan, scale=scale_from(scaler), planned=planned,
+        words={**words, "scaler": "yes" if scaler else "no"}, **settings,
+    )  # fmt: skip
+    return Runtime(partial(plan, whole), slots, mesh, device, given)
 
 
 def scale_from(scaler: torch.amp.GradScaler | None) -> Callable[[], Share | None]:

@@ -64,7 +64,7 @@ class LocalSteps(Optimizer):
         self,
         inner_optimizer: Optimizer,
         model: nn.Module,
-        compressor: Compressor | Plan | None = None,
+        compressor: Compressor | Plan | str | None = None,
         *,
         memory: Memory | None = None,
         communicator: Communicator | None = None,
@@ -79,9 +79,7 @@ class LocalSteps(Optimizer):
         process_group: dist.ProcessGroup | None = None,
         seed: int = 0,
     ) -> None:
-        choices = Choices(
-            compressor=compressor, memory=memory, communicator=communicator, dense=dense, groups=groups
-        )  # fmt: skip
+        choices = Choices.of(compressor, memory=memory, communicator=communicator, dense=dense, groups=groups)
         choices.check()
         parameters, others = parameters_of(model)
         slots, device = slots_of(parameters), device_of(parameters)

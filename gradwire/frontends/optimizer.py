@@ -15,14 +15,11 @@ from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks, Whole
-from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, parameters_of, scale_from, slots_of
+from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, parameters_of, runtime_of, slots_of
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
-from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.settings import Settings
 from gradwire.transports import Mesh, ProcessGroup, Transport
-from gradwire.tuner import profiler_for
 
 
 class DistributedOptimizer(Optimizer):
@@ -40,7 +37,7 @@ class DistributedOptimizer(Optimizer):
         self,
         optimizer: Optimizer,
         model: nn.Module,
-        compressor: Compressor | Plan | None = None,
+        compressor: Compressor | Plan | str | None = None,
         *,
         memory: Memory | None = None,
         communicator: Communicator | None = None,
@@ -54,27 +51,23 @@ class DistributedOptimizer(Optimizer):
         scaler: torch.amp.GradScaler | None = None,
         seed: int = 0,
     ) -> None:
-        choices = Choices(
-            compressor=compressor, memory=memory, communicator=communicator, dense=dense, groups=groups,
-            candidates=candidates, controller=controller,
+        choices = Choices.of(
+            compressor, memory=memory, communicator=communicator, dense=dense, groups=groups, candidates=candidates,
+            controller=controller,
         )  # fmt: skip
         choices.check()
         self._parameters, others = parameters_of(model)
-        slots, device = slots_of(self._parameters), device_of(self._parameters)
-        plan = choices.plan(self._parameters)
-        mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device)
+        mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device_of(self._parameters))
         self._front_end = GradientHooks(self._parameters, model, Whole(), find_unused_parameters, process_group)
         runtime = None
         if mesh.ranks == 1:
             let_go(mesh, transport)
         else:
-            settings = Settings(
-                seed=seed, controller=choices.controlled_by(), profiler=profiler_for(slots, mesh, device),
-                follow_order=None if isinstance(compressor, Plan) else plan, find_unused=find_unused_parameters,
-                scale=scale_from(scaler), others=others, owns_mesh=transport is None,
-                words={"front end": "DistributedOptimizer", "find_unused_parameters": str(find_unused_parameters)},
+            words = {"front end": "DistributedOptimizer", "find_unused_parameters": str(find_unused_parameters)}
+            runtime = runtime_of(
+                choices, self._parameters, slots_of(self._parameters), mesh, scaler=scaler, words=words, seed=seed,
+                find_unused=find_unused_parameters, others=others, owns_mesh=transport is None,
             )  # fmt: skip
-            runtime = Runtime(partial(plan, slots), slots, mesh, device, settings)
             share_initial_values(model, mesh)
             self._front_end.hook_in(runtime)
         self.handle = Handle(runtime, self._front_end)

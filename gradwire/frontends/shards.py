@@ -16,11 +16,9 @@ from torch.distributed.tensor import DTensor
 from gradwire.compressors import FP32
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks
-from gradwire.frontends.job import Choices, device_of, let_go, mesh_of, parameters_of, scale_from
+from gradwire.frontends.job import Choices, device_of, let_go, mesh_of, parameters_of, runtime_of
 from gradwire.frontends.stateful import Placed, cut_on
-from gradwire.plans import Plan
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.settings import Settings
 from gradwire.slots import Slot
 from gradwire.torch_private import (
     fsdp_accumulates,
@@ -31,7 +29,6 @@ from gradwire.torch_private import (
     parameters_of_fsdp,
 )
 from gradwire.transports import Mesh, ProcessGroup, Transport
-from gradwire.tuner import profiler_for
 
 RECIPE = (
     'mesh = init_device_mesh(device, (hosts, ranks_per_host), mesh_dim_names=("replicate", "shard")), '
@@ -58,21 +55,18 @@ def attach_shards(
     check(parameters, mesh)
     if mesh.size(0) == 1:  # nothing to compress; what a state holds back is in the next gradient
         choices = Choices(compressor=FP32())
-    device, plan = device_of(parameters), choices.plan(parameters)
-    planned = [planned_as(name, parameter) for name, parameter in parameters.items()][::-1]
-    axes = mesh_of(transport, partial(ProcessGroup.by_replica, mesh), device)
+    axes = mesh_of(transport, partial(ProcessGroup.by_replica, mesh), device_of(parameters))
     front_end = ShardsFrontEnd(model, parameters, mesh, find_unused)
     if axes.ranks == 1:
         let_go(axes, transport)
         return Handle(None, front_end)
-    settings = Settings(
-        seed=seed, controller=choices.controlled_by(), profiler=profiler_for(planned, axes, device),
-        follow_order=None if isinstance(choices.compressor, Plan) else plan, find_unused=find_unused,
-        scale=scale_from(scaler), others=others, owns_mesh=transport is None, planned=planned,
-        words={"front end": "FSDP2", "find_unused_parameters": str(find_unused), "scaler": "yes" if scaler else "no"},
-    )  # fmt: skip
     slots = [Slot.of(name, local_of(parameter)) for name, parameter in parameters.items()][::-1]
-    runtime = Runtime(partial(plan, planned), slots, axes, device, settings)
+    planned = [planned_as(name, parameter) for name, parameter in parameters.items()][::-1]
+    words = {"front end": "FSDP2", "find_unused_parameters": str(find_unused)}
+    runtime = runtime_of(
+        choices, parameters, slots, axes, planned=planned, scaler=scaler, words=words, seed=seed,
+        find_unused=find_unused, others=others, owns_mesh=transport is None,
+    )  # fmt: skip
     share_initial_values(model, axes.replica)
     front_end.hook_in(model, runtime)
     return Handle(runtime, front_end)
