@@ -49,6 +49,11 @@ def product_each(left: Sequence[Tensor], right: Sequence[Tensor]) -> Sequence[Te
     return torch._foreach_mul(list(left), list(right))  # pyright: ignore[reportPrivateImportUsage]
 
 
+def largest_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest absolute value of each tensor, NaN where one of its elements is, (len(tensors),)."""
+    return torch.stack(torch._foreach_norm(list(tensors), float("inf")))  # pyright: ignore[reportPrivateImportUsage]
+
+
 def norms_of(tensors: Sequence[Tensor]) -> Tensor:
     """The norm of each tensor, (len(tensors),)."""
     return torch.stack(torch._foreach_norm(list(tensors)))  # pyright: ignore[reportPrivateImportUsage]

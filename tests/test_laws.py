@@ -286,6 +286,29 @@ def test_a_step_that_is_not_finite_leaves_no_trace(case: Case, bad: float):
 
 
 @all_cases
+@pytest.mark.parametrize("scale", [1e20, 1e30])
+def test_after_a_huge_step_that_is_finite_a_normal_one_is_lawful(case: Case, scale: float):
+    """Squares of such numbers are none in float32; and above 2^96 a number counts as infinite."""
+    if isinstance(case.memory, gw.DGCMemory) and case.memory.clip:
+        pytest.skip("is clipped, by a norm that float32 does not hold")
+    if isinstance(case.compressor, gw.FP16) and not case.memory.remembers:
+        pytest.skip("beyond half precision's range, as in DDP")
+    with start(case, SMALL_SLOTS, 2) as running:
+        for step, size in enumerate([1.0, scale, 1.0, 1.0]):
+            grads = draw(SMALL_SLOTS, 2, step, scale=size)
+            before = added(case, running, grads)
+            means = running.step(grads)
+            finite = all(mean.isfinite().all() for mean in means[0])
+            assert finite or size == 1e30
+            assert all(t.isfinite().all() for state in running.states() for key, t in state.items() if "//" in key)
+            if finite:
+                same_bits(means)
+            if finite and case.conserves:
+                after = [r + m.double() for r, m in zip(kept(running), means[0], strict=True)]
+                close(after, before, case.rounding)
+
+
+@all_cases
 def test_unused_parameters_keep_their_memory(case: Case):
     unused_on_one, unused_everywhere, world = 3, 6, 2
     with start(case, SMALL_SLOTS, world, find_unused=True) as running:

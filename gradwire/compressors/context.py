@@ -12,7 +12,7 @@ from gradwire.collective import Message, framed
 from gradwire.ops.host import to_host
 from gradwire.ops.workspace import Workspace
 from gradwire.slots import Layout
-from gradwire.torch_private import copy_each
+from gradwire.torch_private import copy_each, largest_of
 
 
 class Halves(NamedTuple):
@@ -45,6 +45,12 @@ class SlotState:
         """The next values of `all(name)`; they must stay as they are until the group's next reduction."""
         self._targets += self.all(name)
         self._values += values
+
+    @property
+    def largest(self) -> Tensor | None:
+        """The largest absolute value of each tensor that was staged, (k,), NaN where one of its numbers is; None where
+        nothing was."""
+        return largest_of(self._values) if self._values else None
 
     def commit(self) -> None:
         """The step was good: what was staged is now the state."""
@@ -84,10 +90,11 @@ class GroupState:
         self._staged[name] = to_host(value)
 
     def commit(self) -> None:
-        """The step was good: what was staged is now the state."""
-        for name, value in self._staged.items():
+        """The step was good: what was staged is now the state, but for what is not finite."""
+        finite = {name: value for name, value in self._staged.items() if value.isfinite().all()}
+        for name, value in finite.items():
             self._tensors[name].copy_(value)
-        self._changed.update(self._staged)
+        self._changed.update(finite)
         self.forget()
 
     def forget(self) -> None:

@@ -18,7 +18,7 @@ from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.noise import uniform
 from gradwire.ops.orthogonal import orthogonalize
 from gradwire.slots import Layout, Slot
-from gradwire.torch_private import add_each, copy_each, norms_of, product_each
+from gradwire.torch_private import add_each, copy_each, largest_of, product_each, scale_each_by
 
 ROWS, COLUMNS = 0, 1
 """What P's rows are as long as, and Q's."""
@@ -182,12 +182,21 @@ class Views:
 
 
 def keep(name: str, sums: Sequence[Tensor], context: GroupContext) -> None:
-    """The next step starts from these sums of factors; where there was no gradient at all, from the last ones."""
+    """The next step starts from these sums of factors; where there was no gradient at all, from the last ones.
+
+    They become about 1 in size: as large as the gradient, its product with the next one could be no float32 any more.
+    A power of two changes no bit of the bases that are made of them."""
     if sums:
-        before = context.slots.all(name)
-        empty = norms_of(sums).eq_(0)
-        add_each(sums, product_each(before, empty.unbind()))
+        before, largest = context.slots.all(name), largest_of(sums)
+        add_each(sums, product_each(before, largest.eq(0).unbind()))
+        scale_each_by(sums, _to_one(largest).unbind())
         context.slots.stage(name, sums)
+
+
+def _to_one(sizes: Tensor) -> Tensor:
+    """The power of two that makes each of sizes (k,) 1/2 to 1; 1 for 0."""
+    _, exponents = torch.frexp(sizes)
+    return torch.ldexp(torch.ones_like(sizes), -exponents.clamp(-126, 126))
 
 
 @dataclass(frozen=True)

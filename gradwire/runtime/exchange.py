@@ -85,6 +85,11 @@ class Exchange(ABC):
     compresses: bool = True
     given: Given | None = None
 
+    def __str__(self) -> str:
+        first, *others = self.stored.layout.slots
+        more = f" and {len(others)} more" if others else ""
+        return f"the group of {first.name!r}{more} ({self.group.compressor})"
+
     @abstractmethod
     def run(self, given: Given, step: int) -> Reduction:
         """The collectives of a step; afterwards the means are where the gradients were."""
@@ -146,6 +151,8 @@ class ReplicaExchange(Exchange):
             self._job.look(self.context, x.total())
         out = self._out(given, x.next)
         yield from flagged(self.group.communicator.reduce(self.group.compressor, x, out, self.context), self.nonfinite)
+        if (largest := self.context.slots.largest) is not None:  # the same on all ranks: none has to be told
+            self.nonfinite.add_(largest.sum().mul_(0))
         self.group.memory.sent(self.context.flat)
         given.gradients.take(out, given.scale)
 

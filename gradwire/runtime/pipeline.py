@@ -81,7 +81,7 @@ class Pipeline:
             return
         except Exception as error:
             raise ReductionError(
-                f"reducing {_describe(exchange)} failed on rank {self.mesh.rank}: {type(error).__name__}: {error}"
+                f"reducing {exchange} failed on rank {self.mesh.rank}: {type(error).__name__}: {error}"
             ) from error
         flight.started = self.recorder.add("encode", start, exchange.index)
         self._under_way[exchange.index] = flight
@@ -94,10 +94,4 @@ class Pipeline:
         return 0 if op.axis == HOST else op.wire_bytes(self.mesh.axes[op.axis].world)  # those of a host stay inside
 
     def _lost(self, exchange: Exchange, error: RuntimeError) -> ReductionError:
-        return ReductionError(f"reducing {_describe(exchange)} ended: {self.why(error)}")
-
-
-def _describe(exchange: Exchange) -> str:
-    names = [slot.name for slot in exchange.stored.layout.slots]
-    size = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"the group of {names[0]!r}{size} ({exchange.group.compressor})"
+        return ReductionError(f"reducing {exchange} ended: {self.why(error)}")

@@ -195,7 +195,7 @@ class Runtime:
         if self.error:
             return f"ended: {self.error}"
         doing = self._settings.controller.status if self._settings.controller else ""
-        return f"rank {self.mesh.rank} of {self.mesh.ranks}{', ' if doing else ''}{doing}"
+        return ", ".join(filter(None, (f"rank {self.mesh.rank} of {self.mesh.ranks}", doing, self._steps.spoilt)))
 
     @property
     def numel(self) -> dict[str, int]:
@@ -210,6 +210,7 @@ class Runtime:
             wire_bytes=self._pipeline.wire_bytes,
             dense_bytes=self._reduced * dense_bytes(self.slots, self.mesh.averaged),
             kernels=in_use(),
+            skipped=self._steps.skipped,
             **{f"{name}_s": spans.get(name, 0.0) for name in ("encode", "wire", "decode", "wait")},  # pyright: ignore
         )
 

@@ -19,6 +19,7 @@ class Stats:
     `decode_s` are spent computing, `wire_s` is the sum over collectives from start to completion (several are
     in flight at once), `wait_s` is from the last gradient of a step until all means were there: what training
     waits for. `kernels` says what computes on a CPU: the library, at which level of instructions, or torch, and why.
+    `skipped` of the steps counted for no rank: something in them was not finite, or backward failed.
     """
 
     steps: int
@@ -29,6 +30,7 @@ class Stats:
     decode_s: float
     wait_s: float
     kernels: str = ""
+    skipped: int = 0
 
     @property
     def ratio(self) -> float:

@@ -30,7 +30,8 @@ class Steps:
 
     `number` counts them, those before a resume included; `members` are the slots of each group. `used` tells which
     slots had a gradient on some rank in the last step, where that is to be found out. Whoever looks at the state from
-    another thread holds `changing`. `ended()` is called when a step's means are in place; what it does is over before
+    another thread holds `changing`. `skipped` counts the steps that no rank took, and `spoilt` says so in words,
+    with the group that was not finite in the last one. `ended()` is called when a step's means are in place; what it does is over before
     whoever waits for them goes on.
     """
 
@@ -40,7 +41,8 @@ class Steps:
         self.store, self.pipeline, self.executor, self.control = store, pipeline, executor, control
         self.machine = Machine()
         self.changing = Lock()
-        self.number = self.opened = 0
+        self.number = self.opened = self.skipped = 0
+        self.spoilt = ""
         self.members: list[tuple[int, ...]] = []
         self.exchanges: list[Exchange] = []
         self.used: Callable[[], Tensor] | None = None
@@ -102,9 +104,14 @@ class Steps:
         verdict, self._verdict = self._verdict, None
         if verdict is None:
             return
-        good = bool(verdict().isfinite())
+        whole, *each = verdict().isfinite().tolist()
         for exchange in self._active:
-            exchange.commit() if good else exchange.forget()
+            exchange.commit() if whole else exchange.forget()
+        if not whole:
+            self.skipped += 1
+            spoilt = [str(exchange) for exchange, finite in zip(self._active, each, strict=True) if not finite]
+            where = spoilt[0] if spoilt else "another shard"
+            self.spoilt = f"{self.skipped} skipped, the last step {self.number - 1} for {where} not being finite"
 
     def _gradients(self, group: int, tensors: Sequence[Tensor] | None, fixed: bool) -> Gradients:
         stored = self.store.groups[group]
@@ -130,7 +137,8 @@ class Steps:
 
     def _end(self) -> None:
         """All groups are reduced: the step counts for all of them, on all ranks, or for none."""
-        nonfinite = torch.stack([exchange.nonfinite for exchange in self._active]).sum(0)
+        each = torch.cat([exchange.nonfinite for exchange in self._active])
+        nonfinite = each.sum(0, keepdim=True)
         self._lost = False
         for axis, transport in self.pipeline.mesh.axes.items():
             if axis not in (REPLICA, HOST):  # who takes no part in the reduction takes part in the verdict
@@ -141,7 +149,7 @@ class Steps:
         self.control.reduced(self._means, nonfinite, self._scale() or 1.0)
         self._spoil(nonfinite)
         with self.changing:
-            self._verdict = self.executor.on_host(nonfinite)
+            self._verdict = self.executor.on_host(torch.cat([nonfinite, each]))
             self.number += 1
             if self.executor.is_immediate:
                 self.settle()
