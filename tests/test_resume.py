@@ -18,7 +18,7 @@ from tests.small_files import write_ptb
 
 CONFIGURATIONS = [
     "dense", "topk:0.1", "qsgd", "acpsgd:2", "powersgd:2+lgreco:interval=4", "randomk:0.1", "dgc:0.1+dgcmemory",
-    "interleaved:alldimensiontopk/0.1,topk/0.1",
+    "interleaved:alldimensiontopk/0.1,topk/0.1", "localsteps:3+topk:0.1", "localsteps:6,fragments=2,mix=0.5",
 ]  # fmt: skip
 
 # Each training runs as a whole, and again until it is stopped after step 8, and on from its checkpoint of step 5.

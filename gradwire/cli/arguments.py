@@ -7,7 +7,10 @@ import typer
 
 from gradwire.cli.completion import candidates, configurations, controllers, families, models, presets, tasks
 
-_CONFIGURATION = "dense, or compressor[:value,...][+memory][+communicator], such as topk:0.01+residual; see `list`"
+_CONFIGURATION = (
+    "dense, or [localsteps[:value,...]+]compressor[:value,...][+memory][+communicator], such as topk:0.01+residual; "
+    "see `list`"
+)
 _CONTROLLER = "for each CONFIG that compresses; see `list controllers`"
 _BENCH_MODEL = "by default tiny-vgg16; see `list models`; or my.module:make, a function of your own"
 _BENCH_SUITE = "instead of CONFIGs, what a published system ran: cupcake, acpsgd, adtopk or gravac; --model picks rows"

@@ -2,14 +2,16 @@
 
 
 def configurations(incomplete: str) -> list[str]:
-    """Plain DDP, and compressors; after a + what may stand there."""
+    """Plain DDP, local steps, and compressors; after a + what may stand there."""
     from gradwire.lab.catalogue import catalogue
 
     kinds = catalogue()
     head, plus, last = incomplete.rpartition("+")
-    partners = ("Memories", "Communicators", "Controllers")
-    names = [entry.name for kind in (partners if plus else ("Compressors",)) for entry in kinds[kind]]
-    return [f"{head}{plus}{name}" for name in (names if plus else ["dense", *names]) if name.startswith(last)]
+    begun = head.startswith("localsteps") and "+" not in head
+    partners = ("Compressors",) if begun or not plus else ("Memories", "Communicators", "Controllers")
+    names = [entry.name for kind in partners for entry in kinds[kind]]
+    first = [] if plus else ["dense", "localsteps"]
+    return [f"{head}{plus}{name}" for name in (*first, *names) if name.startswith(last)]
 
 
 def candidates(incomplete: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import Any, Self
 
 import torch.distributed as dist
@@ -9,6 +10,7 @@ from torch.optim import SGD
 
 from gradwire.lab.configuration import parse
 from gradwire.lab.job import Log, Peers, Replica, Spec, run_rank
+from gradwire.lab.local import over_rounds
 from gradwire.lab.results import Totals
 from gradwire.lab.tasks import make_task
 from gradwire.lab.workloads import Task
@@ -18,7 +20,8 @@ WARM_UP_STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSpec(Spec):
-    """Configurations to time on one task, `steps` steps at a time. Raises ValueError for less than one."""
+    """Configurations to time on one task, `steps` steps at a time, of local steps whole rounds. Raises ValueError for
+    less than one."""
 
     configurations: list[str]
     steps: int
@@ -65,21 +68,23 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
 
 
 def _time(replica: Replica, task: Task, batch: Any, steps: int) -> tuple[list[float], Totals]:
-    optimizer = SGD(replica.wrapped.parameters(), lr=1e-3)
+    optimizer = replica.optimizer(SGD(replica.wrapped.parameters(), lr=1e-3))
+    warm_up, steps = (ceil(count / replica.every) * replica.every for count in (WARM_UP_STEPS, steps))
     step_ms: list[float] = []
     before = replica.totals(0)
-    for number in range(-WARM_UP_STEPS, steps):
+    for number in range(-warm_up, steps):
         if number == 0:
             replica.peers.synchronize()
             dist.barrier()
-            before = replica.totals(WARM_UP_STEPS)
+            before = replica.totals(warm_up)
         start = time.perf_counter()
         replica.backward(task, batch)
         optimizer.step()
         optimizer.zero_grad()
         replica.peers.synchronize()
         step_ms.append(1e3 * (time.perf_counter() - start))
-    return step_ms[WARM_UP_STEPS:], replica.peers.mean_of(replica.totals(WARM_UP_STEPS + steps) - before)
+    totals = replica.peers.mean_of(replica.totals(warm_up + steps) - before)
+    return over_rounds(step_ms[warm_up:], replica.every), totals
 
 
 if __name__ == "__main__":

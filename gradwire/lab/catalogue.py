@@ -10,6 +10,7 @@ from gradwire.communicators import Communicator
 from gradwire.compressors import Cast, Compressor, LowRank
 from gradwire.construct import exported, options_of
 from gradwire.controllers import Controller
+from gradwire.lab.local import LOCAL, Local
 from gradwire.lab.models import MODELS, Model
 from gradwire.lab.presets import PRESETS
 from gradwire.lab.suites import SUITES
@@ -45,6 +46,7 @@ def catalogue() -> dict[str, list[Entry]]:
         "Memories": _entries(exported(Memory)),
         "Communicators": _entries(exported(Communicator)),
         "Controllers": _entries(controllers),
+        "Rounds": _entries({LOCAL: Local}),
         "Tasks": _entries(tasks()),
         "Models": [Entry(name, _described(model)) for name, model in MODELS.items()],
         "Presets": [Entry(name, training.summary, defaults=training.files) for name, training in PRESETS.items()],

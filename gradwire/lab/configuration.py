@@ -2,6 +2,8 @@
 
 Written as `dense` (or `ddp`), `nocomm`, or `compressor[:value,...][+memory][+communicator][+controller]`, such as
 `topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`, `topk:0.1+gravac:10,1000,window=50`.
+`localsteps[:value,...]+` in front: not every step, but what parameters have moved in 30, as in
+`localsteps:30+chunktopk:64+residual:0.95`; alone, it sends float32.
 `@25mb`, `@4` or `@hybrid` after a compressor say how it groups gradients: up to 25 MB each, 4 groups, or small matrices
 dense; `dense@25mb` sets DDP's. `plan:FILE` is a plan that was saved.
 """
@@ -15,12 +17,15 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
+from gradwire.construct import construct
 from gradwire.controllers import Controller
-from gradwire.frontends import Handle, attach
+from gradwire.frontends import Handle, LocalSteps, Outer, attach
 from gradwire.groups import Filled, Grouping, Partial
+from gradwire.lab.local import LOCAL, Local
 from gradwire.memories import Memory
 from gradwire.notation import read_grouping, read_parts
 from gradwire.plans import Group, Plan, default_communicator, default_memory
@@ -43,6 +48,7 @@ class Configuration:
     grouping: Grouping | None = None
     controller: Controller | None = None
     plan: Plan | None = None
+    local: Local | None = None
 
     @property
     def silent(self) -> bool:
@@ -53,6 +59,11 @@ class Configuration:
     def bucket_mb(self) -> float | None:
         """The size of DDP's buckets; None for its own."""
         return self.grouping.megabytes if isinstance(self.grouping, Filled) and not self.compressor else None
+
+    @property
+    def every(self) -> int:
+        """How many steps make a round."""
+        return self.local.inner_steps if self.local else 1
 
     @property
     def slug(self) -> str:
@@ -95,6 +106,16 @@ class Configuration:
             mesh=mesh, seed=seed, controller=controller,
         )  # fmt: skip
 
+    def local_steps(self, inner: Optimizer, model: nn.Module, transport: Transport, seed: int) -> LocalSteps | None:
+        """Local steps around the optimizer of a `model` that nobody reduces; None where every step is reduced."""
+        if (local := self.local) is None:
+            return None
+        return LocalSteps(
+            inner, model, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
+            inner_steps=local.inner_steps, outer=Outer(local.lr, local.momentum), fragments=local.fragments,
+            delay=local.delay, mix=local.mix, transport=transport, seed=seed,
+        )  # fmt: skip
+
 
 def parse(text: str) -> Configuration:
     """Reads one configuration.
@@ -104,23 +125,35 @@ def parse(text: str) -> Configuration:
         return Configuration(text, plan=Plan.load(text.removeprefix(PLAN)))
     parts, at, groups = text.lower().partition("@")
     grouping = read_grouping(groups) if at else None
-    head, *others = parts.split("+")
+    local, (head, *others) = _local(parts.split("+"))
     if head in (*DENSE, NOCOMM):
+        if local:
+            raise ValueError(f"{text!r} cannot be: write {LOCAL} alone, which sends float32, or +compressor after it")
         if others:
             raise ValueError(f"{head} has no memory and no communicator: write {head} alone, not {text!r}")
         if grouping and (head == NOCOMM or not isinstance(grouping, Filled)):
             raise ValueError(f"{text!r} cannot be: only dense and compressors have groups, those of dense in MB")
         return Configuration(text.lower(), grouping=grouping)
-    compressor, memory, communicator, controller = read_parts(text, head, others, (*DENSE, NOCOMM))
+    compressor, memory, communicator, controller = read_parts(text, head, others, (*DENSE, NOCOMM, LOCAL))
     group = Group(
         (), compressor, memory or default_memory(compressor), communicator or default_communicator(compressor)
     )
     if isinstance(grouping, Partial):
         grouping.check(compressor)
-    configuration = Configuration(text.lower(), compressor, memory, communicator, grouping, controller)
+    if local and controller:
+        raise ValueError(f"{text!r} cannot be: controllers are for exchanges of every step, leave {others[-1]} out")
+    configuration = Configuration(text.lower(), compressor, memory, communicator, grouping, controller, local=local)
     if trial := configuration.fresh_controller(scheduler=object()):
         trial.check(Plan((group,)))
     return configuration
+
+
+def _local(parts: list[str]) -> tuple[Local | None, list[str]]:
+    """The first of `parts`, if that is local steps, and the others, which are not empty."""
+    name, colon, arguments = parts[0].partition(":")
+    if name != LOCAL:
+        return None, parts
+    return construct(Local, arguments.split(",") if colon else [], LOCAL), parts[1:] or ["fp32"]
 
 
 def parse_all(texts: Sequence[str]) -> list[Configuration]:
@@ -132,6 +165,12 @@ def parse_all(texts: Sequence[str]) -> list[Configuration]:
     return configurations
 
 
+def check_shard(configurations: Sequence[Configuration], shard: int) -> None:
+    """Raises ValueError where replicas of several ranks are to take local steps."""
+    if shard > 1 and (local := [each.text for each in configurations if each.local]):
+        raise ValueError(f"the lab's replicas that take local steps are one rank each: leave {local[0]} or --shard out")
+
+
 def check_plans(configurations: Sequence[Configuration], make_model: Callable[[], nn.Module]) -> None:
     """Raises ValueError, naming a parameter, where a configuration's plan is for another model."""
     if planned := [configuration.plan for configuration in configurations if configuration.plan]:
@@ -141,7 +180,7 @@ def check_plans(configurations: Sequence[Configuration], make_model: Callable[[]
 
 
 def controlled(text: str, controller: str | None) -> str:
-    """The configuration with this controller; as it is where it sends everything, or nothing."""
+    """The configuration with this controller; as it is where it sends everything, or nothing, or not every step."""
     head, at, groups = text.partition("@")
-    alone = controller is None or head.lower() in (*DENSE, NOCOMM) or head.startswith(PLAN)
+    alone = controller is None or head.lower() in (*DENSE, NOCOMM) or head.lower().startswith((PLAN, LOCAL))
     return text if alone else f"{head}+{controller}{at}{groups}"

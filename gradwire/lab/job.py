@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.controllers import Decision, GraVAC
+from gradwire.frontends import LocalSteps
 from gradwire.lab.configuration import Configuration
 from gradwire.lab.results import Totals, append
 from gradwire.lab.sharded import gather_into, mesh_of, sharded
@@ -131,14 +132,16 @@ class Rate:
 
 class Replica:
     """A fresh DDP of a model that reduces as a configuration says, and what it has sent. With `shard` ranks to a
-    replica, FSDP2 instead of DDP.
+    replica, FSDP2 instead of DDP. With local steps neither, and `optimizer` is to take the steps.
 
     Use as a context manager: leaving it ends the engine.
     """
 
     def __init__(self, model: nn.Module, configuration: Configuration, peers: Peers, seed: int, shard: int = 1) -> None:
         self._whole, self.peers, self.silent = model.to(peers.device), peers, configuration.silent
-        self._sharded, self.rate = shard > 1, Rate()
+        self._sharded, self.rate, self._seed = shard > 1, Rate(), seed
+        self._configuration, self.local = configuration, configuration.local is not None
+        self._local_steps: LocalSteps | None = None
         self.controller = configuration.fresh_controller(self.rate)
         gradient_bytes, replicas = sum(p.nbytes for p in model.parameters() if p.requires_grad), peers.world // shard
         self._dense_bytes = 2 * (replicas - 1) * gradient_bytes // replicas // shard
@@ -147,6 +150,8 @@ class Replica:
             mesh = mesh_of(shard, peers.device)
             self.wrapped = sharded(deepcopy(self._whole), mesh, configuration)
             self.handle = configuration.attach_shards(self.wrapped, mesh, seed, self.controller)
+        elif self.local:
+            self.wrapped, self.handle = self._whole, None
         else:
             self.wrapped = _ddp(self._whole, configuration)
             self.handle = configuration.attach(self.wrapped, peers.transport, seed, self.controller)
@@ -156,6 +161,24 @@ class Replica:
     def module(self) -> nn.Module:
         """The model as it is now, whole; all ranks ask for it together."""
         return gather_into(self._whole, self.wrapped) if self._sharded else self._whole
+
+    @property
+    def every(self) -> int:
+        """How many steps make a round."""
+        return self._configuration.every
+
+    def optimizer(self, inner: Optimizer) -> Optimizer:
+        """What takes the steps: `inner`, with local steps around it where the configuration says so."""
+        self.rate.optimizer = inner
+        self._local_steps = self._configuration.local_steps(inner, self.wrapped, self.peers.transport, self._seed)
+        if self._local_steps is None:
+            return inner
+        self.handle = self._local_steps.handle
+        return self._local_steps
+
+    def shared(self) -> AbstractContextManager[None]:
+        """Inside, parameters are what all replicas share, after local steps those of the last round."""
+        return self._local_steps.shared_parameters() if self._local_steps else nullcontext()
 
     def __enter__(self) -> Self:
         return self
@@ -184,6 +207,7 @@ class Replica:
         dense_bytes = steps * self._dense_bytes
         stats = self.handle.stats() if self.handle else None
         stats = stats or Stats(steps, 0 if self.silent else dense_bytes, dense_bytes, 0, 0, 0, 0)
+        stats = replace(stats, dense_bytes=dense_bytes) if self.local else stats  # those counted only rounds
         sent = self.peers.interface_bytes()
         start = self._interface_start
         return Totals.of(stats, None if sent is None or start is None else sent - start)
@@ -191,8 +215,9 @@ class Replica:
     def hash(self) -> str:
         """The parameters' SHA-256, the same on all ranks. Raises RuntimeError where it is not."""
         digest = sha256()
-        for parameter in self.module.parameters():
-            digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        with self.shared():
+            for parameter in self.module.parameters():
+                digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         mine = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=self.peers.device)
         everyones = [torch.empty_like(mine) for _ in range(self.peers.world)]
         dist.all_gather(everyones, mine)

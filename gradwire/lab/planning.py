@@ -94,7 +94,7 @@ def candidates(text: str) -> list[str]:
 def candidate(text: str) -> Compressor | Group:
     """One candidate: a compressor, or with the memory and communicator that it names."""
     read = parse(text)
-    if not read.compressor or read.grouping or read.controller:
+    if not read.compressor or read.grouping or read.controller or read.local:
         raise ValueError(f"{text!r} is no candidate: write compressor[:value,...][+memory][+communicator], as in fp32")
     if not (read.memory or read.communicator):
         return read.compressor

@@ -55,7 +55,8 @@ class Record:
     """Where a training run stands after `step`.
 
     `loss` is the mean training loss over ranks and steps since the last record. `wall_s` is rank 0's time in
-    steps: evaluating and recording stop the clock. `step_ms` are the single steps since the last record.
+    steps: evaluating and recording stop the clock. `step_ms` are the single steps since the last record,
+    or mean ones of the rounds that ended.
     `held_out` has loss and accuracy where they were evaluated; `replicas` is the parameters' hash, on all
     ranks the same, in the last record. `decisions` are what a controller has decided since the last record.
     """

@@ -52,8 +52,7 @@ class _Training:
     def __init__(self, spec: TrainSpec, task: Task, replica: Replica) -> None:
         self.spec, self.task, self.replica, self.peers = spec, task, replica, replica.peers
         self.course = spec.recipe.course(task, self.peers.world)
-        self.optimizer = spec.recipe.make_optimizer(task, replica.wrapped.parameters())
-        replica.rate.optimizer = self.optimizer
+        self.optimizer = replica.optimizer(spec.recipe.make_optimizer(task, replica.wrapped.parameters()))
         self.schedule = LambdaLR(self.optimizer, self.course.share_of_rate)
         self.meter = Meter(replica)
 
@@ -83,25 +82,24 @@ class _Training:
     def _evaluate(self, training_loss: float) -> dict[str, float]:
         """Held-out figures, of which every rank computes a part, after epochs on all that is held out; the training
         loss where nothing is."""
-        module = self.replica.module
-        for buffer in module.buffers():
-            dist.broadcast(buffer, 0)  # as DDP does before it trains on: BatchNorm's are those of the last step
         whole = self.course.epoch_steps is not None
-        sums = self.task.sums(module, self.peers.rank, self.peers.world, whole)
+        with self.replica.shared():
+            module = self.replica.module
+            for buffer in module.buffers():
+                dist.broadcast(buffer, 0)  # as DDP does before it trains on: BatchNorm's are those of the last step
+            sums = self.task.sums(module, self.peers.rank, self.peers.world, whole)
         return self.task.figures(self.peers.sum(sums)) or {TRAINING_LOSS: training_loss}
 
     def _keep(self, number: int) -> None:
         home, handle = Path(self.spec.home), self.replica.handle
-        own = {
-            "gradwire": handle.state_dict() if handle else {},
-            "random": _random_state(self.peers.device),
-            "meter": self.meter.state_dict(number),
-        }
+        own = {"random": _random_state(self.peers.device), "meter": self.meter.state_dict(number)}
+        parts = {name: part.state_dict() for name, part in self._parts().items()}
+        local = self.replica.local  # then replicas differ, and their optimizer has what the handle has
+        own |= parts if local else {"gradwire": handle.state_dict() if handle else {}}
         checkpoints.write(home, number, f"rank-{self.peers.rank}", own)
         dist.barrier()
         if self.peers.rank == 0:
-            shared = {name: part.state_dict() for name, part in self._parts().items()}
-            checkpoints.write(home, number, checkpoints.SHARED, shared)
+            checkpoints.write(home, number, checkpoints.SHARED, {} if local else parts)
         dist.barrier()
         checkpoints.forget_before(home, number)
 
@@ -115,8 +113,8 @@ class _Training:
         self._lay_out()
         shared, own = (checkpoints.read(home, step, part) for part in (checkpoints.SHARED, f"rank-{self.peers.rank}"))
         for name, part in self._parts().items():
-            part.load_state_dict(shared[name])
-        if handle:
+            part.load_state_dict((shared | own)[name])
+        if handle and not self.replica.local:
             handle.load_state_dict(own["gradwire"])
         self.meter.load_state_dict(own["meter"])
         _set_random_state(own["random"], self.peers.device)

@@ -1,0 +1,37 @@
+"""Local steps as the first part of a configuration: `localsteps:30+topk:0.01`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradwire.frontends.fragments import Schedule
+from gradwire.frontends.local_steps import DILOCO
+
+LOCAL = "localsteps"
+
+
+@dataclass(frozen=True)
+class Local:
+    """Before a compressor: `inner_steps` steps by each replica itself, then what was moved is averaged; `lr` and
+    Nesterov `momentum` are the outer optimizer's. As it is, DiLoCo (Douillard et al., 2023,
+    https://arxiv.org/abs/2311.08105).
+
+    `fragments` of the model take turns; what travels is used `delay` inner steps later, when parameters become mix·own
+    + (1 - mix)·shared, as in `gradwire.LocalSteps`."""
+
+    inner_steps: int = 500
+    lr: float = DILOCO.lr
+    momentum: float = DILOCO.momentum
+    fragments: int = 1
+    delay: int = 0
+    mix: float | None = None
+
+    def __post_init__(self) -> None:
+        Schedule(self.inner_steps, self.fragments, self.delay, self.mix)
+        if self.lr <= 0 or not 0 <= self.momentum < 1:
+            raise ValueError(f"lr={self.lr} and momentum={self.momentum} are no outer step; use lr=0.7,momentum=0.9")
+
+
+def over_rounds(step_ms: Sequence[float], every: int) -> list[float]:
+    """As many steps, each as long as the mean step of its round of `every`."""
+    rounds = [step_ms[i : i + every] for i in range(0, len(step_ms), every)]
+    return [sum(own) / len(own) for own in rounds for _ in own]

@@ -1,0 +1,104 @@
+"""Local steps in the lab: beside configurations that send every step."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import gradwire as gw
+from gradwire.cli import main
+from gradwire.cli.completion import configurations
+from gradwire.lab.configuration import parse
+from gradwire.lab.local import Local, over_rounds
+from gradwire.lab.planning import candidate
+
+
+def test_local_steps_stand_before_the_compressor() -> None:
+    alone = parse("localsteps:30")
+    assert (alone.local, alone.compressor, alone.memory) == (Local(30), gw.FP32(), None)
+    sparse = parse("LocalSteps:30,lr=1,momentum=0+ChunkTopK:64+Residual:0.95+AllGather@2")
+    assert sparse.local == Local(30, lr=1, momentum=0)
+    assert sparse.compressor == gw.ChunkTopK(64)
+    assert sparse.memory == gw.Residual(decay=0.95)
+    assert sparse.communicator == gw.AllGather()
+    assert sparse.every == 30
+    assert parse("localsteps:8,fragments=4,delay=2,mix=0.5+quantized:4").local == Local(8, 0.7, 0.9, 4, 2, 0.5)
+    assert parse("topk:0.1").every == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("localstep:30", "there is no compressor 'localstep': did you mean localsteps?"),
+        ("localsteps:2,fragments=3", "inner_steps=2 are fewer than the 3 fragments"),
+        ("localsteps:4,mix=2", "mix=2.0 is no share"),
+        ("localsteps:4,lr=0", "are no outer step; use lr=0.7,momentum=0.9"),
+        ("localsteps:many", "inner_steps of localsteps takes a whole number, not 'many'"),
+        ("localsteps+dense", "write localsteps alone"),
+        ("localsteps+residual", "there is no compressor 'residual'"),
+        ("localsteps:30+topk:0.1+gravac", "controllers are for exchanges of every step, leave gravac out"),
+    ],
+)
+def test_what_are_no_local_steps_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        parse(text)
+    assert message in str(error.value)
+
+
+def test_a_plan_has_no_local_steps_and_shards_take_none() -> None:
+    with pytest.raises(ValueError, match="is no candidate"):
+        candidate("localsteps:30+topk:0.1")
+    shards = ["localsteps:2", "--hosts", "2", "--shard", "2"]
+    assert main(["bench", *shards]) == main(["train", *shards]) == 2
+
+
+def test_the_shell_offers_compressors_after_local_steps() -> None:
+    assert configurations("locals") == ["localsteps"]
+    assert "localsteps:30+chunktopk" in configurations("localsteps:30+chunk")
+    assert configurations("localsteps:30+topk+resid") == ["localsteps:30+topk+residual"]
+
+
+def test_a_step_of_a_round_is_as_long_as_their_mean() -> None:
+    assert over_rounds([1, 1, 4, 2, 2, 2, 8], 3) == [2, 2, 2, 2, 2, 2, 8]
+
+
+def records(folder: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_rounds_of_one_step_train_as_dense_does(tmp_path: Path) -> None:
+    """The mean of what SGD has moved is what SGD moves by the mean gradient."""
+    texts = ["dense", "localsteps:1,lr=1,momentum=0", "localsteps:4,lr=1,momentum=0+chunktopk:512+residual:0.95"]
+    task = ["--task", "lm", "--set", "width=32", "--set", "layers=1", "--set", "batch=2", "--optimizer", "sgd"]
+    assert main(["train", *texts, *task, "--steps", "12", "--out", str(tmp_path)]) == 0
+    (folder,) = tmp_path.iterdir()
+    dense, every, sparse = (
+        records(folder, name)
+        for name in (
+            "dense",
+            "localsteps-1-lr=1-momentum=0",
+            "localsteps-4-lr=1-momentum=0-chunktopk-512-residual-0.95",
+        )
+    )
+    assert [line["loss"] for line in every] == pytest.approx([line["loss"] for line in dense], rel=1e-4)
+    of_dense, of_every, of_sparse = (
+        [line["held_out"]["loss"] for line in lines if line["held_out"]] for lines in (dense, every, sparse)
+    )
+    assert of_every == pytest.approx(of_dense, rel=1e-4)
+    assert every[-1]["wire_bytes"] == pytest.approx(dense[-1]["wire_bytes"], rel=0.02)
+    assert sparse[-1]["dense_bytes"] == dense[-1]["dense_bytes"]
+    assert 16 * sparse[-1]["wire_bytes"] < dense[-1]["wire_bytes"]
+    before, first, same, second, *_, last = of_sparse  # after 2, 4, 6, 8 and 12 steps
+    assert before != first == same != second
+    assert last < before
+    assert [len(line["step_ms"]) for line in sparse] == [0, 0, 0, 4] * 3
+
+
+def test_whole_rounds_are_timed(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    options = ["--model", "tiny-resnet18", "--steps", "4", "--repeats", "1", "--json", str(file)]
+    assert main(["bench", "bf16", "localsteps:3+bf16", *options]) == 0
+    _, bf16, rounds = json.loads(file.read_text())["timings"]
+    assert rounds["steps"] == 6
+    assert 3 * rounds["per_step"]["wire_bytes"] == pytest.approx(bf16["per_step"]["wire_bytes"], rel=0.01)
+    assert rounds["per_step"]["dense_bytes"] == bf16["per_step"]["dense_bytes"]
