@@ -7,7 +7,7 @@ TORCH := $(VENV)/.torch
 LAB := $(VENV)/.lab
 DEV := $(VENV)/.dev
 
-.PHONY: demo test lint docs sanitize fuzz wheels clean
+.PHONY: demo test lint docs benchmarks sanitize fuzz wheels clean
 
 demo: $(LAB)  ## the main job: a language model over slow links, dense against compressed
 	$(BIN)/gradwire demo
@@ -24,6 +24,9 @@ lint: $(DEV)  ## what CI checks besides the tests
 docs: $(DEV)  ## the site, into build/site; it needs no network, its search a server
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "read it: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1"
+
+benchmarks: $(DEV)  ## docs/benchmarks/ from benchmarks/results/; it measures nothing
+	$(BIN)/python benchmarks/document.py
 
 sanitize: $(DEV)  ## the kernels' tests under AddressSanitizer and UBSan
 	PYTHON=$(BIN)/python native/check/sanitize.sh

@@ -13,7 +13,8 @@ import sys
 from typing import Any
 
 from auto import found, in_turns
-from ranks import as_rank, collect, save
+from provenance import save
+from ranks import as_rank, collect
 
 COMPRESSORS = ("DGC", "EFSignSGD")
 RULES = ("auto", "searched", "layer-wise", "25 MB", "best bucket", "best even split")

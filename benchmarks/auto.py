@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from ranks import as_rank, collect, save
+from provenance import save
+from ranks import as_rank, collect
 
 WARM = 3
 

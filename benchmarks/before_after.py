@@ -19,7 +19,8 @@ import threading
 import time
 from pathlib import Path
 
-from ranks import as_rank, collect, save
+from provenance import save
+from ranks import as_rank, collect
 
 HERE = Path(__file__).resolve().parent
 CONFIGURATIONS = ["nocomm", "ddp", "fp32", "topk", "powersgd", "acpsgd", "qsgd", "efsignsgd"]

@@ -20,7 +20,8 @@ import sys
 import time
 from itertools import groupby
 
-from ranks import as_rank, collect, save
+from provenance import save
+from ranks import as_rank, collect
 
 import gradwire as gw
 

@@ -24,7 +24,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from ranks import as_rank, collect, save
+from provenance import save
+from ranks import as_rank, collect
 
 import gradwire as gw
 from gradwire.controllers.allocate import allocate

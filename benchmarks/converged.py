@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean
 
 from matplotlib.figure import Figure
-from ranks import RESULTS, save
+from provenance import RESULTS, save
 
 from gradwire.lab.link import LOOPBACK, link_of
 from gradwire.lab.recipe import Recipe

@@ -22,7 +22,8 @@ from itertools import product
 from typing import ClassVar
 
 import torch
-from ranks import RESULTS, as_rank, collect, save
+from provenance import RESULTS, save
+from ranks import as_rank, collect
 from torch import nn
 
 import gradwire as gw

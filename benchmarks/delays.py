@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from controllers import TASKS
-from ranks import save
+from provenance import save
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 

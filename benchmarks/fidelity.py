@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from ranks import RESULTS, as_rank, collect, save
+from provenance import RESULTS, save
+from ranks import as_rank, collect
 
 from gradwire.lab.configuration import parse
 from gradwire.lab.workloads import FashionMnist, LanguageModel, Task

@@ -7,23 +7,21 @@ decoded and added up. CPU time of the process, which other load on the machine d
 Writes benchmarks/results/kernels.json and prints a Markdown table.
 """
 
-import json
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 
 import torch
+from provenance import save
 from torch import Tensor
 
 from gradwire.ops import native, reference
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, Compact, nearest, one_bit, qsgd, sign, ternary
 
-RESULTS = Path(__file__).parent / "results"
 RANKS = 8
 WIDTH = 4608
 Run = Callable[[ModuleType], object]
@@ -42,9 +40,7 @@ def main() -> None:
             f"| {row['name']} | {row['n'] / 1e6:.0f} M | {row['reference_ms']:.1f} | {row['native_ms']:.2f} "
             f"| {row['reference_ms'] / row['native_ms']:.1f} |"
         )
-    RESULTS.mkdir(exist_ok=True)
-    kept = {"date": time.strftime("%Y-%m-%d"), "level": native.level(), "torch": torch.__version__, "rows": rows}
-    (RESULTS / "kernels.json").write_text(json.dumps(kept, indent=1))
+    save("kernels.json", level=native.level(), torch=torch.__version__, rows=rows)
 
 
 def measure(n: int) -> Iterator[dict]:

@@ -18,7 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ranks import as_rank, save
+from provenance import save
+from ranks import as_rank
 
 
 def main() -> None:

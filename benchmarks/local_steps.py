@@ -17,7 +17,8 @@ import sys
 from contextlib import nullcontext
 from typing import Any
 
-from ranks import RESULTS, as_rank, collect, save
+from provenance import RESULTS, save
+from ranks import as_rank, collect
 
 SAVED = "local_steps.json"
 RATE = 2e-3

@@ -7,19 +7,17 @@ One thread; the figure is the least CPU time over repeats, in ms. The gradient i
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from provenance import save
 
 import gradwire as gw
 from gradwire.compressors import Codec, context_for
 from gradwire.slots import Layout
 
-RESULTS = Path(__file__).parent / "results"
 CODECS: list[Codec] = [gw.TopK(0.1), gw.DGC(0.1), gw.GaussianK(0.1), gw.RedSync(0.1), gw.RandomK(0.1)]
 FURTHER = 100.0
 
@@ -40,8 +38,7 @@ def main() -> None:
             f"| {row['elements']:,} | {row['codec']} | {row['first_ms']:.1f} | {more:.2f} "
             f"| {more / row['first_ms']:.1%} | {nested:.1f} | {apart:.1f} | {apart / nested:.2f}x |"
         )
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "multilevel.json").write_text(json.dumps(rows, indent=1) + "\n")
+    save("multilevel.json", rows=rows)
 
 
 def measure(codec: Codec, n: int, repeats: int) -> dict[str, Any]:

@@ -9,19 +9,17 @@ speed, from the published 56 ms that float32 adds to ResNet-50's 48 ms on 8 GPUs
 and all the others predictions.
 """
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import save
 
 from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, problem
 from gradwire.lab.scheduling.regimes import ComputeStream
 from gradwire.schedule import baselines, evaluate, search
 from gradwire.schedule.problem import Choice, Problem
 
-RESULTS = Path(__file__).parent / "results" / "published.json"
 BUCKET_BYTES = 128 << 20
 POINTS = 10
 SHARDED = "Cupcake, each GPU compressing a part"
@@ -46,7 +44,7 @@ PUBLISHED: dict[tuple[str, str], tuple[float, dict[str, list[float]]]] = {
 def main() -> None:
     rows = [row for cluster, model in PUBLISHED for row in cells(cluster, model)]
     print(markdown(rows))
-    RESULTS.write_text(json.dumps({"command": "python benchmarks/published.py", "rows": rows}, indent=1) + "\n")
+    save("published.json", rows=rows)
 
 
 def cells(cluster: str, model: str) -> list[dict[str, Any]]:

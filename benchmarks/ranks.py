@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from provenance import RESULTS
 
 
 def collect(script: str, arguments: list[str], ranks: int, link: str) -> Any:
@@ -42,11 +42,3 @@ def as_rank(out: str, job: Callable[[], Any]) -> None:
     dist.barrier()
     time.sleep(0.2)  # gloo's threads let go of the last collective; else the interpreter's end may abort
     os._exit(0)
-
-
-def save(name: str, **found: Any) -> None:
-    """Writes benchmarks/results/`name` with the date."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / name
-    path.write_text(json.dumps({"date": time.strftime("%Y-%m-%d")} | found, indent=1))
-    print(f"\nwritten to {path}")

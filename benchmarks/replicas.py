@@ -9,7 +9,8 @@ Markdown table.
 import sys
 from hashlib import sha256
 
-from ranks import as_rank, collect, save
+from provenance import save
+from ranks import as_rank, collect
 
 import gradwire as gw
 

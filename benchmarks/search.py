@@ -7,7 +7,6 @@ are affine, flat and then linear, or any that do not fall. Prints Markdown table
 benchmarks/results/search.json. Seconds are CPU seconds of one thread, which other load disturbs least.
 """
 
-import json
 import os
 import sys
 import time
@@ -18,13 +17,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import numpy as np
+from provenance import save
 from schedule_cases import REGIMES, random_problem
 
 from gradwire.schedule import Affine, Option, Problem, Regime, Table, search
 from gradwire.schedule.costs import Array
 from gradwire.schedule.edges import load_of
 
-RESULTS = Path(__file__).parent / "results"
 EPS = 0.01
 RANKS = 4
 MESSAGE_S = 1e-4
@@ -43,9 +42,7 @@ def main() -> None:
         for bytes_per_s in (1.25e7, 1.25e8, 1.25e9)
         for regime in REGIMES
     ]
-    path = RESULTS / "search.json"
-    path.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "equal": equal, "seconds": rows}, indent=1) + "\n")
-    print(f"\nwritten to {path}")
+    save("search.json", equal=equal, seconds=rows)
 
 
 def equality(regime: Regime, problems: int) -> dict:

@@ -9,12 +9,11 @@ so every repeat first copies the gradient anew: "copy" is part of "encode".
 Writes benchmarks/results/selection.json and prints Markdown tables.
 """
 
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from provenance import save
 
 import gradwire as gw
 from gradwire.compressors import Codec, Compressor, GroupContext, MultiRound, context_for
@@ -22,7 +21,6 @@ from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.select import top_k
 from gradwire.slots import Layout, Slot
 
-RESULTS = Path(__file__).parent / "results"
 CPU = torch.device("cpu")
 CODECS = [
     gw.FP16(), gw.BF16(), gw.TopK(0.01), gw.AllDimensionTopK(0.01, axis=1), gw.AllDimensionTopK(0.01, axis=0),
@@ -35,7 +33,6 @@ ROUNDS = [gw.PowerSGD(4), gw.ACPSGD(4)]
 
 def main() -> None:
     torch.set_num_threads(1)
-    RESULTS.mkdir(exist_ok=True)
     rows = [selection(n, ratio) for n in (4_000_000, 25_000_000) for ratio in (0.01, 0.001)]
     print("| elements | ratio | torch.topk ms | gradwire ms | faster | same answer |\n|---|---|---|---|---|---|")
     for row in rows:
@@ -49,9 +46,7 @@ def main() -> None:
     for row in codecs:
         cells = " | ".join(f"{row[name]:.2f}" for name in ("encode_ms", "decode_ms", "copy_ms"))
         print(f"| {row['compressor']} | {row['n'] / 1e6:.0f} M | {cells} |")
-    path = RESULTS / "selection.json"
-    path.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "selection": rows, "codecs": codecs}, indent=1))
-    print(f"\nwritten to {path}")
+    save("selection.json", selection=rows, codecs=codecs)
 
 
 def selection(n: int, ratio: float) -> dict:

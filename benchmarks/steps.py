@@ -16,7 +16,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from ranks import as_rank, collect, save
+from provenance import save
+from ranks import as_rank, collect
 
 NAMES = [
     "nocomm", "ddp", "fp16 hook", "torch PowerSGD r4", "epfml PowerSGD r4", "gw fp32", "gw fp16", "gw topk 1%",

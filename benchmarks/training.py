@@ -15,7 +15,8 @@ import sys
 import time
 from math import inf
 
-from ranks import as_rank, collect, save
+from provenance import save
+from ranks import as_rank, collect
 
 import gradwire as gw
 

@@ -11,7 +11,8 @@ which adds 6.7 % of headers to everything. Writes benchmarks/results/wire.json a
 import os
 import sys
 
-from ranks import as_rank, collect, save
+from provenance import save
+from ranks import as_rank, collect
 
 import gradwire as gw
 

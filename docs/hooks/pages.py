@@ -1,4 +1,5 @@
-"""What the site has beside the pages that are written: a page per algorithm, the reference, measured rows.
+"""What the site has beside the pages that are written: a page per algorithm, the reference, measured rows, and the
+benchmarks' pages as of this code.
 
 In a page, `<!-- steps 100mbit -->` becomes the step times on that link, and `<!-- source FILE CLASS -->` the source of
 a class.
@@ -6,8 +7,8 @@ a class.
 
 import ast
 import inspect
-import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from gradwire.lab.catalogue import Entry, catalogue
 from gradwire.report import depth
 from gradwire.report.tables import Table
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import document
+from page import markdown as _grid
+from provenance import ROOT, load
+
 KINDS = ("Compressors", "Memories", "Communicators", "Controllers")
 MEASURED = {
     "fp16": "gw fp16", "fp32": "gw fp32", "topk": "gw topk 1%", "qsgd": "gw qsgd", "efsignsgd": "gw efsign",
@@ -52,6 +56,8 @@ def _with_algorithms(entry: Any, kinds: dict[str, list[Entry]]) -> Any:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fills in what is measured and what is source; links that leave the site go as text."""
+    if (made := ROOT / "docs" / page.file.src_uri).parent == document.FOLDER:
+        return document.pages()[made]
     filled = _INSERT.sub(lambda found: _inserted(*found.groups()), markdown)
     return re.sub(r"\[([^]]+)\]\((?:\.\./)[^)]*\)", r"\1", filled) if page.file.src_uri.count("/") == 0 else filled
 
@@ -80,8 +86,7 @@ def _algorithm(kind: str, entry: Entry) -> str:
 
 
 def _table(table: Table) -> str:
-    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return _grid(table.columns, table.rows)
 
 
 def _index(kinds: dict[str, list[Entry]]) -> str:
@@ -103,7 +108,7 @@ _RATIO = "Median milliseconds of a step, and the ratio to no communication in th
 
 def _rows(names: tuple[str, ...] = STEPS) -> list[dict[str, Any]]:
     """What was measured, each row with its file and date."""
-    files = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in names}
+    files = {name: load(name) for name in names}
     return [row | {"date": data["date"], "file": name} for name, data in files.items() for row in data["rows"]]
 
 

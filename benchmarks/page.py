@@ -1,0 +1,67 @@
+"""A page of the benchmarks: a question, its verdict, and the tables that it stands on, each with its origin."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import median
+
+from provenance import is_older, load
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table made of the results of these names, and what has to be known to read it."""
+
+    results: Sequence[str]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """docs/benchmarks/`name`.md. `note` says what was not measured, and why."""
+
+    name: str
+    question: str
+    verdict: str
+    tables: Sequence[Shown]
+    note: str = ""
+
+    @property
+    def is_older(self) -> bool:
+        """Whether any of its results is older than the code that it measures."""
+        return any(is_older(load(name)) for table in self.tables for name in table.results)
+
+    def __str__(self) -> str:
+        parts = [f"# {self.question}", f"**{self.verdict}**", *chain(*map(_parts, self.tables)), self.note]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _parts(table: Shown) -> list[str]:
+    grid = [markdown(table.columns, table.rows)] if table.rows else []
+    return [table.note, *grid, "\n".join(map(_origin, table.results))]
+
+
+def _origin(name: str) -> str:
+    found = load(name)
+    older = " **Older than the code.**" if is_older(found) else ""
+    return f"- `{found['command']}`: {found['date']}, {found['commit']}, {found['machine']}.{older}"
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [columns, ["---"] * len(columns), *rows])
+
+
+def span(numbers: Iterable[float], form: str = ".1f") -> str:
+    """The least and the most of them, or both in one where they look alike."""
+    found = sorted(numbers)
+    ends = dict.fromkeys(format(each, form) for each in (found[0], found[-1]))
+    return "–".join(ends)
+
+
+def middle(numbers: Iterable[float], form: str = ".2f") -> str:
+    """Their median, and their span in brackets."""
+    found = list(numbers)
+    return f"{format(median(found), form)} ({span(found, form)})"

@@ -1,0 +1,79 @@
+"""Results with where they come from: date, commit, machine, command, and the code that was measured.
+
+A result is older than the code where the sources of what its script measures are not those that it was made with.
+"""
+
+import hashlib
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+
+ALGORITHMS = ("compressors", "communicators", "memories", "ops", "native")
+STEP = (*ALGORITHMS, "runtime", "transports", "frontends")
+PLANNED = (*STEP, "schedule", "tuner")
+MEASURED = {
+    "ablation": PLANNED, "auto": PLANNED, "link_drop": PLANNED, "collectives": (*ALGORITHMS, "runtime", "transports"),
+    "controllers": (*STEP, "controllers"), "kernels": ("ops", "native"), "multilevel": ALGORITHMS,
+    "published": ("schedule", "lab/scheduling"), "search": ("schedule",), "selection": ALGORITHMS,
+    "wire": ("compressors", "communicators", "runtime", "transports"),
+}  # fmt: skip
+"""Whose sources a script measures; all others measure whole steps. Below gradwire/, but for native/."""
+
+
+def save(name: str, **found: Any) -> None:
+    """Writes benchmarks/results/`name` with where it comes from."""
+    RESULTS.mkdir(exist_ok=True)
+    script, *arguments = sys.argv
+    origin = {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "machine": machine(),
+        "command": shlex.join(["python", f"benchmarks/{Path(script).name}", *arguments]),
+        "code": code(Path(script).stem),
+    }
+    (RESULTS / name).write_text(json.dumps(origin | found, indent=1) + "\n")
+    print(f"\nwritten to {RESULTS / name}")
+
+
+def load(name: str) -> dict[str, Any]:
+    """The result benchmarks/results/`name`.json."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def is_older(result: dict[str, Any]) -> bool:
+    """Whether what a result measured has changed since."""
+    return result.get("code") != code(Path(result["command"].split()[1]).stem)
+
+
+def code(script: str) -> str:
+    """A digest of the sources that the script measures."""
+    digest = hashlib.sha256()
+    for folder in MEASURED.get(script, STEP):
+        for path in sorted((ROOT if folder == "native" else ROOT / "gradwire").joinpath(folder).rglob("*")):
+            if path.suffix in {".py", ".cpp", ".h"}:
+                digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def commit() -> str:
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def machine() -> str:
+    """The processor, and how many cores and threads there are."""
+    told = subprocess.run(["lscpu", "--json"], capture_output=True, text=True, check=True).stdout
+    facts = {each["field"].rstrip(":"): each["data"] for each in _leaves(json.loads(told)["lscpu"])}
+    cores = int(facts["Core(s) per socket"]) * int(facts["Socket(s)"])
+    return f"{facts['Model name']}, {cores} cores, {facts['CPU(s)']} threads"
+
+
+def _leaves(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [leaf for each in entries for leaf in (each, *_leaves(each.get("children", [])))]
