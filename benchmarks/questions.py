@@ -148,8 +148,8 @@ def wire() -> Page:
         for more, row in found if more > 0.06
     ]  # fmt: skip
     verdict = (
-        f"Within 6 % in {len(found) - len(rows)} of {len(found)} pairings, within {median(more for more, _ in found):.1%} "
-        "in half of them."
+        f"Within 6 % in {len(found) - len(rows)} of {len(found)} pairings, {median(more for more, _ in found):.1%} "
+        "in the median."
     )
     columns = ["compressor", "collective", "ranks", "elements", "declared MB", "at the interface MB", "difference"]
     return Page("wire", "Is as much sent as is declared?", verdict, [Shown(["wire"], columns, rows)])

@@ -31,8 +31,8 @@ class Steps:
     `number` counts them, those before a resume included; `members` are the slots of each group. `used` tells which
     slots had a gradient on some rank in the last step, where that is to be found out. Whoever looks at the state from
     another thread holds `changing`. `skipped` counts the steps that no rank took, and `spoilt` says so in words,
-    with the group that was not finite in the last one. `ended()` is called when a step's means are in place; what it does is over before
-    whoever waits for them goes on.
+    with the group that was not finite in the last one. `ended()` is called when a step's means are in place; what it
+    does is over before whoever waits for them goes on.
     """
 
     def __init__(
