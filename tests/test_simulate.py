@@ -12,6 +12,8 @@ from gradwire.cli import main
 from gradwire.lab.planning import candidate, candidates
 from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, MODELS, PCIE, problem, profile
 from gradwire.lab.scheduling.regimes import ComputeStream
+from gradwire.report.simulation import per_step_or_rounds
+from gradwire.report.tables import times
 from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Table, baselines, over_link
 from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, moved, names, simulate
 
@@ -74,8 +76,9 @@ def test_decoding_an_all_gather_grows_with_the_payloads_and_nothing_else_does():
 
 def test_an_all_reduce_is_a_ring_or_trees_whichever_is_faster():
     sizes = np.geomspace(1, 1e10, 50)
-    ring, trees = 2 * 511 * 5e-5 + sizes / 1e9, 2 * 9 * 5e-5 + sizes / 1e9 * 512 / 511
-    assert np.allclose(all_reduce(512, 5e-5, 1e9)(sizes), np.minimum(ring, trees))
+    for hosts, deep in ((3, 2), (4, 2), (8, 3), (512, 9)):
+        ring, trees = 2 * (hosts - 1) * 5e-5 + sizes / 1e9, 2 * deep * 5e-5 + sizes / 1e9 * hosts / (hosts - 1)
+        assert np.allclose(all_reduce(hosts, 5e-5, 1e9)(sizes), np.minimum(ring, trees))
     assert np.allclose(all_reduce(2, 5e-5, 1e9)(sizes), 2 * 5e-5 + sizes / 1e9)
 
 
@@ -110,6 +113,42 @@ def test_local_steps_cost_their_share_of_a_round():
             round_s = 30 * (thirty - inside_s)
             wire_s = 0.9 * 4 * sum(slot.numel for slot in SLOTS) / (10 * MBIT) if "FP32" in way else 0.0
             assert round_s > wire_s
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 256, 4096])
+@pytest.mark.parametrize("mbit", [10, 1_000, 400_000])
+def test_a_mean_step_by_hand(ranks: int, mbit: float):
+    """One tensor of n elements: a ring in float32, and an all-gather of 1 % of the places and values."""
+    n, latency_s, every = 1 << 20, 5e-5, 30
+    job = replace(JOB, slots=(SlotTime("weight", (1024, 1024), 0.012),), candidates=CANDIDATES[:2])
+    found = {o.way: o for o in simulate(job, Cluster(ranks, mbit * MBIT, latency_s=latency_s), every=every)}
+    around_s, encode_s = 0.005 + 0.012 + 0.001, 1e-4 + 1e-10 * n
+    decode_s = 1e-4 + 9e-4 * (n - 1e4) / 9.9e5
+    dense = 2 * (ranks - 1) * 4 * n / ranks
+    ring_s = 2 * (ranks - 1) * latency_s + dense / (mbit * MBIT)
+    trees_s = 2 * np.log2(ranks) * latency_s + 2 * 4 * n / (mbit * MBIT)  # in pieces, twice along a tree
+    round_s = encode_s + (ring_s if ranks == 2 else min(ring_s, trees_s)) + decode_s
+    local = found["FP32 every 30"]
+    assert local.wire_bytes == pytest.approx(dense / every, rel=1e-6)
+    assert local.step_s == pytest.approx(around_s + round_s / every, rel=1e-6)
+    assert found["FP32"].step_s == pytest.approx(around_s + round_s, rel=1e-6)  # nothing follows that could hide it
+    sparse, payload = found["TopK(ratio=0.01) every 30"], 6 * (n // 100)
+    assert sparse.wire_bytes == pytest.approx((ranks - 1) * payload / every, rel=0.01)
+    round_s = encode_s + (ranks - 1) * (latency_s + payload / (mbit * MBIT)) + decode_s * ranks / 4
+    assert sparse.step_s == pytest.approx(around_s + round_s / every, rel=0.01)
+    assert found["best plan every 30"].step_s <= min(local.step_s, sparse.step_s)
+
+
+def test_it_is_said_whether_to_send_every_step():
+    found = [o for mbit in (10, 400_000) for o in simulate(JOB, Cluster(4, mbit * MBIT), every=30)]
+    gain = found[3].step_s / found[7].step_s
+    assert (found[3].way, found[7].way) == (BEST, "best plan every 30")
+    said = per_step_or_rounds(found)
+    assert said
+    assert said.startswith(f"Sent every 30 steps, a mean step is {times(gain)} as fast as by the best plan")
+    assert "on 4 ranks at 10mbit; from 400gbit on, every step is within" in said
+    assert "on none of these links" in (per_step_or_rounds(found[:8]) or "")
+    assert per_step_or_rounds([o for o in found if o.every == 1]) is None
 
 
 def test_published_models_have_the_published_tensors():

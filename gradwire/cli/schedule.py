@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gradwire.cli.console import mistakes, progress_bars, show
+from gradwire.cli.console import console, mistakes, progress_bars, show
 from gradwire.cli.places import place_of, run_folder, told
 from gradwire.cli.wanted import described
 from gradwire.lab.link import Link
@@ -78,6 +78,8 @@ def predict(
     with told(home):
         outcomes = _simulated(measured, clusters, chosen, every)
         show(simulation.table(outcomes))
+        if said := simulation.per_step_or_rounds(outcomes):
+            console().print(said, highlight=False)
         print(*simulation.write(home, title, outcomes, facts), sep="\n")
 
 

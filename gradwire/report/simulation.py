@@ -24,6 +24,8 @@ group by group. Inside a host the gradient is summed dense, between hosts one ra
 host have its own bus alone. "every H" is with local steps: a mean step, of which H make a round;
 no such step is worth what a dense one is, and nothing of a round hides behind inner steps (delay=0). The model has no
 stragglers, no congestion and no jitter."""
+_ENOUGH = 1.1
+"""Where a step that is sent each time takes no more than this many mean local ones, there is little to gain."""
 _SHOWN = (
     "Scaling efficiency against ranks, a panel for each link, one line per way to send; figures in the table below."
 )
@@ -51,6 +53,26 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     (most, where), (least, there) = max(gains, key=lambda g: g[0]), min(gains, key=lambda g: g[0])
     said = f"Beside {first}, the best plan is {times(most)} as fast on {_place(where)}"
     return f"{said}, with groups of {where.groups}; {times(least)} on {_place(there)}."
+
+
+def per_step_or_rounds(outcomes: Sequence[Outcome]) -> str | None:
+    """Where local steps make a mean step shorter than the best plan for every step does; None without local steps."""
+    of = {(outcome.way, outcome.cluster): outcome for outcome in outcomes}
+    rounds = [outcome for outcome in outcomes if outcome.every > 1 and outcome.way.startswith(BEST)]
+    if not rounds:
+        return None
+    gains = [(of[BEST, local.cluster].step_s / local.step_s, local) for local in rounds]
+    most, where = max(gains, key=lambda gain: gain[0])
+    said = f"Sent every {where.every} steps, a mean step is {times(most)} as fast as by the best plan for every step"
+    said = f"{said} on {_place(where)}"
+    needed = [local.cluster.bytes_per_s for gain, local in gains if gain > _ENOUGH]
+    links = sorted(
+        {local.cluster.bytes_per_s for _, local in gains if local.cluster.bytes_per_s > max(needed, default=0)}
+    )
+    near = f"within {times(_ENOUGH)}"
+    if links:
+        return f"{said}; from {_link(links[0])} on, every step is {near} of that on all these numbers of ranks."
+    return f"{said}; on none of these links is every step {near} of that on all these numbers of ranks."
 
 
 def picture(outcomes: Sequence[Outcome], title: str, narrow: bool = False) -> Figure:
@@ -84,7 +106,8 @@ def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[
     paths = [folder / name for name in ("simulation.png", "report.html", "simulation.json")]
     drawn.savefig(paths[0], dpi=130)
     shown = [page.Picture("Scaling efficiency", _SHOWN, drawn, picture(outcomes, title, narrow=True))]
-    write_text(paths[1], page.render(title, verdict(outcomes), shown, [(table(outcomes), _NOTE)], facts))
+    told = " ".join(filter(None, [verdict(outcomes), per_step_or_rounds(outcomes)]))
+    write_text(paths[1], page.render(title, told, shown, [(table(outcomes), _NOTE)], facts))
     rows = [asdict(outcome) | {"efficiency": outcome.efficiency} for outcome in outcomes]
     write_json(paths[2], dict(facts) | {"outcomes": rows})
     return paths

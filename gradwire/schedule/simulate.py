@@ -14,6 +14,7 @@ from gradwire.plans import Plan
 from gradwire.schedule import baselines
 from gradwire.schedule.costs import Affine, Table
 from gradwire.schedule.local_steps import at_once
+from gradwire.schedule.problem import Problem
 from gradwire.schedule.profile import Candidate, Profile, over_link
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Found, evaluate, search
@@ -22,6 +23,7 @@ BEST = "best plan"
 GIVEN = "given plan"
 EPS = 0.01
 SIZES = 16
+_MOST_BYTES = 1e13
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,16 @@ class Cluster:
 @dataclass(frozen=True)
 class Outcome:
     """One way to send gradients on one cluster: the seconds of a step, and of a step without communication; `groups`
-    says how many are sent by which compressor."""
+    says how many are sent by which compressor, `wire_bytes` what a rank, or of several ranks a host, sends in a step.
+    With local steps both are those of a mean step, of which `every` make a round."""
 
     cluster: Cluster
     way: str
     step_s: float
     alone_s: float
     groups: str
+    wire_bytes: float
+    every: int = 1
 
     @property
     def efficiency(self) -> float:
@@ -70,24 +75,38 @@ def simulate(
     profile: Profile, cluster: Cluster, regime: Regime | None = None, plan: Plan | None = None, every: int = 1
 ) -> Iterator[Outcome]:
     """Each candidate alone, in its best bucket size; `plan` as it is, where one is given; and the best plan there is,
-    within 1 % where that can be proven in time. Where `every` is more than 1, also each candidate with local steps: a
-    mean step, of which so many make a round. Raises ValueError for a plan that the profile does not know."""
+    within 1 % where that can be proven in time. Where `every` is more than 1, also all of these with local steps, of
+    which so many make a round. Raises ValueError for a plan that the profile does not know."""
     regime = regime or Worker()
     there = moved(profile, cluster)
     problem = there.problem()
     alone_s = problem.around_s + float(problem.ready_s[-1])
-    found = [baselines.best_buckets(problem, regime, option, SIZES) for option in range(len(there.candidates))]
-    named = dict(zip(names(profile.candidates), found, strict=True))
+    for way, found in _ways(there, problem, regime, plan).items():
+        yield _outcome(there, cluster, way, found, found.step_s, alone_s)
+    if every > 1:
+        inside_s = inner_s(profile, cluster, regime)
+        for way, found in _ways(there, at_once(problem), regime, plan).items():
+            yield _outcome(
+                there, cluster, f"{way} every {every}", found, inside_s + found.step_s / every, alone_s, every
+            )
+
+
+def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -> dict[str, Found]:
+    """How the problem's slots may be sent, by name."""
+    options = range(len(there.candidates))
+    found = [baselines.best_buckets(problem, regime, option, SIZES) for option in options]
+    named = dict(zip(names(there.candidates), found, strict=True))
     if plan:
         named[GIVEN] = evaluate(problem, there.choices(plan), regime)
     named[BEST] = search(problem, regime, EPS, list(named.values()))
-    for way, each in named.items():
-        yield Outcome(cluster, way, each.step_s, alone_s, _composed(each, names(profile.candidates)))
-    for option, way in enumerate(names(profile.candidates) if every > 1 else ()):
-        exchange = at_once(there, option, regime)
-        step_s = inner_s(profile, cluster, regime) + exchange.step_s / every
-        groups = _composed(exchange, names(profile.candidates))
-        yield Outcome(cluster, f"{way} every {every}", step_s, alone_s, groups)
+    return named
+
+
+def _outcome(
+    there: Profile, cluster: Cluster, way: str, found: Found, step_s: float, alone_s: float, every: int = 1
+) -> Outcome:
+    nbytes = sum(there.wire_bytes(group) for group in found.groups) / every
+    return Outcome(cluster, way, step_s, alone_s, _composed(found, names(there.candidates)), nbytes, every)
 
 
 def inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
@@ -127,7 +146,7 @@ def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> Table:
     trees = Affine(2 * depth(hosts) * latency_s, hosts / (hosts - 1) / bytes_per_s)
     gain = ring.fixed - trees.fixed
     even = gain / (trees.per_unit - ring.per_unit) if gain > 0 else 1.0
-    sizes = np.array([0.0, even, 2 * even])
+    sizes = np.array([0.0, even, _MOST_BYTES])  # beyond the last a table is no flatter than on the whole
     return Table.of(sizes, np.minimum(ring(sizes), trees(sizes)))
 
 
