@@ -66,6 +66,7 @@ from gradwire.frontends import DistributedOptimizer, Handle, LocalSteps, Outer, 
 from gradwire.measure import bench, plan
 from gradwire.memories import DGCMemory, Memory, NoMemory, Residual
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.plans import NATIVE, Group, Plan
 from gradwire.runtime.pipeline import ReductionError
 from gradwire.runtime.stats import Stats
@@ -78,7 +79,7 @@ __all__ = [
     "AllReduce", "AllToAll", "Auto", "Broadcast", "ChunkTopK", "Codec", "Collective", "Communicator", "Compressor",
     "Controller", "DGCMemory", "Decision", "DistributedOptimizer", "Done", "EFSignSGD", "Exclusive", "Gather",
     "GaussianK", "GlobalTopK", "GraVAC", "Group", "GroupContext", "Halves", "Handle", "HardThreshold",
-    "Interleaved", "LGreCo", "Layout", "LazySum", "LeaderIndices", "LocalSteps", "Memory", "Mesh", "Message",
+    "Interleaved", "LGreCo", "Layout", "LazySum", "LeaderIndices", "LocalSteps", "Mean", "Memory", "Mesh", "Message",
     "MultiLevel", "MultiRound", "NativeRequest", "NoMemory", "Observation", "OkTopk", "OneBit", "Outer", "Pending",
     "Plan", "PowerSGD", "ProcessGroup", "ProfileRequest", "Quantized", "RandomK", "Recording", "RedSync",
     "Reduction", "ReductionError", "Residual", "ReusedThreshold", "SIDCo", "ScaDLES", "ScatterReduce",

@@ -40,7 +40,7 @@ class SharedScale(gw.MultiRound):
     rounds: ClassVar[int] = 2
     summable: ClassVar[bool] = True
 
-    def reduce(self, vector: gw.LazySum, out: Tensor, context: gw.GroupContext, add_up: Any) -> gw.Reduction:
+    def reduce(self, vector: gw.LazySum, mean: gw.Mean, context: gw.GroupContext, add_up: Any) -> gw.Reduction:
         x, norm = vector.total(), context.numbers("norm", 1)
         torch.linalg.vector_norm(x, keepdim=True, out=norm.body)
         yield gw.Sum(norm)
@@ -49,7 +49,7 @@ class SharedScale(gw.MultiRound):
         torch.round(x / step, out=codes.body)
         x.sub_(codes.body * step)
         yield gw.Sum(codes)
-        torch.mul(codes.body, step, out=out)
+        torch.mul(codes.body, step, out=mean.vector())
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class InTurns(gw.Communicator):
         return gw.Wire(world, (world - 1) * size)
 
     def reduce(
-        self, compressor: gw.Compressor, vector: gw.LazySum, out: Tensor, context: gw.GroupContext
+        self, compressor: gw.Compressor, vector: gw.LazySum, mean: gw.Mean, context: gw.GroupContext
     ) -> gw.Reduction:
         assert isinstance(compressor, gw.Codec)
         size = compressor.group_bytes(context.layout, context.step)
@@ -88,7 +88,7 @@ class InTurns(gw.Communicator):
         compressor.encode(vector, payloads.row(context.rank).body, context)
         for rank in range(context.world):
             yield gw.Broadcast(payloads.row(rank), rank)
-        compressor.decode(payloads.body, out, context)
+        compressor.decode_to(mean, payloads.body, context)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from gradwire.communicators.base import SummingCommunicator
 from gradwire.communicators.wire import Wire, all_gather
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, Selective
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
 
 
@@ -35,15 +36,17 @@ class AllGather(SummingCommunicator):
     def codec_wire(self, codec: Codec, layout: Layout, world: int, step: int) -> Wire:
         return all_gather(framed(codec.group_bytes(layout, step)), world)
 
-    def add_up(self, codec: Codec, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
+    def add_up(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         size = codec.group_bytes(context.layout, context.step)
         send, receive = context.message("send", size), context.message("receive", size, rows=context.world)
         codec.encode(vector, send.body, context)
         yield Gather(send, receive)
-        codec.decode(receive.body, out, context)
-        if self.over_senders:
+        if not self.over_senders:
+            codec.decode_to(mean, receive.body, context)
+        else:
             assert isinstance(codec, Selective)
-            _divide_by_share(codec, receive.body, out, context)
+            codec.decode(receive.body, mean.vector(), context)
+            _divide_by_share(codec, receive.body, mean.vector(), context)
 
 
 def _divide_by_share(codec: Selective, rows: Tensor, out: Tensor, context: GroupContext) -> None:

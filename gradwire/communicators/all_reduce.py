@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from gradwire.collective import Sum
 from gradwire.communicators.base import SummingCommunicator
 from gradwire.communicators.wire import Wire, all_reduce
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
 
 
@@ -30,10 +30,10 @@ class AllReduce(SummingCommunicator):
     def codec_wire(self, codec: Codec, layout: Layout, world: int, step: int) -> Wire:
         return all_reduce(codec.group_bytes(layout, step) + codec.wire_dtype.itemsize, world)
 
-    def add_up(self, codec: Codec, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
+    def add_up(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         size = codec.group_bytes(context.layout, context.step)
         message = context.numbers("payload", size // codec.wire_dtype.itemsize, codec.wire_dtype)
         payload = message.body.view(torch.uint8)
         codec.encode(vector, payload, context)
         yield Sum(message)
-        codec.decode(payload[None], out, context)
+        codec.decode_to(mean, payload[None], context)

@@ -8,6 +8,7 @@ from torch import Tensor
 from gradwire.communicators.wire import Wire
 from gradwire.compressors import Codec, Compressor, GroupContext, LowRank, MultiRound, RandomK, Reduction, Sparse
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
 
 
@@ -36,10 +37,10 @@ class Communicator(ABC):
         """What it costs one of `world` ranks to reduce a group at this step, flags included."""
 
     @abstractmethod
-    def reduce(self, compressor: Compressor, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
-        """Writes the sum of all ranks' x (n,) = `vector.total()` to out (n,), as compressed, and leaves in x what this
-        rank did not send. Without `context.remember` x and out may be the same memory, and what is left in x does not
-        matter."""
+    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+        """Writes the sum of all ranks' x (n,) = `vector.total()`, as compressed, to where the `mean` goes, and leaves
+        in x what this rank did not send. Without `context.remember` both may be the same memory, and what is left in x
+        does not matter."""
 
 
 class SummingCommunicator(Communicator):
@@ -55,15 +56,15 @@ class SummingCommunicator(Communicator):
         messages = compressor.messages(layout, step)
         return sum((self.codec_wire(codec, part, world, step) for codec, part in messages), Wire(0, 0))
 
-    def reduce(self, compressor: Compressor, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
-        return compressor.reduce(vector, out, context, self.add_up)
+    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+        return compressor.reduce(vector, mean, context, self.add_up)
 
     @abstractmethod
     def codec_wire(self, codec: Codec, layout: Layout, world: int, step: int) -> Wire:
         """What it costs one of `world` ranks to add up what a codec encodes at this step."""
 
     @abstractmethod
-    def add_up(self, codec: Codec, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
+    def add_up(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         """See `AddUp`."""
 
 

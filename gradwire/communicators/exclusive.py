@@ -14,6 +14,7 @@ from gradwire.communicators.wire import Wire, all_gather, all_reduce
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Places
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import even
 from gradwire.slots import Layout
 
@@ -46,7 +47,7 @@ class Exclusive(SparseCommunicator):
         largest = _largest(compressor, layout.numel, world)
         return all_gather(framed(largest.nbytes), world) + all_reduce(4 * world * largest.k + FLAG_BYTES, world)
 
-    def reduce(self, compressor: Compressor, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
+    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
         x = vector.total()
         world, largest = context.world, _largest(compressor, len(x), context.world)
@@ -60,7 +61,7 @@ class Exclusive(SparseCommunicator):
             Places(b - a, largest.k).pack(mine.body, found)
         everyones = context.message("places", largest.nbytes, rows=world)
         yield Gather(mine, everyones)
-        yield from sum_values(x, *_union(largest.k, everyones.body, len(x), context), out, context)
+        yield from sum_values(x, *_union(largest.k, everyones.body, len(x), context), mean.vector(), context)
 
 
 def _largest(compressor: Compressor, n: int, world: int) -> Places:

@@ -12,6 +12,7 @@ from gradwire.communicators.wire import Wire, broadcast, depth, up_a_tree
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.kernels import decode_sum, pack_entries, unpack_entries
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
 
 
@@ -35,7 +36,7 @@ class GlobalTopK(SparseCommunicator):
         size = framed(compressor.payload_bytes(layout.numel))
         return up_a_tree(size, world) + broadcast(size, world)
 
-    def reduce(self, compressor: Compressor, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
+    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
         entries = compressor.layout(vector.numel)
         merged, other = context.message("merged", entries.nbytes), context.message("other", entries.nbytes)
@@ -50,7 +51,7 @@ class GlobalTopK(SparseCommunicator):
                 if context.remember:
                     vector.total().index_add_(0, *dropped).index_add_(0, indices, sums - sent)
         yield Broadcast(merged, 0)
-        decode_sum(merged.body[None], out, entries)
+        decode_sum(merged.body[None], mean.parts(), entries)
 
 
 def partners(rank: int, world: int, level: int) -> tuple[int | None, int | None]:

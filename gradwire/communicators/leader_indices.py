@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from gradwire.collective import FLAG_BYTES, Broadcast, framed
 from gradwire.communicators.aligned import sum_values
 from gradwire.communicators.base import SparseCommunicator
@@ -12,6 +10,7 @@ from gradwire.communicators.wire import Wire, all_reduce, broadcast
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Places
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
 
 
@@ -33,7 +32,7 @@ class LeaderIndices(SparseCommunicator):
         places = _places(compressor, layout.numel)
         return broadcast(framed(places.nbytes), world) + all_reduce(4 * places.k + FLAG_BYTES, world)
 
-    def reduce(self, compressor: Compressor, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
+    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
         x = vector.total()
         places = _places(compressor, len(x))
@@ -42,7 +41,7 @@ class LeaderIndices(SparseCommunicator):
         if context.rank == leader:
             places.pack(message.body, compressor.select(x, places.k, context))
         yield Broadcast(message, leader)
-        yield from sum_values(x, *places.unpack(message.body), out, context)
+        yield from sum_values(x, *places.unpack(message.body), mean.vector(), context)
 
 
 def _places(compressor: Compressor, n: int) -> Places:

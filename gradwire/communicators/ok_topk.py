@@ -14,6 +14,7 @@ from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Compact
 from gradwire.ops.kernels import pack_entries, take_entries, unpack_entries
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import even, share, split
 from gradwire.ops.reference.largest import TINY, largest
 from gradwire.ops.select import above, top_k
@@ -59,7 +60,7 @@ class OkTopk(SparseCommunicator):
     def init_group(self) -> dict[str, Tensor]:
         return {"quantiles": torch.zeros(POINTS + 1, dtype=torch.int64), "threshold": torch.zeros(1)}
 
-    def reduce(self, compressor: Compressor, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
+    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
         x = vector.total()
         n, world, k = len(x), context.world, compressor.count(len(x))
@@ -95,7 +96,7 @@ class OkTopk(SparseCommunicator):
             context.group.stage("threshold", torch.zeros(1))
         if context.step % self.rebalance == 0:
             context.group.stage("quantiles", _mean_quantiles(everyones.body[:, entries.nbytes :], n))
-        out.zero_()
+        out = mean.vector().zero_()
         for places, own in zip(
             (places for places, _ in shared), values.split([len(o) for _, o in shared]), strict=True
         ):

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from torch import Tensor
-
 from gradwire.collective import AllToAll, Gather, framed
 from gradwire.communicators.base import SummingCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
 
 
@@ -41,7 +40,7 @@ class ScatterReduce(SummingCommunicator):
         size = framed(max(_sizes(codec, layout, chunks(layout.numel, world), step)))
         return all_to_all(world * size, world) + all_gather(size, world)
 
-    def add_up(self, codec: Codec, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
+    def add_up(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x, bounds = vector.total(), chunks(vector.numel, context.world)
         spans, sizes = list(pairwise(bounds)), _sizes(codec, context.layout, bounds, context.step)
 
@@ -63,6 +62,7 @@ class ScatterReduce(SummingCommunicator):
                 x[a:b].add_(total)  # what is left of the sum
         yield Gather(again, receive)
 
+        out = mean.vector()
         for row, size, (start, end) in zip(receive.body, sizes, spans, strict=True):
             if start < end:
                 codec.decode(row[None, :size], out[start:end], context.part(start, end))

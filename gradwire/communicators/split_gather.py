@@ -15,6 +15,7 @@ from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Compact
 from gradwire.ops.kernels import decode_sum, take_entries
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import even, share, split
 from gradwire.ops.select import top_k
 from gradwire.slots import Layout
@@ -48,7 +49,7 @@ class SplitGather(SparseCommunicator):
         there = world * framed(room.entries(room.width, room.there).nbytes)
         return all_to_all(there, world) + all_gather(framed(room.back_bytes), world)
 
-    def reduce(self, compressor: Compressor, vector: LazySum, out: Tensor, context: GroupContext) -> Reduction:
+    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
         x = vector.total()
         room = self._room(compressor, len(x), context.world)
@@ -74,6 +75,7 @@ class SplitGather(SparseCommunicator):
         everyones = context.message("everyones", room.back_bytes, rows=context.world)
         yield Gather(again, everyones)
 
+        out = mean.vector()
         for row, (a, b) in zip(everyones.body, pairwise(bounds), strict=True):
             if a < b:
                 room.read(row, out[a:b])

@@ -10,6 +10,7 @@ from torch import Tensor
 from gradwire.compressors.base import AddUp, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.low_rank import COLUMNS, ROWS, LowRank, Views, keep
+from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
 from gradwire.ops.orthogonal import orthogonalize
 from gradwire.slots import Layout
@@ -37,7 +38,7 @@ class ACPSGD(LowRank):
     def _vectors(self, layout: Layout, step: int) -> Sequence[Layout]:
         return [self.vector(layout, ROWS if step % 2 == 0 else COLUMNS, dense=True)]
 
-    def _reduce_factors(self, views: Views, context: GroupContext, add_up: AddUp) -> Reduction:
+    def _reduce_factors(self, views: Views, mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction:
         even = context.step % 2 == 0
         sides = ("q", views.q), ("p", views.p)
         (held, basis), (name, factors) = sides if even else sides[::-1]
@@ -46,7 +47,7 @@ class ACPSGD(LowRank):
         for thin, matrix, product in zip(basis.sums, views.matrices, factors.own, strict=True):
             torch.mm(thin, matrix.T if even else matrix, out=product)
         yield from views.add_up(factors, context, add_up)
-        views.decode()
+        views.decode(factors.dense_sums, mean, context)
         if context.remember:
             views.take(*((factors.sent, basis.sums) if even else (basis.sums, factors.sent)))
         keep(name, factors.sums, context)

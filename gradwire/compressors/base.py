@@ -10,6 +10,7 @@ from torch import Tensor
 from gradwire.collective import Collective
 from gradwire.compressors.context import GroupContext, GroupState, Halves, SlotState
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.ops.workspace import Workspace
 from gradwire.slots import Layout
 
@@ -52,9 +53,9 @@ class Compressor(ABC):
         return {}
 
     @abstractmethod
-    def reduce(self, vector: LazySum, out: Tensor, context: GroupContext, add_up: "AddUp") -> Reduction:
-        """Writes the sum of all ranks' x (n,) = `vector.total()` to out (n,), and leaves in x what this rank did not
-        send. `add_up` does that for what a codec encodes."""
+    def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, add_up: "AddUp") -> Reduction:
+        """Writes the sum of all ranks' x (n,) = `vector.total()` to where the `mean` goes, and leaves in x what this
+        rank did not send. `add_up` does that for what a codec encodes."""
 
 
 class Codec(Compressor):
@@ -80,8 +81,8 @@ class Codec(Compressor):
         """What the rounds of a step encode, and with what."""
         return [(self, layout)]
 
-    def reduce(self, vector: LazySum, out: Tensor, context: GroupContext, add_up: "AddUp") -> Reduction:
-        return add_up(self, vector, out, context)
+    def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, add_up: "AddUp") -> Reduction:
+        return add_up(self, vector, mean, context)
 
     @abstractmethod
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
@@ -92,10 +93,14 @@ class Codec(Compressor):
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         """Writes the sum of what rows (r, payload_bytes(n)) stand for into out (n,)."""
 
+    def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
+        """`decode` to where a mean goes, part by part by those who can."""
+        self.decode(rows, mean.vector(), context)
 
-AddUp = Callable[[Codec, LazySum, Tensor, GroupContext], Reduction]
-"""add_up(codec, vector, out, context) writes the sum over the ranks of what `codec` sends of x (n,) = `vector.total()`
-to out (n,), and leaves in x what this rank did not send."""
+
+AddUp = Callable[[Codec, LazySum, Mean, GroupContext], Reduction]
+"""add_up(codec, vector, mean, context) writes the sum over the ranks of what `codec` sends of x (n,) = `vector.total()`
+to where the `mean` goes, and leaves in x what this rank did not send."""
 
 
 class Selective(Codec):

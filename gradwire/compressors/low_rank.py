@@ -15,6 +15,7 @@ from gradwire.compressors.dense import FP32
 from gradwire.compressors.factors import FactorCodec
 from gradwire.ops.formats import nearest
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
 from gradwire.ops.orthogonal import orthogonalize
 from gradwire.slots import Layout, Slot
@@ -100,21 +101,20 @@ class LowRank(MultiRound):
                 others.append(Slot(slot.name, (slot.numel,), (1,), torch.float32))
         return Layout((*rows, *others))
 
-    def reduce(self, vector: LazySum, out: Tensor, context: GroupContext, add_up: AddUp) -> Reduction:
+    def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction:
         x = vector.total()
         if context.step < self.start_step:
-            return self._reduce_dense(x, out, context, add_up)
-        key = (self, x.data_ptr(), out.data_ptr())
-        views = context.buffers.once(key, lambda: Views(self, x, out, context))
-        return self._reduce_factors(views, context, add_up)
+            return self._reduce_dense(x, mean.vector(), context, add_up)
+        views = context.buffers.once((self, x.data_ptr()), lambda: Views(self, x, context))
+        return self._reduce_factors(views, mean, context, add_up)
 
     @abstractmethod
-    def _reduce_factors(self, views: "Views", context: GroupContext, add_up: AddUp) -> Reduction: ...
+    def _reduce_factors(self, views: "Views", mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction: ...
 
     def _reduce_dense(self, x: Tensor, out: Tensor, context: GroupContext, add_up: AddUp) -> Reduction:
         """In as many rounds as later, for the sequence of collectives must not depend on the step."""
         for start, end in self._equal_parts(len(x)):
-            yield from add_up(FP32(), LazySum.of(x[start:end]), out[start:end], context.part(start, end))
+            yield from add_up(FP32(), LazySum.of(x[start:end]), Mean.of(out[start:end]), context.part(start, end))
 
     def _equal_parts(self, n: int) -> list[tuple[int, int]]:
         return list(pairwise(n * part // self.rounds for part in range(self.rounds + 1)))
@@ -144,22 +144,20 @@ class Factors:
         """Own factors become sums; what of dense slots is not sent stays in `dense`."""
         factors = self._own[: len(self._sent)]
         self._sent.copy_(factors)
-        yield from add_up(self._codec, LazySum.of(self._own), self._sum, replace(context, layout=self._layout))
+        yield from add_up(self._codec, LazySum.of(self._own), Mean.of(self._sum), replace(context, layout=self._layout))
         self._sent.sub_(factors)
 
 
 class Views:
-    """One group's tensors, made once: `matrices` (rows, columns) and `dense` slots of x (n,), where their means go in
-    out (n,), and both sides' factors."""
+    """One group's tensors, made once: `matrices` (rows, columns) and `dense` slots of x (n,), and both sides'
+    factors."""
 
-    def __init__(self, compressor: LowRank, x: Tensor, out: Tensor, context: GroupContext) -> None:
+    def __init__(self, compressor: LowRank, x: Tensor, context: GroupContext) -> None:
         slots = context.layout.slots
-        low = [bool(compressor.factor_rank(*slot.matrix)) for slot in slots]
-        parts = list(zip(low, slots, context.layout.parts(x), context.layout.parts(out), strict=True))
-        self.matrices = [part.view(slot.matrix) for factored, slot, part, _ in parts if factored]
-        self.products = [mean.view(slot.matrix) for factored, slot, _, mean in parts if factored]
-        self._dense = [part for factored, _, part, _ in parts if not factored]
-        self._dense_means = [mean for factored, _, _, mean in parts if not factored]
+        self._low = [bool(compressor.factor_rank(*slot.matrix)) for slot in slots]
+        parts = list(zip(self._low, slots, context.layout.parts(x), strict=True))
+        self.matrices = [part.view(slot.matrix) for factored, slot, part in parts if factored]
+        self._dense = [part for factored, _, part in parts if not factored]
         self.p = Factors(compressor, ROWS, True, context)
         self.q = Factors(compressor, COLUMNS, compressor.rounds == 1, context)
 
@@ -168,12 +166,14 @@ class Views:
         copy_each(factors.dense, self._dense)
         yield from factors.add_up(context, add_up)
         copy_each(self._dense, factors.dense)
-        copy_each(self._dense_means, factors.dense_sums)
 
-    def decode(self) -> None:
-        """The mean: Pᵀ Q."""
-        for product, p, q in zip(self.products, self.p.sums, self.q.sums, strict=True):
-            torch.mm(p.T, q, out=product)
+    def decode(self, dense: Sequence[Tensor], mean: Mean, context: GroupContext) -> None:
+        """The mean: Pᵀ Q, and of what is not factored these sums."""
+        slots = mean.slots(context.layout)
+        copy_each([slot for slot, factored in zip(slots, self._low, strict=True) if not factored], dense)
+        products = (slot for slot, factored in zip(slots, self._low, strict=True) if factored)
+        for product, matrix, p, q in zip(products, self.matrices, self.p.sums, self.q.sums, strict=True):
+            torch.mm(p.T, q, out=product.view(matrix.shape))
 
     def take(self, p: Sequence[Tensor], q: Sequence[Tensor]) -> None:
         """Takes out of x what this rank sent: Pᵀ Q."""
@@ -218,7 +218,7 @@ class PowerSGD(LowRank):
     def _vectors(self, layout: Layout, step: int) -> Sequence[Layout]:
         return [self.vector(layout, ROWS, dense=True), self.vector(layout, COLUMNS, dense=False)]
 
-    def _reduce_factors(self, views: Views, context: GroupContext, add_up: AddUp) -> Reduction:
+    def _reduce_factors(self, views: Views, mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction:
         for q, matrix, p in zip(context.slots.all("q"), views.matrices, views.p.own, strict=True):
             torch.mm(q, matrix.T, out=p)
         yield from views.add_up(views.p, context, add_up)
@@ -227,7 +227,7 @@ class PowerSGD(LowRank):
         for p, matrix, q in zip(basis, views.matrices, views.q.own, strict=True):
             torch.mm(p, matrix, out=q)
         yield from views.q.add_up(context, add_up)
-        views.decode()
+        views.decode(views.p.dense_sums, mean, context)
         if context.remember:
             views.take(basis, views.q.sent)
         keep("q", views.q.sums, context)

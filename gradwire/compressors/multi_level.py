@@ -14,6 +14,7 @@ from gradwire.compressors.sparse import RandomK, Sparse, TopK
 from gradwire.ops.kernels import take_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.magnitudes import magnitude_sum
+from gradwire.ops.mean import Mean
 from gradwire.ops.select import top_k
 
 DENSE, FIRST, SECOND = range(3)
@@ -78,16 +79,16 @@ class MultiLevel(MultiRound):
     def init_group(self) -> dict[str, Tensor]:
         return self.codec.init_group() | {"norms": torch.full((TAIL,), torch.nan)}
 
-    def reduce(self, vector: LazySum, out: Tensor, context: GroupContext, add_up: AddUp) -> Reduction:
+    def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction:
         x = vector.total()
         level, levels = self.level(context), self.select(x, context)
         norms = self._observe(x, levels, context)
         if level == DENSE:
-            sums = yield from self._reduce_dense(x, out, norms, context)
+            sums = yield from self._reduce_dense(x, mean, norms, context)
         elif isinstance(self.codec, Sparse):
-            sums = yield from self._reduce_entries(x, out, levels[level - 1], norms, context)
+            sums = yield from self._reduce_entries(x, mean, levels[level - 1], norms, context)
         else:
-            sums = yield from self._reduce_values(x, out, levels[level - 1], norms, context)
+            sums = yield from self._reduce_values(x, mean, levels[level - 1], norms, context)
         context.group.stage("norms", sums)
 
     def level(self, context: GroupContext) -> int:
@@ -127,18 +128,18 @@ class MultiLevel(MultiRound):
         return torch.dot(values, values) if self.measure == "energy" else magnitude_sum(values, context.scratch)
 
     def _reduce_dense(
-        self, x: Tensor, out: Tensor, norms: Tensor, context: GroupContext
+        self, x: Tensor, mean: Mean, norms: Tensor, context: GroupContext
     ) -> Generator[Collective, None, Tensor]:
         message = context.numbers("dense", len(x) + TAIL)
         message.body[:-TAIL].copy_(x)
         message.body[-TAIL:].copy_(norms)
         yield Sum(message)
         x.zero_()
-        out.copy_(message.body[:-TAIL])
+        mean.vector().copy_(message.body[:-TAIL])
         return message.body[-TAIL:]
 
     def _reduce_values(
-        self, x: Tensor, out: Tensor, indices: Tensor, norms: Tensor, context: GroupContext
+        self, x: Tensor, mean: Mean, indices: Tensor, norms: Tensor, context: GroupContext
     ) -> Generator[Collective, None, Tensor]:
         """Of coordinates that all ranks share the values alone travel."""
         message = context.numbers("values", len(indices) + TAIL)
@@ -146,11 +147,11 @@ class MultiLevel(MultiRound):
         message.body[-TAIL:].copy_(norms)
         x.index_fill_(0, indices, 0)
         yield Sum(message)
-        out.zero_().index_add_(0, indices, values)
+        mean.vector().zero_().index_add_(0, indices, values)
         return message.body[-TAIL:]
 
     def _reduce_entries(
-        self, x: Tensor, out: Tensor, indices: Tensor, norms: Tensor, context: GroupContext
+        self, x: Tensor, mean: Mean, indices: Tensor, norms: Tensor, context: GroupContext
     ) -> Generator[Collective, None, Tensor]:
         codec = self.codec if self.level(context) == FIRST else self.second
         assert isinstance(codec, Sparse)
@@ -160,5 +161,5 @@ class MultiLevel(MultiRound):
         take_entries(x, send.body[:size], codec.layout(len(x)), indices, x[indices])
         send.body[size:].view(torch.float32).copy_(norms)
         yield Gather(send, receive)
-        codec.decode(receive.body[:, :size], out, context)
+        codec.decode_to(mean, receive.body[:, :size], context)
         return receive.body[:, size:].view(torch.float32).sum(0)

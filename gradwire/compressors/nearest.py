@@ -11,6 +11,7 @@ from gradwire.compressors.context import GroupContext
 from gradwire.ops.formats import Blocks, nearest
 from gradwire.ops.kernels import decode_sum
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
 
 
@@ -45,6 +46,9 @@ class Quantized(Codec):
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         decode_sum(rows, out, self.blocks(context.layout))
+
+    def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
+        decode_sum(rows, mean.parts(), self.blocks(context.layout))
 
 
 def _merged(lengths: Sequence[int], block: int) -> Iterator[int]:

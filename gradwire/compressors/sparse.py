@@ -13,6 +13,7 @@ from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Compact
 from gradwire.ops.kernels import decode_sum, take_entries, unpack_entries
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.ops.select import top_k
 
 
@@ -75,6 +76,9 @@ class Sparse(Selective):
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         decode_sum(rows, out, self.layout(len(out)))
+
+    def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
+        decode_sum(rows, mean.parts(), self.layout(context.layout.numel))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A group's gradients where a framework keeps them: read there, and replaced by their means."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +14,9 @@ from gradwire.torch_private import add_each, copy_each, scale_each
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What kernels read."""
+
+SMALL = 1 << 14
+"""Elements that are copied in the time that Python takes to look at one tensor more."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +134,31 @@ class Gradients:
         """out (n,), of any type, becomes the gradients."""
         copy_each(self.pieces.views(out), self.tensors)
 
-    def take(self, means: Tensor, scale: Share | None) -> None:
-        """Puts the means (n,) where the gradients were, times `scale`."""
-        if means is not self.flat:
+    @cached_property
+    def in_place(self) -> list[Tensor] | None:
+        """Where means may be written, vectors that are n elements one after another; None where the gradients are of
+        another type or order, or so small that one copy of all costs less than a view of each."""
+        if self._strange or self.pieces.layout.numel < SMALL * len(self.tensors):
+            return None
+        if any(tensor.dtype != torch.float32 for tensor in self.tensors):
+            return None
+        return [tensor.as_strided((tensor.numel(),), (1,)) for tensor in self.tensors]
+
+    @cached_property
+    def slots_in_place(self) -> list[Tensor] | None:
+        """`in_place`, a vector for each slot."""
+        if self.in_place is None:
+            return None
+        offsets, starts = self.pieces.layout.offsets, [piece.start for piece in self.pieces.pieces]
+        holders = [bisect_right(starts, start) - 1 for start in offsets[:-1]]
+        return [
+            self.in_place[holder][start - starts[holder] : end - starts[holder]]
+            for holder, start, end in zip(holders, offsets, offsets[1:], strict=False)
+        ]
+
+    def take(self, means: Tensor | None, scale: Share | None) -> None:
+        """Puts the means (n,) where the gradients were, unless they are there already, times `scale`."""
+        if means is not None and means is not self.flat:
             copy_each(self.tensors, self.pieces.views(means))
         if scale is not None:
             scale_each(self.tensors, scale)

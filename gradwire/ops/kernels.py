@@ -8,6 +8,7 @@ from torch import Tensor
 from gradwire.ops import native, reference
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Compact
+from gradwire.ops.vectors import Output
 
 
 def native_for(x: Tensor) -> bool:
@@ -25,9 +26,10 @@ def in_use() -> str:
     return f"{'native' if native.available() else 'torch'} ({native.reason()})"
 
 
-def decode_sum(rows: Tensor, out: Tensor, layout: Blocks | Entries | Compact) -> None:
-    """Writes the sum of what rows (ranks, ≥ nbytes) uint8 stand for, rank by rank, to out (n,); see the reference."""
-    kernels_for(out).decode_sum(rows, out, layout)
+def decode_sum(rows: Tensor, out: Output, layout: Blocks | Entries | Compact) -> None:
+    """Writes the sum of what rows (ranks, ≥ nbytes) uint8 stand for, rank by rank, to out (n,), or to its
+    parts; see the reference."""
+    kernels_for(rows).decode_sum(rows, out, layout)
 
 
 def pack_entries(payload: Tensor, layout: Entries | Compact, indices: Tensor, values: Tensor) -> Tensor:

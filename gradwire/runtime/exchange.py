@@ -14,6 +14,7 @@ from gradwire.compressors import Cast, GroupContext, Reduction
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.ops.vectors import Share
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group
@@ -149,12 +150,12 @@ class ReplicaExchange(Exchange):
         x = self._take_in(given)
         if self._job.look:
             self._job.look(self.context, x.total())
-        out = self._out(given, x.next)
-        yield from flagged(self.group.communicator.reduce(self.group.compressor, x, out, self.context), self.nonfinite)
+        mean = Mean(self._room(x), given.gradients)
+        yield from flagged(self.group.communicator.reduce(self.group.compressor, x, mean, self.context), self.nonfinite)
         if (largest := self.context.slots.largest) is not None:  # the same on all ranks: none has to be told
             self.nonfinite.add_(largest.sum().mul_(0))
         self.group.memory.sent(self.context.flat)
-        given.gradients.take(out, given.scale)
+        mean.hand_out(given.scale)
 
     # What is only cast, and keeps nothing, is summed where it lies, or in one copy
 
@@ -193,12 +194,11 @@ class ReplicaExchange(Exchange):
             self.context.buffers.tensor("x", (self.stored.layout.numel,)) if gradients.flat is None else gradients.flat
         )
 
-    def _out(self, given: Given, x: Tensor) -> Tensor:
-        """Where the means go, (n,)."""
-        if not self.group.memory.remembers:
-            return x
-        flat = given.gradients.flat
-        return self.context.buffers.tensor("mean", (self.stored.layout.numel,)) if flat is None else flat
+    def _room(self, x: LazySum) -> Callable[[], Tensor]:
+        """Room for the mean (n,): without a memory where x is, which nobody needs then."""
+        if self.group.memory.remembers:
+            return lambda: self.context.buffers.tensor("mean", (x.numel,))
+        return lambda: x.next
 
 
 def flagged(reduction: Reduction, nonfinite: Tensor) -> Reduction:

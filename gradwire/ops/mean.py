@@ -1,0 +1,44 @@
+"""Where a group's mean goes: to where its gradients lie."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from gradwire.ops.gradients import Gradients
+from gradwire.ops.vectors import Share
+from gradwire.slots import Layout
+
+
+class Mean:
+    """A group's mean (n,), which is yet to be written: all of it as one `vector`, or all of it by `parts` or `slots`,
+    which spares a copy where the gradients do not lie one after another."""
+
+    def __init__(self, room: Callable[[], Tensor], gradients: Gradients | None = None) -> None:
+        self._room, self._gradients = room, gradients
+        self._vector = gradients and gradients.flat
+
+    @classmethod
+    def of(cls, out: Tensor) -> "Mean":
+        """The mean goes to a vector (n,)."""
+        return cls(lambda: out)
+
+    def vector(self) -> Tensor:
+        """(n,) float32: where the gradients lie, or room whence the mean is copied there."""
+        if self._vector is None:
+            self._vector = self._room()
+        return self._vector
+
+    def parts(self) -> Sequence[Tensor]:
+        """Vectors that are n elements one after another."""
+        in_place = self._gradients and self._vector is None and self._gradients.in_place
+        return in_place or [self.vector()]
+
+    def slots(self, layout: Layout) -> Sequence[Tensor]:
+        """A vector for each slot of the layout, its elements in their order in memory."""
+        in_place = self._gradients and self._vector is None and self._gradients.slots_in_place
+        return in_place or layout.parts(self.vector())
+
+    def hand_out(self, scale: Share | None) -> None:
+        """The gradients become the mean, times `scale`."""
+        assert self._gradients is not None
+        self._gradients.take(self._vector, scale)
