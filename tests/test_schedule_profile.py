@@ -43,6 +43,7 @@ def profile(gpus_per_host: int = 1) -> Profile:
             gw.Group((), way, default_memory(way), default_communicator(way)),
             Table((1e3, 1e4), (1e-4, 3e-4)),
             Affine(1e-5),
+            1.0,
         )
         for way in WAYS
     )

@@ -22,7 +22,7 @@ WAYS = (
     gw.Group((), gw.TopK(0.01), gw.Residual(), gw.AllGather()),
     gw.Group((), gw.PowerSGD(4), gw.Residual(), gw.AllReduce()),
 )
-CANDIDATES = tuple(Candidate(way, Affine(1e-4, 1e-10), Table((1e4, 1e6), (1e-4, 1e-3))) for way in WAYS)
+CANDIDATES = tuple(Candidate(way, Affine(1e-4, 1e-10), Table((1e4, 1e6), (1e-4, 1e-3)), 1.0) for way in WAYS)
 SLOTS = tuple(
     SlotTime(f"{i}.{part}", shape, 0.002 * (i + 1))
     for i in range(6) for part, shape in (("weight", (256, 512)), ("bias", (256,)))

@@ -1,4 +1,4 @@
-"""What of a gradient gets through: three readings of the share that is sent."""
+"""What of a gradient gets through: three readings of the share that is sent, and what a step is worth by it."""
 
 from dataclasses import dataclass
 from math import inf, sqrt
@@ -18,6 +18,8 @@ HORIZON_STEPS = 800
 LEAST_DELAY_GAIN = 0.7
 LEAST_ENERGY = 0.0228
 """What static ratios of 100x to 300x settle at."""
+ENERGY_HORIZON_STEPS = 8.0
+"""Of a delay in energy: fits the losses of docs/fidelity.md, after 300 steps; in longer trainings delays cost less."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class Reading:
                 return gain**2
             case "delay":
                 return share_of(self.horizon * (1 / gain - 1) if gain else inf)
+
+
+def worth_of(share: float) -> float:
+    """How many dense steps a step makes up for that sends this share of the energy of gradient and residual: that of
+    their delay; 0 where so little is sent that training takes harm."""
+    return Reading("delay", ENERGY_HORIZON_STEPS).of(share) if share >= LEAST_ENERGY else 0.0
 
 
 def delay_of(share: float) -> float:

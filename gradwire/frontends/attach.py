@@ -44,6 +44,7 @@ def attach(
     dense: Dense | None = None,
     groups: Grouping | None = None,
     candidates: Sequence[Compressor | Group] = (),
+    fidelity: float | None = None,
     mesh: DeviceMesh | None = None,
     find_unused_parameters: bool = False,
     transport: Transport | Mesh | None = None,
@@ -59,8 +60,9 @@ def attach(
     GradScaler that multiplies losses as `scaler`, memories hold gradients without its factor, which may change.
     `seed` starts all randomness. A compressor may be written as on the command line, "topk:0.01+residual". Instead of
     one, a `Plan` says all this group by group. A `controller`
-    changes the plan while training. With neither, the fastest plan is found while training, from `candidates` or from
-    what is always safe: see `gradwire.Auto`.
+    changes the plan while training. With neither, the plan with the most progress per second is found while training,
+    from `candidates` or from what is always safe; with `fidelity`, such as 0.01, one whose steps lose at most that
+    share of what dense ones are worth: see `gradwire.Auto`.
 
     For FSDP2, `mesh` is the mesh of all ranks, whose first dimension counts replicas (hosts); the model was wrapped on
     what remains of it, `fully_shard(model, mesh=mesh["shard"])`, or on all of it, where `mesh` may be left out. Where
@@ -72,7 +74,7 @@ def attach(
     """
     choices = Choices.of(
         compressor, memory=memory, communicator=communicator, dense=dense, groups=groups, candidates=candidates,
-        controller=controller,
+        fidelity=fidelity, controller=controller,
     )  # fmt: skip
     choices.check()
     if not isinstance(model, nn.Module):

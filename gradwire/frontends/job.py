@@ -37,6 +37,7 @@ class Choices:
     dense: Dense | None = None
     groups: Grouping | None = None
     candidates: Sequence[Compressor | Group] = ()
+    fidelity: float | None = None
     controller: Controller | None = None
 
     @classmethod
@@ -69,13 +70,15 @@ class Choices:
             raise ValueError(f"{name} needs a compressor to start from; name one as well")
         if self.compressor is not None and self.candidates:
             raise ValueError("candidates are for the automatic plan; leave the compressor out, or name it alone")
+        if self.compressor is not None and self.fidelity is not None:
+            raise ValueError("fidelity bounds what the automatic plan may lose; leave the compressor out, or fidelity")
         if isinstance(self.compressor, Plan) and (self.memory or self.communicator or self.dense or self.groups):
             raise ValueError("a Plan says memory, communicator, groups and what is dense itself; pass the Plan alone")
         self.controlled_by()  # what Auto refuses is refused before anything is opened
 
     def controlled_by(self) -> Controller | None:
         """Who changes the plan while training: `Auto`, where no compressor is named."""
-        return Auto(self.candidates) if self.compressor is None else self.controller
+        return Auto(self.candidates, self.fidelity) if self.compressor is None else self.controller
 
     def plan(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[list[Slot]], Plan]:
         """How slots, in the order in which they become ready, are planned."""

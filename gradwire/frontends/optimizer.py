@@ -44,6 +44,7 @@ class DistributedOptimizer(Optimizer):
         dense: Dense | None = None,
         groups: Grouping | None = None,
         candidates: Sequence[Compressor | Group] = (),
+        fidelity: float | None = None,
         transport: Transport | Mesh | None = None,
         process_group: dist.ProcessGroup | None = None,
         find_unused_parameters: bool = False,
@@ -53,7 +54,7 @@ class DistributedOptimizer(Optimizer):
     ) -> None:
         choices = Choices.of(
             compressor, memory=memory, communicator=communicator, dense=dense, groups=groups, candidates=candidates,
-            controller=controller,
+            fidelity=fidelity, controller=controller,
         )  # fmt: skip
         choices.check()
         self._parameters, others = parameters_of(model)

@@ -10,7 +10,7 @@ So the ranks do the same from the same step on, whatever their arithmetic; nothi
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from zlib import crc32
 
@@ -22,6 +22,7 @@ from gradwire.collective import REPLICA, Message, Sum
 from gradwire.compressors import GroupContext
 from gradwire.controllers import GroupView, Observation, StepView
 from gradwire.controllers.requests import Change, Profiled, ProfileRequest, change_from_json, change_to_json
+from gradwire.ops.sample import sampled
 from gradwire.ops.vectors import Share
 from gradwire.plans import Plan
 from gradwire.runtime.executor import Executor
@@ -36,11 +37,13 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Tracing:
-    """A request for a profile under way; its steps are over at the end of step `due`."""
+    """A request for a profile under way; its steps are over at the end of step `due`. `gradients` are a sample of what
+    each of them had as its means."""
 
     request: ProfileRequest
     trace: Trace
     due: int
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)
 
 
 class Control:
@@ -80,6 +83,8 @@ class Control:
         """The step's means are in place, times the loss's `scale`."""
         if self.controller and self.controller.reduces and not self.paused:
             self.controller.reduced(means(), nonfinite, scale)
+        if self._tracing:
+            self._tracing.gradients.append(sampled(means()))
 
     def end(self, step: int, plan: Plan) -> Change | None:
         """A step is over: what is to be done before the next one."""
@@ -145,7 +150,7 @@ class Control:
         """What was asked for is there; the controller decides what follows."""
         assert self._tracing is not None
         assert self._profiler is not None
-        profiled = self._profiler(self._tracing.request, self._tracing.trace)
+        profiled = self._profiler(self._tracing.request, self._tracing.trace, self._tracing.gradients)
         self._tracing = None
         self._sums.clear()
         nothing = torch.zeros(self._numbers.numel() - 1)

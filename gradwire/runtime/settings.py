@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from gradwire.controllers import Controller
 from gradwire.controllers.requests import Profiled, ProfileRequest
 from gradwire.ops.vectors import Share
@@ -10,8 +12,9 @@ from gradwire.plans import Plan
 from gradwire.runtime.trace import Trace
 from gradwire.slots import Slot
 
-Profiler = Callable[[ProfileRequest, Trace], Profiled]
-"""Carries out a controller's request when its steps are traced, on all ranks together."""
+Profiler = Callable[[ProfileRequest, Trace, Sequence[Mapping[str, Tensor]]], Profiled]
+"""Carries out a controller's request when its steps are traced, on all ranks together, with a sample of each step's
+mean gradients."""
 
 
 def _unscaled() -> Share | None:

@@ -4,12 +4,13 @@ from gradwire.schedule import baselines
 from gradwire.schedule.costs import Affine, Fit, Table, theil_sen
 from gradwire.schedule.problem import Choice, Option, Problem
 from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
+from gradwire.schedule.progress import most, search_progress, worth_of
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Found, evaluate, search
 from gradwire.schedule.timeline import Span, Timeline, timeline
 
 __all__ = [
     "Affine", "Candidate", "Choice", "Fit", "Found", "Option", "Problem", "Profile",
-    "Regime", "SlotTime", "Span", "Table", "Timeline", "Worker", "baselines", "evaluate", "over_link",
-    "search", "theil_sen", "timeline",
+    "Regime", "SlotTime", "Span", "Table", "Timeline", "Worker", "baselines", "evaluate", "most", "over_link",
+    "search", "search_progress", "theil_sen", "timeline", "worth_of",
 ]  # fmt: skip

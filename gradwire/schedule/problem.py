@@ -17,7 +17,8 @@ Cuts = list[tuple[int, int]]
 class Option:
     """One way to send a group: seconds to encode and decode against its elements, and on the wire against the sum
     of its slots' `units` (N,), by default their elements; `local` is what the wire takes on top against the elements,
-    inside hosts. Only a `lossless` one may carry small slots."""
+    inside hosts. Only a `lossless` one may carry small slots. A step that sends all large slots so is `worth` this
+    share of a dense one's progress."""
 
     encode: Cost
     wire: Cost
@@ -25,6 +26,7 @@ class Option:
     lossless: bool = False
     units: Array | None = None
     local: Cost = NOTHING
+    worth: float = 1.0
 
 
 @dataclass(frozen=True)

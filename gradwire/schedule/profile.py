@@ -38,11 +38,13 @@ class SlotTime:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to send a group: `way` is a Group without slots; seconds to encode and decode against elements."""
+    """A way to send a group: `way` is a Group without slots; seconds to encode and decode against elements; and how
+    many dense steps a step is worth that sends everything so, by its progress."""
 
     way: Group
     encode: Affine | Table
     decode: Affine | Table
+    worth: float
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,8 @@ class Profile:
         else:
             wire = Chain(wire, self._bytes(way))
         local = Total(tuple((self.local[name], 4) for name in LOCAL)) if self.gpus_per_host > 1 else NOTHING
-        return Option(candidate.encode, wire, candidate.decode, way.compressor.is_cast, units, local)
+        lossless = way.compressor.is_cast
+        return Option(candidate.encode, wire, candidate.decode, lossless, units, local, candidate.worth)
 
     def _bytes(self, way: Group) -> Table:
         """Bytes on the wire against elements."""
@@ -164,8 +167,8 @@ class Profile:
             "version": VERSION,
             "slots": [dataclasses.asdict(slot) for slot in self.slots],
             "candidates": [
-                way | {"encode": to_data(candidate.encode), "decode": to_data(candidate.decode)}
-                for way, candidate in zip(ways, self.candidates, strict=True)
+                way | {"encode": to_data(each.encode), "decode": to_data(each.decode), "worth": each.worth}
+                for way, each in zip(ways, self.candidates, strict=True)
             ],
             "collectives": {name: to_data(cost) for name, cost in self.collectives.items()},
             "local": {name: to_data(cost) for name, cost in self.local.items()},
@@ -187,7 +190,7 @@ class Profile:
                 forward_s=float(data["forward_s"]),
                 optimizer_s=float(data["optimizer_s"]),
                 candidates=tuple(
-                    Candidate(way, from_data(part["encode"]), from_data(part["decode"]))
+                    Candidate(way, from_data(part["encode"]), from_data(part["decode"]), float(part["worth"]))
                     for way, part in zip(ways, data["candidates"], strict=True)
                 ),
                 collectives=_costs(data["collectives"]),

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Sequence
-from math import isfinite
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 from typing import ClassVar, Literal
@@ -15,29 +15,44 @@ from gradwire.compressors import FP32, Compressor, MultiLevel
 from gradwire.controllers import Controller, Decision, Observation, StepView
 from gradwire.controllers.requests import Change, NativeRequest, Profiled, ProfileRequest
 from gradwire.plans import NATIVE, Group, Plan
-from gradwire.schedule import Found, Profile, Worker, search
-from gradwire.tuner.plans import MOST_TRIED, compressor_of, is_dense, learnt, quiet, safe, shortlist, ways_of
-from gradwire.tuner.trials import ROUNDS, SETTLE, STILL_CLOSE, TURN_STEPS, Trials
+from gradwire.schedule import Found, Profile, Worker, search_progress
+from gradwire.tuner import words
+from gradwire.tuner.plans import (
+    allowed,
+    compressor_of,
+    is_dense,
+    learnt,
+    quiet,
+    safe,
+    shortlist,
+    ways_of,
+    worth_of_plan,
+)
+from gradwire.tuner.trials import ROUNDS, SETTLE, STILL_CLOSE, TRIED, TURN_STEPS, Trials
 
-WARM, TIMED, TRACED, DUELS = 3, 8, 8, 3
+WARM, TIMED, TRACED = 2, 6, 6
 WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
-MOST_LEARNT, WORTH_TRYING, CLEARLY = 3, 1.25, 0.97
-MOST_TURNS = (MOST_TRIED + 1 + MOST_LEARNT) * ROUNDS + 2 * DUELS
+MOST_LEARNT, WORTH_TRYING, CLEARLY = 1, 1.25, 0.97
+MOST_TURNS, LEFT_FOR_DUEL = 12, 2
+LEFT_TO_LEARN = LEFT_FOR_DUEL + 1 + MOST_LEARNT
+"""Turns that the first trials leave for those after them."""
 CHOOSING_STEPS = WARM + TIMED + TRACED + 8 + MOST_TURNS * TURN_STEPS
 """The most that a job takes to choose its plan; fewer where fewer plans are worth trying."""
 EPS = 0.01
 
 Phase = Literal["begin", "dense", "profile", "first trials", "more trials", "duel", "watch"]
-_log = logging.getLogger("gradwire")
+_logger = logging.getLogger("gradwire")
 
 
 class Auto(Controller):
-    """Finds the fastest plan from `candidates` while the job trains, and keeps it the fastest.
+    """Finds the plan from `candidates` that makes the most progress per second while the job trains, and keeps it so.
 
-    It traces some dense steps, has each candidate measured on the job's own network between two steps, searches the
-    plan with the shortest predicted step, tries the best few in turn, and keeps the one that was fastest in reality:
-    dense, where nothing beats it. When steps later take much longer or shorter than they did, it measures and
-    searches anew.
+    It traces some dense steps, has each candidate measured on the job's own network between two steps, and finds out
+    what of these steps' gradients each leaves behind, by which its steps are worth less than dense ones. It searches
+    the plan with the most predicted progress per second, tries the best few in turn, and keeps the one that was best
+    in reality; of several that are equally good, the one that keeps most of a step: dense, where nothing beats it.
+    With `fidelity`, say 0.01, steps may be worth that much less than dense ones, and no more. Choosing takes 150 steps
+    at most. When steps later take much longer or shorter than they did, it measures and searches anew.
 
     A candidate is a compressor, or a `Group` without slots that names memory and communicator as well. By default
     only such as need no tuning and no leap of faith: fp32, bf16, and 8 bits with a residual.
@@ -53,8 +68,13 @@ class Auto(Controller):
 
     numbers: ClassVar[int] = 2
 
-    def __init__(self, candidates: Sequence[Compressor | Group] = ()) -> None:
-        self.candidates = list(candidates)
+    def __init__(self, candidates: Sequence[Compressor | Group] = (), fidelity: float | None = None) -> None:
+        self.candidates, self.fidelity = list(candidates), fidelity
+        if fidelity is not None and not 0 <= fidelity < 1:
+            raise ValueError(
+                f"fidelity={fidelity} is not the share of dense training's progress that may be lost; "
+                "use e.g. fidelity=0.01"
+            )
         if any(isinstance(compressor_of(candidate), MultiLevel) for candidate in candidates):
             raise ValueError("MultiLevel() costs what the gradient makes it; name its sparsifier, such as TopK(0.1)")
         if candidates and not any(compressor_of(candidate).is_cast for candidate in candidates):
@@ -66,7 +86,7 @@ class Auto(Controller):
         self.dense_s, self.expected_s, self.predicted_s = float("inf"), 0.0, 0.0
         self.dense_plan: Plan | None = None
         self._phase: Phase = "begin"
-        self._trials = Trials([])
+        self._trials, self._turns_left = Trials([], []), 0
         self._seconds: list[float] = []
         self._strange = 0
         self._last_s = 0.0
@@ -80,7 +100,7 @@ class Auto(Controller):
         return "" if self.chosen else f"choosing a plan ({self._phase})"
 
     def describe(self) -> str:
-        return f"Auto(candidates={self.candidates!r})"
+        return f"Auto(candidates={self.candidates!r}, fidelity={self.fidelity!r})"
 
     def check(self, plan: Plan) -> None:
         if not is_dense(plan):
@@ -127,6 +147,7 @@ class Auto(Controller):
         else:
             self.dense_s = median(self._seconds[WARM:])
         assert self.dense_plan
+        self._log(seen, f"a dense step takes {1e3 * self.dense_s:.0f} ms")
         return self._ask_for_profile(seen, self.dense_plan)
 
     def _ask_for_profile(self, seen: Observation, plan: Plan) -> Change:
@@ -136,28 +157,44 @@ class Auto(Controller):
         return ProfileRequest(quiet(plan), tuple(ways), TRACED)
 
     def _profiled(self, seen: Observation, answer: Profiled) -> Change | None:
-        self.measured, self.regime = answer.profile, Worker(answer.contention)
-        found = search(self.measured.problem(), self.regime, EPS)
-        self.found, self.profile, self.predicted_s = found, self.measured, found.step_s
-        return self._begin_trials(
-            "first trials", Trials(shortlist(self.measured, found, self.regime, WORTH_TRYING)), seen
-        )
+        self.measured, self.regime = self._with_known_worths(answer.profile, seen), Worker(answer.contention)
+        self.profile = allowed(self.measured, self.fidelity)
+        self.found = search_progress(self.profile.problem(), self.regime, EPS)
+        self.predicted_s, self._turns_left = self.found.step_s, MOST_TURNS
+        self._log(seen, words.worths(self.measured, self.profile))
+        plans = shortlist(self.profile, self.found, self.regime, WORTH_TRYING)
+        return self._begin_trials("first trials", plans, LEFT_TO_LEARN, seen)
+
+    def _with_known_worths(self, profile: Profile, seen: Observation) -> Profile:
+        """What steps are worth is found out from dense ones; where none were traced, it is what it was."""
+        if self.measured is None or is_dense(seen.plan):
+            return profile
+        pairs = zip(profile.candidates, self.measured.candidates, strict=True)
+        return replace(profile, candidates=tuple(replace(now, worth=before.worth) for now, before in pairs))
 
     # Trials
 
-    def _begin_trials(self, phase: Phase, trials: Trials, seen: Observation) -> Change | None:
-        self._phase, self._trials = phase, trials
+    def _begin_trials(self, phase: Phase, plans: list[Plan], left: int, seen: Observation) -> Change | None:
+        """As many rounds as there are turns for that leave so many."""
+        assert self.measured
+        worths = [worth_of_plan(self.measured, plan) for plan in plans]
+        rounds = max(1, min(ROUNDS, (self._turns_left - left) // len(plans)))
+        self._phase, self._trials = phase, Trials(plans, worths, rounds, drops=phase != "duel")
+        self._log(seen, words.tried(phase, plans))
         return self._turn(seen)
 
     def _turn(self, seen: Observation) -> Change | None:
         plan = self._trials.current
         if plan.native:
-            return NativeRequest(SETTLE + TIMED)
+            return NativeRequest(SETTLE + TRIED)
         return None if plan == seen.plan else plan
 
     def _try(self, seen: Observation) -> Change | None:
+        tried = self._trials.index
         if not self._trials.add(_step_s(seen)):
             return None
+        self._turns_left -= 1
+        self._log(seen, words.turn(self._trials, tried))
         if not self._trials.done:
             return self._turn(seen)
         if self._phase == "first trials":
@@ -172,36 +209,36 @@ class Auto(Controller):
         profile, found = self._search_again()
         rivals = shortlist(profile, found, self.regime, STILL_CLOSE)
         if new := [plan for plan in rivals if plan not in tried.plans][:MOST_LEARNT]:
-            return self._begin_trials("more trials", Trials([tried.plans[tried.best], *new]), seen)
+            return self._begin_trials("more trials", [tried.plans[tried.best], *new], LEFT_FOR_DUEL, seen)
         return self._compare_with_dense(seen)
 
     def _search_again(self) -> tuple[Profile, Found]:
         assert self.measured
         tried = self._trials
-        self.profile = learnt(self.measured, self.regime, tried.plans, tried.seconds, tried.best)
-        self.found = search(self.profile.problem(), self.regime, EPS)
+        profile = allowed(self.measured, self.fidelity)
+        self.profile = learnt(profile, self.regime, tried.plans, tried.seconds, tried.best)
+        self.found = search_progress(self.profile.problem(), self.regime, EPS)
         return self.profile, self.found
 
     def _compare_with_dense(self, seen: Observation) -> Change | None:
         if self._phase == "more trials":
             self._search_again()
-        best, seconds = self._trials.plans[self._trials.best], median(self._trials.seconds[self._trials.best])
+        trials = self._trials
+        best, rate = trials.plans[trials.best], trials.rate(trials.best)
         dense = NATIVE if seen.can_be_native else self.dense_plan
-        if dense is None or best == dense or WORTH_TRYING * seconds <= self.dense_s:
+        if dense is None or best == dense or rate * self.dense_s >= WORTH_TRYING:
             return self._settle(seen, best)
-        self._say(seen, "no plan is much faster than dense steps were: the best and dense in turns")
-        return self._begin_trials("duel", Trials([dense, best], DUELS, drops=False), seen)
+        self._say(seen, "no plan is much better than dense steps were: the best and dense in turns")
+        return self._begin_trials("duel", [dense, best], 0, seen)
 
     def _winner_of_duel(self) -> Plan:
-        (dense, best), (dense_s, best_s) = self._trials.plans, map(median, self._trials.seconds)
-        self.dense_s = dense_s
-        return best if best_s < CLEARLY * dense_s else dense
+        trials = self._trials
+        self.dense_s = median(trials.seconds[0])
+        return trials.plans[CLEARLY * trials.rate(1) > trials.rate(0)]
 
     def _settle(self, seen: Observation, plan: Plan) -> Change | None:
-        trials = self._trials
-        self.expected_s = median(trials.seconds[trials.plans.index(plan)])
-        others = [median(own) for other, own in zip(trials.plans, trials.seconds, strict=True) if other != plan]
-        self._tell(seen, plan, others)
+        self.expected_s = median(self._trials.seconds[self._trials.plans.index(plan)])
+        self._say(seen, words.chosen(self._trials, plan, self.predicted_s, self.dense_s))
         self._phase, self._seconds, self._strange = "watch", [], 0
         if plan.native:
             return NativeRequest(WINDOW)
@@ -225,42 +262,36 @@ class Auto(Controller):
             return self._time_dense(seen)
         return self._ask_for_profile(seen, seen.plan)
 
-    def _tell(self, seen: Observation, plan: Plan, others: Sequence[float]) -> None:
-        name = "DDP by itself" if plan.native else plan.describe()
-        rest = f"; others took {', '.join(f'{1e3 * second:.0f}' for second in others)} ms" if others else ""
-        dense = f"; dense took {1e3 * self.dense_s:.0f} ms" if isfinite(self.dense_s) else ""
-        self._say(
-            seen,
-            f"{name}: {1e3 * self.expected_s:.0f} ms a step (at first {1e3 * self.predicted_s:.0f} ms was predicted "
-            f"for the best{rest}{dense})",
-        )
-
     def _say(self, seen: Observation, decision: str) -> None:
         self.decisions.append(Decision(seen.step, decision))
+        self._log(seen, decision)
+
+    def _log(self, seen: Observation, text: str) -> None:
+        """Says while it goes on what it has learnt."""
         if seen.rank == 0:
-            _log.info("step %d: %s", seen.step, decision)
+            _logger.info("step %d: %s", seen.step, text)
 
     # State
 
     def state_dict(self) -> dict[str, Tensor]:
         """In the middle of timing or measuring dense steps, that begins again; trials go on where they were."""
-        words = {
+        said = {
             "phase": "begin" if self._phase in ("dense", "profile") else self._phase,
             "trials": self._trials.to_json(),
             "measured": self.measured.to_json() if self.measured else None,
             "contention": self.regime.contention,
             "seconds": self._seconds,
-            "numbers": [self.dense_s, self.expected_s, self.predicted_s, self._strange],
+            "numbers": [self.dense_s, self.expected_s, self.predicted_s, self._strange, self._turns_left],
         }
-        return {"auto": torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)}
+        return {"auto": torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        words = json.loads(bytes(state["auto"].tolist()))
-        self._phase, self._trials = words["phase"], Trials.from_json(words["trials"])
-        self.measured = Profile.from_json(words["measured"]) if words["measured"] else None
-        self.regime, self._seconds = Worker(words["contention"]), words["seconds"]
-        self.dense_s, self.expected_s, self.predicted_s, strange = words["numbers"]
-        self._strange = int(strange)
+        said = json.loads(bytes(state["auto"].tolist()))
+        self._phase, self._trials = said["phase"], Trials.from_json(said["trials"])
+        self.measured = Profile.from_json(said["measured"]) if said["measured"] else None
+        self.regime, self._seconds = Worker(said["contention"]), said["seconds"]
+        self.dense_s, self.expected_s, self.predicted_s, *counts = said["numbers"]
+        self._strange, self._turns_left = map(int, counts)
 
 
 def _step_s(seen: Observation) -> float:

@@ -10,9 +10,9 @@ from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterRe
 from gradwire.compressors import BF16, FP32, QSGD, Compressor
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, Plan, default_memory
-from gradwire.schedule import Found, Problem, Profile, Regime, Worker, baselines, theil_sen, timeline
+from gradwire.schedule import Found, Problem, Profile, Regime, Worker, baselines, theil_sen, timeline, worth_of
 
-MOST_TRIED = 5
+MOST_TRIED = 4
 FAR_APART = 8
 """So far apart are numbers of groups that say what a group costs; from nearer ones it is noise, and what is then
 predicted of layer-by-layer plans so far off that they are never tried."""
@@ -36,16 +36,32 @@ def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
     return [Group((), candidate, memory, communicator) for communicator in communicators]
 
 
-def shortlist(profile: Profile, found: Found, regime: Regime, worth: float) -> list[Plan]:
+def allowed(profile: Profile, fidelity: float | None) -> Profile:
+    """The profile with those candidates alone that harm no training and lose at most this share of its progress."""
+    least = 0.0 if fidelity is None else 1 - fidelity
+    kept = [candidate for candidate in profile.candidates if candidate.worth and candidate.worth >= least]
+    return replace(profile, candidates=tuple(kept))
+
+
+def worth_of_plan(profile: Profile, plan: Plan) -> float:
+    """What a step with the plan is worth in dense ones."""
+    return 1.0 if is_dense(plan) else worth_of(profile.problem(), profile.choices(plan))
+
+
+def shortlist(profile: Profile, found: Found, regime: Regime, margin: float) -> list[Plan]:
     """What is worth trying: the best plan; the best candidate alone in DDP's buckets, for where computing beside
     backward costs more than the model knows; and, nearest first, each candidate alone in its best buckets and layer
-    by layer, for where it costs less, of which the model says that they take at most `worth` times as long."""
+    by layer, for where it costs less, whose progress per second the model says is `margin` times less, or nearer."""
     problem = profile.problem()
+
+    def rate(each: Found) -> float:
+        return worth_of(problem, each.groups) / each.step_s
+
     options = range(len(problem.options))
     alone = [_alone(problem, regime, option) for option in options]
-    best = min(options, key=lambda option: alone[option].step_s)
+    best = max(options, key=lambda option: rate(alone[option]))
     rivals = [*alone, *(baselines.layer_wise(problem, regime, option) for option in options)]
-    close = sorted((r for r in rivals if r.step_s < worth * found.step_s), key=lambda rival: rival.step_s)
+    close = sorted((rival for rival in rivals if margin * rate(rival) > rate(found)), key=rate, reverse=True)
     plans = [profile.plan(each.groups) for each in [found, baselines.buckets(problem, regime, best), *close]]
     return [plan for i, plan in enumerate(plans) if plan not in plans[:i]][:MOST_TRIED]
 

@@ -1,10 +1,10 @@
 """The profiler: what a step's compute and each way to send a group cost on this job, on the network it runs on."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from zlib import crc32
 
@@ -28,6 +28,7 @@ from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Table, Timel
 from gradwire.schedule.profile import wire_bytes
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
+from gradwire.tuner import rehearsal
 
 PROBED_ELEMENTS = (1 << 14, 1 << 17, 1 << 19, 1 << 21)
 MOST_REPEATS, BUDGET_S = 9, 0.25
@@ -36,13 +37,15 @@ MOST_REPEATS, BUDGET_S = 9, 0.25
 def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Profiler:
     """Carries out a controller's requests for a profile, on all ranks together, while nothing else is under way."""
 
-    def profile(request: ProfileRequest, trace: Trace) -> Profiled:
+    def profile(request: ProfileRequest, trace: Trace, gradients: Sequence[Mapping[str, Tensor]]) -> Profiled:
         times = Times.of(trace.timelines(), slots).on_slowest(mesh, device)
         ordered = sorted(slots, key=lambda slot: times.ready_s[slot.name])
         sizes = [_first(ordered, elements) for elements in PROBED_ELEMENTS]
         pieces = [own for i, own in enumerate(sizes) if not i or own != sizes[i - 1]]
         samples = [[measure(way, own, mesh, device) for own in pieces] for way in request.ways]
-        return Profiled(_profile(request.ways, samples, ordered, times, mesh, device), contention(mesh, device))
+        worths = _worths(request.ways, gradients, slots, mesh, device)
+        found = _profile(request.ways, samples, worths, ordered, times, mesh, device)
+        return Profiled(found, contention(mesh, device))
 
     return profile
 
@@ -169,6 +172,7 @@ def contention(mesh: Mesh, device: torch.device) -> float:
 def _profile(
     ways: Sequence[Group],
     samples: Sequence[Sequence[Sample]],
+    worths: Sequence[float],
     slots: Sequence[Slot],
     times: Times,
     mesh: Mesh,
@@ -178,7 +182,7 @@ def _profile(
         slots=tuple(SlotTime(slot.name, tuple(slot.shape), times.ready_s[slot.name]) for slot in slots),
         forward_s=times.forward_s,
         optimizer_s=times.optimizer_s,
-        candidates=tuple(_candidate(*each) for each in zip(ways, samples, strict=True)),
+        candidates=tuple(_candidate(*each) for each in zip(ways, samples, worths, strict=True)),
         collectives=_collectives(ways, samples),
         ranks=mesh.averaged,
         gpus_per_host=mesh.host.world if mesh.host else 1,
@@ -198,11 +202,25 @@ def _first(slots: Sequence[Slot], elements: int) -> list[Slot]:
     return taken
 
 
-def _candidate(way: Group, samples: Sequence[Sample]) -> Candidate:
+def _worths(
+    ways: Sequence[Group],
+    gradients: Sequence[Mapping[str, Tensor]],
+    slots: Sequence[Slot],
+    mesh: Mesh,
+    device: torch.device,
+) -> list[float]:
+    """What each way's steps are worth; the mean over the ranks, which may hold different parts of the model."""
+    sides = {slot.name: min(slot.matrix) for slot in slots}
+    shrunk = [min(each.shape) / sides[name] for step in gradients[:1] for name, each in step.items()]
+    by = min(1.0, fmean(shrunk)) if shrunk else 1.0
+    return _table([rehearsal.worth(way, gradients, by) for way in ways], mesh, device).mean(0).tolist()
+
+
+def _candidate(way: Group, samples: Sequence[Sample], worth: float) -> Candidate:
     sizes = np.array([float(sample.elements) for sample in samples])
     encode = np.array([sample.encode_s for sample in samples])
     decode = np.array([sample.decode_s for sample in samples])
-    return Candidate(way, Table.of(sizes, encode), Table.of(sizes, decode))
+    return Candidate(way, Table.of(sizes, encode), Table.of(sizes, decode), worth)
 
 
 def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> dict[str, Affine | Table]:

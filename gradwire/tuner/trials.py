@@ -1,4 +1,4 @@
-"""Trials: plans take turns, and their steps are timed."""
+"""Trials: plans take turns, their steps are timed, and who makes the most progress per second wins."""
 
 import json
 from dataclasses import dataclass, field
@@ -6,8 +6,9 @@ from statistics import median
 from typing import Self
 
 from gradwire.plans import Plan
+from gradwire.schedule import most
 
-SETTLE, TRIED, ROUNDS = 2, 8, 3
+SETTLE, TRIED, ROUNDS = 2, 5, 3
 STILL_CLOSE = 1.1
 TURN_STEPS = SETTLE + TRIED + 3
 """Steps that a turn takes, those included that pass until a decision is in force."""
@@ -15,10 +16,12 @@ TURN_STEPS = SETTLE + TRIED + 3
 
 @dataclass
 class Trials:
-    """`plans` in turns, for so many `rounds`; with `drops`, who falls far behind drops out, and one that is left alone
-    has won. `seconds` are those of each plan's steps; a native plan's turn gives one number, their median."""
+    """`plans`, whose steps are worth `worths` dense ones, in turns, for so many `rounds`; with `drops`, who falls far
+    behind drops out, and one that is left alone has won. `seconds` are those of each plan's steps; a native plan's turn
+    gives one number, their median."""
 
     plans: list[Plan]
+    worths: list[float]
     rounds: int = ROUNDS
     drops: bool = True
     seconds: list[list[float]] = field(default_factory=list)
@@ -35,7 +38,12 @@ class Trials:
     @property
     def current(self) -> Plan:
         """Whose turn it is."""
-        return self.plans[self.alive[self.at]]
+        return self.plans[self.index]
+
+    @property
+    def index(self) -> int:
+        """Which plan's turn it is."""
+        return self.alive[self.at]
 
     @property
     def done(self) -> bool:
@@ -44,15 +52,19 @@ class Trials:
 
     @property
     def best(self) -> int:
-        """The fastest of those that ran to the end."""
-        return min(self.alive, key=lambda plan: median(self.seconds[plan]))
+        """Of those that ran to the end, who makes the most progress per second."""
+        return self.alive[most([self.rate(plan) for plan in self.alive], [self.worths[plan] for plan in self.alive])]
+
+    def rate(self, plan: int) -> float:
+        """How many dense steps' progress a second with the plan has made."""
+        return self.worths[plan] / median(self.seconds[plan])
 
     def add(self, seconds: float) -> bool:
         """One more step of the current plan; whether its turn is over."""
         self.steps += 1
         if self.steps <= SETTLE and not self.current.native:
             return False
-        self.seconds[self.alive[self.at]].append(seconds)
+        self.seconds[self.index].append(seconds)
         if self.steps < SETTLE + TRIED and not self.current.native:
             return False
         self._pass_on()
@@ -64,8 +76,8 @@ class Trials:
             return
         self.at, self.round = 0, self.round + 1
         if self.drops:
-            limit = STILL_CLOSE * median(self.seconds[self.best])
-            self.alive = [plan for plan in self.alive if median(self.seconds[plan]) <= limit]
+            best = self.rate(self.best)
+            self.alive = [plan for plan in self.alive if STILL_CLOSE * self.rate(plan) >= best]
 
     def to_json(self) -> str:
         """As text; `from_json` reads it back."""

@@ -22,6 +22,7 @@ from gradwire.schedule.costs import NOTHING, Affine, Table
 from gradwire.schedule.problem import Option, Problem
 from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
 from gradwire.schedule.simulate import Cluster, moved
+from gradwire.tuner.rehearsal import expected
 
 MS = 1e-3
 FLAT_ELEMENTS = 1 << 20
@@ -117,7 +118,9 @@ def profile(model: str, cluster: Cluster = PCIE) -> Profile:
     for curve in CURVES.values():
         communicator = AllReduce() if isinstance(curve.compressor, RandomK) else AllGather()
         ways.append((Group((), curve.compressor, Residual(), communicator), curve.encode_ms, curve.decode_ms))
-    candidates = tuple(Candidate(way, _curve(encode_ms), _curve(decode_ms)) for way, encode_ms, decode_ms in ways)
+    candidates = tuple(
+        Candidate(way, _curve(encode_ms), _curve(decode_ms), expected(way)) for way, encode_ms, decode_ms in ways
+    )
     plain = Profile(
         slots=_slots(tuple(tensors()), iteration_s * 2 / 3),
         forward_s=iteration_s / 3,

@@ -1,0 +1,101 @@
+"""Rehearsals: what ways to send would leave behind of a job's gradients, found without a network.
+
+A rank alone sends a few small gradients in turns, with its memory and as often as it takes until what waits is as much
+as it stays. What is left of gradient and residual then says what a step is worth (`gradwire.controllers.gain`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from gradwire.controllers.gain import worth_of
+from gradwire.controllers.recompress import with_options
+from gradwire.memories import RESIDUAL
+from gradwire.ops.gradients import Gradients
+from gradwire.ops.workspace import Workspace
+from gradwire.plans import Group, Plan
+from gradwire.runtime.exchange import Given, JobContext, ReplicaExchange
+from gradwire.runtime.store import Store
+from gradwire.schedule.profile import STEADY
+from gradwire.slots import Slot
+from gradwire.transports import Mesh, Recording
+
+STEPS = 32
+SIDE, KINDS = 256, 8
+SCALE = 1e-3
+"""Of made-up gradients: votes are numbers of another size than gradients, and no step of theirs is worth anything."""
+
+
+def worth(way: Group, gradients: Sequence[Mapping[str, Tensor]], shrunk: float = 1.0) -> float:
+    """How many dense steps a step is worth that sends `gradients` (those of some steps, matrices of `shrunk` times
+    their real sides) in this way; without any, made-up ones."""
+    finite = [step for step in gradients if step and all(each.isfinite().all() for each in step.values())]
+    if way.compressor.is_cast:
+        return 1.0
+    return worth_of(share(_shrunk(way, shrunk), finite)) if finite else expected(way)
+
+
+@cache
+def expected(way: Group) -> float:
+    """`worth` where nobody has seen the gradients: made-up ones, which are low-rank and heavy-tailed like real ones."""
+    return worth(way, [{"made up": gradient} for gradient in made_up()])
+
+
+def share(way: Group, gradients: Sequence[Mapping[str, Tensor]]) -> float:
+    """The share of the energy of gradient and residual that this way comes to send of the gradients, in turns."""
+    vectors = [torch.cat([each.flatten() for each in step.values()]) for step in gradients]
+    slots = [Slot.of(name, each) for name, each in gradients[0].items()]
+    exchange = _alone(replace(way, slots=tuple(slot.name for slot in slots)), slots, vectors[0].device)
+    whole = left = 0.0
+    for step in range(STEPS):
+        kept, sent = _send(exchange, vectors[step % len(vectors)], step)
+        if step >= STEPS // 2:
+            whole += float((kept + sent).double().square().sum())
+            left += float(kept.double().square().sum())
+    return max(0.0, 1 - left / whole) if whole else 1.0
+
+
+def made_up() -> list[Tensor]:
+    """Gradients (256, 256) of 8 steps: singular values that fall like 1/i, a half of each vector the same at every
+    step, rows and columns of different size."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    values = SCALE / torch.arange(1, SIDE + 1)
+    rows, columns = draw(SIDE, 1).mul_(0.5).exp_(), draw(1, SIDE).mul_(0.5).exp_()
+    left, right = draw(SIDE, SIDE), draw(SIDE, SIDE)
+
+    def vary(always: Tensor) -> Tensor:
+        return 0.5 * always + 0.75**0.5 * draw(SIDE, SIDE)
+
+    return [rows * ((vary(left) * values) @ vary(right)) * columns for _ in range(KINDS)]
+
+
+def _alone(group: Group, slots: Sequence[Slot], device: torch.device) -> ReplicaExchange:
+    """The group's exchange on the only rank."""
+    store = Store(slots, device)
+    store.arrange(Plan((group,)))
+    return ReplicaExchange(group, 0, store.groups[0], JobContext(Mesh.of(Recording(1)), 0, Workspace(device)))
+
+
+def _send(exchange: ReplicaExchange, gradient: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """One step: what is left of gradient and residual (n,), and what was sent."""
+    sent = gradient.clone()
+    for op in exchange.run(Given(Gradients.of_vector(exchange.stored.layout, sent)), STEADY + step):
+        if op is not None:
+            Recording(1).start(op)
+    exchange.commit()
+    return exchange.stored.flat[RESIDUAL].old if exchange.group.memory.remembers else gradient - sent, sent
+
+
+def _shrunk(way: Group, by: float) -> Group:
+    """The same for matrices of `by` times their sides: ranks that count rows are fewer."""
+    rank = getattr(way.compressor, "rank", 0)
+    if rank < 1:
+        return way
+    return replace(way, compressor=with_options(way.compressor, {"rank": max(1, round(by * rank))}))
