@@ -62,7 +62,7 @@ from gradwire.controllers import (
     WarmUp,
 )
 from gradwire.files import save
-from gradwire.frontends import DistributedOptimizer, Handle, LocalSteps, Outer, attach
+from gradwire.frontends import DistributedOptimizer, Handle, LocalSteps, Outer, attach, compress_shards
 from gradwire.measure import bench, plan
 from gradwire.memories import DGCMemory, Memory, NoMemory, Residual
 from gradwire.ops.lazy_sum import LazySum
@@ -84,5 +84,5 @@ __all__ = [
     "Plan", "PowerSGD", "ProcessGroup", "ProfileRequest", "Quantized", "RandomK", "Recording", "RedSync",
     "Reduction", "ReductionError", "Residual", "ReusedThreshold", "SIDCo", "ScaDLES", "ScatterReduce",
     "SendReceive", "SignSGD", "Signum", "Slot", "SplitGather", "Stats", "StepView", "Sum", "TernGrad", "Threads",
-    "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "groups", "plan", "reshard", "save",
+    "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "compress_shards", "groups", "plan", "reshard", "save",
 ]  # fmt: skip

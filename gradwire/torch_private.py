@@ -262,3 +262,17 @@ def fsdp_accumulates(group: Any) -> bool:
 def fsdp_sums(group: Any) -> bool:
     """Whether FSDP divides by a factor of the user's, and else adds gradients up instead of averaging them."""
     return group.gradient_divide_factor is not None
+
+
+def replace_collectives(group: Any, reduce_scatter: Any, all_gather: Any) -> Callable[[], None]:
+    """Has one of `fsdp_groups` use these instead of its own, where they are not None; what undoes that. FSDPModule's
+    set_custom_reduce_scatter and set_custom_all_gather do not where a module has several groups, nor back."""
+    given = {"_reduce_scatter_comm": reduce_scatter, "_all_gather_comm": all_gather}
+    before = {name: getattr(group, name) for name, comm in given.items() if comm is not None}
+
+    def put(comms: dict[str, Any]) -> None:
+        for name, comm in comms.items():
+            setattr(group, name, comm)
+
+    put({name: given[name] for name in before})
+    return lambda: put(before)

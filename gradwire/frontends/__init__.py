@@ -4,5 +4,6 @@ from gradwire.frontends.attach import attach
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.local_steps import LocalSteps, Outer
 from gradwire.frontends.optimizer import DistributedOptimizer
+from gradwire.frontends.shard_compression import compress_shards
 
-__all__ = ["DistributedOptimizer", "Handle", "LocalSteps", "Outer", "attach"]
+__all__ = ["DistributedOptimizer", "Handle", "LocalSteps", "Outer", "attach", "compress_shards"]

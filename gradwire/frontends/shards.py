@@ -246,4 +246,7 @@ def _replicas_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> De
     parameter = next(iter(parameters.values()))
     if isinstance(parameter, DTensor) and parameter.placements[0].is_replicate():
         return parameter.device_mesh
-    raise ValueError(f"the model is sharded over one dimension, and mesh= says where its replicas are; use {RECIPE}")
+    raise ValueError(
+        f"the model is sharded over one dimension, and mesh= says where its replicas are; use {RECIPE}. Where "
+        "there are none, gw.compress_shards(model, gw.QSGD()) compresses what shards exchange"
+    )

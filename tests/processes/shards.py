@@ -7,6 +7,7 @@ import sys
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -21,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
+from gradwire.frontends.shard_compression import AllGather, ReduceScatter
 from gradwire.torch_private import fsdp_groups, parameters_of_fsdp
 from tests.processes.scenarios import SCENARIOS, Halving, main, network, refused, same_on_all_ranks, scenario, train
 
@@ -489,6 +491,134 @@ def controllers_decide_alike_for_the_whole_mesh() -> None:
             assert same_on_all_ranks(torch.tensor(plans)), controller
             assert len(set(plans)) > 1, controller
             handle.detach()
+
+
+# Plain FSDP over a slow link
+
+
+def line() -> DeviceMesh:
+    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
+
+
+def everyones(tensor: Tensor) -> Tensor:
+    rows = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, tensor)
+    return torch.stack(rows)
+
+
+def block_maxima(x: Tensor, block: int) -> Tensor:
+    """Of each element's block."""
+    padded = nn.functional.pad(x.abs(), (0, -x.shape[-1] % block))
+    largest = padded.unflatten(-1, (-1, block)).amax(-1)
+    return largest.repeat_interleave(block, -1)[..., : x.shape[-1]]
+
+
+@scenario(2, 4)
+def gradients_of_shards_are_summed_in_few_bits() -> None:
+    rank, world, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    n = 3001
+    for codec, block, step in (
+        (gw.QSGD(), 1024, 1 / 127),
+        (gw.Quantized(8), 64, 1 / 254 + 1 / 256),
+        (gw.BF16(), 1, 1 / 256),
+    ):
+        comm = ReduceScatter(codec, {}, 0)
+        for dtype in (torch.float32, torch.bfloat16):
+            mine = torch.randn(world * n, generator=torch.Generator().manual_seed(rank)).to(dtype)
+            parts = everyones(mine).view(world, world, n)[:, rank].float()
+            got = comm.allocate((n,), dtype=dtype, device=mine.device)
+            comm(got, mine.clone(), group, dist.ReduceOp.AVG)
+            off = (got.float() - parts.mean(0)).abs()
+            rounding = parts.mean(0).abs() / 256 if dtype == torch.bfloat16 else 1e-6
+            assert (off <= block_maxima(parts, block).mean(0) * step + rounding).all(), (codec, dtype)
+        row = -(-codec.payload_bytes(n) // 4) * 4 + 4  # and whether it is finite
+        assert comm.wire_bytes == 2 * (world - 1) * row
+        assert comm.dense_bytes == (world - 1) * n * (4 + 2)
+        mine = torch.ones(world * n)
+        if rank == 1:
+            mine[5] = torch.inf  # belongs to rank 0
+        got = torch.empty(n)
+        comm(got, mine, group, dist.ReduceOp.SUM)
+        assert got.isfinite().all() == (rank != 0)
+    comm = ReduceScatter(gw.QSGD(), {}, 0)
+    got, mine = torch.empty(n), torch.zeros(world * n)
+    refused(
+        ValueError, "call set_force_sum_reduction_for_comms(True) as well",
+        lambda: comm(got, mine, group, dist.ReduceOp.MAX),
+    )  # fmt: skip
+
+
+@scenario(2, 4)
+def weights_are_put_together_in_few_bits_alike_on_all_ranks() -> None:
+    rank, world, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    n = 3001
+    comm = AllGather(gw.Quantized(8), {}, 0)
+    for dtype in (torch.float32, torch.bfloat16):
+        whole = torch.empty(world * n, dtype=dtype)
+        mine = whole[rank * n : (rank + 1) * n].copy_(torch.randn(n, generator=torch.Generator().manual_seed(rank)))
+        exact = everyones(mine.clone())
+        assert comm(whole, mine, group) is None
+        assert same_on_all_ranks(whole)
+        off = (whole.view(world, n) - exact).abs().float()
+        assert (off <= block_maxima(exact.float(), 64) * (1 / 254 + 1 / 128)).all()
+    bytes_of_two_types = torch.zeros(world, 8, dtype=torch.uint8)
+    bytes_of_two_types[rank] = rank + 1
+    comm(bytes_of_two_types.view(-1), bytes_of_two_types[rank], group)
+    assert bytes_of_two_types.float().mean(1).tolist() == list(range(1, world + 1))
+
+
+@scenario(4)
+def models_train_with_shards_that_are_sent_in_few_bits() -> None:
+    def run(*codecs: gw.Codec, steps: int = 12, **policy) -> tuple[Branches, list[float], Any]:
+        model = wrapped(line(), **policy)
+        compression = gw.compress_shards(model, *codecs) if codecs else None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for step in range(steps):
+            loss = loss_of(model, step)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return model, losses, compression
+
+    for policy in ({}, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}, {"reshard_after_forward": 2}):
+        native, dense, _ = run(**policy)
+        exact, same, compression = run(gw.FP32(), **policy)
+        assert same == dense
+        assert equal(local_parameters(exact), local_parameters(native))
+        assert compression.traffic() == (0, 0)
+        for codecs, tolerance in (
+            ((gw.QSGD(),), 0.02), ((gw.QSGD(), gw.Quantized(8)), 0.05), ((gw.Quantized(4), gw.Quantized(8)), 0.2),
+        ):  # fmt: skip
+            _, losses, compression = run(*codecs, **policy)
+            assert losses != dense
+            assert max(abs(a - b) for a, b in zip(losses, dense, strict=True)) < tolerance * dense[0], codecs
+            assert compression.traffic().wire_bytes > 0
+    model, _, compression = run(gw.QSGD(), gw.Quantized(8), steps=1)
+    compression.detach()
+    fresh = wrapped(line())
+    for name, parameter in fresh.named_parameters():
+        parameter.data.copy_(dict(model.named_parameters())[name].data)
+    for each in (model, fresh):
+        loss_of(each, 7).backward()
+    assert equal(gradients(model), gradients(fresh))
+
+
+def local_parameters(model: nn.Module) -> list[Tensor | None]:
+    return [p.to_local() for p in model.parameters()]
+
+
+@scenario(4)
+def shards_that_cannot_be_compressed_are_refused() -> None:
+    alone = dist.get_rank() == 1
+    model = wrapped(line())
+    refused(ValueError, "call fully_shard(model) first", lambda: gw.compress_shards(Branches(), gw.QSGD()))
+    refused(ValueError, "needs a memory", lambda: gw.compress_shards(model, gw.TopK(0.1) if alone else gw.QSGD()))
+    refused(ValueError, "needs a memory", lambda: gw.compress_shards(model, gw.QSGD(), gw.EFSignSGD()))
+    refused(ValueError, "gradients", lambda: gw.compress_shards(model, gw.QSGD(15) if alone else gw.QSGD()))
+    refused(ValueError, "gw.QSGD()", lambda: gw.compress_shards(model, "qsgd"))
+    loss_of(model, 0).backward()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,197 @@
+"""Plain FSDP2 whose shards lie across a slow link: its own two collectives in fewer bits, without a memory.
+
+reduce-scatter  every rank encodes the part of its gradients that belongs to each other one, all swap them, and each
+                adds up in float32 what it received
+all-gather      every rank encodes its shard, all get all, and every rank decodes all of them, its own as well
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from gradwire.collective import AllToAll, Collective, Gather, Message
+from gradwire.compressors import BF16, FP16, FP32, QSGD, Codec, Compressor, GroupContext, Quantized, TernGrad
+from gradwire.compressors.base import context_for
+from gradwire.frontends.job import check_type
+from gradwire.ops.lazy_sum import LazySum
+from gradwire.runtime.agreement import Agreement
+from gradwire.slots import Layout
+from gradwire.torch_private import fsdp_groups, replace_collectives
+from gradwire.transports import Mesh, ProcessGroup
+
+EXACT = FP32()
+FIT = (FP32, FP16, BF16, QSGD, TernGrad, Quantized)
+
+
+class Traffic(NamedTuple):
+    """Bytes that this rank has sent in the collectives that were replaced, and what FSDP would have."""
+
+    wire_bytes: int
+    dense_bytes: int
+
+
+class ShardCompression:
+    """What `compress_shards` returns."""
+
+    def __init__(self, comms: Sequence["_Comm"], undo: Sequence[Callable[[], None]]) -> None:
+        self._comms, self._undo = comms, undo
+
+    def traffic(self) -> Traffic:
+        """Bytes so far."""
+        return Traffic(sum(comm.wire_bytes for comm in self._comms), sum(comm.dense_bytes for comm in self._comms))
+
+    def detach(self) -> None:
+        """FSDP's own collectives again."""
+        for undo in self._undo:
+            undo()
+
+
+def compress_shards(model: nn.Module, gradients: Codec, weights: Codec = EXACT, *, seed: int = 0) -> ShardCompression:
+    """Has FSDP2 send in fewer bits what it sends between the ranks that hold a model's shards: `gradients` when it adds
+    them up (reduce-scatter), `weights` when it puts parameters together (all-gather), each step anew from the shards,
+    which stay exact. `FP32()` leaves a collective as it is. Quantized weights and gradients without a memory are
+    ZeRO++'s (Wang et al., 2023, https://arxiv.org/abs/2306.10209). `seed` starts all randomness.
+
+    An element is off by its block's largest magnitude / 127 at most with `QSGD()`, and by half of that with
+    `Quantized(8)`. Means are of errors as well. What is not finite stays so: the sum is NaN.
+
+    Call it on all ranks, after `fully_shard`. For replicas of sharded models see `attach`, which keeps what it did not
+    send. Raises ValueError, on all ranks, for compressors that need a memory, for ranks that differ, and for a model
+    that is not sharded.
+    """
+    links: dict[dist.ProcessGroup, ProcessGroup] = {}
+    reduce_scatter, all_gather = ReduceScatter(gradients, links, seed), AllGather(weights, links, seed)
+    _meet(model, gradients, weights, seed)
+    comms = [None if comm.is_exact else comm for comm in (reduce_scatter, all_gather)]
+    undo = [replace_collectives(group, *comms) for group in fsdp_groups(model)]
+    return ShardCompression([comm for comm in comms if comm], undo)
+
+
+def _meet(model: nn.Module, gradients: Codec, weights: Codec, seed: int) -> None:
+    """Raises ValueError on all ranks for what cannot be."""
+    sharded = [p for p in model.parameters() if isinstance(p, DTensor)] if isinstance(model, FSDPModule) else []
+    if not sharded:
+        raise ValueError("compress_shards() is for what fully_shard has wrapped; call fully_shard(model) first")
+    mesh, placements = sharded[0].device_mesh, sharded[0].placements
+    dim = next(dim for dim, placement in enumerate(placements) if placement.is_shard())
+    group = ProcessGroup.own(mesh.get_group(dim))
+
+    def words() -> dict[str, str]:
+        _check(gradients, weights)
+        return {"gradients": str(gradients), "weights": str(weights), "seed": str(seed)}
+
+    try:
+        Agreement(Mesh.of(group), [], sharded[0].to_local().device, {}).on(words, "compress_shards()")
+    finally:
+        group.close()
+
+
+def _check(*codecs: Codec) -> None:
+    for codec in codecs:
+        check_type("compressor", codec, (Compressor,), "gw.QSGD()")
+        if not isinstance(codec, FIT):
+            raise ValueError(
+                f"{codec} needs a memory, which for whole gradients takes what sharding saves; use gw.QSGD(), "
+                "gw.Quantized(8) or gw.BF16(), or shard inside hosts and attach(model, ..., mesh=mesh) between them"
+            )
+
+
+class _Comm:
+    """One of FSDP's collectives, which it calls on the stream where its own would run, with tensors that it owns.
+    `links` has a transport for each of its groups."""
+
+    def __init__(self, codec: Codec, links: dict[dist.ProcessGroup, ProcessGroup], seed: int) -> None:
+        self._codec, self._links, self._seed = codec, links, seed
+        self._contexts: dict[tuple[int, dist.ProcessGroup], GroupContext] = {}
+        self._draws = count()
+        self.wire_bytes = self.dense_bytes = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether FSDP's own collective does the same."""
+        return isinstance(self._codec, FP32)
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """What FSDP copies gradients or shards to, and what it reads."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def _context(self, n: int, group: dist.ProcessGroup, device: torch.device) -> GroupContext:
+        """For parts of n elements; buffers are kept."""
+        key = (n, group)
+        if key not in self._contexts:
+            fresh = context_for(Layout.vector(n), self._codec, device)
+            self._contexts[key] = replace(
+                fresh, rank=group.rank(), world=group.size(), remember=False, seed=self._seed, draws=self._draws
+            )
+        return self._contexts[key]
+
+    def _encode(self, x: Tensor, row: Message, context: GroupContext) -> None:
+        """x (n,), which may be changed; the row's flag becomes NaN where x is not finite."""
+        assert row.flags is not None
+        row.flags.zero_()
+        exact = x if x.dtype == torch.float32 else context.buffers.tensor("exact", (len(x),)).copy_(x)
+        self._codec.encode(LazySum(exact, exact, None, nonfinite=row.flags), row.body, context)
+
+    def _run(self, op: Collective, group: dist.ProcessGroup, dense: Tensor) -> None:
+        """`dense` is what FSDP would have sent to each other rank."""
+        if group not in self._links:
+            self._links[group] = ProcessGroup(group)
+        self._links[group].run(op)
+        self.wire_bytes += op.wire_bytes(group.size())
+        self.dense_bytes += (group.size() - 1) * dense.nbytes
+
+
+class ReduceScatter(_Comm):
+    """What belongs to each rank, summed up there in float32."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        """input (ranks·n,), output (n,). Raises ValueError for a sum with a factor inside."""
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise ValueError(
+                "set_gradient_divide_factor() has the collective divide; call set_force_sum_reduction_for_comms(True) "
+                "as well"
+            )
+        world, n = group.size(), len(output_tensor)
+        context = self._context(n, group, input_tensor.device)
+        size = self._codec.group_bytes(context.layout, 0)
+        send, receive = context.message("send", size, rows=world), context.message("receive", size, rows=world)
+        for rank, part in enumerate(input_tensor.view(world, n)):
+            self._encode(part, send.row(rank), context)
+        self._run(AllToAll(send, receive), group, output_tensor)
+        assert receive.flags is not None
+        total = context.buffers.tensor("total", (n,))
+        self._codec.decode(receive.body, total, context)
+        total.div_(world if op == dist.ReduceOp.AVG else 1).add_(receive.flags.sum())
+        output_tensor.copy_(total)
+
+
+class AllGather(_Comm):
+    """Everybody's shards, the same on all ranks."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        """input (n,), a part of output (ranks·n,)."""
+        world, n = group.size(), len(input_tensor)
+        if not input_tensor.is_floating_point():  # shards of several types, as bytes
+            rows = Message.plain(output_tensor.view(world, n))
+            return self._run(Gather(Message.plain(input_tensor), rows), group, input_tensor)
+        context = self._context(n, group, input_tensor.device)
+        size = self._codec.group_bytes(context.layout, 0)
+        send, receive = context.message("send", size), context.message("receive", size, rows=world)
+        self._encode(input_tensor, send, context)
+        self._run(Gather(send, receive), group, input_tensor)
+        assert receive.flags is not None
+        exact = context.buffers.tensor("exact", (n,))
+        for rank, part in enumerate(output_tensor.view(world, n)):
+            self._codec.decode(receive.body[rank, None], exact, context)
+            part.copy_(exact.add_(receive.flags[rank]))
