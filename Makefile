@@ -7,13 +7,17 @@ TORCH := $(VENV)/.torch
 LAB := $(VENV)/.lab
 DEV := $(VENV)/.dev
 
-.PHONY: demo test lint docs benchmarks sanitize fuzz wheels clean
+.PHONY: demo test test-ray lint docs benchmarks sanitize fuzz wheels clean
 
 demo: $(LAB)  ## the main job: a language model over slow links, dense against compressed
 	$(BIN)/gradwire demo
 
 test: $(DEV)  ## every test
 	$(BIN)/python -m pytest -q
+
+test-ray: $(DEV)  ## the tests that need Ray, which takes 500 MB more
+	$(PIP) --editable '.[ray]'
+	$(BIN)/python -m pytest -q tests/test_ray.py
 
 lint: $(DEV)  ## what CI checks besides the tests
 	$(BIN)/ruff check .

@@ -1,0 +1,39 @@
+"""Gradwire under Ray Train: `compress` what `prepare_model` made, and `keep` the state in checkpoints."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradwire.checkpoint import StateDict
+from gradwire.compressors import Compressor
+from gradwire.files import save
+from gradwire.frontends import Handle, attach
+from gradwire.plans import Plan
+
+train: Any = import_module("ray.train")  # by name, for Ray is not among what development needs
+FILE = "gradwire.pt"
+
+
+def compress(
+    model: nn.Module, compressor: Compressor | Plan | str | None = None, *, checkpoint: Any = None, **options: Any
+) -> Handle:
+    """Compresses the gradients of what `ray.train.torch.prepare_model` made of a model, and loads what `checkpoint`
+    has, by default the one that Ray starts workers again from. All workers call it; the `options` are those of
+    `gradwire.attach`, which says what it raises. Raises FileNotFoundError for a checkpoint without Gradwire's state."""
+    handle = attach(model, compressor, **options)
+    found = checkpoint or train.get_checkpoint()
+    if found:
+        with found.as_directory() as folder:
+            state: StateDict = torch.load(Path(folder) / FILE, map_location="cpu", weights_only=True)
+        handle.load_state_dict(state)
+    return handle
+
+
+def keep(handle: Handle, folder: str | Path) -> None:
+    """Writes the state of all workers to a folder of rank 0's that is to be a checkpoint; all workers call it."""
+    state = handle.state_dict(all_ranks=True)
+    if train.get_context().get_world_rank() == 0:
+        save(state, Path(folder) / FILE)
