@@ -47,14 +47,17 @@ def plan(
     make: Callable[[], Any],
     *,
     candidates: "Sequence[str | Compressor]" = (),
+    fidelity: float | None = None,
     hosts: int = 2,
     link: str = "loopback",
     seed: int = 0,
     device: str = "cpu",
 ) -> "Plan":
-    """The fastest plan for `make`'s model on `hosts` ranks with a `link` each, to give to `attach`; found by training.
+    """The plan with the most progress per second for `make`'s model on `hosts` ranks with a `link` each, to give to
+    `attach`; found by training.
 
-    `make` as in `bench`; `candidates` are compressors or texts, by default those that need no tuning. Raises ValueError
+    `make` as in `bench`; `candidates` are compressors or texts, by default those that need no tuning, and `fidelity` is
+    what may be lost of dense training's progress. Raises ValueError
     for what the command line refuses, and where this process is a rank itself.
     """
     from gradwire.construct import text_of
@@ -70,7 +73,7 @@ def plan(
         candidate(text)
     own = Own(function=named(make))
     next(own.batches(0, hosts, seed))
-    spec = PlanSpec(task=own.name, options=[f"function={own.function}"], seed=seed, candidates=texts)
+    spec = PlanSpec(task=own.name, options=[f"function={own.function}"], seed=seed, candidates=texts, fidelity=fidelity)
     return Planned.from_line(_run(job, spec, Place(hosts, link_of(link), device))[-1]).plan
 
 

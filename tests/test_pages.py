@@ -154,5 +154,5 @@ def test_the_verdict_stands_above_everything(written: dict[str, Path]) -> None:
     )
     assert sentences["trainings"] == "lm: topk:0.01+residual was where dense ended 4.00× as fast."
     assert sentences["timeline"] == "As fast as can be."
-    said = r"Beside FP32, the best plan is .*× as fast on 64 ranks at 1gbit, with groups of \d+ .*"
+    said = r"Beside FP32, the best plan makes .*× the progress on 8 ranks at 1gbit, with groups of \d+ .*"
     assert re.fullmatch(said, sentences["simulation"])

@@ -10,11 +10,14 @@ from test_auto import automatic_job, choose
 
 import gradwire as gw
 from gradwire.controllers.gain import delay_of, worth_of
+from gradwire.lab.scheduling.profiles import profile as published
 from gradwire.memories import Residual
 from gradwire.ops.sample import MATRICES, SIDE, sampled
 from gradwire.plans import NATIVE, Group, Plan, default_communicator, default_memory
+from gradwire.report import simulation
 from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Worker, most, over_link, search, search_progress
 from gradwire.schedule import worth_of as worth_of_groups
+from gradwire.schedule.simulate import Cluster, simulate
 from gradwire.tuner import Auto, auto, rehearsal, trials
 from gradwire.tuner.plans import allowed, shortlist, worth_of_plan
 from gradwire.tuner.trials import Trials
@@ -194,6 +197,37 @@ def test_what_loses_too_much_is_not_even_tried():
 
 def compressors_of(job: Profile) -> set[type]:
     return {type(candidate.way.compressor) for candidate in job.candidates}
+
+
+@pytest.mark.parametrize("every", [1, 30])
+def test_simulated_best_plans_harm_no_training(every: int):
+    """RandomK 1 % takes the shortest steps of all, and diverges."""
+    job = profile(few=0.4, random=0.0)
+    found = {outcome.way: outcome for outcome in simulate(job, Cluster(4, 1e6), every=every)}
+    assert found["RandomK(ratio=0.01)"].step_s < found["best plan"].step_s
+    assert found["RandomK(ratio=0.01)"].progress == 0
+    assert all(1.03 * found["best plan"].progress >= each.progress for each in found.values())
+    assert not [outcome for outcome in found.values() if "best" in outcome.way and "RandomK" in outcome.groups]
+    assert all((outcome.worth is None) == (outcome.every > 1) for outcome in found.values())
+
+
+def test_a_published_job_is_judged_by_what_is_assumed_of_its_compressors():
+    worths = {type(each.way.compressor): each.worth for each in published("resnet50").candidates}
+    assert worths[gw.FP32] == 1
+    assert worths[gw.RandomK] == 0
+    assert 0 < worths[gw.DGC] < 1
+
+
+def test_the_tables_show_what_steps_are_worth():
+    job = profile(four=0.99, few=0.4, random=0.0)
+    outcomes = list(simulate(job, Cluster(4, 1e6)))
+    shown = simulation.table(outcomes)
+    assert {"Quantized(bits=4), worth 0.99", "RandomK(ratio=0.01), worth 0.00"} <= set(shown.columns)
+    (groups,) = [row[shown.columns.index("groups of the best plan")] for row in shown.rows]
+    assert groups.endswith(f", worth {outcomes[-1].worth:.2f}")
+    assert simulation.verdict(outcomes).startswith("Beside FP32, the best plan makes ")
+    harmful = profile(dense=0.0, four=0.0, few=0.0, random=0.0)
+    assert "harms training" in simulation.verdict(list(simulate(harmful, Cluster(4, 1e6))))
 
 
 # The automatic plan

@@ -219,6 +219,7 @@ MISTAKES = [
     (["simulate", "resnet50", "--ranks", "12", "--gpus-per-host", "8"], "do not fill"),
     (["simulate", "resnet50", "--link", "fast"], "'fast' is not a link"),
     (["plan", "--hosts", "1"], "needs no plan"),
+    (["plan", "--fidelity", "3"], "use e.g. fidelity=0.01"),
     (["plan", "--candidates", "topkk"], "did you mean topk?"),
     (["plan", "--candidates", "topk+allreduce"], "cannot be added by an all-reduce"),
     (["plan", "--candidates", "dense"], "'dense' is no candidate"),

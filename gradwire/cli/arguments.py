@@ -85,6 +85,7 @@ Repeats = Annotated[int, typer.Option(help="turns that each configuration gets")
 JsonFile = Annotated[Path | None, typer.Option("--json", help="write all figures to this file")]
 
 Candidates = Annotated[str | None, typer.Option(help=_CANDIDATES, autocompletion=candidates)]
+Fidelity = Annotated[float | None, typer.Option(help="what may be lost of dense training's progress, such as 0.01")]
 Job = Annotated[str, typer.Argument(metavar="JOB", help=_JOB)]
 RankCounts = Annotated[str, typer.Option(help="numbers of ranks")]
 Links = Annotated[str, typer.Option(help="links between hosts")]

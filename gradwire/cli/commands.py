@@ -139,16 +139,17 @@ def plan(
     hosts: a.Hosts = None,
     link: a.Rate = None,
     candidates: a.Candidates = None,
+    fidelity: a.Fidelity = None,
     options: a.TaskOptions = None,
     folder: a.Folder = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: a.Out = Path("runs"),
 ) -> None:
-    """Find the fastest plan for a task on a network; write it, its profile and timelines to runs/."""
+    """Find the plan for a task on a network with the most progress per second; write it and its profile to runs/."""
     from gradwire.cli import schedule
 
-    schedule.find_plan(task, model, hosts, link, candidates, options, folder, seed, device, out)
+    schedule.find_plan(task, model, hosts, link, candidates, fidelity, options, folder, seed, device, out)
 
 
 @app.command()

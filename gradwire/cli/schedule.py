@@ -20,6 +20,7 @@ from gradwire.plans import Plan, from_file
 from gradwire.report import planning, simulation
 from gradwire.schedule.profile import Profile
 from gradwire.schedule.simulate import Cluster, Outcome, latency_of, simulate
+from gradwire.tuner import Auto
 
 
 def find_plan(
@@ -28,20 +29,24 @@ def find_plan(
     hosts: int | None,
     link: str | None,
     candidates: str | None,
+    fidelity: float | None,
     options: list[str] | None,
     folder: Path | None,
     seed: int,
     device: str,
     out: Path,
 ) -> None:
-    """Finds the fastest plan for a task on a network."""
+    """Finds the plan with the most progress per second for a task on a network."""
     with mistakes():
         place = place_of(hosts, link, device)
         if place.ranks < 2:
             raise ValueError("1 rank sends nothing and needs no plan: give 2 or more --hosts")
         wanted = described(task, model, None, folder).altered(options=options or [])
         accepted = candidates_of(candidates) if candidates else []
-        spec = PlanSpec(task=wanted.task, options=list(wanted.options), seed=seed, candidates=accepted)
+        spec = PlanSpec(
+            task=wanted.task, options=list(wanted.options), seed=seed, candidates=accepted, fidelity=fidelity
+        )
+        Auto(fidelity=fidelity)  # refuses what is no share
         next(make_task(spec.task, spec.options).batches(0, place.ranks, seed))
     with runner(place) as ranks:
         home = run_folder(out, f"plan-{spec.task}", ranks.leads)

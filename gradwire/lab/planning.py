@@ -35,9 +35,10 @@ _ARGUMENT = re.compile(r"\w+=|[\d.]+(e-?\d+)?$")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSpec(Spec):
-    """What to plan; without candidates, Auto's own."""
+    """What to plan; without candidates, Auto's own. `fidelity` is Auto's."""
 
     candidates: list[str]
+    fidelity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     accepted = [candidate(text) for text in spec.candidates]
     if accepted and FP32() not in accepted:
         accepted.append(FP32())  # what the job begins with, and goes back to
-    controller = Auto(accepted)
+    controller = Auto(accepted, spec.fidelity)
     handle = attach(ddp, FP32(), controller=controller, transport=peers.transport, seed=spec.seed)
     steps = _steps(task, ddp, peers, spec.seed)
     seconds: dict[Plan, list[float]] = {}

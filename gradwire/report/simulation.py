@@ -18,7 +18,9 @@ from gradwire.report.tables import Table, figure, times
 from gradwire.schedule.simulate import BEST, Outcome
 
 _GROUPS = "groups of the best plan"
-_NOTE = """Milliseconds of a step, and the scaling efficiency: what N ranks do as a share of N times what one does.
+_NOTE = """Milliseconds of a step; the scaling efficiency: what N ranks do as a share of N times what one does; and how
+many dense steps a step is worth, as measured where the profile was taken, or as assumed (0: it harms training). The
+best plan makes the most progress per second: worth over time.
 Each candidate alone is cut into groups of the size that suits it best, its small tensors dense; the best plan chooses
 group by group. Inside a host the gradient is summed dense, between hosts one rank of each host sends. Ranks of a single
 host have its own bus alone. "every H" is with local steps: a mean step, of which H make a round;
@@ -39,19 +41,22 @@ def table(outcomes: Sequence[Outcome]) -> Table:
         own = {outcome.way: outcome for outcome in outcomes if outcome.cluster == cluster}
         best, *others = [f"{figure(1e3 * own[way].step_s)} ({100 * own[way].efficiency:.0f} %)" for way in ways]
         where = [_link(cluster.bytes_per_s), str(cluster.ranks), str(cluster.hosts)]
-        rows.append([*where, best, own[BEST].groups, *others])
-    columns = ["link", "ranks", "hosts", BEST, _GROUPS, *ways[1:]]
-    spare = ["hosts", *sorted(ways[1:], key=lambda way: -_typical(outcomes, way))]
+        rows.append([*where, best, f"{own[BEST].groups}{_worth(own[BEST])}", *others])
+    headings = {outcome.way: f"{outcome.way}{_worth(outcome)}" for outcome in outcomes}
+    columns = ["link", "ranks", "hosts", BEST, _GROUPS, *(headings[way] for way in ways[1:])]
+    spare = ["hosts", *(headings[way] for way in sorted(ways[1:], key=lambda way: -_typical(outcomes, way)))]
     return Table("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), spare=spare)
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
-    """Where the best plan gains most over the first way, and where least."""
+    """Where the best plan makes most more progress than the first way, and where least."""
     of = {way: [outcome for outcome in outcomes if outcome.way == way] for way in {o.way for o in outcomes}}
-    first = next(outcome.way for outcome in outcomes if outcome.way != BEST)
-    gains = [(other.step_s / best.step_s, best) for other, best in zip(of[first], of[BEST], strict=True)]
+    first = next((outcome.way for outcome in outcomes if outcome.way != BEST and outcome.progress), None)
+    if first is None:
+        return "Every candidate harms training; profile one that is dense as well."
+    gains = [(best.progress / other.progress, best) for other, best in zip(of[first], of[BEST], strict=True)]
     (most, where), (least, there) = max(gains, key=lambda g: g[0]), min(gains, key=lambda g: g[0])
-    said = f"Beside {first}, the best plan is {times(most)} as fast on {_place(where)}"
+    said = f"Beside {first}, the best plan makes {times(most)} the progress on {_place(where)}"
     return f"{said}, with groups of {where.groups}; {times(least)} on {_place(there)}."
 
 
@@ -111,6 +116,10 @@ def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[
     rows = [asdict(outcome) | {"efficiency": outcome.efficiency} for outcome in outcomes]
     write_json(paths[2], dict(facts) | {"outcomes": rows})
     return paths
+
+
+def _worth(outcome: Outcome) -> str:
+    return "" if outcome.worth is None else f", worth {outcome.worth:.2f}"
 
 
 def _typical(outcomes: Sequence[Outcome], way: str) -> float:

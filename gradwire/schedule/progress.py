@@ -33,12 +33,12 @@ def most(rates: Sequence[float], worths: Sequence[float]) -> int:
 def search_progress(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[Found] = ()) -> Found:
     """The plan with the most progress per second: of the `known` ones and, for every worth that an option has, of the
     shortest step whose options are worth as much or more, each searched to within a factor of 1 + eps."""
-    found = [*known, *(_search_worth(problem, regime, eps, least) for least in _levels(problem))]
+    found = [*known, *(search_worth(problem, regime, eps, least) for least in levels(problem))]
     worths = [worth_of(problem, each.groups) for each in found]
     return found[most([worth / each.step_s for worth, each in zip(worths, found, strict=True)], worths)]
 
 
-def _levels(problem: Problem) -> list[float]:
+def levels(problem: Problem) -> list[float]:
     """What to ask for at least: one of those that are alike, and nothing that harms training."""
     levels: list[float] = []
     for worth in sorted({option.worth for option in problem.options if option.worth}):
@@ -47,8 +47,8 @@ def _levels(problem: Problem) -> list[float]:
     return levels or [0.0]
 
 
-def _search_worth(problem: Problem, regime: Regime, eps: float, least: float) -> Found:
-    """The shortest step of options that are worth so much."""
+def search_worth(problem: Problem, regime: Regime, eps: float, least: float) -> Found:
+    """The shortest step of options that are worth so much, to within a factor of 1 + eps."""
     kept = [index for index, option in enumerate(problem.options) if option.worth >= least]
     found = search(replace(problem, options=tuple(problem.options[index] for index in kept)), regime, eps)
     return replace(found, groups=tuple(replace(group, option=kept[group.option]) for group in found.groups))

@@ -16,8 +16,9 @@ from gradwire.schedule.costs import Affine, Table
 from gradwire.schedule.local_steps import at_once
 from gradwire.schedule.problem import Problem
 from gradwire.schedule.profile import Candidate, Profile, over_link
+from gradwire.schedule.progress import levels, search_progress, search_worth, worth_of
 from gradwire.schedule.regimes import Regime, Worker
-from gradwire.schedule.search import Found, evaluate, search
+from gradwire.schedule.search import Found, evaluate
 
 BEST = "best plan"
 GIVEN = "given plan"
@@ -55,7 +56,8 @@ class Cluster:
 class Outcome:
     """One way to send gradients on one cluster: the seconds of a step, and of a step without communication; `groups`
     says how many are sent by which compressor, `wire_bytes` what a rank, or of several ranks a host, sends in a step.
-    With local steps both are those of a mean step, of which `every` make a round."""
+    With local steps both are those of a mean step, of which `every` make a round. `worth` is how many dense steps a
+    step is worth, None for local ones."""
 
     cluster: Cluster
     way: str
@@ -64,6 +66,12 @@ class Outcome:
     groups: str
     wire_bytes: float
     every: int = 1
+    worth: float | None = None
+
+    @property
+    def progress(self) -> float:
+        """How many dense steps' progress a second makes, 0 where that is not known."""
+        return (self.worth or 0.0) / self.step_s
 
     @property
     def efficiency(self) -> float:
@@ -74,18 +82,22 @@ class Outcome:
 def simulate(
     profile: Profile, cluster: Cluster, regime: Regime | None = None, plan: Plan | None = None, every: int = 1
 ) -> Iterator[Outcome]:
-    """Each candidate alone, in its best bucket size; `plan` as it is, where one is given; and the best plan there is,
-    within 1 % where that can be proven in time. Where `every` is more than 1, also all of these with local steps, of
-    which so many make a round. Raises ValueError for a plan that the profile does not know."""
+    """Each candidate alone, in its best bucket size; `plan` as it is, where one is given; and the plan with the most
+    progress per second, whose step is within 1 % of the shortest where that can be proven in time. Where `every` is
+    more than 1, also all of these with local steps, of which so many make a round; the best plan's round is the
+    shortest that harms no training. Raises ValueError for a plan that the profile does not know."""
     regime = regime or Worker()
     there = moved(profile, cluster)
     problem = there.problem()
     alone_s = problem.around_s + float(problem.ready_s[-1])
     for way, found in _ways(there, problem, regime, plan).items():
-        yield _outcome(there, cluster, way, found, found.step_s, alone_s)
+        worth = worth_of(problem, found.groups)
+        yield dataclasses.replace(_outcome(there, cluster, way, found, found.step_s, alone_s), worth=worth)
     if every > 1:
         inside_s = inner_s(profile, cluster, regime)
-        for way, found in _ways(there, at_once(problem), regime, plan).items():
+        rounds = at_once(problem)
+        named = _ways(there, rounds, regime, plan) | {BEST: search_worth(rounds, regime, EPS, levels(rounds)[0])}
+        for way, found in named.items():
             yield _outcome(
                 there, cluster, f"{way} every {every}", found, inside_s + found.step_s / every, alone_s, every
             )
@@ -98,7 +110,7 @@ def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -
     named = dict(zip(names(there.candidates), found, strict=True))
     if plan:
         named[GIVEN] = evaluate(problem, there.choices(plan), regime)
-    named[BEST] = search(problem, regime, EPS, list(named.values()))
+    named[BEST] = search_progress(problem, regime, EPS, list(named.values()))
     return named
 
 
