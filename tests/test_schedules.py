@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from harness import Job, draw, plan_of, slots_of
+from harness import Job, draw, plan_of, slots_of, total
 from torch import Tensor
 
 import gradwire as gw
@@ -50,6 +50,33 @@ def test_warm_up_goes_down_by_quarters():
     running.close()
 
 
+@pytest.mark.parametrize("compressor", [gw.TopK(0.01), gw.PowerSGD(2), gw.RandomK(0.1)], ids=str)
+def test_a_warm_up_in_bits_is_followed_by_the_plan(compressor: gw.Compressor):
+    """Nothing is lost on the way: what was sent and what is left are all that was given."""
+    plan = plan_of(SLOTS, compressor, gw.Residual(), gw.plans.default_communicator(compressor))
+    running = Job(plan, SLOTS, 2, controllers=[gw.WarmUp(steps=4, dense=2, bits=8) for _ in range(2)])
+    used, given = [], [torch.zeros(slot.shape).double() for slot in SLOTS]
+    for number in range(9):
+        used.append({type(group.compressor) for group in running.runtimes[0].plan.groups})
+        means = run(running, range(number, number + 1))[0]
+        drawn = total(draw(SLOTS, 2, number))
+        given = [g + t.double() / 2 - m.double() for g, t, m in zip(given, drawn, means, strict=True)]
+    assert used == [{gw.FP32}] * 2 + [{gw.Quantized}] * 4 + [{type(compressor)}] * 3
+    assert running.runtimes[0].plan == plan
+    assert [(d.step, d.decision) for d in running.controllers[0].decisions] == [(2, "8 bits"), (6, "the plan")]
+    for kept, lacking in zip(total(running.state("residual")), given, strict=True):
+        torch.testing.assert_close(kept.double(), lacking, rtol=1e-4, atol=1e-4)
+    running.close()
+
+
+def test_what_keeps_nothing_stays_as_it_is_in_a_warm_up_in_bits():
+    first, second = plan_of(SLOTS, gw.TopK(0.01), gw.Residual(), gw.AllGather()).groups
+    plan = gw.Plan((first, gw.Group(second.slots, gw.BF16(), gw.NoMemory(), gw.AllReduce())))
+    warm_up = gw.WarmUp(steps=2, bits=4)
+    warm_up.check(plan)
+    assert [group.compressor for group in warm_up.begin(plan).groups] == [gw.Quantized(4), gw.BF16()]
+
+
 def test_the_papers_warm_up():
     """75 %, 93.75 %, 98.4 %, 99.6 % and then 99.9 % are left out."""
     warm_up = gw.WarmUp(steps=4)
@@ -65,6 +92,8 @@ def test_dense_steps_have_no_dgc_memory():
     gw.WarmUp().check(plan)
     with pytest.raises(ValueError, match=re.escape("use WarmUp(dense=0)")):
         gw.WarmUp(dense=5).check(plan)
+    with pytest.raises(ValueError, match=re.escape("use WarmUp(start=0.25)")):
+        gw.WarmUp(bits=8).check(plan)
 
 
 def accordion(schedule: Schedule | None = None, interval: int = 3) -> gw.Accordion:
@@ -137,8 +166,13 @@ def test_scadles_sends_all_where_too_much_would_be_lost():
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: gw.WarmUp(0.5, steps=9), accordion, lambda: gw.ScaDLES(4, 0.5, window=6)],
-    ids=["warm", "acc", "sca"],
+    [
+        lambda: gw.WarmUp(0.5, steps=9),
+        lambda: gw.WarmUp(steps=5, bits=4),
+        accordion,
+        lambda: gw.ScaDLES(4, 0.5, window=6),
+    ],
+    ids=["warm", "bits", "acc", "sca"],
 )
 @pytest.mark.parametrize("cut", [4, 7])
 def test_a_run_that_was_cut_goes_on_bit_for_bit(make, cut: int):
@@ -159,6 +193,7 @@ def test_a_run_that_was_cut_goes_on_bit_for_bit(make, cut: int):
         ("use e.g. Accordion(low=0.1, high=0.01, scheduler=scheduler)", lambda: gw.Accordion(0.01, 0.1)),
         ("use e.g. WarmUp(start=0.25, steps=1000)", lambda: gw.WarmUp(steps=0)),
         ("use e.g. start=0.25", lambda: gw.WarmUp(start=2)),
+        ("use 2, 3, 4 or 8", lambda: gw.WarmUp(bits=5)),
         ("use e.g. ScaDLES(factor=10, loss=0.3)", lambda: gw.ScaDLES(0.1)),
     ],
 )

@@ -6,7 +6,7 @@ from math import ceil, log
 import torch
 from torch import Tensor
 
-from gradwire.compressors import FP32, Compressor
+from gradwire.compressors import FP32, Compressor, Quantized
 from gradwire.controllers.base import Controller, Decision, Observation
 from gradwire.controllers.recompress import has, recompress, with_options
 from gradwire.memories import DGCMemory
@@ -19,11 +19,15 @@ class WarmUp(Controller):
     the compressor's ratio says (Deep Gradient Compression's exponential schedule: Lin et al., ICLR 2018,
     https://arxiv.org/abs/1712.01887). Every stage divides the share by the same number, at most 4. The first `dense`
     steps send all.
+
+    With `bits`, such as 8 or 4, there is one stage instead, for whatever has a memory, low rank too: all elements in so
+    many bits (`Quantized`) for `steps` steps. Residuals go on from there.
     """
 
     start: float = 0.25
     steps: int = 1000
     dense: int = 0
+    bits: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.start <= 1:
@@ -32,9 +36,27 @@ class WarmUp(Controller):
             raise ValueError(
                 f"steps={self.steps}, dense={self.dense} count steps; use e.g. WarmUp(start=0.25, steps=1000)"
             )
+        self._first = None if self.bits is None else Quantized(self.bits)
         self._origin, self._done = Plan(()), 0
 
     def check(self, plan: Plan) -> None:
+        if self._first:
+            self._check_bits(plan)
+        else:
+            self._check_ratios(plan)
+
+    def _check_bits(self, plan: Plan) -> None:
+        if not any(map(self._warms, plan.groups)):
+            raise ValueError(
+                f"WarmUp(bits={self.bits}) keeps what it does not send, and {plan.groups[0].compressor} has no memory; "
+                "use memory=Residual(), or e.g. attach(ddp, TopK(0.01), controller=WarmUp(bits=8))"
+            )
+        if any(isinstance(group.memory, DGCMemory) for group in plan.groups):
+            raise ValueError(
+                "all elements are sent in bits, after which DGCMemory keeps no momentum; use WarmUp(start=0.25)"
+            )
+
+    def _check_ratios(self, plan: Plan) -> None:
         ratios = [_ratio(group.compressor) for group in plan.groups if has(group.compressor, "ratio")]
         if not ratios:
             raise ValueError(
@@ -62,9 +84,14 @@ class WarmUp(Controller):
         plan = self._plan()
         if plan == seen.plan:
             return None
-        ratios = {_ratio(group.compressor) for group in plan.groups if has(group.compressor, "ratio")}
-        self.decisions.append(Decision(self._done, f"ratio {max(ratios):.3g}", factor=1 / max(ratios)))
+        self.decisions.append(self._decision(plan))
         return plan
+
+    def _decision(self, plan: Plan) -> Decision:
+        if self._first:
+            return Decision(self._done, "the plan" if plan == self._origin else f"{self.bits} bits")
+        ratios = {_ratio(group.compressor) for group in plan.groups if has(group.compressor, "ratio")}
+        return Decision(self._done, f"ratio {max(ratios):.3g}", factor=1 / max(ratios))
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"done": torch.tensor(self._done)}
@@ -74,13 +101,21 @@ class WarmUp(Controller):
 
     def _plan(self) -> Plan:
         def compressor_of(group: Group, name: str) -> Compressor:
-            if not has(group.compressor, "ratio"):
+            if not self._warms(group):
                 return group.compressor
             if self._done < self.dense:
                 return FP32()
+            if self._first:
+                return self._first if self._done < self.dense + self.steps else group.compressor
             return with_options(group.compressor, {"ratio": self._share(_ratio(group.compressor))})
 
         return recompress(self._origin, compressor_of)
+
+    def _warms(self, group: Group) -> bool:
+        """Whether the group is compressed less at first."""
+        if self._first:
+            return group.memory.remembers and not group.compressor.is_cast
+        return has(group.compressor, "ratio")
 
     def _share(self, final: float) -> float:
         """What is sent after the steps done so far."""
