@@ -22,19 +22,17 @@ LAUNCHES = {
     gw.Exclusive: 110, gw.SplitGather: 250, gw.OkTopk: 290,
 }  # fmt: skip
 """A step's at most, of one rank of four and one group of nine slots."""
-MORE = {
-    gw.AllDimensionTopK: 45 * len(SLOTS), gw.MultiLevel: 10, gw.ChunkTopK: 320, gw.QSGD: 40, gw.TernGrad: 250,
-    gw.OneBit: 150, gw.Quantized: 2000, gw.PowerSGD: 5000, gw.ACPSGD: 5000,
-}  # fmt: skip
-"""And so many more: codes of few bits take many calls in torch, and matrices are worked on slot by slot."""
+MORE = {gw.MultiLevel: 10, gw.ChunkTopK: 320, gw.TernGrad: 120, gw.Quantized: 140}
+"""And so many more: codes of few bits take many calls in torch."""
+FIRST = {type(part): case for case in CASES[::-1] for part in (case.compressor, case.communicator)}
+"""A row for each compressor and each communicator."""
 
 
 def has_coded_factors(case: Case) -> bool:
-    """Thousands of calls a step in torch, which take minutes to count."""
     return isinstance(case.compressor, gw.PowerSGD | gw.ACPSGD) and case.compressor.bits < 32
 
 
-cases = pytest.mark.parametrize("case", [case for case in CASES if not has_coded_factors(case)], ids=str)
+cases = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 @pytest.fixture
@@ -63,9 +61,32 @@ def test_a_step_asks_the_host_for_nothing_and_launches_little(case: Case, gpu: P
         assert launched <= launches(case), f"{launched} launches: {gpu.lines.most_common(12)}"
 
 
+@pytest.mark.parametrize("case", dict.fromkeys(FIRST.values()), ids=str)
+def test_nothing_is_launched_per_slot(case: Case, gpu: PretendedGPU):
+    few, many = (launched(case, layers(count), gpu) for count in (5, 8))
+    assert many < few + len(SMALL), f"{many - few} more for {3 * len(SMALL)} more slots: {gpu.lines.most_common(12)}"
+
+
+def layers(count: int) -> list[Slot]:
+    """As many slots of equal shapes, as a model's layers have."""
+    return slots_of({f"{layer}.{name}": tensor for layer in range(count) for name, tensor in SMALL.items()})
+
+
+def launched(case: Case, slots: Sequence[Slot], gpu: PretendedGPU) -> float:
+    """The most of two steps, per rank."""
+    lane, totals = Lane(case, slots, GPU, gpu), list[int]()
+    for number in range(3):
+        gpu.forget()
+        lane.step(draw(slots, WORLD, number))
+        totals.append(gpu.kernels.total())
+    return max(totals[1:]) / WORLD
+
+
 def launches(case: Case) -> int:
     """The bound."""
     compressor = case.compressor.first if isinstance(case.compressor, gw.Interleaved) else case.compressor
+    if has_coded_factors(case):
+        return 250 if isinstance(case.communicator, gw.AllGather) else 800
     more = 50 if case.communicator == gw.AllGather(over_senders=True) else 500 if has_short_values(case) else 0
     return LAUNCHES[type(case.communicator)] + MORE.get(type(compressor), 0) + more
 
@@ -77,9 +98,10 @@ def has_short_values(case: Case) -> bool:
 
 
 def differs(case: Case) -> bool:
-    """Whether it does something else on a CPU: other noise, thresholds that a host looks at, or codes of entries that
-    another rounding makes another level, and so another selection later."""
-    return is_estimated(case.compressor) or isinstance(case.communicator, gw.OkTopk) or has_short_values(case)
+    """Whether it does something else on a CPU: other noise, thresholds that a host looks at, or codes that another
+    rounding makes another level, and so another selection, or basis, later."""
+    coded = has_short_values(case) or (has_coded_factors(case) and case.compressor.rank < 1)
+    return is_estimated(case.compressor) or isinstance(case.communicator, gw.OkTopk) or coded
 
 
 def is_estimated(compressor: Compressor) -> bool:

@@ -1,6 +1,6 @@
 """All-dimension top-k: every row of a weight's gradient sends its largest elements."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,9 +10,12 @@ from torch import Tensor
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import check_ratio
+from gradwire.ops.host import to_device
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.select import top_k_columns, top_k_rows
+from gradwire.ops.matrices import alike
+from gradwire.ops.select import top_k_each
 from gradwire.slots import Layout, Slot
+from gradwire.torch_private import copy_each
 
 SHORT = 1 << 16
 """Elements that 16 bits can tell apart."""
@@ -46,19 +49,54 @@ class Slices:
     def short(self) -> bool:
         return self.length <= SHORT
 
-    def select(self, flat: Tensor) -> Tensor:
-        """Indices (count, kept) int64 within each slice of flat (numel,)."""
-        if self.kept == self.length:
-            return torch.arange(self.length, device=flat.device).expand(self.count, -1)
-        if self.axis == 1:
-            return top_k_rows(flat.view(self.count, self.length), self.kept)
-        return top_k_columns(flat.view(self.length, self.count), self.kept)
+    def matrix(self, flat: Tensor) -> Tensor:
+        """The slot (numel,) with its slices as rows, or as columns where they lie across."""
+        return flat.view(self.count, self.length) if self.axis == 1 else flat.view(self.length, self.count)
 
-    def positions(self, indices: Tensor) -> Tensor:
-        """Where in the slot the elements (count, kept) lie, (count·kept,) int64; 16-bit indices are unsigned."""
-        wide = indices.long() & (SHORT - 1 if self.short else -1)
-        starts = torch.arange(self.count, device=indices.device).mul_(self.apart)
-        return wide.mul_(self.stride).add_(starts[:, None]).reshape(-1)
+
+class Places:
+    """Where a group's entries lie: long slices' first, each slot after the other, then the others'."""
+
+    def __init__(self, cuts: Sequence[Slices], layout: Layout, device: torch.device) -> None:
+        whole = sorted(zip(cuts, layout.offsets, strict=False), key=lambda each: each[0].short)
+        self._cuts = [cut for cut, _ in whole]
+        self._parts = [slice(start, start + cut.count * cut.length) for cut, start in whole]
+        self.sent, self._long = sum(cut.sent for cut in cuts), sum(cut.sent for cut in cuts if not cut.short)
+        starts = [start + torch.arange(cut.count).mul_(cut.apart).repeat_interleave(cut.kept) for cut, start in whole]
+        strides = torch.tensor([cut.stride for cut in self._cuts])
+        self._starts = to_device(torch.cat(starts), device)
+        self._strides = to_device(strides.repeat_interleave(torch.tensor([cut.sent for cut in self._cuts])), device)
+
+    def select(self, x: Tensor) -> Tensor:
+        """Indices (sent,) int64, within their slices, of the largest elements of all slices of x (n,)."""
+        chosen = torch.empty(self.sent, dtype=torch.int64, device=x.device)
+        targets = chosen.split([cut.sent for cut in self._cuts])
+        for places in alike((cut.count, cut.length, cut.axis) for cut in self._cuts):
+            cut = self._cuts[places[0]]
+            matrices = [cut.matrix(x[self._parts[i]]) for i in places]
+            copy_each([targets[i].view(cut.count, -1) for i in places], top_k_each(matrices, cut.kept, cut.axis))
+        return chosen
+
+    def write(self, payload: Tensor, chosen: Tensor) -> Tensor:
+        """Writes indices to a payload; returns its values, which are to be written."""
+        values, long, short = self._parts_of(payload[None])
+        long.copy_(chosen[: self._long])
+        short.copy_(chosen[self._long :])
+        return values[0]
+
+    def read(self, payloads: Tensor) -> tuple[Tensor, Tensor]:
+        """The elements (ranks, sent) int64 that payloads (ranks, ≥ nbytes) are about, and a view of their values."""
+        values, long, short = self._parts_of(payloads)
+        return self.elements(torch.cat([long.long(), short.long().bitwise_and_(SHORT - 1)], 1)), values
+
+    def elements(self, chosen: Tensor) -> Tensor:
+        """Which elements of the group the indices (..., sent) within slices are."""
+        return torch.addcmul(self._starts, chosen, self._strides)
+
+    def _parts_of(self, payloads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        sizes = [4 * self.sent, 4 * self._long, 2 * (self.sent - self._long)]
+        values, long, short = payloads[:, : sum(sizes)].split(sizes, 1)
+        return values.view(torch.float32), long.view(torch.int32), short.view(torch.int16)
 
 
 @dataclass(frozen=True)
@@ -72,7 +110,7 @@ class AllDimensionTopK(Codec):
     1/ratio elements sends more than `ratio`: `density` says how much is sent.
 
     Payload: values float32, then indices within the slice, 32 bits where slices are longer than 65,536 elements,
-    16 bits elsewhere; each slot after the other. Its size does not depend on the gradient.
+    16 bits elsewhere; slot after slot, those with long slices first. Its size does not depend on the gradient.
     """
 
     ratio: float = 0.01
@@ -106,30 +144,19 @@ class AllDimensionTopK(Codec):
         return 8 * longs + 4 * shorts + 2 * (shorts + shorts % 2)
 
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        x = vector.total()
-        for cut, flat, values, indices in self._walk(x, payload, context.layout):
-            chosen = cut.select(flat)
-            indices.copy_(chosen)
-            positions = cut.positions(chosen)
-            torch.index_select(flat, 0, positions, out=values)
-            flat.index_fill_(0, positions, 0)
+        x, places = vector.total(), self._places(context)
+        chosen = places.select(x)
+        elements = places.elements(chosen)
+        torch.index_select(x, 0, elements, out=places.write(payload, chosen))
+        x.index_fill_(0, elements, 0)
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         out.zero_()
-        for row in rows:  # rank by rank: the same rounding on every replica
-            for cut, flat, values, indices in self._walk(out, row, context.layout):
-                flat.index_add_(0, cut.positions(indices), values)
+        for elements, values in zip(*self._places(context).read(rows), strict=True):
+            out.index_add_(0, elements, values)  # rank by rank: the same rounding on every replica
 
-    def _walk(self, x: Tensor, payload: Tensor, layout: Layout) -> Iterator[tuple[Slices, Tensor, Tensor, Tensor]]:
-        """Each slot's slices, its part (numel,) of x, its values (sent,) and its indices (count, kept)."""
-        cuts = [self.slices(slot) for slot in layout.slots]
-        total, longs = sum(cut.sent for cut in cuts), sum(cut.sent for cut in cuts if not cut.short)
-        values = payload[: 4 * total].view(torch.float32).split([cut.sent for cut in cuts])
-        long = payload[4 * total : 4 * (total + longs)].view(torch.int32)
-        short = payload[4 * (total + longs) :][: 2 * (total - longs)].view(torch.int16)
-        for cut, flat, value in zip(cuts, layout.parts(x), values, strict=True):
-            if cut.short:
-                indices, short = short[: cut.sent], short[cut.sent :]
-            else:
-                indices, long = long[: cut.sent], long[cut.sent :]
-            yield cut, flat, value, indices.view(cut.count, cut.kept)
+    def _places(self, context: GroupContext) -> Places:
+        def make() -> Places:
+            return Places([self.slices(slot) for slot in context.layout.slots], context.layout, context.device)
+
+        return context.buffers.once((self, "places"), make)

@@ -10,6 +10,7 @@ from torch import Tensor
 from gradwire.compressors.base import AddUp, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.low_rank import COLUMNS, ROWS, LowRank, Views, keep
+from gradwire.ops.matrices import multiply
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
 from gradwire.ops.orthogonal import orthogonalize
@@ -44,8 +45,7 @@ class ACPSGD(LowRank):
         (held, basis), (name, factors) = sides if even else sides[::-1]
         copy_each(basis.sums, context.slots.all(held))
         orthogonalize(basis.sums)
-        for thin, matrix, product in zip(basis.sums, views.matrices, factors.own, strict=True):
-            torch.mm(thin, matrix.T if even else matrix, out=product)
+        multiply(basis.sums, [matrix.T if even else matrix for matrix in views.matrices], factors.own)
         yield from views.add_up(factors, context, add_up)
         views.decode(factors.dense_sums, mean, context)
         if context.remember:

@@ -15,6 +15,7 @@ from gradwire.compressors.dense import FP32
 from gradwire.compressors.factors import FactorCodec
 from gradwire.ops.formats import nearest
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.matrices import multiply, subtract_product
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
 from gradwire.ops.orthogonal import orthogonalize
@@ -171,14 +172,13 @@ class Views:
         """The mean: Pᵀ Q, and of what is not factored these sums."""
         slots = mean.slots(context.layout)
         copy_each([slot for slot, factored in zip(slots, self._low, strict=True) if not factored], dense)
-        products = (slot for slot, factored in zip(slots, self._low, strict=True) if factored)
-        for product, matrix, p, q in zip(products, self.matrices, self.p.sums, self.q.sums, strict=True):
-            torch.mm(p.T, q, out=product.view(matrix.shape))
+        products = [slot for slot, factored in zip(slots, self._low, strict=True) if factored]
+        shaped = [product.view(matrix.shape) for product, matrix in zip(products, self.matrices, strict=True)]
+        multiply([p.T for p in self.p.sums], self.q.sums, shaped)
 
     def take(self, p: Sequence[Tensor], q: Sequence[Tensor]) -> None:
         """Takes out of x what this rank sent: Pᵀ Q."""
-        for matrix, left, right in zip(self.matrices, p, q, strict=True):
-            matrix.addmm_(left.T, right, alpha=-1)
+        subtract_product(self.matrices, [left.T for left in p], q)
 
 
 def keep(name: str, sums: Sequence[Tensor], context: GroupContext) -> None:
@@ -219,13 +219,11 @@ class PowerSGD(LowRank):
         return [self.vector(layout, ROWS, dense=True), self.vector(layout, COLUMNS, dense=False)]
 
     def _reduce_factors(self, views: Views, mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction:
-        for q, matrix, p in zip(context.slots.all("q"), views.matrices, views.p.own, strict=True):
-            torch.mm(q, matrix.T, out=p)
+        multiply(context.slots.all("q"), [matrix.T for matrix in views.matrices], views.p.own)
         yield from views.add_up(views.p, context, add_up)
         basis = views.p.sums
         orthogonalize(basis)
-        for p, matrix, q in zip(basis, views.matrices, views.q.own, strict=True):
-            torch.mm(p, matrix, out=q)
+        multiply(basis, views.matrices, views.q.own)
         yield from views.q.add_up(context, add_up)
         views.decode(views.p.dense_sums, mean, context)
         if context.remember:

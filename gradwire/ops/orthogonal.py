@@ -1,11 +1,11 @@
 """Orthonormal bases of thin matrices."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from gradwire.ops.matrices import alike
 from gradwire.torch_private import copy_each
 
 HOUSEHOLDER_RANK = 16
@@ -21,11 +21,11 @@ def orthogonalize(factors: Sequence[Tensor]) -> None:
     Whatever the rows are, zero and linearly dependent ones too, the result is finite and orthonormal and spans
     them, so that nothing divides by zero and a later gradient finds a basis.
     """
-    batches: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
-    for factor in factors:
-        batches[tuple(factor.shape)].append(factor)
-    for batch in batches.values():
-        copy_each(batch, _orthonormal(torch.stack(batch)).unbind())
+    bases: list[Tensor] = []
+    batches = alike(factor.shape for factor in factors)
+    for places in batches:
+        bases += _orthonormal(torch.stack([factors[i] for i in places]))
+    copy_each([factors[i] for places in batches for i in places], bases)
 
 
 def _orthonormal(a: Tensor) -> Tensor:

@@ -1,5 +1,8 @@
 """Which elements are the largest, on any device."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from gradwire.ops.kernels import kernels_for
@@ -31,3 +34,11 @@ def top_k_rows(matrix: Tensor, k: int) -> Tensor:
 def top_k_columns(matrix: Tensor, k: int) -> Tensor:
     """Row indices (columns, k) int64 of the k largest magnitudes of each column; see `top_k_rows`."""
     return kernels_for(matrix).top_k_columns(matrix, k)
+
+
+def top_k_each(matrices: Sequence[Tensor], k: int, axis: int) -> Sequence[Tensor]:
+    """Of several matrices of one shape, `top_k_rows` for axis 1, `top_k_columns` for 0; on a GPU all in one call."""
+    if matrices[0].device.type == "cpu":
+        return [(top_k_rows if axis == 1 else top_k_columns)(matrix, k) for matrix in matrices]
+    chosen = torch.stack(list(matrices)).abs_().topk(k, dim=1 + axis, sorted=False).indices
+    return (chosen if axis == 1 else chosen.mT).unbind()

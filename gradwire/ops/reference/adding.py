@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Compact
-from gradwire.ops.reference.blocks import encode
+from gradwire.ops.reference import blocks, grid
 from gradwire.ops.reference.entries import pack_entries
 from gradwire.ops.reference.finite import Finite, both, finite_in
 from gradwire.ops.reference.selecting import top_k
@@ -88,4 +88,5 @@ def add_quantise(
     an element, block by block, each from a fresh word of 64 bits; on a GPU from torch's generator.
     """
     finite = add_in(next, old, gradient, decay, share)
+    encode = blocks.encode if next.device.type == "cpu" else grid.encode
     return both(finite, encode(next, layout, payload, keep=keep, seed=seed))

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradwire.ops.host import to_device
+
 _EIGHT_BITS = 0x0102_0408_1020_4080
 
 
@@ -17,9 +19,19 @@ def pack_signs(x: Tensor, codes: Tensor, zero_is_plus: bool = True) -> None:
         return
     bits = torch.zeros(8 * len(codes), dtype=torch.bool, device=x.device)
     (torch.ge if zero_is_plus else torch.gt)(x, 0, out=bits[: len(x)])
+    pack_bits(bits, codes)
+
+
+def pack_bits(bits: Tensor, codes: Tensor) -> None:
+    """Writes bits (8·m,) bool to codes (m,) uint8; on a GPU."""
     # one multiplication moves bit 0 of each of eight bytes to its place in the top byte
     gathered = bits.view(torch.int64).mul(_EIGHT_BITS).bitwise_right_shift(56)
     codes.copy_(gathered.bitwise_and(0xFF))
+
+
+def unpack_bits(codes: Tensor) -> Tensor:
+    """What `pack_bits` wrote."""
+    return torch.index_select(_bit_table(codes.device), 0, codes.int()).view(-1)
 
 
 def unpack_signs(codes: Tensor, out: Tensor) -> None:
@@ -76,5 +88,9 @@ def _lookup(table: Tensor, codes: Tensor, out: Tensor) -> None:
 
 @cache
 def _sign_table(device: torch.device) -> Tensor:
-    bits = torch.arange(256)[:, None] >> torch.arange(8) & 1
-    return bits.float().mul_(2).sub_(1).to(device)
+    return _bit_table(device).float().mul_(2).sub_(1)
+
+
+@cache
+def _bit_table(device: torch.device) -> Tensor:
+    return to_device((torch.arange(256)[:, None] >> torch.arange(8) & 1).bool(), device)

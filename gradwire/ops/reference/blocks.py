@@ -1,4 +1,4 @@
-"""Blocks: a vector to scales and codes, and back."""
+"""Blocks on a CPU: a vector to scales and codes, and back, in tiles that fit its cache."""
 
 from collections.abc import Iterator
 from math import ceil
@@ -10,11 +10,8 @@ from gradwire.ops.formats import Blocks, Code
 from gradwire.ops.noise import Noise
 from gradwire.ops.reference.bits import pack_codes, pack_signs, unpack_codes, unpack_signs
 from gradwire.ops.reference.finite import Finite, both, finite_in
+from gradwire.ops.reference.levels import levels
 from gradwire.ops.tiles import tiles
-
-BELOW_ONE = 1 - 2.0**-21
-"""Keeps the largest element at its level: two roundings up and the most noise would make 128 of 127."""
-LARGEST = float(torch.finfo(torch.bfloat16).max)
 
 
 def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: int) -> Finite:
@@ -59,16 +56,7 @@ def _write(part: Tensor, scales: Tensor, codes: Tensor, code: Code, noise: Noise
     if code.bits == 1:
         pack_signs(part.reshape(-1), codes)
         return (_write_mean if code.kind == "sign" else _write_means)(part, scales)
-    most = part.abs().amax(1, keepdim=True)
-    if code.kind == "nearest":
-        scales.copy_((most / code.top).clamp_(max=LARGEST))
-        q = (part * _unless_infinite(1 / scales.float())).clamp_(-code.top, code.top)
-    else:
-        scales.copy_(most)
-        q = part * _unless_infinite(1 / most * (code.top * BELOW_ONE))
-        assert noise is not None
-        noise.add_to(q)
-    pack_codes(q.round_().to(torch.int8).view(-1), codes, code.bits)
+    pack_codes(levels(part, scales, code, noise).to(torch.int8).view(-1), codes, code.bits)
     return True
 
 
@@ -83,8 +71,3 @@ def _write_means(part: Tensor, scales: Tensor) -> Finite:
     scales[:, 0] = part.clamp(max=0).sum(1) / count.clamp(min=1)
     scales[:, 1] = part.clamp(min=0).sum(1) / (part.shape[1] - count).clamp(min=1)
     return finite_in(scales)
-
-
-def _unless_infinite(inverse: Tensor) -> Tensor:
-    """A block too small for its scale's inverse counts as zero."""
-    return inverse.masked_fill_(inverse.isinf(), 0)

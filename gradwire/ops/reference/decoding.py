@@ -7,6 +7,7 @@ from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Compact
 from gradwire.ops.reference.blocks import decode, walk
 from gradwire.ops.reference.entries import unpack_entries
+from gradwire.ops.reference.grid import sum_blocks
 from gradwire.ops.vectors import Output, outputs
 
 
@@ -26,6 +27,9 @@ def decode_sum(rows: Tensor, out: Output, layout: Blocks | Entries | Compact) ->
 
 
 def _sum_blocks(rows: Tensor, out: Tensor, layout: Blocks) -> None:
+    if out.device.type != "cpu":
+        sum_blocks(rows, out, layout)
+        return
     for tile in zip(*(walk(out, row, layout) for row in rows), strict=True):
         for rank, (part, scales, codes) in enumerate(tile):
             values = decode(scales, codes, layout.code, part.shape)

@@ -1,0 +1,151 @@
+"""Blocks on a GPU: all of them are rows of one matrix, so that no call is made for each segment."""
+
+from functools import lru_cache
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from gradwire.ops.formats import Blocks, Code
+from gradwire.ops.host import to_device
+from gradwire.ops.noise import Noise
+from gradwire.ops.reference.bits import pack_bits, pack_codes, unpack_bits, unpack_codes
+from gradwire.ops.reference.finite import Finite, finite_in
+from gradwire.ops.reference.levels import levels
+from gradwire.torch_private import copy_each
+
+
+class Grid:
+    """The blocks of a layout as the rows of a matrix (count, block); a segment's last row is filled up with zeros."""
+
+    def __init__(self, layout: Blocks, device: torch.device) -> None:
+        code, self.layout = layout.code, layout
+        self.shape = layout.count, code.block
+        self.fits = all(length % code.block == 0 for length in layout.lengths)
+        blocks = [ceil(length / code.block) for length in layout.lengths]
+        self._elements = _with_gaps(list(layout.lengths), [count * code.block for count in blocks])
+        sizes = [ceil(length * code.bits / 8) for length in layout.lengths]
+        self.bytes = _with_gaps(sizes, [count * code.block * code.bits // 8 for count in blocks])
+        widths = [code.block] * layout.count
+        for last, length in zip(torch.tensor(blocks).cumsum(0).tolist(), layout.lengths, strict=True):
+            if length % code.block:
+                widths[last - 1] = length % code.block
+        self.widths = to_device(torch.tensor(widths), device)
+        """How many elements there are in each row, (count,)."""
+
+    def spread(self, x: Tensor) -> Tensor:
+        """x (n,) as rows; where all blocks are whole, x itself."""
+        if self.fits:
+            return x.view(self.shape)
+        rows = torch.zeros(self.shape, device=x.device)
+        copy_each(self._used(rows.view(-1), self._elements), x.split(self._elements[::2]))
+        return rows
+
+    def gather(self, rows: Tensor, x: Tensor) -> None:
+        """x (n,) becomes what `spread` would make these rows of."""
+        if not self.fits:
+            copy_each(x.split(self._elements[::2]), self._used(rows.view(-1), self._elements))
+
+    def scales(self, payloads: Tensor) -> Tensor:
+        """A view of the scales (ranks, count, 1 or 2) of payloads (ranks, ≥ nbytes)."""
+        size, dtype = self.layout.code.scale_bytes, torch.float32
+        if self.layout.code.kind == "nearest":
+            dtype = torch.bfloat16
+        return payloads[:, : self.layout.count * size].view(dtype).view(len(payloads), self.layout.count, -1)
+
+    def codes(self, payloads: Tensor) -> Tensor:
+        """The codes (ranks · count · bytes of a block,) of all rows."""
+        held = payloads[:, self.layout.codes_at : self.layout.end]
+        if self.fits:
+            return held.reshape(-1)
+        room = held.new_zeros(len(held), sum(self.bytes))
+        copy_each(self._used(room, self.bytes), held.split(self.bytes[::2], 1))
+        return room.view(-1)
+
+    def put_codes(self, codes: Tensor, payload: Tensor) -> None:
+        """Writes the codes of all rows to a payload."""
+        held = payload[self.layout.codes_at : self.layout.end]
+        copy_each(held.split(self.bytes[::2]), self._used(codes, self.bytes))
+
+    def _used(self, flat: Tensor, sizes: list[int]) -> list[Tensor]:
+        """The segments' parts of a vector (..., sum(sizes)), without what fills their last rows up."""
+        return list(flat.split(sizes, -1)[::2])
+
+
+def _with_gaps(used: list[int], whole: list[int]) -> list[int]:
+    """What each segment takes and what is left free behind it, in turn."""
+    return [size for pair in zip(used, map(int.__sub__, whole, used), strict=True) for size in pair]
+
+
+@lru_cache(maxsize=256)
+def grid_of(layout: Blocks, device: torch.device) -> Grid:
+    """Kept by layout."""
+    return Grid(layout, device)
+
+
+def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: int) -> Finite:
+    """As `blocks.encode`, for x (n,) on a GPU."""
+    grid = grid_of(layout, x.device)
+    for gap in layout.gaps:
+        payload[gap].zero_()
+    rows, scales = grid.spread(x), grid.scales(payload[None])[0]
+    codes = torch.empty(sum(grid.bytes), dtype=torch.uint8, device=x.device)
+    if layout.code.bits == 1:
+        finite, sent = _write_signs(rows, scales, codes, grid)
+    else:
+        finite, sent = True, _write_numbers(rows, scales, codes, grid, seed)
+    grid.put_codes(codes, payload)
+    if keep:
+        grid.gather(rows.sub_(sent), x)
+    return finite
+
+
+def sum_blocks(payloads: Tensor, out: Tensor, layout: Blocks) -> None:
+    """As `decoding.decode_sum`, to out (n,) on a GPU."""
+    grid = grid_of(layout, out.device)
+    total = out.view(grid.shape) if grid.fits else torch.empty(grid.shape, device=out.device)
+    codes, scales = grid.codes(payloads), grid.scales(payloads)
+    if layout.code.bits == 1:
+        each = zip(unpack_bits(codes).view(len(payloads), *grid.shape), *_plus_and_minus(scales), strict=True)
+        addends = (torch.where(plus, high, low) for plus, high, low in each)
+    else:
+        numbers = torch.empty(len(payloads), *grid.shape, dtype=torch.int8, device=out.device)
+        unpack_codes(codes, numbers.view(-1), layout.code.bits)
+        addends = map(torch.mul, numbers, _steps(scales, layout.code))
+    for rank, addend in enumerate(addends):  # one after another: the same rounding on every replica
+        (total.add_ if rank else total.copy_)(addend)
+    grid.gather(total, out)
+
+
+def _write_numbers(rows: Tensor, scales: Tensor, codes: Tensor, grid: Grid, seed: int) -> Tensor:
+    """Writes scales and codes; returns what they stand for."""
+    code = grid.layout.code
+    noise = Noise(seed, rows.device) if code.kind == "stochastic" else None
+    numbers = levels(rows, scales, code, noise)
+    pack_codes(numbers.to(torch.int8).view(-1), codes, code.bits)
+    return numbers.mul_(_steps(scales, code))
+
+
+def _write_signs(rows: Tensor, scales: Tensor, codes: Tensor, grid: Grid) -> tuple[Finite, Tensor]:
+    """Writes scales and codes; returns whether the scales are finite, and what they stand for."""
+    plus = rows.ge(0)
+    if not grid.fits:
+        plus.logical_and_(torch.arange(grid.shape[1], device=rows.device) < grid.widths[:, None])
+    pack_bits(plus.view(-1), codes)
+    if grid.layout.code.kind == "sign":
+        torch.div(rows.abs().sum(1), grid.widths, out=scales[:, 0])
+    else:
+        others = plus.sum(1)
+        torch.div(rows.clamp(max=0).sum(1), (grid.widths - others).clamp_(min=1), out=scales[:, 0])
+        torch.div(rows.clamp(min=0).sum(1), others.clamp_(min=1), out=scales[:, 1])
+    return finite_in(scales), torch.where(plus, *_plus_and_minus(scales))
+
+
+def _plus_and_minus(scales: Tensor) -> tuple[Tensor, Tensor]:
+    """What a set bit stands for, and what another, (..., count, 1) each."""
+    return (scales, -scales) if scales.shape[-1] == 1 else (scales[..., 1:], scales[..., :1])
+
+
+def _steps(scales: Tensor, code: Code) -> Tensor:
+    """What a code of 1 stands for."""
+    return scales.float() if code.kind == "nearest" else scales / code.top
