@@ -7,11 +7,11 @@ import torch
 from cases import CASES, Case
 from harness import SMALL, draw, slots_of
 from lane import WORLD, Lane
-from pretend_cuda import GPU, PretendedGPU, pretended_cuda
+from pretend_cuda import GPU, PretendedGPU, on_gpu, pretended_cuda, real
 
 import gradwire as gw
-from gradwire.compressors import Compressor, Estimated
-from gradwire.slots import Slot
+from gradwire.compressors import Compressor, Estimated, context_for
+from gradwire.slots import Layout, Slot
 
 WARM = 3
 """Steps before those that are looked at: the longest period."""
@@ -22,7 +22,7 @@ LAUNCHES = {
     gw.Exclusive: 110, gw.SplitGather: 250, gw.OkTopk: 290,
 }  # fmt: skip
 """A step's at most, of one rank of four and one group of nine slots."""
-MORE = {gw.MultiLevel: 10, gw.ChunkTopK: 320, gw.TernGrad: 120, gw.Quantized: 140}
+MORE = {gw.MultiLevel: 40, gw.ChunkTopK: 320, gw.TernGrad: 120, gw.Quantized: 140, gw.PowerSGD: 15}
 """And so many more: codes of few bits take many calls in torch."""
 FIRST = {type(part): case for case in CASES[::-1] for part in (case.compressor, case.communicator)}
 """A row for each compressor and each communicator."""
@@ -87,6 +87,10 @@ def launches(case: Case) -> int:
     compressor = case.compressor.first if isinstance(case.compressor, gw.Interleaved) else case.compressor
     if has_coded_factors(case):
         return 250 if isinstance(case.communicator, gw.AllGather) else 800
+    if isinstance(compressor, Estimated):
+        times = WORLD + 1 if isinstance(case.communicator, gw.ScatterReduce) else 1  # so often one rank selects
+        more = times * (130 if isinstance(compressor, gw.SIDCo) else 40) + (500 if has_short_values(case) else 0)
+        return LAUNCHES[type(case.communicator)] + more
     more = 50 if case.communicator == gw.AllGather(over_senders=True) else 500 if has_short_values(case) else 0
     return LAUNCHES[type(case.communicator)] + MORE.get(type(compressor), 0) + more
 
@@ -129,3 +133,55 @@ def test_means_are_lawful_and_those_of_a_cpu(case: Case, gpu: PretendedGPU):
             given = torch.stack([own[i].double() for own in grads]).sum(0) / WORLD
             limit = 4 * case.rounding * max(1.0, float((old + given).abs().max()))
             assert (old + given - here.residuals()[i] - means[0][i]).abs().max() <= limit
+
+
+ESTIMATES = [
+    gw.DGC(0.01),
+    gw.GaussianK(0.01),
+    gw.RedSync(0.01),
+    gw.SIDCo(0.01),
+    gw.SIDCo(0.01, "gamma"),
+    gw.SIDCo(0.01, "pareto"),
+]
+SHAPES = {
+    "normal": torch.randn, "few values": lambda n, generator: torch.randn(n, generator=generator).round(),
+    "heavy": lambda n, generator: torch.randn(n, generator=generator).pow(5),
+    "zero": lambda n, generator: 0 * torch.ones(n), "one": lambda n, generator: torch.eye(1, n)[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("codec", ESTIMATES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("n", [1, 1000, 600_000])
+def test_estimates_on_a_gpu_choose_k_among_the_largest(codec: Estimated, shape: str, n: int, gpu: PretendedGPU):
+    """k elements, each once; no sync; and but for where an estimate is none, at least 0.7 of them as on a CPU."""
+    x = SHAPES[shape](n, generator=torch.Generator().manual_seed(n))
+    context = context_for(Layout.vector(n), codec, GPU)
+    k = codec.count(n)
+    gpu.forget()
+    chosen = codec.select(on_gpu(x), k, context)
+    assert not gpu.syncs
+    indices = real(chosen)
+    assert len(indices) == k
+    assert bool((indices.diff() > 0).all())
+    kth = x.abs().topk(k).values
+    assert x[indices].abs().sum() >= 0.7 * kth.sum()
+
+
+@pytest.mark.parametrize("change", [1.0, 0.1, 10.0])
+def test_a_reused_threshold_on_a_gpu_is_given_up_a_step_after_it_no_longer_fits(change: float, gpu: PretendedGPU):
+    codec = gw.ReusedThreshold(0.01, warmup=0)
+    context = context_for(Layout.vector(100_000), codec, GPU)
+    x = torch.randn(100_000, generator=torch.Generator().manual_seed(7))
+    thresholds = []
+    for step in range(3):
+        context.step = step
+        codec.select(on_gpu(x if step == 0 else change * x), 1000, context)
+        context.group.commit()
+        thresholds.append(context.group["reused"].tolist())
+    smallest = float(x.abs().topk(1000).values[-1])
+    assert thresholds[0] == [pytest.approx(smallest), 5, 1]
+    if change == 1:
+        assert thresholds[2] == [pytest.approx(smallest), 5, 3]
+    else:
+        assert thresholds[1:] == [[0, 5, 2], [pytest.approx(change * smallest), 5, 1]]

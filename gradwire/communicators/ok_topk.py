@@ -18,7 +18,7 @@ from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import even, share, split
 from gradwire.ops.reference.largest import TINY, largest
 from gradwire.ops.select import above, top_k
-from gradwire.ops.threshold import estimates_help
+from gradwire.ops.threshold import can_count
 from gradwire.slots import Layout
 
 POINTS = 64
@@ -92,7 +92,7 @@ class OkTopk(SparseCommunicator):
         values = torch.cat([own for _, own in shared])
         if threshold is None:
             context.group.stage("threshold", _keep_largest(values, k))
-        if estimates_help(x) and not 2 / 3 <= int(values.count_nonzero()) / k <= 4 / 3:
+        if can_count(x) and not 2 / 3 <= int(values.count_nonzero()) / k <= 4 / 3:
             context.group.stage("threshold", torch.zeros(1))
         if context.step % self.rebalance == 0:
             context.group.stage("quantiles", _mean_quantiles(everyones.body[:, entries.nbytes :], n))
@@ -110,7 +110,7 @@ class OkTopk(SparseCommunicator):
 
     def _threshold(self, x: Tensor, context: GroupContext) -> float | None:
         """What a sum must reach, where the last step's threshold serves again."""
-        if not estimates_help(x) or context.step % self.reuse == 0:
+        if not can_count(x) or context.step % self.reuse == 0:
             return None
         return context.group["threshold"].item() or None
 

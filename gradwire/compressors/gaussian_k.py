@@ -6,11 +6,14 @@ from math import sqrt
 from statistics import NormalDist
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.threshold import Estimated
+from gradwire.ops.magnitude_sample import Sample
 from gradwire.ops.magnitudes import tail
+from gradwire.ops.threshold import LEAST
 
 TRIES = 5
 
@@ -28,6 +31,17 @@ class GaussianK(Estimated):
         nonzero = tail(x, 0.0, context.scratch)
         square = (nonzero.variance + nonzero.mean**2) * nonzero.count / len(x)  # of all elements
         deviation = sqrt(max(0.0, square - mean * mean))
-        threshold = abs(mean) + NormalDist().inv_cdf(1 - k / len(x) / 2) * deviation
+        threshold = abs(mean) + _quantile(k / len(x)) * deviation
         for halvings in range(TRIES):
             yield threshold / 2**halvings
+
+    def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
+        deviation, mean = torch.std_mean(x, correction=0)
+        threshold = mean.abs() + _quantile(k / len(x)) * deviation
+        tries = threshold / torch.exp2(torch.arange(TRIES, device=x.device))
+        return torch.where(sample.counts(tries) >= LEAST * sample.expected, tries, 0).amax()
+
+
+def _quantile(share: float) -> float:
+    """What the magnitude of a share of a standard normal distribution exceeds."""
+    return NormalDist().inv_cdf(1 - share / 2)

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.threshold import Estimated
+from gradwire.ops.magnitude_sample import Sample
 from gradwire.ops.magnitudes import count, mean_and_peak
 
 PRECISION = 1 / 16
@@ -36,3 +38,9 @@ class RedSync(Estimated):
                     break
         if low:  # else even the lowest threshold tried was too high, and all above the mean are too many
             yield mean + low * (peak - mean)
+
+    def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
+        mean, peak = torch.linalg.vector_norm(x, 1) / len(x), torch.linalg.vector_norm(x, torch.inf)
+        steps = torch.arange(PRECISION, 1, PRECISION, device=x.device)
+        tries = mean + steps * (peak - mean)
+        return torch.where(sample.counts(tries) >= sample.expected, tries, 0).amax()

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparse
+from gradwire.ops.host import to_device
 from gradwire.ops.select import top_k
-from gradwire.ops.threshold import estimates_help, passing
+from gradwire.ops.threshold import can_count, fits, passing, top_k_by_bound
 
 SHORTEST = 5
 
@@ -22,7 +23,7 @@ class ReusedThreshold(Sparse):
     The first `warmup` steps are exact. τ starts at `period` and adapts: with a change of the threshold of less
     than a tenth it grows by 1, of a twentieth by 2; with more it shrinks by 1, with more than a fifth by 2, but
     not below 5 (or `period`). Where fewer than 0.7 k or more than 2 k elements pass, the selection is exact at
-    once, as it always is on CUDA; of more than k that pass the k largest are sent.
+    once, on CUDA in the next step; of more than k that pass the k largest are sent.
     """
 
     ratio: float = 0.01
@@ -40,22 +41,24 @@ class ReusedThreshold(Sparse):
         return {"reused": torch.tensor([0.0, self.period, 0.0])}  # threshold, τ, steps since it was exact
 
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
-        if not estimates_help(x):
-            return top_k(x, k)
         threshold, tau, age = context.group["reused"].tolist()
-        reuse = context.step >= self.warmup and age < tau and threshold
-        if reuse and (chosen := passing(x, threshold, k)) is not None:
-            context.group.stage("reused", torch.tensor([threshold, tau, age + 1]))
-            return chosen
+        if context.step >= self.warmup and age < tau and threshold:
+            chosen = passing(x, threshold, k) if can_count(x) else top_k_by_bound(x, k, threshold)
+            if chosen is not None:
+                kept = to_device(torch.tensor([threshold, tau, age + 1]), x.device)
+                if not can_count(x):  # the host learns with the state, before the next step, whether it still fits
+                    kept[:1].mul_(fits(x, threshold, k))
+                context.group.stage("reused", kept)
+                return chosen
         indices = top_k(x, k)
-        smallest = float(x[indices].abs().min()) if len(indices) else 0.0
-        context.group.stage("reused", torch.tensor([smallest, self._adapted(tau, threshold, smallest), 1.0]))
+        smallest = x[indices].abs().amin() if len(indices) else x.new_zeros(())
+        tau = self._adapted(tau, threshold, smallest)
+        context.group.stage("reused", torch.stack([smallest, tau, torch.ones_like(tau)]))
         return indices
 
-    def _adapted(self, tau: float, old: float, new: float) -> float:
+    def _adapted(self, tau: float, old: float, new: Tensor) -> Tensor:
         if not old:
-            return tau
-        change = abs(new - old) / old * 10
-        if change < 1:
-            return tau + (2 if change < 0.5 else 1)
-        return max(tau - (2 if change > 2 else 1), min(SHORTEST, self.period))
+            return torch.full_like(new, tau)
+        change = (new - old).abs() / old * 10
+        grows, shrinks = torch.where(change < 0.5, 2.0, 1.0), torch.where(change > 2, -2.0, -1.0)
+        return (tau + torch.where(change < 1, grows, shrinks)).clamp(min=min(SHORTEST, self.period))

@@ -1,14 +1,15 @@
 """SIDCo: a threshold from a distribution that is fitted to the tail of the tail."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from math import expm1, lgamma, log, sqrt
+from dataclasses import astuple, dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.threshold import Estimated
+from gradwire.ops.magnitude_sample import Sample
 from gradwire.ops.magnitudes import Tail, tail
 
 
@@ -36,30 +37,48 @@ class SIDCo(Estimated):
     def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         threshold = 0.0
         for stage in range(self.stages):
-            fits_gamma = self.distribution == "gamma" and stage == 0
-            excess = tail(x, threshold, context.scratch, logs=fits_gamma)
+            excess = tail(x, threshold, context.scratch, logs=self._fits_gamma(stage))
             if excess.count <= k or excess.mean <= 0:
                 break
-            share = (k / excess.count) ** (1 / (self.stages - stage))
-            quantile = gamma if fits_gamma else exponential if self.distribution == "exponential" else pareto
-            threshold += max(0.0, quantile(excess, share))
+            fitted = Tail(*(torch.tensor(number, dtype=torch.float64) for number in astuple(excess)))
+            threshold += max(0.0, float(self._quantile(fitted, k, stage)))
         yield threshold
 
+    def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
+        threshold = torch.zeros((), device=x.device)
+        for stage in range(self.stages):
+            excess = sample.tail(threshold, logs=self._fits_gamma(stage))
+            further = self._quantile(excess, sample.expected, stage).clamp(min=0)
+            threshold = threshold + torch.where(excess.count > sample.expected, further, 0)
+        return threshold
 
-def exponential(excess: Tail, share: float) -> float:
+    def _fits_gamma(self, stage: int) -> bool:
+        return self.distribution == "gamma" and stage == 0
+
+    def _quantile(self, excess: Tail[Tensor], k: float, stage: int) -> Tensor:
+        """How much higher the next threshold is."""
+        share = (k / excess.count) ** (1 / (self.stages - stage))
+        if self._fits_gamma(stage):
+            return gamma(excess, share)
+        return (exponential if self.distribution == "exponential" else pareto)(excess, share)
+
+
+def exponential(excess: Tail[Tensor], share: Tensor) -> Tensor:
     """What a share of an exponential distribution exceeds."""
-    return -excess.mean * log(share)
+    return -excess.mean * share.log()
 
 
-def pareto(excess: Tail, share: float) -> float:
+def pareto(excess: Tail[Tensor], share: Tensor) -> Tensor:
     """What a share of a generalised Pareto distribution exceeds; fitted by moments."""
-    spread = excess.mean * excess.mean / max(excess.variance, 1e-6 * excess.mean * excess.mean)
+    square = excess.mean * excess.mean
+    spread = square / torch.maximum(excess.variance, 1e-6 * square)
     shape, scale = (spread - 1) / 2, excess.mean * (spread + 1) / 2  # shape is minus the usual one
-    return -scale * log(share) if abs(shape) < 1e-6 else -scale * expm1(shape * log(share)) / shape
+    log = share.log()
+    return torch.where(shape.abs() < 1e-6, -scale * log, -scale * torch.expm1(shape * log) / shape)
 
 
-def gamma(excess: Tail, share: float) -> float:
+def gamma(excess: Tail[Tensor], share: Tensor) -> Tensor:
     """About what a share of a gamma distribution exceeds; fitted by maximum likelihood, approximately."""
-    skew = max(log(excess.mean) - excess.log, 1e-6)
-    shape = (3 - skew + sqrt((skew - 3) ** 2 + 24 * skew)) / (12 * skew)
-    return -excess.mean / shape * (log(share) + lgamma(shape))
+    skew = (excess.mean.log() - excess.log).clamp(min=1e-6)
+    shape = (3 - skew + torch.sqrt((skew - 3) ** 2 + 24 * skew)) / (12 * skew)
+    return -excess.mean / shape * (share.log() + torch.lgamma(shape))

@@ -11,24 +11,32 @@ from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparse
 from gradwire.ops.kernels import take_entries
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.magnitude_sample import Sample
 from gradwire.ops.reference.largest import lower_bound
-from gradwire.ops.threshold import at_least, top_k_by_estimate
+from gradwire.ops.threshold import at_least, can_count, top_k_by_bound, top_k_by_estimate
 
 
 class Estimated(Sparse):
     """Sends between 0.7 k and k elements, fewer only where no more are other than zero.
 
     An estimate is good where between 0.7 k and 2 k elements pass it: the k largest of them are sent, the others
-    stay in the memory. Where none is, the selection is exact, as it always is on CUDA: there an estimate's count
-    would stop the host.
+    stay in the memory. Where none is, the selection is exact. On CUDA, where counting would stop the host, an estimate
+    that a sample of the gradient shows to be none is replaced by the nearest that is, and k elements are sent.
     """
 
     @abstractmethod
     def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         """Estimates of the k-th largest magnitude of x (n,), each below the one before."""
 
+    @abstractmethod
+    def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
+        """An estimate () of the k-th largest magnitude of x (n,) on a GPU, for which the host does not wait."""
+
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
-        return top_k_by_estimate(x, k, lambda: self.thresholds(x, k, context))
+        if can_count(x):
+            return top_k_by_estimate(x, k, lambda: self.thresholds(x, k, context))
+        sample = Sample.of(x, k)
+        return top_k_by_bound(x, k, sample.held(self.bound(x, k, sample)))
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,9 @@ class DGC(Estimated):
 
     def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         yield lower_bound(x, k, slack=0.0)
+
+    def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
+        return sample.exceeded_by(1)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -10,17 +11,19 @@ from torch import Tensor
 from gradwire.ops.tiles import TILE, spans
 from gradwire.ops.workspace import Workspace
 
+Number = TypeVar("Number", float, Tensor)
 LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
-class Tail:
-    """How |x| exceeds a threshold: how many elements do, and mean, variance and mean logarithm of the excess."""
+class Tail(Generic[Number]):
+    """How |x| exceeds a threshold: how many elements do, and mean, variance and mean logarithm of the excess; on a GPU
+    tensors ()."""
 
-    count: int
-    mean: float
-    variance: float
-    log: float
+    count: Number
+    mean: Number
+    variance: Number
+    log: Number
 
 
 def count(x: Tensor, threshold: float, scratch: Workspace) -> int:
@@ -48,7 +51,7 @@ def mean_and_peak(x: Tensor, scratch: Workspace) -> tuple[float, float]:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def tail(x: Tensor, threshold: float, scratch: Workspace, *, logs: bool = False) -> Tail:
+def tail(x: Tensor, threshold: float, scratch: Workspace, *, logs: bool = False) -> Tail[float]:
     """How x (n,) exceeds the threshold; the mean logarithm only where `logs`, for it costs most."""
     number, total, squares, log = 0, 0.0, 0.0, 0.0
     for excess in _tiles(x, scratch):

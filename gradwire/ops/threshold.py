@@ -1,5 +1,5 @@
-"""Selecting by a threshold: cheap on a CPU, where counting what passes costs one pass; on a GPU, where the host would
-have to wait for the count, selection is exact instead."""
+"""Selecting by a threshold: a CPU counts what passes, and selects exactly where an estimate was none; a GPU is not
+asked, so there an estimate is held within what a sample shows."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,15 +14,15 @@ LEAST, MOST = 0.7, 2.0
 """Of k elements that an estimate aims at, so many times as many must, and may, pass it."""
 
 
-def estimates_help(x: Tensor) -> bool:
-    """Whether a threshold spares x's device anything."""
+def can_count(x: Tensor) -> bool:
+    """Whether the host may ask how many elements of x pass a threshold."""
     return x.device.type == "cpu"
 
 
 def top_k_by_estimate(x: Tensor, k: int, estimates: Callable[[], Iterable[float]]) -> Tensor:
     """Ascending indices of about the k largest |x| (n,), by the first of the estimated thresholds that is good; exactly
-    the k largest where none is, and on a GPU."""
-    for threshold in estimates() if estimates_help(x) else ():
+    the k largest where none is. On a CPU."""
+    for threshold in estimates():
         if (chosen := passing(x, threshold, k)) is not None:
             return chosen
     return top_k(x, k)
@@ -35,10 +35,28 @@ def passing(x: Tensor, threshold: float, k: int) -> Tensor | None:
     return largest(*found, k) if found and len(found[0]) >= LEAST * k else None
 
 
+def fits(x: Tensor, threshold: float, k: int) -> Tensor:
+    """Whether a threshold is a good estimate for k, (), wherever x (n,) is."""
+    number = (x.abs() >= threshold).sum()
+    return (number >= LEAST * k) & (number <= MOST * k)
+
+
+def top_k_by_bound(x: Tensor, k: int, bound: Tensor | float) -> Tensor:
+    """Ascending indices (k,) int64 of the k largest elements of x (n,) that reach the bound, on a GPU, whose host
+    waits for nothing. Of more than 2 k that reach it the first 2 k are looked at; of fewer than k all are chosen, and
+    others besides."""
+    room, passing = min(len(x), int(MOST * k)), x.abs() >= bound
+    found = torch.nonzero_static(passing, size=room, fill_value=-1)
+    others = torch.nonzero_static(~passing[:room], size=k, fill_value=-1)  # enough, where fewer than k were found
+    candidates = torch.cat([found, others])[:, 0]
+    magnitudes = x[candidates.clamp(min=0)].abs_().masked_fill_(candidates < 0, -1)
+    return candidates[magnitudes.topk(k, sorted=False).indices].sort().values
+
+
 def at_least(x: Tensor, threshold: float, k: int) -> tuple[Tensor, Tensor]:
     """Ascending indices (≤ k,) and values of the k largest elements of x (n,) that reach the threshold; on a GPU the
     values of those that do not are 0."""
-    if not estimates_help(x):
+    if not can_count(x):
         indices = top_k(x, k)
         values = x[indices]
         return indices, values.masked_fill_(torch.lt(values.abs(), threshold), 0)

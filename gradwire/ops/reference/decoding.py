@@ -9,6 +9,7 @@ from gradwire.ops.reference.blocks import decode, walk
 from gradwire.ops.reference.entries import unpack_entries
 from gradwire.ops.reference.grid import sum_blocks
 from gradwire.ops.vectors import Output, outputs
+from gradwire.torch_private import copy_each
 
 
 def decode_sum(rows: Tensor, out: Output, layout: Blocks | Entries | Compact) -> None:
@@ -22,8 +23,7 @@ def decode_sum(rows: Tensor, out: Output, layout: Blocks | Entries | Compact) ->
     total = parts[0] if len(parts) == 1 else torch.empty(n, device=rows.device)
     (_sum_blocks if isinstance(layout, Blocks) else _sum_entries)(rows, total, layout)  # pyright: ignore[reportArgumentType]
     if len(parts) > 1:
-        for part, piece in zip(parts, total.split([part.numel() for part in parts]), strict=True):
-            part.view(-1).copy_(piece)
+        copy_each([part.view(-1) for part in parts], total.split([part.numel() for part in parts]))
 
 
 def _sum_blocks(rows: Tensor, out: Tensor, layout: Blocks) -> None:
