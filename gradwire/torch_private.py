@@ -69,6 +69,12 @@ class TorchStore:
         self._store = dist.distributed_c10d._get_default_store()
         self._prefix = prefix
 
+    def apart(self) -> "TorchStore":
+        """The same words over a connection of its own, for another thread: on one, a wait holds up everybody."""
+        other, store = TorchStore(self._prefix), self._store
+        other._store = store.clone()  # pyright: ignore[reportAttributeAccessIssue]
+        return other
+
     def set(self, key: str, value: str) -> None:
         """Leaves a word."""
         self._store.set(f"{self._prefix}/{key}", value)

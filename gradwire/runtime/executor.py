@@ -31,7 +31,8 @@ CLOSE_S = 5.0
 
 
 class Executor:
-    """Carries out tasks one after another. What a task raises goes to `fail`, and the next one is taken."""
+    """Carries out tasks one after another. What a task raises goes to `fail`, and the next one is taken. `aborted` says
+    that collectives on its stream were ended, which may have left anything."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -39,6 +40,7 @@ class Executor:
         self._stream = torch.cuda.Stream(device, priority=-1) if self._cuda else None
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Any] | None] = queue.SimpleQueue()
         self.fail: Callable[[BaseException], None] = lambda error: None
+        self.aborted = False
         self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
         self._thread.start()
 

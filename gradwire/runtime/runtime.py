@@ -1,6 +1,5 @@
 """The runtime: gradients in, means out, in their place. What front ends see of all that runs underneath."""
 
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,9 +17,11 @@ from gradwire.plans import Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.control import Control
 from gradwire.runtime.executor import Executor
+from gradwire.runtime.frames import forget_frames
 from gradwire.runtime.gathering import check
 from gradwire.runtime.intake import Intake
 from gradwire.runtime.meeting import Disagreement
+from gradwire.runtime.monitor import Monitor
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.plans import Plans
 from gradwire.runtime.recorder import Recorder
@@ -65,8 +66,9 @@ class Runtime:
             _close(None, own_mesh)
             raise
         self.executor = Executor(device)
-        self._end = weakref.finalize(self, _close, self.executor, own_mesh)
         self.executor.fail = partial(_fail, weakref.ref(self))
+        monitor = Monitor(self.mesh, self.executor) if mesh.silent else None
+        self._end = weakref.finalize(self, _close, self.executor, own_mesh, monitor)
         self.recorder = Recorder(self.executor.mark, mesh.rank)
         self._pipeline = Pipeline(self.mesh, self.recorder)
         control = Control(settings, planned, self._pipeline, self.executor)
@@ -239,7 +241,7 @@ class Runtime:
             self.error = error
         self._steps.machine.fail()
         self._pipeline.drain()
-        _forget_frames(error)  # they hold messages under way, and those the connections that abort is to close
+        forget_frames(error)  # they hold messages under way, and those the connections that abort is to close
         with suppress(Exception):  # whoever waits is told, whatever else is broken
             self.mesh.abort(str(error))
         self.executor.post(self._serve)
@@ -285,7 +287,9 @@ def _fail(runtime: "weakref.ref[Runtime]", error: BaseException) -> None:
         alive.fail(error)
 
 
-def _close(executor: Executor | None, mesh: Mesh | None) -> None:
+def _close(executor: Executor | None, mesh: Mesh | None, monitor: Monitor | None = None) -> None:
+    if monitor:
+        monitor.close()
     if executor:
         executor.close()
     if mesh:
@@ -294,9 +298,3 @@ def _close(executor: Executor | None, mesh: Mesh | None) -> None:
 
 def _value(future: Future[Tensor]) -> Tensor:
     return future.value()
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    while error:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__

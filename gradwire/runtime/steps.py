@@ -105,6 +105,10 @@ class Steps:
         if verdict is None:
             return
         whole, *each = verdict().isfinite().tolist()
+        if self.executor.aborted:
+            for exchange in self._active:
+                exchange.forget()
+            return
         for exchange in self._active:
             exchange.commit() if whole else exchange.forget()
         if not whole:

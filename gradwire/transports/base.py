@@ -45,6 +45,8 @@ class Transport(ABC):
     store: Store
     jobs: int = 0
     """How many jobs have begun on it."""
+    silent: bool = False
+    """Whether waits return at once and say nothing of a lost rank, as on NCCL; then `lost` is asked every second."""
 
     @abstractmethod
     def start(self, op: Collective) -> Pending:
@@ -65,4 +67,9 @@ class Transport(ABC):
 
     def failure(self) -> str | None:
         """Why another rank gave up, where it could say so."""
+        return None
+
+    def lost(self) -> str | None:
+        """Of a `silent` transport, why the collectives under way will not end; None while they may. Called on a thread
+        of its own."""
         return None

@@ -94,6 +94,16 @@ class Mesh:
         for transport in self.axes.values():
             transport.close()
 
+    @property
+    def silent(self) -> bool:
+        """Whether waits on some axis say nothing of a lost rank."""
+        return any(transport.silent for transport in self.axes.values())
+
+    def lost(self) -> str | None:
+        """Why the collectives under way on a silent axis will not end; None while they may."""
+        silent = (transport for transport in self.axes.values() if transport.silent)
+        return next((why for transport in silent if (why := transport.lost())), None)
+
     def failure(self) -> str | None:
         """Why another rank gave up, where it could say so."""
         return next((why for transport in self.axes.values() if (why := transport.failure())), None)

@@ -1,6 +1,7 @@
 """Ranks are processes: torch.distributed over gloo or NCCL."""
 
-from collections import Counter
+import time
+from collections import Counter, deque
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any, ClassVar
@@ -12,13 +13,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from gradwire.collective import HOST, REPLICA, SHARD, AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
 from gradwire.torch_private import TorchStore, abort_group, backend_of, close_group, new_group_of_members, timeout_of
 from gradwire.transports.base import Pending, Transport
+from gradwire.transports.heartbeat import Heartbeat
 from gradwire.transports.mesh import Mesh
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
 MOST_DIRECT = 8
 MOST_TAGS = 1 << 15
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+WAITS_S, SILENT_S = 2.0, 10.0
+"""A collective that waits for so long may wait for a lost rank; one that says nothing for so long is lost."""
 
 
 class _All:
@@ -30,6 +34,9 @@ class _All:
     def wait(self) -> None:
         for work in self._works:
             work.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
 
 
 class ProcessGroup(Transport):
@@ -47,6 +54,9 @@ class ProcessGroup(Transport):
         self._direct = backend_of(group, CPU) == "gloo" and self.world <= MOST_DIRECT
         self._tag = 0
         self.store = self._words = TorchStore(name or f"gradwire/{group.group_name}")
+        self.silent = backend_of(group, GPU) == "nccl"
+        self._works: deque[tuple[float, Any]] = deque()  # that were started when; only where this is silent
+        self._heart: tuple[TorchStore, Heartbeat] | None = None
 
     @classmethod
     def own(cls, like: dist.ProcessGroup | None = None) -> "ProcessGroup":
@@ -100,6 +110,12 @@ class ProcessGroup(Transport):
         return f"gradwire/{members}/{cls._made[tuple(ranks)]}"
 
     def start(self, op: Collective) -> Pending:
+        pending = self._start(op)
+        if self.silent:
+            self._works.append((time.monotonic(), pending))
+        return pending
+
+    def _start(self, op: Collective) -> Any:
         group = self._open()
         match op:
             case Sum(message):
@@ -174,6 +190,23 @@ class ProcessGroup(Transport):
             return self._words.peek("failure")
         except RuntimeError:  # the store's host is gone as well
             return None
+
+    def lost(self) -> str | None:
+        words, heart = self._heart = self._heart or self._beating()
+        heart.beat()
+        while self._works and self._works[0][1].is_completed():
+            self._works.popleft()
+        if why := words.peek("failure"):
+            return why
+        if not self._works or time.monotonic() - self._works[0][0] < WAITS_S:
+            heart.forget()
+            return None
+        rank = heart.silent(SILENT_S)
+        return None if rank is None else f"a rank was lost ({rank} has given no sign of life for {SILENT_S:.0f} s)"
+
+    def _beating(self) -> tuple[TorchStore, Heartbeat]:
+        words = self._words.apart()
+        return words, Heartbeat(words, self.rank, self.world)
 
 
 def world_or(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -1,0 +1,39 @@
+"""A thread that notices a lost rank where no wait does."""
+
+import threading
+
+from gradwire.runtime.executor import Executor
+from gradwire.runtime.pipeline import ReductionError
+from gradwire.transports import Mesh
+
+PERIOD_S = 1.0
+
+
+class Monitor:
+    """On NCCL the worker waits for a stream, not for the ranks: a wait returns at once, and where a rank is lost the
+    stream never ends. So every second this thread asks the transports that are `silent`; what they say fails the
+    job, which aborts the collectives under way, and so ends the wait of whoever waits for the stream."""
+
+    def __init__(self, mesh: Mesh, executor: Executor) -> None:
+        self._mesh, self._executor, self._closed = mesh, executor, threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="gradwire-monitor", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(PERIOD_S):
+            if (why := self._lost()) is not None:
+                self._executor.aborted = True
+                self._executor.fail(ReductionError(f"reducing ended: {why}"))
+                return
+
+    def _lost(self) -> str | None:
+        try:
+            return self._mesh.lost()
+        except RuntimeError as error:  # the store's host is gone
+            return f"a rank was lost ({error})"

@@ -1,0 +1,233 @@
+"""A rank that is lost where no wait says so, as on NCCL: played by a transport of threads and by one of processes."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from harness import SMALL, WAIT_S, draw, hand_over, job, slots_of, together
+
+import gradwire as gw
+from gradwire.collective import Collective
+from gradwire.lab.launch import free_port
+from gradwire.runtime import monitor
+from gradwire.runtime.executor import Executor
+from gradwire.runtime.pipeline import ReductionError
+from gradwire.transports.base import Pending
+from gradwire.transports.heartbeat import Heartbeat
+
+SLOTS = slots_of(SMALL)
+PLAN = gw.Plan((gw.Group(tuple(slot.name for slot in SLOTS), gw.TopK(0.1), gw.Residual(), gw.AllGather()),))
+
+
+class Stuck:
+    """As the host's wait for a stream on which a collective never ends: it returns when that is aborted, and raises
+    nothing."""
+
+    def __init__(self, aborted: threading.Event) -> None:
+        self._aborted = aborted
+
+    def wait(self) -> None:
+        assert self._aborted.wait(WAIT_S), "nobody aborted it"
+
+
+class Silent(gw.Transport):
+    """One rank of a group of threads as NCCL would be; rank 1 dies when it is told to."""
+
+    silent = True
+
+    def __init__(self, inner: gw.Threads, dead: threading.Event) -> None:
+        self.rank, self.world, self.store = inner.rank, inner.world, inner.store
+        self._inner, self._dead, self._aborted = inner, dead, threading.Event()
+        self._heart = Heartbeat(inner.store, self.rank, self.world)
+        self.said = ""
+
+    def start(self, op: Collective) -> Pending:
+        if self._aborted.is_set():
+            raise RuntimeError("aborted")
+        return Stuck(self._aborted) if self._dead.is_set() else self._inner.start(op)
+
+    def abort(self, reason: str) -> None:
+        self.said = reason
+        self._aborted.set()
+
+    def lost(self) -> str | None:
+        if self.rank == 1 and self._dead.is_set():
+            return None
+        self._heart.beat()
+        silent = self._heart.silent(0.2)
+        return None if silent is None else f"a rank was lost ({silent})"
+
+
+@contextmanager
+def silent_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[object, threading.Event]]:
+    monkeypatch.setattr(monitor, "PERIOD_S", 0.02)
+    dead = threading.Event()
+    with job(PLAN, SLOTS, 2, transports=[Silent(inner, dead) for inner in gw.Threads.group(2)]) as running:
+        yield running, dead
+        dead.set()
+        for transport in running.transports:
+            transport.abort("the test is over")
+
+
+def test_a_lost_rank_is_an_error_where_waits_say_nothing(monkeypatch: pytest.MonkeyPatch):
+    with silent_job(monkeypatch) as (running, dead):
+        running.step(draw(SLOTS, 2, 0))
+        kept = running.states()[0]
+        dead.set()
+        survivor = running.runtimes[0]
+        survivor.open_step()
+        hand_over(survivor, draw(SLOTS, 2, 1)[0])
+        (error,) = together(1, lambda rank: survivor.finish())
+        assert isinstance(error, ReductionError)
+        assert str(error) == "reducing ended: a rank was lost (1)"
+        assert running.transports[0].said == str(error), "the others are told"
+        with pytest.raises(ReductionError, match="a rank was lost"):
+            survivor.open_step()
+        after = survivor.state_dict()
+        assert all(torch.equal(after[name], kept[name]) for name in kept), "the last whole step's"
+
+
+def test_a_step_whose_verdict_was_not_known_does_not_count(monkeypatch: pytest.MonkeyPatch):
+    """On a GPU it is there when the stream ends, which an abort brings about too."""
+    monkeypatch.setattr(Executor, "is_immediate", False)
+    with silent_job(monkeypatch) as (running, dead):
+        running.step(draw(SLOTS, 2, 0))
+        kept = running.states()[0]  # which settles it
+        running.step(draw(SLOTS, 2, 1))
+        dead.set()
+        survivor = running.runtimes[0]
+        wait_for(lambda: survivor.error is not None)
+        after = survivor.state_dict()
+        assert all(torch.equal(after[name], kept[name]) for name in kept if name.endswith("//residual"))
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    for _ in range(1000 * WAIT_S):
+        if happened():
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("it did not happen")
+
+
+def test_slow_ranks_are_not_lost(monkeypatch: pytest.MonkeyPatch):
+    with silent_job(monkeypatch) as (running, _):
+        first, second = running.runtimes
+        first.open_step()
+        hand_over(first, draw(SLOTS, 2, 0)[0])
+        threading.Event().wait(0.6)  # three times as long as a rank may be silent
+        second.open_step()
+        hand_over(second, draw(SLOTS, 2, 0)[1])
+        running.finish()
+
+
+def test_no_thread_watches_where_waits_raise():
+    before = threading.active_count()
+    with job(PLAN, SLOTS, 1):
+        assert threading.active_count() == before + 1, "the worker"
+
+
+def test_a_monitor_ends_with_its_job(monkeypatch: pytest.MonkeyPatch):
+    before = set(threading.enumerate())
+    with silent_job(monkeypatch) as (running, _):
+        running.step(draw(SLOTS, 2, 0))
+        assert {thread.name for thread in set(threading.enumerate()) - before} == {"gradwire", "gradwire-monitor"}
+    assert not {thread.name for thread in set(threading.enumerate()) - before}
+
+
+class Words(dict[str, str]):
+    def get(self, key: str, timeout_s: float) -> str | None:
+        return super().get(key)
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+
+def test_a_rank_is_silent_when_its_beats_stop():
+    words, time = Words(), [0.0]
+    mine, other, third = (Heartbeat(words, rank, 3, lambda: time[0]) for rank in range(3))
+    for second in range(1, 30):
+        time[0] = float(second)
+        if second < 5:
+            other.beat()
+        third.beat()
+        found = mine.silent(10.0)
+        assert found == (1 if second > 14 else None), second
+    mine.forget()
+    assert mine.silent(10.0) is None, "the wait begins anew"
+
+
+def test_a_rank_that_never_beat_is_silent():
+    time = [0.0]
+    heart = Heartbeat(Words(), 0, 2, lambda: time[0])
+    assert heart.silent(10.0) is None
+    time[0] = 11.0
+    assert heart.silent(10.0) == 1
+
+
+STOPPED = """
+import os, signal, sys, threading, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import gradwire as gw
+from gradwire.transports import process_group
+
+process_group.WAITS_S, process_group.SILENT_S = 0.2, 1.0
+
+class Played:  # the host's wait for a stream: it ends when the work is done or aborted
+    def __init__(self, work, transport):
+        self._work, self._transport = work, transport
+
+    def is_completed(self):
+        return self._work.is_completed()
+
+    def wait(self):
+        while not self._work.is_completed():
+            if self._transport.aborted.wait(0.001):
+                return
+        self._work.wait()
+
+class LikeNCCL(gw.ProcessGroup):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.silent, self.aborted = True, threading.Event()
+
+    def _start(self, op):
+        return Played(super()._start(op), self)
+
+    def abort(self, reason):  # gloo itself would wait for the other rank
+        self.aborted.set()
+
+dist.init_process_group("gloo")
+ddp = DistributedDataParallel(torch.nn.Linear(50, 50))
+gw.attach(ddp, gw.TopK(0.1), transport=LikeNCCL.own())
+try:
+    for step in range(1000):
+        ddp(torch.ones(2, 50)).sum().backward()
+        if step == 3 and dist.get_rank() == 1:
+            print("stopped", flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+except RuntimeError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_process_that_stops_is_noticed_by_those_that_wait_for_it():
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    shared |= {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""}
+    command = [sys.executable, "-c", STOPPED]
+    with (
+        subprocess.Popen(command, env=shared | {"RANK": "0"}, stdout=subprocess.PIPE) as survivor,
+        subprocess.Popen(command, env=shared | {"RANK": "1"}, stdout=subprocess.DEVNULL) as stopped,
+    ):
+        try:
+            said, _ = survivor.communicate(timeout=60)
+        finally:
+            survivor.kill()
+            stopped.kill()
+    assert b"reducing ended: a rank was lost (1 has given no sign of life" in said
