@@ -45,11 +45,9 @@ def test_what_are_no_local_steps_is_named(text: str, message: str) -> None:
     assert message in str(error.value)
 
 
-def test_a_plan_has_no_local_steps_and_shards_take_none() -> None:
+def test_a_plan_has_no_local_steps() -> None:
     with pytest.raises(ValueError, match="is no candidate"):
         candidate("localsteps:30+topk:0.1")
-    shards = ["localsteps:2", "--hosts", "2", "--shard", "2"]
-    assert main(["bench", *shards]) == main(["train", *shards]) == 2
 
 
 def test_the_shell_offers_compressors_after_local_steps() -> None:

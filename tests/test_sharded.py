@@ -39,6 +39,22 @@ def test_dense_and_fp32_train_a_language_model_alike(tmp_path: Path) -> None:
     assert losses[0] != losses[2]
 
 
+def test_replicas_of_two_ranks_take_local_steps(tmp_path: Path) -> None:
+    small = [word for size in ("width=32", "layers=1", "batch=2") for word in ("--set", size)]
+    options = ["--task", "lm", *small, "--optimizer", "sgd", "--hosts", "2", "--shard", "2"]
+    configurations = ["dense", "localsteps:1,lr=1,momentum=0", "localsteps:3"]
+    assert main(["train", *configurations, *options, "--steps", "6", "--out", str(tmp_path)]) == 0
+    (folder,) = tmp_path.iterdir()
+    dense, every, rounds = (
+        [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("dense", "localsteps-1-lr=1-momentum=0", "localsteps-3")
+    )
+    assert [line["loss"] for line in every] == pytest.approx([line["loss"] for line in dense], rel=1e-4)
+    assert every[-1]["wire_bytes"] == pytest.approx(dense[-1]["wire_bytes"], rel=0.02)
+    assert 3 * rounds[-1]["wire_bytes"] == pytest.approx(every[-1]["wire_bytes"], rel=0.01)
+    assert rounds[-1]["dense_bytes"] == dense[-1]["dense_bytes"]
+
+
 def test_step_times_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model", "tiny-vgg16", "--hosts", "2", "--shard", "2", "--steps", "1", "--repeats", "1"]
     assert main(["bench", "dense", "topk:0.05", *options]) == 0

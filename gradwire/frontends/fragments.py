@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradwire.plans import Plan
 from gradwire.slots import Layout, Slot
@@ -93,14 +93,14 @@ class Schedule:
 
 
 class Fragment:
-    """Some parameters, by name, and what belongs to them: `anchors`, which all replicas share; `deltas`, what this
-    replica has moved from there, then the mean of that, in place; and `sent`, a copy of the parameters as they were
-    sent, where that is kept.
+    """What this rank holds of some parameters, by name, and what belongs to them: `anchors`, which all replicas share;
+    `deltas`, what this replica has moved from there, then the mean of that, in place; and `sent`, a copy of the
+    parameters as they were sent, where that is kept.
 
     Anchors are float32 or wider, so that a small outer step on parameters of 16 bits is not lost.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], keep_sent: bool) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], keep_sent: bool) -> None:
         self.parameters = parameters
         self.anchors = {
             name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
@@ -155,7 +155,7 @@ def fragmented(parts: Sequence[Sequence[str]], slots: Sequence[Slot], plan: Call
 
 
 def fragments_of(
-    plan: Plan, parts: Sequence[Sequence[str]], parameters: Mapping[str, nn.Parameter], keep_sent: bool
+    plan: Plan, parts: Sequence[Sequence[str]], parameters: Mapping[str, Tensor], keep_sent: bool
 ) -> list[Fragment]:
     """The fragments, with their parameters in the plan's order."""
     order = [name for group in plan.groups for name in group.slots]

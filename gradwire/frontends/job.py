@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import FP32, Compressor
@@ -127,7 +127,7 @@ def parameters_of(module: nn.Module) -> tuple[dict[str, nn.Parameter], set[str]]
     return reduced, named.keys() - reduced.keys()
 
 
-def slots_of(parameters: Mapping[str, nn.Parameter]) -> list[Slot]:
+def slots_of(parameters: Mapping[str, Tensor]) -> list[Slot]:
     """A slot for each parameter, in the order in which backward is likely to come to them."""
     return [Slot.of(name, parameter) for name, parameter in parameters.items()][::-1]
 

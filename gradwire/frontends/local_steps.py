@@ -3,27 +3,28 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.frontends.fragments import Fragments, Schedule, cut, fragmented, fragments_of
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.job import Choices, Dense, device_of, mesh_of, parameters_of, slots_of
-from gradwire.frontends.optimizer import share_initial_values
+from gradwire.frontends.job import Choices, Dense, device_of, mesh_of
+from gradwire.frontends.replica import replica_of
 from gradwire.frontends.rounds import OuterOptimizer, Rounds
+from gradwire.frontends.shards import reshard
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Plan
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.settings import Settings
-from gradwire.transports import Mesh, ProcessGroup, Transport
+from gradwire.transports import Mesh, Transport
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,9 @@ class LocalSteps(Optimizer):
     SparseLoCo (Sarfi et al., 2025, https://arxiv.org/abs/2508.15706).
 
     Compressor, memory, communicator, `dense`, `groups`, transport, process group and seed are as in `gradwire.attach`.
-    Parameters and buffers are rank 0's from the start; buffers are not averaged. A round in which a replica's numbers
-    are not finite counts for nobody: all of them go back to the shared parameters.
+    With FSDP2, `mesh` is as in `attach` too: its first dimension counts replicas, which ranks along the others hold
+    together. Parameters and buffers are the first replica's from the start; buffers are not averaged. A round in which
+    a replica's numbers are not finite counts for nobody: all of them go back to the shared parameters.
 
     Raises ValueError, on all ranks, for what `attach` refuses, for fragments that are not the model, for fewer
     inner steps than fragments, and for an optimizer of other parameters than the model's.
@@ -76,29 +78,33 @@ class LocalSteps(Optimizer):
         dense: Dense | None = None,
         groups: Grouping | None = None,
         transport: Transport | Mesh | None = None,
+        mesh: DeviceMesh | None = None,
         process_group: dist.ProcessGroup | None = None,
         seed: int = 0,
     ) -> None:
         choices = Choices.of(compressor, memory=memory, communicator=communicator, dense=dense, groups=groups)
         choices.check()
-        parameters, others = parameters_of(model)
-        slots, device = slots_of(parameters), device_of(parameters)
+        replica = replica_of(model, mesh, process_group)
+        parameters, device = replica.parameters, device_of(replica.parameters)
         parts: list[tuple[str, ...]] = []
 
         def plan() -> Plan:
             _check_holds(inner_optimizer, parameters)
             parts.extend(cut(model, parameters, fragments))
             Schedule(inner_steps, len(parts), delay, mix)
-            return fragmented(parts, slots, choices.plan(parameters))
+            return fragmented(parts, replica.planned, choices.plan(parameters))
 
-        mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device)
+        axes = mesh_of(transport, replica.axes, device)
         words = {"front end": "LocalSteps", "inner_steps, delay and mix": f"{inner_steps}, {delay} and {mix}"}
-        settings = Settings(seed=seed, others=others, owns_mesh=transport is None, words=words)
-        runtime = Runtime(plan, slots, mesh, device, settings)
-        share_initial_values(model, mesh)
+        settings = Settings(
+            seed=seed, others=replica.others, owns_mesh=transport is None, words=words, planned=replica.planned
+        )
+        runtime = Runtime(plan, replica.slots, axes, device, settings)
+        replica.share(axes)
         schedule = Schedule(inner_steps, len(parts), delay, mix)
-        made = fragments_of(runtime.plan, parts, parameters, schedule.keeps_sent)
-        self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule)
+        made = fragments_of(runtime.plan, parts, replica.local, schedule.keeps_sent)
+        self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
+        self._model = model
         self.handle = Handle(runtime, self._rounds)
         self.inner: Optimizer | None = None
         super().__init__(inner_optimizer.param_groups, inner_optimizer.defaults)
@@ -124,8 +130,10 @@ class LocalSteps(Optimizer):
     def shared_parameters(self) -> Iterator[None]:
         """Inside, the model has the parameters that all replicas share, those of the last outer step: to evaluate or
         export it. This rank's own come back afterwards."""
+        reshard(self._model)
         with self._rounds.shared_parameters():
             yield
+            reshard(self._model)  # what FSDP has gathered inside is not to be used outside
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises ValueError: what is not the model's, or was frozen when this was made, takes no part in rounds."""

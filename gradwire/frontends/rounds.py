@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.frontends.fragments import Fragment, Schedule, groups_of
+from gradwire.frontends.replica import Replica
 from gradwire.frontends.stateful import Placed
 from gradwire.runtime.runtime import Runtime
 
@@ -32,12 +33,14 @@ class Rounds:
         inner: Optimizer,
         outer: OuterOptimizer,
         schedule: Schedule,
+        replica: Replica,
     ) -> None:
         self.runtime, self.fragments, self.schedule = runtime, fragments, schedule
         self.inner, self.outer = (
             inner,
             outer([anchor for fragment in fragments for anchor in fragment.anchors.values()]),
         )
+        self._parameters, self._undo = replica.parameters, replica.isolate()
         self.step, self.sent_at, self.detached = 0, 0, False
         self.under_way: int | None = None
         runtime.fix_places(True)
@@ -53,6 +56,8 @@ class Rounds:
     def unhook(self) -> None:
         """No more rounds."""
         self.detached = True
+        for undo in self._undo:
+            undo()
 
     def inner_step_done(self) -> None:
         """Receives and sends what is due now."""
@@ -93,7 +98,7 @@ class Rounds:
         go back to the anchors. Inner state that is not finite begins anew."""
         for fragment in self.fragments:
             fragment.reset()
-            for parameter in fragment.parameters.values():
+            for parameter in (self._parameters[name] for name in fragment.parameters):
                 if not _is_finite(self.inner.state.get(parameter, {})):
                     del self.inner.state[parameter]
 

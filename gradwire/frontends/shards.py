@@ -32,7 +32,7 @@ from gradwire.transports import Mesh, ProcessGroup, Transport
 
 RECIPE = (
     'mesh = init_device_mesh(device, (hosts, ranks_per_host), mesh_dim_names=("replicate", "shard")), '
-    'fully_shard(model, mesh=mesh["shard"]) and attach(model, ..., mesh=mesh)'
+    'fully_shard(model, mesh=mesh["shard"]) and pass mesh=mesh'
 )
 
 
@@ -47,12 +47,7 @@ def attach_shards(
     seed: int,
 ) -> Handle:
     """What `attach` does with a model that fully_shard wrapped."""
-    if not isinstance(model, FSDPModule):
-        raise ValueError(f"mesh= is for models that fully_shard has wrapped, not {type(model).__name__}; use {RECIPE}")
-    reshard(model)
-    parameters, others = parameters_of(model)
-    mesh = _replicas_of(model, parameters) if mesh is None else mesh
-    check(parameters, mesh)
+    parameters, others, mesh = fitting(model, mesh)
     if mesh.size(0) == 1:  # nothing to compress; what a state holds back is in the next gradient
         choices = Choices(compressor=FP32())
     axes = mesh_of(transport, partial(ProcessGroup.by_replica, mesh), device_of(parameters))
@@ -207,6 +202,18 @@ def share_initial_values(model: nn.Module, replicas: Transport) -> None:
 
 
 # What fits
+
+
+def fitting(model: nn.Module, mesh: DeviceMesh | None) -> tuple[dict[str, nn.Parameter], set[str], DeviceMesh]:
+    """The sharded parameters by name, the names of others, and the mesh of all ranks, by default the one that the model
+    was wrapped on. Raises ValueError, naming the call that works, where they do not fit."""
+    if not isinstance(model, FSDPModule):
+        raise ValueError(f"mesh= is for models that fully_shard has wrapped, not {type(model).__name__}; use {RECIPE}")
+    reshard(model)
+    parameters, others = parameters_of(model)
+    mesh = _replicas_of(model, parameters) if mesh is None else mesh
+    check(parameters, mesh)
+    return parameters, others, mesh
 
 
 def check(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh) -> None:

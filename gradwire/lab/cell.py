@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 
 from gradwire.lab.bench import BenchSpec
-from gradwire.lab.configuration import NOCOMM, check_plans, check_shard, parse_all
+from gradwire.lab.configuration import NOCOMM, check_plans, parse_all
 from gradwire.lab.join import joined
 from gradwire.lab.link import LOOPBACK, link_of
 from gradwire.lab.models import MODELS
@@ -63,7 +63,6 @@ class Cell:
         """What the ranks are told; always with `nocomm`. Raises ValueError for plans of another model, and for a user's
         model that gives no batches."""
         parsed = parse_all(configurations)
-        check_shard(parsed, self.shard)
         next(self.task().batches(0, self.ranks, effort.seed))
         check_plans(parsed, lambda: self.task().build_model(effort.seed))
         names = [configuration.text for configuration in parsed]

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from gradwire.lab.configuration import NOCOMM, Configuration, check_plans, check_shard, parse_all
+from gradwire.lab.configuration import NOCOMM, Configuration, check_plans, parse_all
 from gradwire.lab.recipe import Course, Recipe
 from gradwire.lab.runner import Place
 from gradwire.lab.tasks import make_task
@@ -50,7 +50,6 @@ class Comparison:
             )
         if self.checkpoint_every and self.shard > 1:
             raise ValueError("the lab keeps no checkpoints of sharded models: leave --checkpoint-every or --shard out")
-        check_shard(self.configurations, self.shard)
         task = self.make_task()
         next(task.batches(0, self.ranks, self.seed))
         self.course  # noqa: B018

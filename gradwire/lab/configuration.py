@@ -99,21 +99,24 @@ class Configuration:
         """Makes replicas of a sharded `model` reduce in this way; None where Gradwire has no part in it."""
         if self.plan:
             return attach(model, self.plan, mesh=mesh, seed=seed)
-        if self.compressor is None:
+        if self.compressor is None or self.local:
             return None
         return attach(
             model, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
             mesh=mesh, seed=seed, controller=controller,
         )  # fmt: skip
 
-    def local_steps(self, inner: Optimizer, model: nn.Module, transport: Transport, seed: int) -> LocalSteps | None:
-        """Local steps around the optimizer of a `model` that nobody reduces; None where every step is reduced."""
+    def local_steps(
+        self, inner: Optimizer, model: nn.Module, transport: Transport | None, mesh: DeviceMesh | None, seed: int
+    ) -> LocalSteps | None:
+        """Local steps around the optimizer of a `model` that nobody reduces between replicas, which are ranks, or those
+        of a `mesh`; None where every step is reduced."""
         if (local := self.local) is None:
             return None
         return LocalSteps(
             inner, model, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
             inner_steps=local.inner_steps, outer=Outer(local.lr, local.momentum), fragments=local.fragments,
-            delay=local.delay, mix=local.mix, transport=transport, seed=seed,
+            delay=local.delay, mix=local.mix, transport=transport, mesh=mesh, seed=seed,
         )  # fmt: skip
 
 
@@ -163,12 +166,6 @@ def parse_all(texts: Sequence[str]) -> list[Configuration]:
     if twice := next((text for text in seen if seen.count(text) > 1), None):
         raise ValueError(f"configuration {twice!r} is given twice")
     return configurations
-
-
-def check_shard(configurations: Sequence[Configuration], shard: int) -> None:
-    """Raises ValueError where replicas of several ranks are to take local steps."""
-    if shard > 1 and (local := [each.text for each in configurations if each.local]):
-        raise ValueError(f"the lab's replicas that take local steps are one rank each: leave {local[0]} or --shard out")
 
 
 def check_plans(configurations: Sequence[Configuration], make_model: Callable[[], nn.Module]) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -142,14 +143,15 @@ class Replica:
         self._sharded, self.rate, self._seed = shard > 1, Rate(), seed
         self._configuration, self.local = configuration, configuration.local is not None
         self._local_steps: LocalSteps | None = None
+        self._mesh: DeviceMesh | None = None
         self.controller = configuration.fresh_controller(self.rate)
         gradient_bytes, replicas = sum(p.nbytes for p in model.parameters() if p.requires_grad), peers.world // shard
         self._dense_bytes = 2 * (replicas - 1) * gradient_bytes // replicas // shard
         self.wrapped: nn.Module
         if self._sharded:
-            mesh = mesh_of(shard, peers.device)
-            self.wrapped = sharded(deepcopy(self._whole), mesh, configuration)
-            self.handle = configuration.attach_shards(self.wrapped, mesh, seed, self.controller)
+            self._mesh = mesh_of(shard, peers.device)
+            self.wrapped = sharded(deepcopy(self._whole), self._mesh, configuration)
+            self.handle = configuration.attach_shards(self.wrapped, self._mesh, seed, self.controller)
         elif self.local:
             self.wrapped, self.handle = self._whole, None
         else:
@@ -170,7 +172,8 @@ class Replica:
     def optimizer(self, inner: Optimizer) -> Optimizer:
         """What takes the steps: `inner`, with local steps around it where the configuration says so."""
         self.rate.optimizer = inner
-        self._local_steps = self._configuration.local_steps(inner, self.wrapped, self.peers.transport, self._seed)
+        transport = None if self._mesh else self.peers.transport
+        self._local_steps = self._configuration.local_steps(inner, self.wrapped, transport, self._mesh, self._seed)
         if self._local_steps is None:
             return inner
         self.handle = self._local_steps.handle

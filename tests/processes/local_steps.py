@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
@@ -80,6 +82,102 @@ def hosts_that_train_with_ddp_inside_are_replicas() -> None:
     dense = 6 * 4 * len(flat(ddp))  # of a host, as much as one replica's, whichever of its ranks sends
     assert dense <= sent <= dense + 6 * 100
     between.close()
+
+
+def hosts_of_two() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+
+def sharded(mesh: DeviceMesh, seed: int = 0) -> nn.Module:
+    model = network(seed)
+    fully_shard(model[2], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def own_shards(model: nn.Module) -> Tensor:
+    return torch.cat([p.to_local().detach().flatten() for p in model.parameters()])
+
+
+@scenario(4)
+def hosts_that_train_with_fsdp2_inside_are_replicas() -> None:
+    mesh = hosts_of_two()
+    host = mesh["shard"].get_group()
+    expected = list(reference_diloco(2, 6, 5, 0.7, 0.9, both_ranks_batches))
+    for on in (mesh["shard"], mesh):  # on both, FSDP would average over replicas by itself
+        model = sharded(on)
+        optimizer = gw.LocalSteps(inner(model), model, inner_steps=5, outer=gw.Outer(0.7, momentum=0.9), mesh=mesh)
+        losses = torch.tensor(train(model, 30, optimizer=optimizer))
+        dist.all_reduce(losses, group=host)
+        torch.testing.assert_close(
+            (losses / 2).tolist(), [each[mesh.get_local_rank(0)] for each in expected], rtol=0, atol=1e-5
+        )
+        assert same_on_all_ranks(torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()]))
+        dense = 6 * 4 * len(own_shards(model))  # of two replicas each sends as much as it holds
+        assert dense <= optimizer.handle.stats().wire_bytes <= dense + 6 * 100
+        optimizer.handle.detach()
+
+
+@scenario(4)
+def sharded_replicas_stream_and_resume_bit_for_bit() -> None:
+    mesh = hosts_of_two()
+
+    def local(model: nn.Module) -> gw.LocalSteps:
+        return gw.LocalSteps(
+            inner(model), model, gw.TopK(0.1), inner_steps=8, outer=gw.Outer(0.4, momentum=0.9), fragments=3, delay=2,
+            mesh=mesh,
+        )  # fmt: skip
+
+    for cut in (13, 14, 19):
+        model = sharded(mesh["shard"])
+        optimizer = local(model)
+        train(model, cut, optimizer=optimizer)
+        state = whole_state(model, optimizer)
+        expected = train(model, 12, first=cut, optimizer=optimizer)
+        other = sharded(mesh["shard"], seed=1)
+        resumed = local(other)
+        train(other, 3, optimizer=resumed)
+        resumed.load_state_dict(state["optimizer"])
+        other.load_state_dict(state["model"])
+        assert train(other, 12, first=cut, optimizer=resumed) == expected, cut
+        assert torch.equal(own_shards(other), own_shards(model)), cut
+        before = own_shards(model).clone()
+        with optimizer.shared_parameters(), torch.no_grad():
+            evaluated = model(batch(0, 0)[0])  # FSDP gathers what is shared, and lets go of it
+            assert same_on_all_ranks(evaluated)
+        assert torch.equal(own_shards(model), before)
+        with torch.no_grad():
+            assert not torch.equal(model(batch(0, 0)[0]), evaluated)
+
+
+@scenario(4)
+def what_is_not_finite_on_one_shard_counts_for_no_replica() -> None:
+    mesh = hosts_of_two()
+    model = sharded(mesh["shard"])
+    optimizer = gw.LocalSteps(inner(model), model, gw.TopK(0.1), inner_steps=6, mesh=mesh)
+    train(model, 12, optimizer=optimizer)
+    before = own_shards(model).clone()
+    train(model, 3, first=12, optimizer=optimizer)
+    with torch.no_grad():
+        if dist.get_rank() == 1:
+            model[2].weight.to_local()[3, 3] = torch.nan
+    train(model, 3, first=15, optimizer=optimizer)
+    assert torch.equal(own_shards(model), before)
+    train(model, 12, first=18, optimizer=optimizer)
+    assert own_shards(model).isfinite().all()
+    assert not torch.equal(own_shards(model), before)
+    assert same_on_all_ranks(torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()]))
+
+
+@scenario(4)
+def a_mesh_that_does_not_fit_local_steps_is_named() -> None:
+    mesh = hosts_of_two()
+    whole, shards = network(), sharded(mesh["shard"])
+    refused(
+        ValueError,
+        "mesh= is for models that fully_shard has wrapped",
+        lambda: gw.LocalSteps(inner(whole), whole, mesh=mesh),
+    )
+    refused(ValueError, "mesh= says where its replicas are", lambda: gw.LocalSteps(inner(shards), shards))
 
 
 def both_ranks_batches(step: int, host: int) -> tuple[Tensor, Tensor]:
