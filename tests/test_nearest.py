@@ -7,8 +7,10 @@ from harness import slots_of
 import gradwire as gw
 from gradwire.compressors import context_for
 from gradwire.ops.formats import Blocks, nearest
+from gradwire.ops.gradients import Gradients, Pieces
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.slots import Layout
+from gradwire.ops.mean import Mean
+from gradwire.slots import Layout, Slot
 
 CPU = torch.device("cpu")
 LENGTHS = (64, 128, 65, 64, 3, 64)
@@ -60,3 +62,21 @@ def test_a_part_of_a_group_is_cut_where_its_slots_are():
 def test_what_cannot_be_packed_is_refused(wrong: dict[str, int]):
     with pytest.raises(ValueError, match="use"):
         gw.Quantized(**wrong)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_a_mean_in_parts_is_that_of_one_vector(bits: int):
+    """Slots that fill whole blocks are joined in a payload, and gradients end between them: DDP's buckets do."""
+    lengths = (40960, 256, 640, 640, 102400, 40, 40960)
+    layout = Layout(tuple(Slot.of(str(i), torch.empty(n)) for i, n in enumerate(lengths)))
+    codec = gw.Quantized(bits)
+    context = context_for(layout, codec, CPU)
+    rows = torch.zeros(2, codec.group_bytes(layout, 0), dtype=torch.uint8)
+    for row in rows:
+        codec.encode(LazySum.of(torch.randn(layout.numel)), row, context)
+    whole, room = torch.empty(layout.numel), torch.full((layout.numel + 1000 * len(lengths),), torch.nan)
+    codec.decode(rows, whole, context)
+    parts = [part[500:-500] for part in room.split([n + 1000 for n in lengths])]
+    codec.decode_to(Mean(lambda: whole, Gradients(Pieces.by_slot(layout), parts)), rows, context)
+    assert torch.equal(torch.cat(parts), whole)
+    assert int(room.isnan().sum()) == 1000 * len(lengths)

@@ -33,7 +33,7 @@ class Quantized(Codec):
 
     def blocks(self, layout: Layout) -> Blocks:
         """How the payload of these slots is laid out."""
-        return Blocks(tuple(_merged([slot.numel for slot in layout.slots], self.block)), nearest(self.bits, self.block))
+        return Blocks(tuple(_merged(_lengths(layout), self.block)), nearest(self.bits, self.block))
 
     def payload_bytes(self, n: int) -> int:
         return self.group_bytes(Layout.vector(n), 0)
@@ -48,7 +48,13 @@ class Quantized(Codec):
         decode_sum(rows, out, self.blocks(context.layout))
 
     def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
-        decode_sum(rows, mean.parts(), self.blocks(context.layout))
+        parts, code = mean.parts(), nearest(self.bits, self.block)
+        blocks = self.blocks(context.layout) if len(parts) == 1 else Blocks(_lengths(context.layout), code)
+        decode_sum(rows, parts, blocks)  # several parts end where slots do, which may be within what was joined
+
+
+def _lengths(layout: Layout) -> tuple[int, ...]:
+    return tuple(slot.numel for slot in layout.slots)
 
 
 def _merged(lengths: Sequence[int], block: int) -> Iterator[int]:
