@@ -18,6 +18,7 @@ import argparse
 import json
 import math
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from statistics import mean
 from typing import Any
@@ -67,17 +68,24 @@ class Setting:
         return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
 
 
-def settings() -> dict[str, Setting]:
+TASKS = ("lstm-sgd", "gpt-adamw", "cnn-sgd", "cnn-adamw")
+
+
+@cache
+def setting_of(task: str) -> Setting:
+    """That of one of TASKS; nothing of the others is read."""
     text: dict[str, Any] = {"context": 64, "batch": 8, "max_bytes": 2_000_000}
+    match task:
+        case "lstm-sgd":
+            lstm = LanguageModel(model="lstm", width=160, layers=1, **text)
+            return Setting(lstm, "sgd", 2.0, (1.0, 2.0, 3.0))
+        case "gpt-adamw":
+            gpt = LanguageModel(model="gpt", width=96, layers=2, heads=3, **text)
+            return Setting(gpt, "adamw", 0.004, (0.002, 0.004, 0.008))
     clothes = FashionMnist(model="cnn", width=16, batch=32)
-    return {
-        "lstm-sgd": Setting(LanguageModel(model="lstm", width=160, layers=1, **text), "sgd", 2.0, (1.0, 2.0, 3.0)),
-        "gpt-adamw": Setting(
-            LanguageModel(model="gpt", width=96, layers=2, heads=3, **text), "adamw", 0.004, (0.002, 0.004, 0.008)
-        ),
-        "cnn-sgd": Setting(clothes, "sgd", 0.05, (0.02, 0.05, 0.1)),
-        "cnn-adamw": Setting(clothes, "adamw", 0.003, (0.001, 0.003, 0.01)),
-    }
+    if task == "cnn-sgd":
+        return Setting(clothes, "sgd", 0.05, (0.02, 0.05, 0.1))
+    return Setting(clothes, "adamw", 0.003, (0.001, 0.003, 0.01))
 
 
 def main() -> None:
@@ -88,13 +96,13 @@ def main() -> None:
         if missing(arguments, task, int(seed)):
             given = ["--seeds", seed, "--tasks", task, "--steps", str(arguments.steps)]
             collect(__file__, [*given, *(["--rates"] if arguments.rates else [])], RANKS, "loopback")
-    tasks = [task for task in settings() if of_task(task, arguments.steps, known())]
+    tasks = [task for task in TASKS if of_task(task, arguments.steps, known())]
     print("\n\n".join(markdown(task, arguments.steps, known()) for task in tasks))
 
 
 def arguments_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", default=",".join(settings()))
+    parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--rates", action="store_true", help="dense at several rates instead")
@@ -109,7 +117,7 @@ def known() -> list[dict[str, Any]]:
 
 def missing(arguments: argparse.Namespace, task: str, seed: int) -> list[tuple[str, float]]:
     """Names and rates of the runs that the results file lacks."""
-    setting = settings()[task]
+    setting = setting_of(task)
     rates = setting.rates if arguments.rates else (setting.lr,)
     names = ("dense",) if arguments.rates else tuple(CONFIGURATIONS)
     done = {(run["task"], run["seed"], run["steps"], run["name"], run["lr"]) for run in known()}
@@ -123,7 +131,7 @@ def job(arguments: argparse.Namespace) -> None:
     task, seed = arguments.tasks, int(arguments.seeds)
     results, transport = known(), ProcessGroup.own()
     for name, lr in missing(arguments, task, seed):
-        found = train(name, task, seed, lr, arguments.steps, transport)
+        found = train(CONFIGURATIONS[name], task, seed, lr, arguments.steps, transport)
         found = {"task": task, "seed": seed, "name": name, "lr": lr} | found
         results.append(found)
         if dist.get_rank() == 0:
@@ -132,12 +140,12 @@ def job(arguments: argparse.Namespace) -> None:
             picture(arguments.steps, results).savefig(RESULTS / "fidelity.png", dpi=130)
 
 
-def train(name: str, task: str, seed: int, lr: float, steps: int, transport: Transport) -> dict[str, Any]:
+def train(text: str, task: str, seed: int, lr: float, steps: int, transport: Transport) -> dict[str, Any]:
     """One run: its held-out figures, its training losses, and one rank's bytes per step."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel as DDP
 
-    setting, configuration = settings()[task], parse(CONFIGURATIONS[name])
+    setting, configuration = setting_of(task), parse(text)
     ddp = DDP(setting.task.build_model(seed))
     handle = configuration.attach(ddp, transport, seed, configuration.controller)
     optimizer = setting.optimizer_of(ddp.parameters(), lr)
@@ -176,7 +184,7 @@ def against_dense(runs: list[dict[str, Any]], name: str, key: str = "loss") -> l
 
 
 def of_task(task: str, steps: int, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    wanted = task, steps, settings()[task].lr
+    wanted = task, steps, setting_of(task).lr
     mine = [run for run in results if (run["task"], run["steps"], run["lr"]) == wanted]
     return sorted(mine, key=lambda run: run["seed"])
 
@@ -185,7 +193,7 @@ def markdown(task: str, steps: int, results: list[dict[str, Any]]) -> str:
     runs = of_task(task, steps, results)
     dense = ", ".join(format(run["loss"], ".4f") for run in runs if run["name"] == "dense")
     lines = [
-        f"{task}, {steps} steps, lr {settings()[task].lr}, dense {dense}",
+        f"{task}, {steps} steps, lr {setting_of(task).lr}, dense {dense}",
         "",
         "| | bytes a step | x | held out against dense, by seed | training |",
         "|---|---|---|---|---|",
@@ -206,7 +214,7 @@ def picture(steps: int, results: list[dict[str, Any]]) -> Figure:
         "in 4 bits": "PowerSGD, shares of 1/3, 1/6, 1/12 in 4 bits",
         "PowerSGD r": "PowerSGD r4, r2, r1, float32",
     }
-    tasks = [task for task in settings() if against_dense(of_task(task, steps, results), "4 bits")]
+    tasks = [task for task in TASKS if against_dense(of_task(task, steps, results), "4 bits")]
     drawn = Figure(figsize=(6 * max(1, len(tasks)), 4.2), layout="constrained")
     for panel, task in zip(drawn.subplots(1, max(1, len(tasks)), squeeze=False)[0], tasks, strict=False):
         runs = of_task(task, steps, results)

@@ -12,7 +12,7 @@ import gradwire as gw
 from gradwire.controllers.gain import delay_of, worth_of
 from gradwire.lab.scheduling.profiles import profile as published
 from gradwire.memories import Residual
-from gradwire.ops.sample import MATRICES, SIDE, sampled
+from gradwire.ops.sample import ELEMENTS, MATRICES, sampled
 from gradwire.plans import NATIVE, Group, Plan, default_communicator, default_memory
 from gradwire.report import simulation
 from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Worker, most, over_link, search, search_progress
@@ -99,12 +99,13 @@ def test_of_smaller_matrices_ranks_that_count_rows_are_fewer():
 
 
 def test_a_few_small_matrices_stand_for_all_gradients():
-    tensors = {str(i): torch.randn(700, 30 + i) for i in range(7)} | {"bias": torch.randn(9), "scalar": torch.tensor(1)}
-    taken = sampled(tensors)
-    assert list(taken) == ["0", "3", "6"]
+    tensors = {str(i): torch.randn(700, 30 + i) for i in range(6)} | {"wide": torch.randn(900, 400)}
+    taken = sampled(tensors | {"bias": torch.randn(9), "scalar": torch.tensor(1)})
+    assert list(taken) == ["0", "3", "wide"]
     assert len(taken) <= MATRICES
-    assert all(max(each.shape) <= SIDE for each in taken.values())
-    assert torch.equal(taken["0"], tensors["0"][::4])
+    assert torch.equal(taken["0"], tensors["0"])
+    assert torch.equal(taken["wide"], tensors["wide"][::2, ::2])
+    assert all(each.numel() <= ELEMENTS for each in taken.values())
     taken["0"].zero_()
     assert tensors["0"].all()
     assert sampled({"bias": torch.randn(9)}) == {}

@@ -1,8 +1,8 @@
 """What the site has beside the pages that are written: a page per algorithm, the reference, measured rows, and the
 benchmarks' pages as of this code.
 
-In a page, `<!-- steps 100mbit -->` becomes the step times on that link, and `<!-- source FILE CLASS -->` the source of
-a class.
+In a page, `<!-- steps 100mbit -->` becomes the step times on that link, `<!-- ladder fidelity -->` the losses and bytes
+of that result, and `<!-- source FILE CLASS -->` the source of a class.
 """
 
 import ast
@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -33,6 +34,14 @@ MEASURED = {
 }  # fmt: skip
 """What the step times call a configuration of an algorithm."""
 STEPS = ("steps_100mbit_dense", "steps_100mbit", "steps_1gbit", "steps_4ranks")
+RUNGS = {
+    "4 bits": "gw.Quantized(4)", "PowerSGD 1/3 in 4 bits": "gw.PowerSGD(1 / 3, bits=4)",
+    "PowerSGD 1/6 in 4 bits": "gw.PowerSGD(1 / 6, bits=4)", "top-k 1/16 in 10 bits": "gw.TopK(1 / 16, value_bits=4)",
+    "PowerSGD 1/12 in 4 bits": "gw.PowerSGD(1 / 12, bits=4)", "PowerSGD r4": "gw.PowerSGD(4)",
+    "top-k 1.25 %": "gw.TopK(0.0125)",
+}  # fmt: skip
+"""The line of code for each rung of the ladder, by what the results call it; last those in float32."""
+TRAINED = {"lstm-sgd": "LSTM, SGD", "gpt-adamw": "GPT, AdamW", "cnn-sgd": "CNN, SGD"}
 _INSERT = re.compile(r"<!-- (\w+) (\S+)(?: (\w+))? -->")
 
 
@@ -65,6 +74,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def _inserted(what: str, name: str, part: str | None) -> str:
     if what == "steps":
         return _steps(name)
+    if what == "ladder":
+        return _ladder(name)
     tree = ast.parse(text := (ROOT / name).read_text())
     found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == part)
     first = min(node.lineno for node in (found, *found.decorator_list))
@@ -126,6 +137,40 @@ def _measured(name: str) -> list[str]:
         for row in rows
     ]
     return [_table(Table("", ["link", "ranks", "model", "step", "date", "results"], lines))]
+
+
+def _ladder(name: str) -> str:
+    """A row for each rung: the line of code, how many times fewer bytes, and by how much losses end higher."""
+    found = load(name)
+    runs: list[dict[str, Any]] = found["runs"]
+    seeds = [len({run["seed"] for run in runs if run["task"] == task}) for task in TRAINED]
+    rows = [[f"`{code}`", *_rung(runs, [run for run in runs if run["name"] == rung])] for rung, code in RUNGS.items()]
+    heads = [f"{label} ({count} seeds)" for label, count in zip(TRAINED.values(), seeds, strict=True)]
+    note = (
+        "Held-out loss beside dense training's after 300 equal steps, mean (least to most) of the seeds; "
+        f"{found['ranks']} ranks, {found['date']}, `benchmarks/results/{name}.json`."
+    )
+    return f"{_table(Table('', ['one line', 'fewer bytes', *heads], rows))}\n\n{note}"
+
+
+def _rung(runs: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[str]:
+    """How many times fewer bytes, and the losses by task."""
+    fewer = sorted(run["dense_bytes"] / run["bytes"] for run in own)
+    return [" to ".join(dict.fromkeys(f"{times:.3g}x" for times in fewer[:: len(fewer) - 1])), *(
+        _loss(runs, [run for run in own if run["task"] == task]) for task in TRAINED
+    )]  # fmt: skip
+
+
+def _loss(runs: list[dict[str, Any]], own: list[dict[str, Any]]) -> str:
+    """Against dense of the same task, seed and rate."""
+
+    def key(run: dict[str, Any]) -> tuple[Any, ...]:
+        return run["task"], run["seed"], run["lr"]
+
+    dense = {key(run): run["loss"] for run in runs if run["name"] == "dense"}
+    gaps = [run["loss"] / dense[key(run)] - 1 for run in own]
+    spread = f" ({min(gaps):+.1%} to {max(gaps):+.1%})" if len(gaps) > 1 else ""
+    return f"{fmean(gaps):+.1%}{spread}"
 
 
 def _steps(link: str) -> str:
