@@ -16,9 +16,9 @@ def run(world: int, name: str, folder: Path, phase: str) -> None:
     assert finished.returncode == 0, finished.stderr[-4000:]
 
 
-@pytest.mark.parametrize("name", ["accelerate", "lightning", "huggingface"])
+@pytest.mark.parametrize("name", ["accelerate", "lightning", "lightning_strategy", "huggingface"])
 def test_a_training_goes_on_from_what_its_trainer_saved(name: str, tmp_path: Path):
-    pytest.importorskip({"huggingface": "transformers"}.get(name, name))
+    pytest.importorskip({"huggingface": "transformers"}.get(name, name.removesuffix("_strategy")))
     run(2, name, tmp_path, "save")
     run(3, name, tmp_path, "resume")
     run(1, name, tmp_path, "resume")

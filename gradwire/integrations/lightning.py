@@ -1,8 +1,9 @@
-"""Gradwire under Lightning: a callback for the strategy "ddp"."""
+"""Gradwire under Lightning: a callback for the strategy "ddp", or a strategy that brings it along."""
 
 from typing import Any
 
 import lightning
+from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 from gradwire.checkpoint import StateDict
@@ -40,3 +41,19 @@ class Compress(lightning.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Lightning reads checkpoints before there is a DDP."""
         self._loaded = state_dict
+
+
+class CompressedDDP(DDPStrategy):
+    """Lightning's strategy "ddp" under `compress`: `Trainer(strategy=CompressedDDP(Compress(gw.TopK(0.01))))`. The
+    `options` are those of `DDPStrategy`."""
+
+    def __init__(self, compress: Compress, **options: Any) -> None:
+        super().__init__(**options)
+        self.compress = compress
+
+    def connect(self, model: lightning.LightningModule) -> None:
+        """Has the callback first among the trainer's, before checkpoints are read."""
+        super().connect(model)
+        trainer: Any = model.trainer
+        if self.compress not in trainer.callbacks:
+            trainer.callbacks.insert(0, self.compress)

@@ -7,6 +7,7 @@ training kept; its memories add up to what they did when they were saved.
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -92,11 +93,11 @@ def with_accelerate(folder: Path, model: Net, resume: bool) -> None:
             accelerator.save_state(str(folder))
 
 
-def with_lightning(folder: Path, model: Net, resume: bool) -> None:
+def with_lightning(folder: Path, model: Net, resume: bool, as_strategy: bool = False) -> None:
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    from gradwire.integrations.lightning import Compress
+    from gradwire.integrations.lightning import Compress, CompressedDDP
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -110,12 +111,16 @@ def with_lightning(folder: Path, model: Net, resume: bool) -> None:
             return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
     data = examples()[: 8 * HALF * WORLD]
+    compress, keep = Compress(COMPRESSOR), ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
     trainer = lightning.Trainer(
-        devices=WORLD, strategy="ddp", accelerator="cpu", max_epochs=2, logger=False, enable_progress_bar=False,
-        callbacks=[Compress(COMPRESSOR), ModelCheckpoint(folder, "{epoch}", save_top_k=-1)], enable_model_summary=False,
+        devices=WORLD, strategy=CompressedDDP(compress) if as_strategy else "ddp", accelerator="cpu", max_epochs=2,
+        logger=False, enable_progress_bar=False, callbacks=[keep] if as_strategy else [compress, keep],
+        enable_model_summary=False,
     )  # fmt: skip
     loader = torch.utils.data.DataLoader(data, batch_size=8)
     trainer.fit(Module(), loader, ckpt_path=str(folder / "epoch=0.ckpt") if resume else None)
+    assert compress.handle
+    assert (compress.handle.stats().wire_bytes > 0) == (WORLD > 1)
 
 
 def with_huggingface(folder: Path, model: Net, resume: bool) -> None:
@@ -133,7 +138,10 @@ def with_huggingface(folder: Path, model: Net, resume: bool) -> None:
     trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{HALF}") if resume else None)
 
 
-TRAININGS = {"accelerate": with_accelerate, "lightning": with_lightning, "huggingface": with_huggingface}
+TRAININGS = {
+    "accelerate": with_accelerate, "lightning": with_lightning, "huggingface": with_huggingface,
+    "lightning_strategy": partial(with_lightning, as_strategy=True),
+}  # fmt: skip
 
 
 def weights_of(name: str, folder: Path, seed: int, resume: bool) -> Tensor:
