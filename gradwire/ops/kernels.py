@@ -1,5 +1,8 @@
-"""Which implementation of the kernels runs: the library on a CPU where it can be loaded, torch everywhere else."""
+"""Which implementation of the kernels runs: the library on a CPU where it can be loaded, Triton on a GPU where it is
+there and does what torch does, torch everywhere else."""
 
+import os
+from functools import cache
 from types import ModuleType
 
 import torch
@@ -18,12 +21,35 @@ def native_for(x: Tensor) -> bool:
 
 def kernels_for(x: Tensor) -> ModuleType:
     """The functions that compute with x: see `gradwire.ops.reference`."""
-    return native if native_for(x) else reference
+    if native_for(x):
+        return native
+    return (on_gpu()[0] or reference) if x.device.type == "cuda" else reference
+
+
+@cache
+def on_gpu() -> tuple[ModuleType | None, str]:
+    """The functions in Triton, or None and the reason. Tries them when first asked, which takes seconds."""
+    if os.environ.get("GRADWIRE_KERNELS") == "reference":
+        return None, "GRADWIRE_KERNELS=reference"
+    if not torch.cuda.is_available():
+        return None, "no GPU"
+    try:
+        from gradwire.ops import triton
+        from gradwire.ops.triton.trial import differences
+
+        wrong = differences(torch.device("cuda"))
+    except Exception as error:  # no Triton, no compiler for its launcher, a GPU that it does not know, ...
+        return None, f"Triton cannot be used: {type(error).__name__}: {error}"
+    return (None, f"Triton computes {wrong} wrong here") if wrong else (triton, "")
 
 
 def in_use() -> str:
-    """What computes on a CPU, and why, for people."""
-    return f"{'native' if native.available() else 'torch'} ({native.reason()})"
+    """What computes, and why, for people."""
+    cpu = f"{'native' if native.available() else 'torch'} ({native.reason()})"
+    if not torch.cuda.is_available():
+        return cpu
+    found, why = on_gpu()
+    return f"{cpu}, on a GPU {'triton' if found else f'torch ({why})'}"
 
 
 def decode_sum(rows: Tensor, out: Output, layout: Blocks | Entries | Compact) -> None:

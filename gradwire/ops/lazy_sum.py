@@ -74,7 +74,7 @@ class LazySum:
         self.old, self.gradient, self.decay = self.next, None, 1.0
         if self.next.device.type != "cpu":
             if self.nonfinite is not None:
-                self.nonfinite.masked_fill_(~torch.as_tensor(finite), torch.nan)
+                self.nonfinite.div_(finite)  # 0 / 0 is NaN
         elif not finite:
             for tensor in (self.next, *sent):
                 tensor.zero_()

@@ -20,7 +20,7 @@ def add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, s
     next, old: (n,) float32; without `old`, and without a gradient, theirs is zero. `next` may be the gradient, or
     `old` where there is no gradient.
     """
-    source = _gathered(next, gradient)
+    source = gathered(next, gradient)
     finite: Finite = True
     for start, end in spans(next):
         part = next[start:end]
@@ -29,7 +29,7 @@ def add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, s
     return finite
 
 
-def _gathered(next: Tensor, gradient: Gradient) -> Tensor | None:
+def gathered(next: Tensor, gradient: Gradient) -> Tensor | None:
     """The gradient as a float32 vector (n,), in `next` where it is none yet."""
     if gradient is None or (isinstance(gradient, Tensor) and gradient.dtype == torch.float32):
         return gradient

@@ -1,0 +1,25 @@
+"""The functions of `gradwire.ops.reference` in Triton, for tensors on a GPU: one launch each where it matters.
+
+What has no kernel here is the reference's. Sums may be fused, so their last bits may differ from a CPU's; stochastic
+codes draw their noise from Triton's generator. Import this only where `gradwire.ops.kernels` says that it can be used.
+"""
+
+from gradwire.ops.reference import (
+    above,
+    pack_codes,
+    pack_signs,
+    top_k,
+    top_k_columns,
+    top_k_rows,
+    unpack_codes,
+    unpack_entries,
+    unpack_signs,
+)
+from gradwire.ops.triton.adding import add_in, add_quantise, add_select
+from gradwire.ops.triton.decoding import decode_sum, release
+from gradwire.ops.triton.packing import pack_entries
+
+__all__ = [
+    "above", "add_in", "add_quantise", "add_select", "decode_sum", "pack_codes", "pack_entries", "pack_signs",
+    "release", "top_k", "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries", "unpack_signs",
+]  # fmt: skip

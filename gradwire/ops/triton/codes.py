@@ -1,0 +1,136 @@
+# pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
+"""Blocks to scales and codes, and back, on a GPU. A program works on ROWS blocks of at most WIDTH elements.
+
+`table` (3, count) int64 says of each block where its elements begin, how many there are, and where its codes begin.
+"""
+
+import triton
+import triton.language as tl
+
+from gradwire.ops.triton.sums import note_unless_finite, share_of, summed
+
+NEAREST: tl.constexpr = tl.constexpr(0)
+STOCHASTIC: tl.constexpr = tl.constexpr(1)
+SIGN: tl.constexpr = tl.constexpr(2)
+ONE_BIT: tl.constexpr = tl.constexpr(3)
+BELOW_ONE: tl.constexpr = tl.constexpr(1 - 2.0**-21)
+LARGEST: tl.constexpr = tl.constexpr(3.3895313892515355e38)
+ROUNDS: tl.constexpr = tl.constexpr(1.5 * 2.0**23)
+
+
+@triton.jit
+def to_nearest(x):
+    """The nearest whole number of |x| < 2^22, halves to even."""
+    return (x + ROUNDS) - ROUNDS
+
+
+@triton.jit
+def upper_half(x):
+    """The bits of x >= 0 in bfloat16, halves to even: the interpreter's own cast cuts off."""
+    bits = x.to(tl.int32, bitcast=True)
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+
+
+@triton.jit
+def unless_infinite(x):
+    """0 where x is infinite."""
+    return tl.where(tl.abs(x) < float("inf"), x, 0.0)
+
+
+@triton.jit
+def quantise_kernel(
+    next, old, gradient, finite, decay, share, table, count, scales, codes, seed,
+    HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, KEEP: tl.constexpr, KIND: tl.constexpr,
+    BITS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """`add_quantise` of ROWS blocks."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    known = row < count
+    start, width = tl.load(table + row, known, 0), tl.load(table + count + row, known, 0)
+    byte = tl.load(table + 2 * count + row, known, 0)
+    column = tl.arange(0, WIDTH)
+    live = column[None, :] < width[:, None]
+    at = start[:, None] + column[None, :]
+    x = summed(old, gradient, at, live, decay, share_of(share, SCALED), HAS_OLD, HAS_GRADIENT)
+    note_unless_finite(x, finite)
+    if KIND == SIGN:
+        scale = tl.sum(tl.abs(x), 1) / tl.maximum(width, 1).to(tl.float32)
+        note_unless_finite(scale, finite)
+        tl.store(scales + row, scale, known)
+        code = tl.where((x >= 0) & live, 1, 0)
+        sent = tl.where(x >= 0, scale[:, None], -scale[:, None])
+    elif KIND == ONE_BIT:
+        others = tl.sum(tl.where((x >= 0) & live, 1, 0), 1)
+        low = tl.sum(tl.minimum(x, 0.0), 1) / tl.maximum(width - others, 1).to(tl.float32)
+        high = tl.sum(tl.maximum(x, 0.0), 1) / tl.maximum(others, 1).to(tl.float32)
+        note_unless_finite(low, finite)
+        note_unless_finite(high, finite)
+        tl.store(scales + 2 * row, low, known)
+        tl.store(scales + 2 * row + 1, high, known)
+        code = tl.where((x >= 0) & live, 1, 0)
+        sent = tl.where(x >= 0, high[:, None], low[:, None])
+    else:
+        most = tl.max(tl.abs(x), 1)
+        if KIND == NEAREST:
+            short = upper_half(tl.minimum(most / TOP, LARGEST))
+            tl.store(scales + row, short.to(tl.int16), known)
+            step = (short << 16).to(tl.float32, bitcast=True)
+            number = x * unless_infinite(1 / step)[:, None]
+            number = tl.minimum(tl.maximum(number, -TOP), TOP)
+        else:
+            tl.store(scales + row, most, known)
+            step = most / TOP
+            noise = tl.rand(seed, at.to(tl.int32)) - 0.5
+            number = x * unless_infinite(1 / most * (TOP * BELOW_ONE))[:, None] + noise
+        number = to_nearest(number)
+        sent = number * step[:, None]
+        code = tl.where(live, number.to(tl.int32) & ((1 << BITS) - 1), 0)
+    if KEEP:
+        tl.store(next + at, x - sent, live)
+    words = tl.reshape(code.to(tl.int64), (ROWS, WIDTH // 8, 8)) << (BITS * tl.arange(0, 8)).to(tl.int64)[None, None, :]
+    word = tl.sum(words, 2)
+    place = BITS * tl.arange(0, WIDTH // 8)[None, :]
+    used = (width[:, None] * BITS + 7) // 8
+    for i in tl.static_range(BITS):
+        tl.store(codes + byte[:, None] + place + i, ((word >> (8 * i)) & 255).to(tl.uint8), place + i < used)
+
+
+@triton.jit
+def dequantise_kernel(
+    out, rows, stride, codes_at, table, count,
+    RANKS: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """`decode_sum` of ROWS blocks, rank by rank: the same rounding on every replica."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    known = row < count
+    start, width = tl.load(table + row, known, 0), tl.load(table + count + row, known, 0)
+    byte = tl.load(table + 2 * count + row, known, 0)
+    column = tl.arange(0, WIDTH)
+    live = column[None, :] < width[:, None]
+    used = (width[:, None] * BITS + 7) // 8
+    place, shift = (column * BITS // 8)[None, :], (column * BITS % 8)[None, :]
+    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    for rank in tl.static_range(RANKS):
+        payload = rows + rank * stride
+        codes = payload + codes_at + byte[:, None] + place
+        code = tl.load(codes, live, 0).to(tl.int32)
+        if BITS == 3:  # may lie across two bytes
+            code += tl.load(codes + 1, live & (place + 1 < used), 0).to(tl.int32) << 8
+        code = (code >> shift) & ((1 << BITS) - 1)
+        if KIND == SIGN:
+            scale = tl.load(payload.to(tl.pointer_type(tl.float32)) + row, known, 0.0)[:, None]
+            total += tl.where(code == 1, scale, -scale)
+        elif KIND == ONE_BIT:
+            low = tl.load(payload.to(tl.pointer_type(tl.float32)) + 2 * row, known, 0.0)[:, None]
+            high = tl.load(payload.to(tl.pointer_type(tl.float32)) + 2 * row + 1, known, 0.0)[:, None]
+            total += tl.where(code == 1, high, low)
+        else:
+            if KIND == NEAREST:
+                step = tl.load(payload.to(tl.pointer_type(tl.bfloat16)) + row, known, 0.0).to(tl.float32)
+            else:
+                step = tl.load(payload.to(tl.pointer_type(tl.float32)) + row, known, 0.0) / TOP
+            number = (code ^ (1 << (BITS - 1))) - (1 << (BITS - 1))
+            total += number.to(tl.float32) * step[:, None]
+    tl.store(out + start[:, None] + column[None, :], total, live)

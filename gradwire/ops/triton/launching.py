@@ -1,0 +1,17 @@
+# pyright: basic, reportMissingImports=false
+"""One launch."""
+
+from typing import Any
+
+import triton
+
+
+def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
+    """Runs so many programs of a kernel, on the current stream."""
+    if programs:
+        kernel[(programs,)](*arguments, **constants)
+
+
+def programs_for(n: int, each: int) -> int:
+    """How many programs n elements take, `each` of them at a time."""
+    return triton.cdiv(n, each)

@@ -1,0 +1,49 @@
+# pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
+"""next = decay·old + share·gradient, on a GPU."""
+
+import triton
+import triton.language as tl
+
+HUGE: tl.constexpr = tl.constexpr(2.0**96)
+
+
+@triton.jit
+def share_of(share, SCALED: tl.constexpr):
+    """A number, or where SCALED the number that a pointer points to."""
+    if SCALED:  # noqa: SIM108 - in two branches, for only one is compiled
+        number = tl.load(share)
+    else:
+        number = share
+    return number
+
+
+@triton.jit
+def summed(old, gradient, at, live, decay, share, HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr):
+    """decay·old + share·gradient at these places; zeros where they are not `live`."""
+    total = tl.zeros(at.shape, tl.float32)
+    if HAS_GRADIENT:
+        total = tl.load(gradient + at, live, 0.0).to(tl.float32) * share
+    if HAS_OLD:
+        total += tl.load(old + at, live, 0.0) * decay
+    return total
+
+
+@triton.jit
+def note_unless_finite(x, finite):
+    """finite (1,) int32 becomes 0 where one of x is not finite, or beyond HUGE."""
+    wrong = tl.where(tl.abs(x) < HUGE, 0, 1)  # 1 for NaN
+    if tl.max(wrong) != 0:
+        tl.store(finite, 0)
+
+
+@triton.jit
+def add_kernel(
+    next, old, gradient, finite, decay, share, n,
+    HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """`add_in` of SIZE elements."""
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    total = summed(old, gradient, at, at < n, decay, share_of(share, SCALED), HAS_OLD, HAS_GRADIENT)
+    tl.store(next + at, total, at < n)
+    note_unless_finite(total, finite)

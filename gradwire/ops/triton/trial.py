@@ -1,0 +1,41 @@
+"""Whether the kernels can be trusted on a device: they are tried once, against their definition."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.ops import reference, triton
+from gradwire.ops.entries import Entries
+from gradwire.ops.formats import Blocks, nearest
+
+N = 5000
+
+
+def differences(device: torch.device) -> str:
+    """What the kernels get wrong on this device; "" where nothing. Waits for the device."""
+    generator = torch.Generator().manual_seed(0)
+    old, gradient = torch.randn(2, N, generator=generator).to(device)
+    wrong = [
+        name
+        for name, run in {"codes": _codes, "entries": _entries}.items()
+        if not torch.allclose(run(triton, old, gradient), run(reference, old, gradient), atol=1e-5)
+    ]
+    return " and ".join(wrong)
+
+
+def _codes(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
+    """What is left, and what is decoded."""
+    layout, result = Blocks((N // 3, N - N // 3), nearest(4)), torch.zeros(2, N, device=old.device)
+    payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
+    kernels.add_quantise(result[0], old, gradient, 0.9, 0.5, layout, payload, keep=True)
+    kernels.decode_sum(payload.expand(2, -1).contiguous(), result[1], layout)
+    return result
+
+
+def _entries(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
+    layout, result = Entries(N, N // 50), torch.zeros(2, N, device=old.device)
+    payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
+    kernels.add_select(result[0], old, gradient, 0.9, 0.5, layout, payload)
+    kernels.decode_sum(payload.expand(2, -1).contiguous(), result[1], layout)
+    return result

@@ -1,0 +1,229 @@
+"""The kernels for GPUs against their definition, in Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from cases import CASES, Case
+from harness import SMALL, draw, slots_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import CODES, DTYPES, garbage, numbers, same_bits
+from lane import WORLD, Lane
+from pretend_cuda import GPU, PretendedGPU, pretended_cuda, real
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.ops import kernels, reference
+from gradwire.ops.entries import Entries
+from gradwire.ops.formats import Blocks, Code, nearest
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
+from gradwire.ops import triton  # noqa: E402
+from gradwire.ops.triton import launching  # noqa: E402
+from gradwire.ops.triton.trial import differences  # noqa: E402
+
+SLOTS = slots_of(SMALL | {"wide.weight": torch.empty(301, 257), "wide.bias": torch.empty(301)})
+
+vectors = {"n": st.one_of(st.integers(0, 70), st.integers(4000, 9000)), "seed": st.integers(0, 2**32 - 1)}
+few = settings(max_examples=25, deadline=None)
+
+
+@given(**vectors, dtype=st.sampled_from(DTYPES), decay=st.sampled_from([1.0, 0.9]), scaled=st.booleans())
+@few
+def test_add_in_is_the_references(n: int, seed: int, dtype: torch.dtype, decay: float, scaled: bool):
+    old, gradient = numbers(n, seed), numbers(n, seed + 1).to(dtype)
+    share = torch.tensor(1 / 3) if scaled else 1 / 3
+    cuts = sorted({0, n // 3, n // 2, n})
+    pieces: list[Tensor | int] = [gradient[a:b] for a, b in pairwise(cuts)]
+    for source in (gradient, None, pieces or gradient):
+        for kept in (old, None):
+            ours, theirs = torch.full((2, n), torch.nan)
+            finite = triton.add_in(ours, kept, source, decay, share)
+            assert bool(finite) == reference.add_in(theirs, kept, source, decay, share)
+            assert same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan, 2.0**96])
+@pytest.mark.parametrize("where", [0, 4095, 4096, 9999])
+def test_one_bad_element_anywhere(where: int, bad: float):
+    x = torch.ones(10_000)
+    x[where] = bad
+    assert not triton.add_in(torch.empty(10_000), None, x, 1.0, 1.0)
+    layout = Blocks((10_000,), nearest(4))
+    assert not triton.add_quantise(torch.empty(10_000), None, x, 1.0, 1.0, layout, garbage(layout.nbytes), keep=True)
+
+
+@given(**vectors, code=st.sampled_from(CODES), cut=st.floats(0, 1), keep=st.booleans(), dtype=st.sampled_from(DTYPES))
+@settings(max_examples=60, deadline=None)
+def test_blocks_are_the_references(n: int, seed: int, code: Code, cut: float, keep: bool, dtype: torch.dtype):
+    first = int(cut * n)
+    layout = Blocks((first, n - first), code)
+    old, gradient = numbers(n, seed), numbers(n, seed + 1).to(dtype)
+    ours, theirs = torch.full((2, n), torch.nan)
+    payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
+    finite = triton.add_quantise(ours, old, gradient, 0.9, 0.25, layout, payload, keep=keep, seed=seed)
+    reference.add_quantise(theirs, old, gradient, 0.9, 0.25, layout, expected, keep=keep, seed=seed)
+    assert bool(finite)
+    if code.kind == "stochastic":
+        check_noise(ours, old * 0.9 + gradient.float() * 0.25, payload, layout, keep)
+        return
+    codes = slice(layout.codes_at, layout.nbytes)
+    assert torch.equal(payload[codes], expected[codes])
+    scales = slice(0, layout.count * code.scale_bytes)
+    kind = torch.bfloat16 if code.kind == "nearest" else torch.float32
+    assert_close(payload[scales].view(kind).float(), expected[scales].view(kind).float())
+    if keep:
+        assert_close(ours, theirs)
+
+
+def check_noise(left: Tensor, x: Tensor, payload: Tensor, layout: Blocks, keep: bool) -> None:
+    """Every element is rounded to one of its two neighbours."""
+    values = torch.empty(layout.numel)
+    reference.decode_sum(payload[None], values, layout)
+    assert bool(((values - x).abs() <= step_of(x, layout) * (1 + 1e-5)).all())
+    if keep:
+        torch.testing.assert_close(left, x - values, rtol=1e-5, atol=1e-5 * float(x.abs().max()) if len(x) else 0)
+
+
+def step_of(x: Tensor, layout: Blocks) -> Tensor:
+    """The distance of levels at each element."""
+    blocks = [block for part in x.split(list(layout.lengths)) for block in part.split(layout.code.block)]
+    steps = [block.abs().max().expand(len(block)) for block in blocks if len(block)]
+    return torch.cat([torch.empty(0), *steps]) / layout.code.top
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    limit = 1e-5 * float(theirs.abs().max()) if theirs.numel() else 0.0
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=limit)
+
+
+@given(**vectors, code=st.sampled_from(CODES), cut=st.floats(0, 1), ranks=st.integers(1, 5))
+@settings(max_examples=40, deadline=None)
+def test_sums_of_blocks_are_the_references(n: int, seed: int, code: Code, cut: float, ranks: int):
+    first = int(cut * n)
+    layout = Blocks((first, n - first), code)
+    rows = torch.stack([garbage(layout.nbytes + 4) for _ in range(ranks)])
+    for rank, row in enumerate(rows):
+        x = numbers(n, seed + rank)
+        reference.add_quantise(x, x, None, 1.0, 1.0, layout, row[: layout.nbytes], keep=False, seed=rank)
+    ours, theirs = torch.full((2, n), torch.nan)
+    triton.decode_sum(rows, list(ours.split([first, n - first])), layout)
+    reference.decode_sum(rows, theirs, layout)
+    assert_close(ours, theirs)
+
+
+@given(n=st.sampled_from([1, 100, 65_536, 65_537, 200_000]), ratio=st.floats(0.001, 0.2), seed=st.integers(0, 1000))
+@few
+def test_entries_are_the_references(n: int, ratio: float, seed: int):
+    layout = Entries(n, max(1, int(n * ratio)))
+    old, gradient = numbers(n, seed, 1.0, 0.3), numbers(n, seed + 1)
+    ours, theirs = torch.full((2, n), torch.nan)
+    payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
+    assert triton.add_select(ours, old, gradient, 0.9, 0.5, layout, payload)
+    assert reference.add_select(theirs, old, gradient, 0.9, 0.5, layout, expected)
+    assert torch.equal(payload, expected)
+    assert torch.equal(ours, theirs)
+
+    rows = torch.stack([payload, expected, payload])
+    sums, expected_sums = torch.full((2, n), torch.nan)
+    triton.decode_sum(rows, sums, layout)
+    reference.decode_sum(rows, expected_sums, layout)
+    assert torch.equal(sums, expected_sums)
+
+    triton.release(sums, payload, layout)
+    reference.release(expected_sums, payload, layout)
+    assert torch.equal(sums, expected_sums)
+
+
+@given(n=st.sampled_from([1, 100, 65_537]), seed=st.integers(0, 1000))
+@few
+def test_what_is_no_payload_is_written_nowhere_else(n: int, seed: int):
+    layout = Entries(n, max(1, n // 10))
+    payload = torch.randint(0, 256, (layout.nbytes,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    room = torch.full((n + 200_000,), 7.0)
+    triton.release(room[100_000 : 100_000 + n], payload, layout)
+    assert bool((room[:100_000] == 7).all())
+    assert bool((room[100_000 + n :] == 7).all())
+
+
+def test_a_trial_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
+    cpu = torch.device("cpu")
+    assert differences(cpu) == ""
+    monkeypatch.setattr(triton, "decode_sum", lambda rows, out, layout: out.zero_())
+    assert differences(cpu) == "codes and entries"
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [(None, ""), (RuntimeError("no compiler"), "RuntimeError: no compiler"), ("codes", "Triton computes codes wrong")],
+    ids=["works", "fails", "differs"],
+)
+def test_torch_computes_where_triton_cannot(broken: object, why: str, monkeypatch: pytest.MonkeyPatch):
+    def tried(device: torch.device) -> str:
+        if isinstance(broken, Exception):
+            raise broken
+        return str(broken or "")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("gradwire.ops.triton.trial.differences", tried)
+    found, reason = kernels.on_gpu.__wrapped__()
+    assert found is (None if broken else triton)
+    assert why in reason
+
+
+class Counted:
+    """Carries out launches on what a pretended GPU holds, and has it count them."""
+
+    def __init__(self, gpu: PretendedGPU) -> None:
+        self._gpu, self._launch = gpu, launching.launch
+
+    def __call__(self, kernel, programs: int, *arguments, **constants) -> None:
+        if self._gpu.counts:
+            self._gpu.kernels[str(kernel)] += 1
+        self._launch(kernel, programs, *map(real, arguments), **constants)
+
+
+LAUNCHES = {gw.TopK: 21, gw.Quantized: 12, gw.EFSignSGD: 11, gw.OneBit: 11, gw.QSGD: 11, gw.TernGrad: 10}
+"""A step's at most, of one rank of four and one group of nine slots that are all-gathered."""
+ROWS = [
+    case for case in CASES
+    if type(case.compressor) in LAUNCHES
+    and case.communicator == gw.AllGather()
+    and getattr(case.compressor, "value_bits", 32) == 32
+    and not isinstance(case.memory, gw.DGCMemory)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROWS, ids=str)
+def test_whole_exchanges_are_the_references_in_fewer_launches(case: Case, monkeypatch: pytest.MonkeyPatch):
+    with pretended_cuda() as gpu, torch.no_grad():
+        ours, theirs = Lane(case, SLOTS, GPU, gpu), Lane(case, SLOTS, GPU, gpu)
+        monkeypatch.setattr(launching, "launch", Counted(gpu))
+        for number in range(3):
+            grads = draw(SLOTS, WORLD, number)
+            expected = theirs.step(grads)
+            gpu.forget()
+            with mock.patch.object(kernels, "on_gpu", return_value=(triton, "")):
+                means = ours.step(grads)
+            assert not gpu.syncs
+            assert number == 0 or gpu.kernels.total() / WORLD <= LAUNCHES[type(case.compressor)], dict(gpu.kernels)
+            for own in means[1:]:
+                assert all(torch.equal(a, b) for a, b in zip(own, means[0], strict=True))
+            if not isinstance(case.compressor, gw.QSGD | gw.TernGrad):  # whose noise is another
+                for mean, other in zip(means[0], expected[0], strict=True):
+                    torch.testing.assert_close(mean, other, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_they_compile_for_gpus_that_are_not_here(capability: int):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).parent / "compile_kernels.py"), str(capability)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "compiled\n", done.stderr
