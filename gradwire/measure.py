@@ -34,13 +34,13 @@ def bench(
     from gradwire.construct import text_of
     from gradwire.lab.bench import Sample
     from gradwire.lab.bench import bench as job
-    from gradwire.lab.cell import Cell, Effort
+    from gradwire.lab.bench_setup import Setup, TimingOptions
     from gradwire.lab.function import named
     from gradwire.report.timing import summarize
 
-    cell = Cell(model=named(make), ranks=hosts, link=link)
-    spec = cell.spec([text_of(each) for each in configurations], Effort(steps, repeats, seed, device))
-    return summarize([Sample.from_line(line) for line in _run(job, spec, cell.place(device))])
+    setup = Setup(model=named(make), ranks=hosts, link=link)
+    spec = setup.spec([text_of(each) for each in configurations], TimingOptions(steps, repeats, seed, device))
+    return summarize([Sample.from_line(line) for line in _run(job, spec, setup.place(device))])
 
 
 def plan(
@@ -79,10 +79,10 @@ def plan(
 
 def _run(job: "Job", spec: "Spec", place: "Place") -> list[dict[str, Any]]:
     """What rank 0 logged."""
-    from gradwire.lab.join import joined
+    from gradwire.lab.launched import is_launched
     from gradwire.lab.runner import runner
 
-    if joined():
+    if is_launched():
         raise ValueError("this starts ranks of its own: call it where none run, or use torchrun -m gradwire")
     lines: list[dict[str, Any]] = []
     with runner(place) as ranks, TemporaryDirectory() as folder:

@@ -320,15 +320,15 @@ def test_ranks_that_torchrun_started_are_joined(tmp_path: Path) -> None:
     assert {path.name for path in checkpoint.iterdir()} == {"rank-0.pt", "rank-1.pt", "shared.pt"}
 
 
-# Two cells, and two tasks, on the same ranks.
+# Two set-ups, and two tasks, on the same ranks.
 SUITES = {
     "bench": """
 import sys
 from gradwire.cli import main
-from gradwire.lab.cell import Cell
+from gradwire.lab.bench_setup import Setup
 from gradwire.lab.suites import SUITES, Row
-cells = [Cell(model="resnet18", ranks=2, batch=batch, size=32) for batch in (2, 3)]
-SUITES["small"] = [Row(cell, "dense", cell) for cell in cells]
+setups = [Setup(model="resnet18", ranks=2, batch=batch, size=32) for batch in (2, 3)]
+SUITES["small"] = [Row(setup, "dense", setup) for setup in setups]
 options = ["--layers", "4", "--steps", "1", "--repeats", "1", "--out", sys.argv[1]]
 sys.exit(main(["bench", "--suite", "small", *options]))
 """,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.lab.join import joined
 from gradwire.lab.launch import RankFailed, launch
+from gradwire.lab.launched import is_launched
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -185,15 +185,15 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_process_on_its_own_has_not_joined() -> None:
-    assert not joined()
+def test_a_process_on_its_own_is_not_launched() -> None:
+    assert not is_launched()
 
 
 def test_rank_and_world_size_mean_joined(environment: dict[str, str]) -> None:
     environment["RANK"] = "0"
-    assert not joined()
+    assert not is_launched()
     environment["WORLD_SIZE"] = "1"
-    assert joined()
+    assert is_launched()
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_rank_and_world_size_mean_joined(environment: dict[str, str]) -> None:
 )
 def test_a_slurm_step_is_translated(environment: dict[str, str], nodes: str, first: str) -> None:
     environment |= SLURM | {"SLURM_STEP_NODELIST": nodes}
-    assert joined()
+    assert is_launched()
     assert environment["RANK"] == "5"
     assert environment["WORLD_SIZE"] == "8"
     assert environment["LOCAL_RANK"] == "1"
@@ -217,12 +217,12 @@ def test_a_slurm_step_is_translated(environment: dict[str, str], nodes: str, fir
 
 def test_a_slurm_batch_script_is_not_a_rank(environment: dict[str, str]) -> None:
     environment |= SLURM | {"SLURM_JOB_NODELIST": "gpu[07-09]"}
-    assert not joined()
+    assert not is_launched()
 
 
 def test_a_slurm_steps_only_task_is_not_a_rank(environment: dict[str, str]) -> None:
     environment |= SLURM | {"SLURM_STEP_NODELIST": "box", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
-    assert not joined()
+    assert not is_launched()
 
 
 def test_steps_of_a_slurm_job_do_not_meet(environment: dict[str, str]) -> None:
@@ -230,6 +230,6 @@ def test_steps_of_a_slurm_job_do_not_meet(environment: dict[str, str]) -> None:
     for step in ("0", "1", "2"):
         environment.clear()
         environment |= SLURM | {"SLURM_STEP_NODELIST": "box", "SLURM_STEP_ID": step}
-        assert joined()
+        assert is_launched()
         ports.add(environment["MASTER_PORT"])
     assert len(ports) == 3

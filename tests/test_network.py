@@ -148,8 +148,8 @@ def users_of(namespaces: set[str]) -> list[str]:
 
 def shape_of(network: Network) -> tuple[float | None, str]:
     """The rate in bit/s that limits host 1, and its congestion control, as a process there sees them."""
-    enter = REPOSITORY / "gradwire/lab/enter.py"
-    prefix = [sys.executable, "-P", enter, str(os.getpid()), *network.namespaces(1), "--"]
+    nsenter = REPOSITORY / "gradwire/lab/nsenter.py"
+    prefix = [sys.executable, "-P", nsenter, str(os.getpid()), *network.namespaces(1), "--"]
     rate_bytes, congestion = json.loads(subprocess.check_output([*prefix, sys.executable, "-c", SHAPE]))
     return rate_bytes and rate_bytes * 8, congestion
 
@@ -245,7 +245,7 @@ def test_without_rights_one_clear_line_says_so() -> None:
 
 
 @pytest.mark.usefixtures("rights")
-def test_an_error_inside_ends_the_keeper() -> None:
+def test_an_error_inside_ends_the_process_that_owns_the_network() -> None:
     with pytest.raises(KeyError), Network(1, None) as broken:  # noqa: PT012
         path = broken.namespaces(0)[-1]
         raise KeyError

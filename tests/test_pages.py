@@ -10,7 +10,7 @@ from browser import CHROMIUM, Page, browser
 from test_report import FACTS, RUNS, diverging, made_up
 from test_timeline_report import BOTH, TABLES
 
-from gradwire.lab.cell import Cell, Effort
+from gradwire.lab.bench_setup import Setup, TimingOptions
 from gradwire.lab.configuration import NOCOMM
 from gradwire.lab.results import Run, Spread
 from gradwire.lab.scheduling.profiles import profile
@@ -39,12 +39,12 @@ def write_simulation(folder: Path) -> Path:
 
 
 def write_suite(folder: Path) -> Path:
-    cells = [Cell(model="resnet50", ranks=ranks, link="1gbit", batch=8, size=64) for ranks in (2, 4)]
+    setups = [Setup(model="resnet50", ranks=ranks, link="1gbit", batch=8, size=64) for ranks in (2, 4)]
     results = []
-    for cell in cells:
+    for setup in setups:
         timings = [timing(name, ms, NOCOMM) for name, ms in ((NOCOMM, 9.0), ("dense", 40.0), ("topk:0.01@0mb", 20.0))]
-        rows = [Row(cell, timing.configuration, cell) for timing in timings[1:]]
-        results += suite.results(rows, timings, Effort(2, 1))
+        rows = [Row(setup, timing.configuration, setup) for timing in timings[1:]]
+        results += suite.results(rows, timings, TimingOptions(2, 1))
     return suite.write(folder, "gravac", results, {"machine": "made up"})[1]
 
 

@@ -8,9 +8,9 @@ import torch
 
 import gradwire as gw
 from gradwire.cli import main
-from gradwire.lab import cell as cells
+from gradwire.lab import bench_setup
 from gradwire.lab.bench import Sample
-from gradwire.lab.cell import Cell, Effort
+from gradwire.lab.bench_setup import Setup, TimingOptions
 from gradwire.lab.configuration import parse
 from gradwire.lab.launch import RankFailed
 from gradwire.lab.results import Totals
@@ -21,7 +21,7 @@ from gradwire.report import suite as report
 from gradwire.report.timing import summarize
 from gradwire.slots import Slot
 
-EFFORT = Effort(steps=2, repeats=1)
+TIMING_OPTIONS = TimingOptions(steps=2, repeats=1)
 SIZES = [(100, 100), (10, 10), (300, 100), (20, 20), (100,), (50, 100)]
 SLOTS = [Slot.of(f"p{index}", torch.empty(shape)) for index, shape in enumerate(SIZES)]
 
@@ -101,17 +101,17 @@ def test_what_is_no_grouping_is_named(text: str, message: str) -> None:
 def test_every_row_can_be_run(name: str) -> None:
     for row in SUITES[name]:
         assert not parse(row.configuration).silent
-        row.cell.task()
+        row.setup.task()
         assert row.note == ""
 
 
 def test_suites_have_what_was_published() -> None:
-    assert {row.cell.model for row in SUITES["adtopk"]} == {"bert-large", "gpt2-large", "vit-large", "resnet152"}
+    assert {row.setup.model for row in SUITES["adtopk"]} == {"bert-large", "gpt2-large", "vit-large", "resnet152"}
     assert len(SUITES["adtopk"]) == 4 * (1 + 6 * 2)
     groups = {parse(row.configuration).grouping for row in SUITES["acpsgd"]}
     assert {gw.groups.of(megabytes=megabytes) for megabytes in (0, 25, 50, 100, 500, 1000, 1500)} == groups - {None}
-    assert {row.cell.ranks for row in SUITES["acpsgd"]} == {4, 8, 16, 32, 64}
-    assert {row.cell.link for row in SUITES["acpsgd"]} == {"1gbit", "10gbit", "100gbit"}
+    assert {row.setup.ranks for row in SUITES["acpsgd"]} == {4, 8, 16, 32, 64}
+    assert {row.setup.link for row in SUITES["acpsgd"]} == {"1gbit", "10gbit", "100gbit"}
     ratios = {row.configuration.partition(":")[2] for row in SUITES["gravac"]}
     assert ratios == {"", "0.1@0mb", "0.01@0mb", "0.001@0mb"}
     grouped = {row.configuration.partition("@")[2] for row in SUITES["cupcake"]}
@@ -123,29 +123,29 @@ def test_cuts_are_told_and_rows_that_became_alike_are_one() -> None:
     rows = suite("acpsgd", Cuts(model="resnet152", ranks=2, link="100mbit", batch=4, layers=6))
     assert [row.configuration for row in rows] == ["dense", "powersgd:4", "acpsgd:4"]
     assert rows[0].note == "6 of 50 layers, ranks 2 for 32, batch 4 for 32, link 100mbit for 10gbit"
-    assert "6 of 50 layers" in str(rows[0].cell)
+    assert "6 of 50 layers" in str(rows[0].setup)
     few = suite("gravac", Cuts(layers=1))
-    assert {(row.cell.model, row.cell.layers) for row in few} == {("resnet101", 4), ("vgg16", 5), ("lstm", 1)}
+    assert {(row.setup.model, row.setup.layers) for row in few} == {("resnet101", 4), ("vgg16", 5), ("lstm", 1)}
     assert all(row.note == "" for row in suite("gravac", Cuts(layers=99)))
 
 
 def test_the_command_of_a_row_is_that_row() -> None:
-    cell = Cell(model="bert-base", ranks=4, link="1gbit", layers=2, batch=3, size=16)
-    assert cell.command("acpsgd:4@25mb", EFFORT) == (
+    setup = Setup(model="bert-base", ranks=4, link="1gbit", layers=2, batch=3, size=16)
+    assert setup.command("acpsgd:4@25mb", TIMING_OPTIONS) == (
         "gradwire bench acpsgd:4@25mb --model bert-base --hosts 4 --link 1gbit --layers 2 --batch 3 --size 16"
         " --steps 2 --repeats 1 --seed 0 --device cpu"
     )
-    spec = cell.spec(["acpsgd:4@25mb"], EFFORT)
+    spec = setup.spec(["acpsgd:4@25mb"], TIMING_OPTIONS)
     assert spec.configurations == ["nocomm", "acpsgd:4@25mb"]
     assert (spec.task, spec.options) == ("published", ["model=bert-base", "layers=2", "batch=3", "size=16"])
 
 
 def test_a_model_that_the_machine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells.os, "sysconf", lambda name: 1 << 16)
-    cell = Cell(model="lstm", ranks=32)
+    monkeypatch.setattr(bench_setup.os, "sysconf", lambda name: 1 << 16)
+    setup = Setup(model="lstm", ranks=32)
     with pytest.raises(ValueError, match="lstm with 66 M parameters on 32 ranks needs over 39 GB, this machine has 4"):
-        cell.place("cpu")
-    Cell(model="lstm", ranks=2).place("cpu")
+        setup.place("cpu")
+    Setup(model="lstm", ranks=2).place("cpu")
 
 
 # what is written
@@ -154,12 +154,12 @@ def test_a_model_that_the_machine_cannot_hold_is_refused(monkeypatch: pytest.Mon
 def test_a_suite_writes_a_table_a_picture_and_commands(tmp_path: Path) -> None:
     rows = suite("gravac", Cuts(ranks=2, link="loopback", layers=5, batch=2))
     results = []
-    for cell in dict.fromkeys(row.cell for row in rows):
-        mine = [row for row in rows if row.cell == cell]
+    for setup in dict.fromkeys(row.setup for row in rows):
+        mine = [row for row in rows if row.setup == setup]
         totals = Totals(2e6, 8e6, None, 0.1, 0.2, 0.3, 0.4)
         names = ["nocomm", *(row.configuration for row in mine)]
         samples = [Sample(name, 0, [20.0 + index, 22.0], totals) for index, name in enumerate(names)]
-        results += report.results(mine, summarize(samples), EFFORT)
+        results += report.results(mine, summarize(samples), TIMING_OPTIONS)
     paths = report.write(tmp_path / "out", "gravac", results, {"machine": "made up", "link": None})
     assert [path.name for path in paths] == ["suite.png", "report.html"]
     assert all(path.stat().st_size > 10_000 for path in paths)
@@ -199,8 +199,8 @@ def test_mistakes_get_one_line(arguments: list[str], message: str, capsys: pytes
 
 
 def two_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = [Cell(model="resnet18", ranks=2, batch=batch, size=32) for batch in (2, 3)]
-    monkeypatch.setitem(SUITES, "small", [Row(cell, name, cell) for cell in cells for name in ("dense", "bf16")])
+    setups = [Setup(model="resnet18", ranks=2, batch=batch, size=32) for batch in (2, 3)]
+    monkeypatch.setitem(SUITES, "small", [Row(setup, name, setup) for setup in setups for name in ("dense", "bf16")])
 
 
 def test_what_was_timed_before_a_failure_is_told_and_written(
@@ -237,8 +237,8 @@ def test_a_folder_that_cannot_be_written_is_known_before_anything_is_timed(
 def test_a_small_suite_runs_from_end_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cell = Cell(model="resnet18", ranks=4, batch=2, size=32)
-    monkeypatch.setitem(SUITES, "small", [Row(cell, name, cell) for name in ("dense@1mb", "topk@hybrid")])
+    setup = Setup(model="resnet18", ranks=4, batch=2, size=32)
+    monkeypatch.setitem(SUITES, "small", [Row(setup, name, setup) for name in ("dense@1mb", "topk@hybrid")])
     options = ["--hosts", "2", "--layers", "4", "--steps", "1", "--repeats", "1", "--out", str(tmp_path)]
     assert main(["bench", "--suite", "small", *options]) == 0
     (folder,) = tmp_path.iterdir()

@@ -14,7 +14,7 @@ from gradwire.cli.places import leads, named_if_full, ranks_of, run_folder, told
 from gradwire.cli.wanted import texts
 from gradwire.lab.bench import BenchSpec, Sample
 from gradwire.lab.bench import bench as time_steps
-from gradwire.lab.cell import Cell, Effort
+from gradwire.lab.bench_setup import Setup, TimingOptions
 from gradwire.lab.comparison import circumstances
 from gradwire.lab.link import LOOPBACK
 from gradwire.lab.runner import Place, Runner, runner
@@ -30,65 +30,67 @@ def bench(
     configurations: list[str] | None,
     controller: str | None,
     plan: Path | None,
-    effort: Effort,
+    timed: TimingOptions,
     json_file: Path | None,
 ) -> None:
-    """Times configurations on one model; `model` has a cell's values, None where they are not given."""
+    """Times configurations on one model; `model` has a set-up's values, None where they are not given."""
     with mistakes():
         if json_file and not json_file.absolute().parent.is_dir():
             raise ValueError(f"there is no folder {json_file.parent} for {json_file.name}")
         if json_file and json_file.is_dir():
             raise ValueError(f"{json_file} is a folder: name a file for --json")
-        cell = Cell(**model | {"ranks": ranks_of(model["ranks"], model["shard"]), "link": model["link"] or LOOPBACK})
+        setup = Setup(**model | {"ranks": ranks_of(model["ranks"], model["shard"]), "link": model["link"] or LOOPBACK})
         named = texts(configurations, controller, plan)
-        place, spec = cell.place(effort.device), cell.spec(named, effort)
+        place, spec = setup.place(timed.device), setup.spec(named, timed)
     with runner(place) as ranks:
-        _time(spec, ranks, partial(_tell_cell, cell, place, effort, json_file))
+        _time(spec, ranks, partial(_tell_setup, setup, place, timed, json_file))
 
 
-def bench_suite(name: str, cuts: dict[str, Any], effort: Effort, out: Path, own: Sequence[object]) -> None:
+def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path, own: Sequence[object]) -> None:
     """Times what a published system ran; `own` is what a suite has by itself, and is refused."""
     with mistakes():
         if any(own):
             raise ValueError(f"suite {name} has configurations of its own and writes suite.json: give neither")
         rows = rows_of(name, Cuts(**cuts))
-    _bench_rows(name, rows, effort, out)
+    _bench_rows(name, rows, timed, out)
 
 
-def _tell_cell(cell: Cell, place: Place, effort: Effort, json_file: Path | None, samples: list[Sample]) -> None:
+def _tell_setup(
+    setup: Setup, place: Place, timed: TimingOptions, json_file: Path | None, samples: list[Sample]
+) -> None:
     timings = summarize(samples)
-    turns = f"{effort.repeats} x {effort.steps} steps"
-    heading = f"{cell.title}, {place}: {turns}; ms per step, where wires that overlap add up"
+    turns = f"{timed.repeats} x {timed.steps} steps"
+    heading = f"{setup.title}, {place}: {turns}; ms per step, where wires that overlap add up"
     console().print(heading, highlight=False, markup=False)
     show(tables.timings(timings))
     if json_file:
-        facts = {"model": cell.title, "parameters": cell.parameters(), **asdict(effort)} | circumstances(place)
+        facts = {"model": setup.title, "parameters": setup.parameters(), **asdict(timed)} | circumstances(place)
         figures = {"timings": [t.to_json() for t in timings], "samples": [s.to_line() for s in samples]}
         with named_if_full(json_file):
             json_file.write_text(json.dumps(facts | figures, indent=1) + "\n")
 
 
-def _bench_rows(name: str, rows: list[Row], effort: Effort, out: Path) -> None:
-    """Cell after cell; what is measured is written after each, also of one that fails, and told in the end."""
-    of = {cell: [row for row in rows if row.cell == cell] for cell in dict.fromkeys(row.cell for row in rows)}
+def _bench_rows(name: str, rows: list[Row], timed: TimingOptions, out: Path) -> None:
+    """Set-up after set-up; what is measured is written after each, also of one that fails, and told in the end."""
+    of = {setup: [row for row in rows if row.setup == setup] for setup in dict.fromkeys(row.setup for row in rows)}
     with mistakes():
-        specs = {cell: cell.spec([row.configuration for row in mine], effort) for cell, mine in of.items()}
-        places = {cell: cell.place(effort.device) for cell in of}
-    titles = {cell: f"{number}/{len(of)} {cell.model}" for number, cell in enumerate(of, 1)}
+        specs = {setup: setup.spec([row.configuration for row in mine], timed) for setup, mine in of.items()}
+        places = {setup: setup.place(timed.device) for setup in of}
+    titles = {setup: f"{number}/{len(of)} {setup.model}" for number, setup in enumerate(of, 1)}
     folder = run_folder(out, name, leads())
     measured: list[suites.Result] = []
     paths: list[Path] = []
 
-    def keep(cell: Cell, samples: list[Sample]) -> None:
-        measured.extend(suites.results(of[cell], summarize(samples), effort))
-        paths[:] = suites.write(folder, name, measured, asdict(effort) | circumstances(places[cell]))
+    def keep(setup: Setup, samples: list[Sample]) -> None:
+        measured.extend(suites.results(of[setup], summarize(samples), timed))
+        paths[:] = suites.write(folder, name, measured, asdict(timed) | circumstances(places[setup]))
 
     try:
         with told(folder, leads()):
-            for place, cells in groupby(of, key=places.__getitem__):
+            for place, setups in groupby(of, key=places.__getitem__):
                 with runner(place) as ranks:  # once for a place: ranks that run already can meet only once
-                    for cell in cells:
-                        _time(specs[cell], ranks, partial(keep, cell), titles[cell])
+                    for setup in setups:
+                        _time(specs[setup], ranks, partial(keep, setup), titles[setup])
     finally:
         if measured:
             show(suites.table(name, measured))

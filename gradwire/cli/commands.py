@@ -83,18 +83,12 @@ def train(
         checkpoint_every,
     )  # fmt: skip
     if resume:
-        others = [
-            hosts,
-            link,
-            suite,
-            None if shard == 1 else shard,
-            None if device == "cpu" else device,
-            None if out == Path("runs") else out,
-        ]
+        defaults = [(shard, 1), (device, "cpu"), (out, Path("runs"))]
+        others = [hosts, link, suite, *(given for given, default in defaults if given != default)]
         return training.resume(resume, wanted, others)
-    if suite and shard > 1:
-        raise typer.BadParameter("a suite trains with DDP: leave --shard out")
     if suite:
+        if shard > 1:
+            raise typer.BadParameter("a suite trains with DDP: leave --shard out")
         return training.train_suite(suite, wanted, hosts, link, device, out)
     return training.train(wanted, hosts, link, shard, device, out)
 
@@ -121,15 +115,15 @@ def bench(
 ) -> None:
     """Time the steps of configurations that take turns, always with `nocomm`: no communication at all."""
     from gradwire.cli import benching
-    from gradwire.lab.cell import Effort
+    from gradwire.lab.bench_setup import TimingOptions
 
-    effort = Effort(steps, repeats, seed, device)
+    timed = TimingOptions(steps, repeats, seed, device)
     sizes = {"layers": layers, "batch": batch, "size": size}
     if suite:
         own = [configurations, json_file, controller, plan]
-        return benching.bench_suite(suite, {"model": model, "ranks": hosts, "link": link, **sizes}, effort, out, own)
-    cell = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, "shard": shard, **sizes}
-    return benching.bench(cell, configurations, controller, plan, effort, json_file)
+        return benching.bench_suite(suite, {"model": model, "ranks": hosts, "link": link, **sizes}, timed, out, own)
+    setup = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, "shard": shard, **sizes}
+    return benching.bench(setup, configurations, controller, plan, timed, json_file)
 
 
 @app.command()

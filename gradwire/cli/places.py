@@ -10,7 +10,7 @@ from pathlib import Path
 from shutil import disk_usage
 from tempfile import gettempdir
 
-from gradwire.lab.join import joined
+from gradwire.lab.launched import is_launched
 from gradwire.lab.link import LOOPBACK, link_of
 from gradwire.lab.runner import Place
 
@@ -19,14 +19,14 @@ _FULL_BYTES = 1 << 20
 
 def ranks_of(hosts: int | None, shard: int = 1) -> int:
     """How many ranks the user means, `shard` to a host: those that run already, or by default 2 hosts."""
-    if hosts is None and joined():
+    if hosts is None and is_launched():
         return int(os.environ["WORLD_SIZE"])
     return (2 if hosts is None else hosts) * shard
 
 
 def leads() -> bool:
     """Whether this process tells the user, and not another rank of the same job."""
-    return not joined() or os.environ["RANK"] == "0"
+    return not is_launched() or os.environ["RANK"] == "0"
 
 
 def place_of(hosts: int | None, link: str | None, device: str, shard: int = 1) -> Place:

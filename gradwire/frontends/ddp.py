@@ -32,12 +32,10 @@ class DDPFrontEnd:
     """Between DDP's hooks and the runtime. All of this runs on the thread that trains:
 
     1. Before the forward pass of a step that counts, `_forward_begins` opens a step, and changes sides where the plan
-    has
-       become native, or is not any more.
+       has become native, or is not any more.
     2. Backward makes a gradient. Autograd calls our hook, then DDP's, which copies the gradient into its bucket. So
-    when
-       our next hook is called, or DDP's bucket hook, the gradient is where it is to be taken from and its mean put: it
-       arrives then. Groups need not follow DDP's buckets.
+       when our next hook is called, or DDP's bucket hook, the gradient is where it is to be taken from and its mean
+       put: it arrives then. Groups need not follow DDP's buckets.
     3. `_bucket_ready`: DDP says that a bucket is complete. What did not arrive of it has no gradient, or only one that
        was accumulated before. DDP gets a future; when all means are in place, it takes them from its bucket.
 
@@ -124,16 +122,18 @@ class DDPFrontEnd:
     def _see_gradients(self, runtime: Runtime) -> None:
         if not self.ddp.static_graph:  # there a parameter's hook may fire more than once
             for parameter, slot in self._slot.items():
-                hook = self._gradient_hook(slot, runtime.arrive)
+                hook = self._gradient_hook(slot, runtime)
                 self._on_gradients.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def _gradient_hook(self, slot: int, arrive: Callable[[int], None]) -> Callable[[Tensor], None]:
+    def _gradient_hook(self, slot: int, runtime: Runtime) -> Callable[[Tensor], None]:
+        arrive, became_ready = runtime.arrive, runtime.became_ready
+
         def ready(parameter: Tensor) -> None:  # runs for each parameter and step: nothing else belongs here
             if not self._synchronising:
                 self._accumulated.add(slot)
                 return
             if self._notes:
-                self._note(slot)
+                became_ready(slot)
             if self._fixed:
                 late, self._late = self._late, slot
                 if late is not None:
@@ -142,10 +142,6 @@ class DDPFrontEnd:
                 self._seen.add(slot)
 
         return ready
-
-    def _note(self, slot: int) -> None:
-        assert self.runtime is not None
-        self.runtime.became_ready(slot)
 
     def _bucket_ready(self, state: None, bucket: GradBucket) -> Future[Tensor]:
         runtime = self.runtime

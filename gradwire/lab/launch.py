@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from gradwire.lab.network import Network
 
-_ENTER = Path(__file__).with_name("enter.py")
+_NSENTER = Path(__file__).with_name("nsenter.py")
 _POLL_S = 0.05
 _GRACE_S = 5
 _STDERR_LINES = 30
@@ -88,7 +88,7 @@ def launch(
 
 def _arguments(argv: list[str], network: Network | None, host: int) -> tuple[str, ...]:
     namespaces = network.namespaces(host) if network else []
-    return ("-P", str(_ENTER), str(os.getpid()), *namespaces, "--", sys.executable, *argv)
+    return ("-P", str(_NSENTER), str(os.getpid()), *namespaces, "--", sys.executable, *argv)
 
 
 def _shared_environment(network: Network | None) -> dict[str, str]:

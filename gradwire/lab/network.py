@@ -14,7 +14,7 @@ from typing import Any, Self
 from gradwire.lab.link import Link
 from gradwire.lab.traffic import Traffic
 
-_KEEPER = Path(__file__).with_name("keeper.py")
+_PROCESS_FILE = Path(__file__).with_name("network_process.py")
 _MAX_HOSTS = 254
 _SETTINGS = {
     "kernel.unprivileged_userns_clone": ("0", "1"),
@@ -34,7 +34,7 @@ class Network:
     """`hosts` emulated hosts on one switch, each behind a `link` of its own, shaped in both directions.
 
     Use as a context manager. A link of None, or above 10 gbit, is not shaped. Everything belongs to
-    a keeper process that dies with this one, so nothing is left behind even by SIGKILL, and networks
+    an owner process that dies with this one, so nothing is left behind even by SIGKILL, and networks
     at the same time do not see each other. An ordinary user gets it inside a user namespace.
 
     Raises ValueError for a bad number of hosts and NetworkUnavailable, on entering, without the rights.
@@ -47,7 +47,7 @@ class Network:
             raise ValueError(f"a network has 1 to {_MAX_HOSTS} hosts, not {hosts}")
         self.hosts = hosts
         self.link = link
-        self._keeper: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | None = None
         self._namespaces: list[list[str]] = []
         self._lock = Lock()
 
@@ -55,9 +55,9 @@ class Network:
         if find_spec("pyroute2") is None:
             raise NetworkUnavailable("an emulated network needs pyroute2: pip install 'gradwire[lab]'")
         # A session of its own keeps the terminal's Ctrl-C from it; -P keeps this folder off its path.
-        command = [sys.executable, "-P", str(_KEEPER), str(os.getpid())]
+        command = [sys.executable, "-P", str(_PROCESS_FILE), str(os.getpid())]
         pipe = subprocess.PIPE
-        self._keeper = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
         try:
             addresses = [f"{self.address(host)}/24" for host in range(self.hosts)]
             self._namespaces = self._ask("build", addresses, self.interface)
@@ -90,23 +90,23 @@ class Network:
         return [Traffic(*counts) for counts in self._ask("traffic")]
 
     def _ask(self, method: str, *arguments: object) -> Any:
-        assert self._keeper, "a Network is made by `with Network(...) as network:`"
-        requests, answers = self._keeper.stdin, self._keeper.stdout
+        assert self._process, "a Network is made by `with Network(...) as network:`"
+        requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
         assert answers is not None
         with self._lock:
             with suppress(BrokenPipeError):
                 print(json.dumps([method, *arguments]), file=requests, flush=True)
-            answer = json.loads(answers.readline() or '{"error": "its keeper died"}')
+            answer = json.loads(answers.readline() or '{"error": "the process that owns it died"}')
         if "error" in answer:
             raise NetworkUnavailable(f"no emulated network: {answer['error']}; {_forbidden()}")
         return answer["result"]
 
     def _stop(self) -> None:
-        assert self._keeper
-        with self._keeper:  # closes its pipes and waits for it
-            self._keeper.kill()
-        self._keeper = None
+        assert self._process
+        with self._process:  # closes its pipes and waits for it
+            self._process.kill()
+        self._process = None
 
 
 def _forbidden() -> str:

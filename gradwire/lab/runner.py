@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from gradwire.lab.job import Log, Peers, Spec, meet
-from gradwire.lab.join import joined
 from gradwire.lab.launch import launch
+from gradwire.lab.launched import is_launched
 from gradwire.lab.link import Link
 from gradwire.lab.network import Network
 from gradwire.lab.results import append, read_lines
@@ -54,11 +54,11 @@ class Place:
             raise ValueError(f"device is cpu or cuda, not {self.device!r}")
         if self.link:
             Network(self.hosts, self.link)  # refuses too many hosts; nothing is built before it is entered
-        if joined() and self.link:
+        if is_launched() and self.link:
             raise ValueError("a link can only be emulated for ranks that gradwire starts: start it by itself")
-        if joined() and self.ranks != int(os.environ["WORLD_SIZE"]):
+        if is_launched() and self.ranks != int(os.environ["WORLD_SIZE"]):
             raise ValueError(f"{os.environ['WORLD_SIZE']} ranks were started, not {self.ranks}")
-        needed = int(os.environ.get("LOCAL_RANK", "0")) + 1 if joined() else self.ranks
+        needed = int(os.environ.get("LOCAL_RANK", "0")) + 1 if is_launched() else self.ranks
         devices = torch.cuda.device_count()
         if self.device == "cuda" and devices < needed:
             raise ValueError(f"{needed} ranks on one machine need {needed} CUDA devices; it has {devices}")
@@ -74,7 +74,7 @@ class Place:
             return f"{ranks} on {self.hosts} emulated hosts, each with a {self.link} link"
         if self.link:
             return f"{ranks}, each on an emulated host with a {self.link} link"
-        return f"{ranks} that were started beforehand" if joined() else f"{ranks} over loopback"
+        return f"{ranks} that were started beforehand" if is_launched() else f"{ranks} over loopback"
 
 
 class Runner(ABC):
@@ -96,7 +96,7 @@ class Runner(ABC):
 @contextmanager
 def runner(place: Place) -> Iterator[Runner]:
     """A place for as long as it is needed. Raises NetworkUnavailable where a link may not be made."""
-    if joined():
+    if is_launched():
         with meet(place.device) as peers:
             yield _Joined(peers)
         return

@@ -9,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradwire.lab.cell import Effort
+from gradwire.lab.bench_setup import TimingOptions
 from gradwire.lab.configuration import DENSE, NOCOMM
 from gradwire.lab.suites import Row
 from gradwire.report import page
@@ -18,7 +18,7 @@ from gradwire.report.pictures import NARROW, STYLE, label
 from gradwire.report.tables import Table, figure, times
 from gradwire.report.timing import Timing
 
-_NOTE = """Times nocomm: over the same model on as many ranks that do not talk, in turns with the others of the cell.
+_NOTE = """Times nocomm: over the same model on as many ranks that do not talk, in turns with the others of the set-up.
 Bytes are the mean over the ranks; for plain DDP they are those of its ring all-reduce. Fewer bytes: than plain DDP.
 Cut: what differs from the published set-up, to fit this machine."""
 _SHOWN = """Milliseconds per step of each configuration, with quartiles, one panel per model and set-up; figures in the
@@ -28,7 +28,7 @@ _PANELS_PER_LINE = 3
 
 @dataclass(frozen=True)
 class Result:
-    """What one row of a suite measured, beside its cell's `nocomm`."""
+    """What one row of a suite measured, beside its set-up's `nocomm`."""
 
     row: Row
     timing: Timing
@@ -39,15 +39,21 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """Everything."""
         measured = {"parameters": self.parameters, "nocomm_ms": self.nocomm_ms, **self.timing.to_json()}
-        return {**asdict(self.row.cell), "cut": self.row.note, **measured, "command": self.command}
+        return {**asdict(self.row.setup), "cut": self.row.note, **measured, "command": self.command}
 
 
-def results(rows: Sequence[Row], timings: Sequence[Timing], effort: Effort) -> list[Result]:
-    """Of those rows of one cell that were timed, from the timings of its configurations and of `nocomm`."""
+def results(rows: Sequence[Row], timings: Sequence[Timing], timed: TimingOptions) -> list[Result]:
+    """Of those rows of one set-up that were timed, from the timings of its configurations and of `nocomm`."""
     of = {timing.configuration: timing for timing in timings}
     alone = of[NOCOMM].step_ms.median
     return [
-        Result(row, of[row.configuration], alone, row.cell.parameters(), row.cell.command(row.configuration, effort))
+        Result(
+            row,
+            of[row.configuration],
+            alone,
+            row.setup.parameters(),
+            row.setup.command(row.configuration, timed),
+        )
         for row in rows
         if row.configuration in of
     ]
@@ -59,8 +65,8 @@ def table(name: str, results: Sequence[Result]) -> Table:
     columns += ["quartiles, ms", "times nocomm", "kB per rank", "fewer bytes", "cut"]
     rows = []
     for result in results:
-        cell, timing = result.row.cell, result.timing
-        setting = [cell.model, figure(result.parameters / 1e6), str(cell.batch), str(cell.ranks), cell.link]
+        setup, timing = result.row.setup, result.timing
+        setting = [setup.model, figure(result.parameters / 1e6), str(setup.batch), str(setup.ranks), setup.link]
         spread, totals = timing.step_ms, timing.totals
         time = [figure(spread.median), f"{figure(spread.low)} to {figure(spread.high)}", f"{timing.times_nocomm:.2f}"]
         sent = [figure(totals.wire_bytes / timing.steps / 1e3), times(totals.ratio)]
@@ -70,9 +76,9 @@ def table(name: str, results: Sequence[Result]) -> Table:
 
 
 def picture(name: str, results: Sequence[Result], narrow: bool = False) -> Figure:
-    """Milliseconds per step, a panel for each cell; the dashed line is the cell's `nocomm`, and plain DDP is grey."""
-    cells = list(dict.fromkeys(result.row.cell for result in results))
-    panels = [[result for result in results if result.row.cell == cell] for cell in cells]
+    """Milliseconds per step, a panel for each set-up; the dashed line is its `nocomm`, and plain DDP is grey."""
+    setups = list(dict.fromkeys(result.row.setup for result in results))
+    panels = [[result for result in results if result.row.setup == setup] for setup in setups]
     across = 1 if narrow else min(_PANELS_PER_LINE, len(panels))
     lines = [panels[start : start + across] for start in range(0, len(panels), across)]
     heights = [0.9 + (0.5 if narrow else 0.26) * max(len(panel) for panel in line) for line in lines]
@@ -82,9 +88,9 @@ def picture(name: str, results: Sequence[Result], narrow: bool = False) -> Figur
         separator = "\n" if narrow else "; "
         drawn.suptitle(f"Suite {name}: milliseconds per step (median, quartiles){separator}{meanings}")
         axes = drawn.subplots(len(lines), across, squeeze=False, height_ratios=heights)
-        for axis, panel, cell in zip(axes.flat, panels, cells, strict=False):
+        for axis, panel, setup in zip(axes.flat, panels, setups, strict=False):
             _bars(axis, panel, narrow)
-            axis.set_title(str(cell), fontsize=9)
+            axis.set_title(str(setup), fontsize=9)
         for empty in list(axes.flat)[len(panels) :]:
             empty.set_axis_off()
     return drawn
@@ -109,20 +115,20 @@ def write(folder: Path, name: str, results: Sequence[Result], facts: Mapping[str
 def _verdict(results: Sequence[Result]) -> str:
     """What is fastest beside plain DDP."""
     gains: list[tuple[float, Result]] = []
-    cells = dict.fromkeys(result.row.cell for result in results)
-    for cell in cells:
-        own = {result.timing.configuration: result for result in results if result.row.cell == cell}
+    setups = dict.fromkeys(result.row.setup for result in results)
+    for setup in setups:
+        own = {result.timing.configuration: result for result in results if result.row.setup == setup}
         dense = next((own[name].timing.step_ms.median for name in own if name in DENSE), None)
         others = [result for name, result in own.items() if name.partition("@")[0] not in DENSE]
         gains += [(dense / result.timing.step_ms.median, result) for result in others if dense]
     if not gains:
         return f"{len(results)} rows; none has plain DDP beside it."
     most, best = max(gains, key=lambda gain: gain[0])
-    faster = {result.row.cell for gain, result in gains if gain > 1}
+    faster = {result.row.setup for gain, result in gains if gain > 1}
     if not faster:
-        return f"In none of {len(cells)} set-ups is anything faster than plain DDP."
-    where = f"{best.timing.configuration} on {best.row.cell}: {times(most)} faster"
-    return f"In {len(faster)} of {len(cells)} set-ups something is faster than plain DDP, most of all {where}."
+        return f"In none of {len(setups)} set-ups is anything faster than plain DDP."
+    where = f"{best.timing.configuration} on {best.row.setup}: {times(most)} faster"
+    return f"In {len(faster)} of {len(setups)} set-ups something is faster than plain DDP, most of all {where}."
 
 
 def _bars(axis: Axes, panel: Sequence[Result], narrow: bool) -> None:

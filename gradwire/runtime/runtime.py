@@ -124,7 +124,7 @@ class Runtime:
         """A future of `buffer`, complete when the step's means are in place."""
         future: Future[Tensor] = Future(devices=self.executor.future_devices())  # pyright: ignore[reportArgumentType]
         self.executor.post(partial(self._wait, self._intake.step, future, buffer))
-        return future.then(_value)  # where `future` fails, only this way does DDP raise the error itself
+        return future.then(Future.value)  # where `future` fails, only this way does DDP raise the error itself
 
     def finish(self) -> None:
         """Returns when the means of the step are in place; raises what went wrong in it."""
@@ -294,7 +294,3 @@ def _close(executor: Executor | None, mesh: Mesh | None, monitor: Monitor | None
         executor.close()
     if mesh:
         mesh.close()
-
-
-def _value(future: Future[Tensor]) -> Tensor:
-    return future.value()

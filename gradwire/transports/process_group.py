@@ -167,9 +167,9 @@ class ProcessGroup(Transport):
         backend = backend_of(self._open(), device)
         if backend == "none":
             raise ValueError(
-                f"the process group has no backend for {device.type}; call init_process_group() with one that has"
+                f"the process group has no backend for {device}; call init_process_group() with one that has"
             )
-        if device.type == "cuda" and backend == "gloo":
+        if backend == "gloo" and device != torch.device("cpu"):
             raise ValueError('gloo sends no GPU memory from rank to rank; use init_process_group("nccl")')
 
     def abort(self, reason: str) -> None:

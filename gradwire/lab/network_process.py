@@ -32,7 +32,7 @@ class Host(NamedTuple):
     port: int
 
 
-class Keeper:
+class Bridge:
     """Hosts joined by a bridge that lives in a namespace of its own."""
 
     def __init__(self) -> None:
@@ -148,10 +148,10 @@ def requests(owner_pid: int) -> Iterator[list[Any]]:
 
 def main() -> None:
     """Serve the process whose id is the one argument."""
-    keeper = Keeper()
+    bridge = Bridge()
     for method, *arguments in requests(int(sys.argv[1])):
         try:
-            answer = {"result": getattr(keeper, method)(*arguments)}
+            answer = {"result": getattr(bridge, method)(*arguments)}
         except (OSError, NetlinkError) as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)

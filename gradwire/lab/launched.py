@@ -8,7 +8,7 @@ _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")
 _PORTS_BETWEEN_STEPS = 997  # an array's jobs, numbered one after another, may share a host
 
 
-def joined() -> bool:
+def is_launched() -> bool:
     """Whether torchrun, `srun` or the user started this process as one rank of a job.
 
     That is so when RANK and WORLD_SIZE are set. In a step of SLURM's `srun` they are set here, with

@@ -1,6 +1,6 @@
 """Become a rank: enter an emulated host, promise to die with the launcher, run the command.
 
-Run as a script by `gradwire.lab.launch`: `enter.py LAUNCHER_PID [NAMESPACE ...] -- COMMAND ...`. It imports
+Run as a script by `gradwire.lab.launch`: `nsenter.py LAUNCHER_PID [NAMESPACE ...] -- COMMAND ...`. It imports
 the standard library only, as a process that has started threads may not enter a user namespace.
 """
 

@@ -8,7 +8,7 @@ from functools import cache
 
 from gradwire.lab.bench import BenchSpec
 from gradwire.lab.configuration import NOCOMM, check_plans, parse_all
-from gradwire.lab.join import joined
+from gradwire.lab.launched import is_launched
 from gradwire.lab.link import LOOPBACK, link_of
 from gradwire.lab.models import MODELS
 from gradwire.lab.runner import Place
@@ -20,8 +20,8 @@ _BYTES_PER_PARAMETER = 20  # weight, gradient, DDP's bucket, what is not sent ye
 
 
 @dataclass(frozen=True)
-class Effort:
-    """How long and on what a cell is timed."""
+class TimingOptions:
+    """How long and on what a set-up is timed."""
 
     steps: int
     repeats: int
@@ -30,7 +30,7 @@ class Effort:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Setup:
     """A published model, whole or cut, one of the tiny ones, which are always whole, or a user's own; ranks; a link.
 
     `layers`, `batch` and `size` are the published ones where they are None.
@@ -55,27 +55,32 @@ class Cell:
     def place(self, device: str) -> Place:
         """Where it runs. Raises ValueError for a link that is none, and where there is too little memory."""
         place = Place(self.ranks, link_of(self.link), device, self.shard)
-        if device == "cpu" and not joined():
+        if device == "cpu" and not is_launched():
             _check_memory(self)
         return place
 
-    def spec(self, configurations: Sequence[str], effort: Effort) -> BenchSpec:
+    def spec(self, configurations: Sequence[str], timed: TimingOptions) -> BenchSpec:
         """What the ranks are told; always with `nocomm`. Raises ValueError for plans of another model, and for a user's
         model that gives no batches."""
         parsed = parse_all(configurations)
-        next(self.task().batches(0, self.ranks, effort.seed))
-        check_plans(parsed, lambda: self.task().build_model(effort.seed))
+        next(self.task().batches(0, self.ranks, timed.seed))
+        check_plans(parsed, lambda: self.task().build_model(timed.seed))
         names = [configuration.text for configuration in parsed]
         texts = [NOCOMM, *(name for name in names if name != NOCOMM)]
         task, options = self._task()
-        timing = {"steps": effort.steps, "repeats": effort.repeats, "seed": effort.seed, "shard": self.shard}
+        timing = {
+            "steps": timed.steps,
+            "repeats": timed.repeats,
+            "seed": timed.seed,
+            "shard": self.shard,
+        }
         return BenchSpec(task=task, options=options, configurations=texts, **timing)
 
-    def command(self, configuration: str, effort: Effort) -> str:
+    def command(self, configuration: str, timed: TimingOptions) -> str:
         """What a user types to time one configuration."""
         shard = {"shard": self.shard} if self.shard > 1 else {}
         place = {"model": self.model, "hosts": self.ranks // self.shard, "link": self.link} | shard
-        options = place | self._sizes() | asdict(effort)
+        options = place | self._sizes() | asdict(timed)
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return shlex.join(["gradwire", "bench", configuration, *words])
 
@@ -114,11 +119,11 @@ def _parameters(task: Task) -> int:
     return sum(parameter.numel() for parameter in task.build_model(0).parameters())
 
 
-def _check_memory(cell: Cell) -> None:
-    needed = cell.ranks * cell.parameters() * _BYTES_PER_PARAMETER
+def _check_memory(setup: Setup) -> None:
+    needed = setup.ranks * setup.parameters() * _BYTES_PER_PARAMETER
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > present:
         raise ValueError(
-            f"{cell.model} with {cell.parameters() / 1e6:.0f} M parameters on {cell.ranks} ranks needs over "
+            f"{setup.model} with {setup.parameters() / 1e6:.0f} M parameters on {setup.ranks} ranks needs over "
             f"{needed >> 30} GB, this machine has {present >> 30}: take fewer --hosts or --layers"
         )
