@@ -183,9 +183,10 @@ class Control:
         change, self.decided = self.decided, None
         self._sums.clear()
         if change is None or _fingerprint(change) != announced:
-            text = self._mesh.store.get(f"change/{self._changes}", PATIENCE_S)
+            patience_s = min(PATIENCE_S, self._mesh.timeout_s)
+            text = self._mesh.store.get(f"change/{self._changes}", patience_s)
             if text is None:
-                raise RuntimeError(f"rank 0's decision did not come within {PATIENCE_S:.0f} s")
+                raise RuntimeError(f"rank 0's decision did not come within {patience_s:.0f} s")
             change = change_from_json(text)
         self._changes += 1
         return change

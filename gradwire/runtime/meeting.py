@@ -8,7 +8,7 @@ from time import monotonic
 from gradwire.transports import Mesh
 
 PATIENCE_S = 60.0
-"""How long ranks wait for each other. They come from DDP's constructor or a step, which are in step already."""
+"""How long ranks wait for each other at most. They come from DDP's constructor or a step, which are in step already."""
 SHOWN = 60
 
 
@@ -24,7 +24,7 @@ class Meeting:
     """The meetings of one job, one after another."""
 
     def __init__(self, mesh: Mesh) -> None:
-        self._mesh, self._count = mesh, 0
+        self._mesh, self._count, self._patience_s = mesh, 0, min(PATIENCE_S, mesh.timeout_s / 2)
 
     def compare(self, said: Mapping[str, str]) -> None:
         """Raises Disagreement on all ranks, naming the field and the ranks, where what they say differs.
@@ -42,21 +42,21 @@ class Meeting:
         store.set(f"{key}/{rank}", json.dumps(dict(said)))
         if rank == 0:
             store.set(f"{key}/everyone", self._collect(key))
-        text = store.get(f"{key}/everyone", 2 * PATIENCE_S)
-        heard = {"absent": [0], "waited": 2 * PATIENCE_S} if text is None else json.loads(text)
+        text = store.get(f"{key}/everyone", 2 * self._patience_s)
+        heard = {"absent": [0], "waited": 2 * self._patience_s} if text is None else json.loads(text)
         if isinstance(heard, dict):
             raise Disagreement(_absent(heard["absent"], heard["waited"]), "ranks")
         return heard
 
     def _collect(self, key: str) -> str:
         """What rank 0 hears of all, or who does not come, as JSON."""
-        until = monotonic() + PATIENCE_S
+        until = monotonic() + self._patience_s
         told = [
             self._mesh.store.get(f"{key}/{rank}", max(0.01, until - monotonic())) for rank in range(self._mesh.ranks)
         ]
         missing = [rank for rank, text in enumerate(told) if text is None]
         if missing:
-            return json.dumps({"absent": missing, "waited": PATIENCE_S})
+            return json.dumps({"absent": missing, "waited": self._patience_s})
         return f"[{','.join(text for text in told if text is not None)}]"
 
 

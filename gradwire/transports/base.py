@@ -43,6 +43,8 @@ class Transport(ABC):
     rank: int
     world: int
     store: Store
+    timeout_s: float = 60.0
+    """How long a rank waits for another one."""
     jobs: int = 0
     """How many jobs have begun on it."""
     silent: bool = False

@@ -56,6 +56,11 @@ class Mesh:
             place = place * transport.world + transport.rank
         return place
 
+    @property
+    def timeout_s(self) -> float:
+        """How long a rank waits for another one."""
+        return min(transport.timeout_s for transport in self.axes.values())
+
     def start(self, op: Collective) -> Pending:
         """Starts `op` on its axis."""
         return self.axes[op.axis].start(op)

@@ -53,6 +53,7 @@ class ProcessGroup(Transport):
         self.rank, self.world = group.rank(), group.size()
         self._direct = backend_of(group, CPU) == "gloo" and self.world <= MOST_DIRECT
         self._tag = 0
+        self.timeout_s = timeout_of(group).total_seconds()
         self.store = self._words = TorchStore(name or f"gradwire/{group.group_name}")
         self.silent = backend_of(group, GPU) == "nccl"
         self._works: deque[tuple[float, Any]] = deque()  # that were started when; only where this is silent
