@@ -67,7 +67,7 @@ def norms_of(tensors: Sequence[Tensor]) -> Tensor:
 # torch.distributed
 
 
-PATIENCE_S, SHORT_S = 60.0, 3.0
+PATIENCE_S, SHORT_S = 60.0, 5.0
 """How long the store's server may take to answer, and where it is known that something is wrong."""
 
 

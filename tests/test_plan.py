@@ -178,7 +178,7 @@ def test_controllers_that_differ_are_refused_by_what_they_are_set_to():
         2, lambda rank: Runtime(lambda: PLAN, SLOTS, gw.Mesh.of(transports[rank]), CPU, settings[rank])
     ):
         assert isinstance(error, ValueError)
-        assert "WarmUp(start=0.25, steps=20, dense=0) on rank 0" in str(error)
+        assert "WarmUp(start=0.25, steps=20, dense=0, bits=None) on rank 0" in str(error)
 
 
 def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch):
