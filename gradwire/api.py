@@ -62,7 +62,15 @@ from gradwire.controllers import (
     WarmUp,
 )
 from gradwire.files import save
-from gradwire.frontends import DistributedOptimizer, Handle, LocalSteps, Outer, attach, compress_shards
+from gradwire.frontends import (
+    DistributedOptimizer,
+    Handle,
+    LocalSteps,
+    Outer,
+    Rendezvous,
+    attach,
+    compress_shards,
+)
 from gradwire.measure import bench, plan
 from gradwire.memories import DGCMemory, Memory, NoMemory, Residual
 from gradwire.ops.lazy_sum import LazySum
@@ -82,7 +90,7 @@ __all__ = [
     "Interleaved", "LGreCo", "Layout", "LazySum", "LeaderIndices", "LocalSteps", "Mean", "Memory", "Mesh", "Message",
     "MultiLevel", "MultiRound", "NativeRequest", "NoMemory", "Observation", "OkTopk", "OneBit", "Outer", "Pending",
     "Plan", "PowerSGD", "ProcessGroup", "ProfileRequest", "Quantized", "RandomK", "Recording", "RedSync",
-    "Reduction", "ReductionError", "Residual", "ReusedThreshold", "SIDCo", "ScaDLES", "ScatterReduce",
+    "Reduction", "ReductionError", "Rendezvous", "Residual", "ReusedThreshold", "SIDCo", "ScaDLES", "ScatterReduce",
     "SendReceive", "SignSGD", "Signum", "Slot", "SplitGather", "Stats", "StepView", "Sum", "TernGrad", "Threads",
     "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "compress_shards", "groups", "plan", "reshard", "save",
 ]  # fmt: skip

@@ -100,6 +100,10 @@ class TorchStore:
         """Leaves a word where nobody has; returns once it is there, unlike `set`."""
         self._ask(lambda whole: self._store.compare_set(whole, "", value), key, SHORT_S)
 
+    def count(self, key: str) -> int:
+        """How often this was called for a key."""
+        return self._store.add(f"{self._prefix}/{key}", 1)
+
     def get(self, key: str, timeout_s: float) -> str | None:
         """A word, once it is there; None where it is not within `timeout_s`."""
 
@@ -258,6 +262,13 @@ def without_hook(ddp: DistributedDataParallel) -> None:
 def with_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
     """Gives its new reducer the hook that its old one had."""
     dist._register_comm_hook(ddp.reducer, None, hook)  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
+
+
+def retire(ddp: DistributedDataParallel) -> None:
+    """It reduces no more, even if a step was under way, and lets go of its process group, whose connections close when
+    nobody refers to them."""
+    it: Any = ddp
+    it.reducer = it.logger = it.process_group = None
 
 
 # Hooks of parameters

@@ -50,6 +50,7 @@ def attach(
     transport: Transport | Mesh | None = None,
     controller: Controller | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    elastic: bool = False,
     seed: int = 0,
 ) -> Handle:
     """Compresses the gradients that a DistributedDataParallel reduces, or between its replicas a model that fully_shard
@@ -68,13 +69,16 @@ def attach(
     what remains of it, `fully_shard(model, mesh=mesh["shard"])`, or on all of it, where `mesh` may be left out. Where
     some parameters may get no gradient, pass `find_unused_parameters`; DDP has an argument of that name itself.
 
+    With `elastic`, ranks may be lost and come while training goes on, see `gradwire.Rendezvous`: at the end of each
+    step they tell each other, in a message of 4 bytes, that they have all of it.
+
     Call it on all ranks, before training. Raises ValueError, naming the call that works, for pairings that make
     no sense, for ranks that differ, where hooks are taken already, for DDP with mixed precision of its own, and for a
     mesh that does not fit the model.
     """
     choices = Choices.of(
         compressor, memory=memory, communicator=communicator, dense=dense, groups=groups, candidates=candidates,
-        fidelity=fidelity, controller=controller,
+        fidelity=fidelity, controller=controller, elastic=elastic,
     )  # fmt: skip
     choices.check()
     if not isinstance(model, nn.Module):
@@ -84,6 +88,8 @@ def attach(
     check_type("seed", seed, (int,), "0")
     model = uncompiled(model)
     if mesh is not None or isinstance(model, FSDPModule):
+        if elastic:
+            raise ValueError("a lost rank's shards are nowhere else; resume from a checkpoint, without elastic=True")
         return attach_shards(
             model, choices, mesh, transport, find_unused=find_unused_parameters, scaler=scaler, seed=seed
         )
@@ -108,12 +114,12 @@ def _attach_ddp(
     front_end = DDPFrontEnd.of(ddp)
     parameters, others = parameters_of(ddp.module)
     mesh = mesh_of(transport, partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
-    if mesh.ranks == 1:
+    if mesh.ranks == 1 and not choices.elastic:
         let_go(mesh, transport)
         return Handle(None, front_end)
     runtime = runtime_of(
         choices, parameters, slots_of(parameters), mesh, scaler=scaler, words={"front end": "DDP"}, seed=seed,
-        can_be_native=not ddp.static_graph, find_unused=ddp.find_unused_parameters, others=others,
+        can_be_native=not (ddp.static_graph or choices.elastic), find_unused=ddp.find_unused_parameters, others=others,
         owns_mesh=transport is None,
     )  # fmt: skip
     front_end.hook_in(runtime, parameters)

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
-from gradwire.torch_private import hooks_of, is_joining, with_hook, without_hook
+from gradwire.torch_private import hooks_of, is_joining, retire, with_hook, without_hook
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,9 @@ class DDPFrontEnd:
         self._see_gradients(runtime)
 
     def unhook(self) -> None:
-        """DDP reduces dense from now on."""
+        """DDP reduces dense from now on; not at all where ranks may be lost, and one was."""
+        if self.runtime and self.runtime.elastic and self.runtime.error:
+            retire(self.ddp)
         self.runtime = None
         for hook in self._removable:
             hook.remove()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch.distributed.checkpoint.storage import StorageReader
 
@@ -45,6 +45,11 @@ class Handle:
     def plan(self) -> Plan | None:
         """The plan in force; None with one rank, where nothing is sent."""
         return self._runtime.plan
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the job can lose ranks, and get new ones: see `gradwire.Rendezvous`."""
+        return self._runtime.elastic
 
     def stats(self) -> Stats:
         """Bytes, ratios and seconds so far, of this rank."""
@@ -103,6 +108,22 @@ class Handle:
         if self._front_end is None:
             raise ValueError("detach() ended the exchange of gradients; attach() again")
         return DistributedState(self._runtime, self._front_end.placed(), {} if saved is None else saved_in(saved))
+
+    def leave(self) -> list[StateDict]:
+        """Ends the exchange of gradients at once, whatever is under way, and tells the other ranks, whose calls raise;
+        for `gradwire.Rendezvous`. The state after the last whole step; and after the next one, where it is the others
+        who know whether it counts."""
+        runtime, self._runtime = self._runtime, Idle()
+        front_end, self._front_end = self._front_end, None
+        states = runtime.leave()
+        if front_end:
+            front_end.unhook()
+        return states
+
+    def from_first(self, state: Any) -> Any:
+        """Rank 0's `state`, on all ranks, which ask together. Raises ValueError where it has something else than
+        tensors, numbers and texts."""
+        return self._runtime.from_first(state)
 
     def replan(self, plan: Plan) -> None:
         """Puts `plan` in force from the next step on; all ranks must do so after the same step. Every parameter keeps

@@ -1,7 +1,7 @@
 """What stands behind a handle where nothing is reduced."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from gradwire import checkpoint
 from gradwire.plans import NATIVE, Plan
@@ -28,6 +28,7 @@ class Idle:
     added up in it, and goes on with the next job of several ranks."""
 
     plan = None
+    elastic = False
     numel: ClassVar[dict[str, int]] = {}
 
     def __init__(self) -> None:
@@ -53,6 +54,14 @@ class Idle:
         """Keeps it. Raises ValueError for what is no such state."""
         read = checkpoint.unpack(state).of_rank(0, 1)
         self._state = checkpoint.pack(read.exported, read.job, read.step, read.about)
+
+    def leave(self) -> list[checkpoint.StateDict]:
+        """Nothing was begun."""
+        return []
+
+    def from_first(self, state: Any) -> Any:
+        """The only rank's own."""
+        return state
 
     def install(self, plan: Plan) -> None:
         """Nothing follows a plan here."""

@@ -39,6 +39,7 @@ class Choices:
     candidates: Sequence[Compressor | Group] = ()
     fidelity: float | None = None
     controller: Controller | None = None
+    elastic: bool = False
 
     @classmethod
     def of(cls, compressor: Compressor | Plan | str | None, **others: Any) -> "Choices":
@@ -74,6 +75,8 @@ class Choices:
             raise ValueError("fidelity bounds what the automatic plan may lose; leave the compressor out, or fidelity")
         if isinstance(self.compressor, Plan) and (self.memory or self.communicator or self.dense or self.groups):
             raise ValueError("a Plan says memory, communicator, groups and what is dense itself; pass the Plan alone")
+        if self.elastic and self.compressor is None:
+            raise ValueError("elastic=True cannot find a plan meanwhile; name a compressor, such as gw.TopK(0.01)")
         self.controlled_by()  # what Auto refuses is refused before anything is opened
 
     def controlled_by(self) -> Controller | None:
@@ -153,8 +156,9 @@ def runtime_of(
     plan, device, whole = choices.plan(parameters), device_of(parameters), list(slots if planned is None else planned)
     given = Settings(
         controller=choices.controlled_by(), profiler=profiler_for(whole, mesh, device),
-        follow_order=None if isinstance(choices.compressor, Plan) else plan, scale=scale_from(scaler), planned=planned,
-        words={**words, "scaler": "yes" if scaler else "no"}, **settings,
+        follow_order=None if isinstance(choices.compressor, Plan) or choices.elastic else plan,
+        scale=scale_from(scaler), planned=planned, elastic=choices.elastic,
+        words={**words, "scaler": "yes" if scaler else "no", "elastic": str(choices.elastic)}, **settings,
     )  # fmt: skip
     return Runtime(partial(plan, whole), slots, mesh, device, given)
 

@@ -50,18 +50,19 @@ class DistributedOptimizer(Optimizer):
         find_unused_parameters: bool = False,
         controller: Controller | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        elastic: bool = False,
         seed: int = 0,
     ) -> None:
         choices = Choices.of(
             compressor, memory=memory, communicator=communicator, dense=dense, groups=groups, candidates=candidates,
-            fidelity=fidelity, controller=controller,
+            fidelity=fidelity, controller=controller, elastic=elastic,
         )  # fmt: skip
         choices.check()
         self._parameters, others = parameters_of(model)
         mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device_of(self._parameters))
         self._front_end = GradientHooks(self._parameters, model, Whole(), find_unused_parameters, process_group)
         runtime = None
-        if mesh.ranks == 1:
+        if mesh.ranks == 1 and not elastic:
             let_go(mesh, transport)
         else:
             words = {"front end": "DistributedOptimizer", "find_unused_parameters": str(find_unused_parameters)}

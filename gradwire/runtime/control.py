@@ -60,6 +60,7 @@ class Control:
         self._tracing: Tracing | None = None
         self._numbers = torch.zeros(self.controller.numbers + 1 if self.controller else 1, device=executor.device)
         self._under_way: Pending | None = None
+        self._collected = False
         self._sums: deque[tuple[int, Callable[[], Tensor]]] = deque()
         self._lag = 0 if executor.is_immediate else 1
         self._changes = 0
@@ -86,12 +87,18 @@ class Control:
         if self._tracing:
             self._tracing.gradients.append(sampled(means()))
 
+    def collect(self) -> None:
+        """Waits for the sums of the step's numbers."""
+        if self._under_way is not None:
+            self._pipeline.agree(partial(self._finish_sum, self._under_way))
+            self._under_way, self._collected = None, True
+
     def end(self, step: int, plan: Plan) -> Change | None:
         """A step is over: what is to be done before the next one."""
-        if not self.controller or self._under_way is None:
+        self.collect()
+        if not self._collected:
             return None
-        self._pipeline.agree(partial(self._finish_sum, self._under_way))
-        self._under_way = None
+        self._collected = False
         self._sums.append((step, self._executor.on_host(self._numbers)))
         self._numbers.zero_()
         if self._tracing and step >= self._tracing.due:

@@ -15,6 +15,7 @@ from gradwire import checkpoint
 from gradwire.ops.kernels import in_use
 from gradwire.plans import Plan
 from gradwire.runtime.agreement import Agreement
+from gradwire.runtime.alike import Tree, from_first
 from gradwire.runtime.control import Control
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.frames import forget_frames
@@ -186,6 +187,19 @@ class Runtime:
             read = self._states.read(state)
         self._call(partial(self._states.take, read))
 
+    def leave(self) -> list[checkpoint.StateDict]:
+        """Ends the job, also in the middle of a step, and tells the other ranks: the state after the last whole step;
+        then that after the next one, if it is the others who know whether that counts."""
+        self.fail(RuntimeError(f"rank {self.mesh.rank} has left the job"))
+        states = self.executor.call(self._states.last)
+        self.close()
+        return states
+
+    def from_first(self, tree: Tree) -> Tree:
+        """What rank 0 has, on all ranks, which ask together. Raises ValueError where that cannot be told."""
+        self.finish()
+        return self._call(partial(from_first, tree, self.mesh, self.executor.device))
+
     def trace(self, steps: int) -> Trace:
         """Records the next `steps` whole steps. Raises ValueError where the framework reduces by itself."""
         if self.plan.native:
@@ -198,6 +212,11 @@ class Runtime:
             return f"ended: {self.error}"
         doing = self._settings.controller.status if self._settings.controller else ""
         return ", ".join(filter(None, (f"rank {self.mesh.rank} of {self.mesh.ranks}", doing, self._steps.spoilt)))
+
+    @property
+    def elastic(self) -> bool:
+        """Whether a step counts on all ranks that are left, or on none."""
+        return self._settings.elastic
 
     @property
     def numel(self) -> dict[str, int]:

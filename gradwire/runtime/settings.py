@@ -29,6 +29,8 @@ class Settings:
     parameters that are not reduced, such as frozen ones; states may have them. `words` are further things that must be
     equal on all ranks, by what they are called. `owns_mesh`: nobody else uses it, and it is closed in the end.
     `planned` are the slots that plans are made for, where those of a rank are shards of another size than others'.
+    `elastic`: the ranks tell each other at the end of each step that they have all of it, so that it counts on all that
+    are left, or on none, whenever one is lost.
     """
 
     seed: int = 0
@@ -42,3 +44,4 @@ class Settings:
     words: Mapping[str, str] = field(default_factory=dict)
     owns_mesh: bool = True
     planned: Sequence[Slot] | None = None
+    elastic: bool = False

@@ -27,6 +27,14 @@ class States:
             about = checkpoint.About(mesh.rank, mesh.ranks, plans.plan.to_json(), plans.order)
             return checkpoint.pack(steps.store.export(), plans.export(), steps.number, about)
 
+    def last(self) -> list[checkpoint.StateDict]:
+        """The state after the last whole step; then that after the next one, if the others may have counted it."""
+        states = [self.save()]
+        if self._steps.promised:
+            self._steps.count()
+            states.append(self.save())
+        return states
+
     def gather(self) -> checkpoint.StateDict:
         """The state of all ranks, for rank 0; all of them call this together."""
         own = checkpoint.unpack(self.save())

@@ -29,8 +29,9 @@ class Steps:
     """The steps of a job, one after another. Everything here runs on the executor's thread, or while that is idle.
 
     `number` counts them, those before a resume included; `members` are the slots of each group. `used` tells which
-    slots had a gradient on some rank in the last step, where that is to be found out. Whoever looks at the state from
-    another thread holds `changing`. `skipped` counts the steps that no rank took, and `spoilt` says so in words,
+    slots had a gradient on some rank in the last step, where that is to be found out. `promised` says that this rank
+    has told the others that it has all of a step, and does not know yet whether they have. Whoever looks at the state
+    from another thread holds `changing`. `skipped` counts the steps that no rank took, and `spoilt` says so in words,
     with the group that was not finite in the last one. `ended()` is called when a step's means are in place; what it
     does is over before whoever waits for them goes on.
     """
@@ -47,9 +48,11 @@ class Steps:
         self.exchanges: list[Exchange] = []
         self.used: Callable[[], Tensor] | None = None
         self.ended: Callable[[], None] = lambda: None
-        self._find_unused, self._scale = settings.find_unused, settings.scale
+        self._find_unused, self._scale, self._elastic = settings.find_unused, settings.scale, settings.elastic
+        self.promised = False
         self._job = JobContext(pipeline.mesh, settings.seed, Workspace(executor.device), look=control.look)
         self._all_used = torch.ones(len(store.slots), device=executor.device)
+        self._word = self._flags = torch.zeros(1, device=executor.device)
         self._active: list[Exchange] = []
         self._given: dict[int, Given] = {}
         self._lost = False
@@ -150,14 +153,30 @@ class Steps:
         used = self._agree_used()
         for exchange in self._active:
             exchange.keep_absent(used)
+        self._flags = torch.cat([nonfinite, each])
+        if self._elastic:
+            self._promise()
         self.control.reduced(self._means, nonfinite, self._scale() or 1.0)
         self._spoil(nonfinite)
+        self.count()
+        self.ended()
+
+    def count(self) -> None:
+        """The step that was reduced is over."""
         with self.changing:
-            self._verdict = self.executor.on_host(torch.cat([nonfinite, each]))
+            self._verdict = self.executor.on_host(self._flags)
             self.number += 1
             if self.executor.is_immediate:
                 self.settle()
-        self.ended()
+
+    def _promise(self) -> None:
+        """Returns when all ranks have all of the step. So if it returns on one of them, the others can count the step
+        without it, whoever is lost meanwhile; and nothing that follows needs another rank."""
+        self.control.collect()
+        self.promised = True
+        self.pipeline.agree(partial(self.pipeline.mesh.sum, self._word))
+        self.executor.synchronize()  # the optimizer is not to run before this is known
+        self.promised = False
 
     def _agree_used(self) -> Tensor:
         """1 for each slot of the job that had a gradient on some rank, else 0."""

@@ -1,10 +1,10 @@
 """Ranks are processes: torch.distributed over gloo or NCCL."""
 
 import time
-from collections import Counter, deque
+from collections import deque
 from contextlib import suppress
 from hashlib import sha256
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,9 +44,6 @@ class ProcessGroup(Transport):
 
     `name` is the same on all its ranks and no other group's; one is made up where none is given.
     """
-
-    _made: ClassVar[Counter[tuple[int, ...]]] = Counter()
-    """How many names this process has made for these ranks: the same on all of them, for they make them together."""
 
     def __init__(self, group: dist.ProcessGroup, name: str | None = None) -> None:
         self._group: dist.ProcessGroup | None = group
@@ -106,9 +103,10 @@ class ProcessGroup(Transport):
 
     @classmethod
     def _name(cls, ranks: list[int]) -> str:
-        cls._made[tuple(ranks)] += 1
+        """Every rank counts in the store how many names it has made for these ranks, which make them together; so a
+        rank that is new beside others has as many as they have."""
         members = sha256(str(ranks).encode()).hexdigest()[:16]
-        return f"gradwire/{members}/{cls._made[tuple(ranks)]}"
+        return f"gradwire/{members}/{TorchStore(f'gradwire/{members}').count(f'made/{dist.get_rank()}')}"
 
     def start(self, op: Collective) -> Pending:
         pending = self._start(op)

@@ -1,0 +1,135 @@
+"""Ranks that come and go: who is left, and who is new, goes on together where the job was."""
+
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.checkpoint.stateful import Stateful
+
+from gradwire.checkpoint import GROUP, SHARED, STEP, Exported, StateDict, Unpacked, pack, unpack
+from gradwire.frontends.handle import Handle
+from gradwire.plans import Plan
+from gradwire.transports.members import Generation, Members
+
+
+class Rendezvous:
+    """Where processes meet, again and again. `store` must outlive all of them: a TCPStore of a process of its own.
+
+    A group is made when `at_least` so many have come, and none for `quiet_s`; that should be longer than a step. Who
+    of a job comes later than that is a newcomer, and what its memories held is lost. `timeout` is how long to wait for
+    enough of them, and that of the group's collectives.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        at_least: int = 2,
+        quiet_s: float = 5.0,
+        timeout: timedelta = timedelta(minutes=10),
+        backend: str | None = None,
+    ) -> None:
+        if at_least < 1 or quiet_s <= 0:
+            raise ValueError(f"at_least={at_least}, quiet_s={quiet_s}: wait for a rank or more, and for some time")
+        self._store, self._timeout, self._backend = store, timeout, backend
+        self._members = Members(store, at_least, quiet_s, timeout.total_seconds())
+        self._generation: Generation | None = None
+        self._resumed: Handle | None = None
+        self._states: dict[int, StateDict] = {}
+        self._steps = -1
+
+    def meet(self, handle: Handle | None = None) -> None:
+        """torch.distributed, of all processes that are there now: instead of `dist.init_process_group`, and again
+        whenever training raised RuntimeError or there are `newcomers`. The group before, and `handle`'s exchange of
+        gradients, in whatever step they were, are given up; make DDP or DistributedOptimizer and the handle anew.
+
+        Raises TimeoutError where too few come, and RuntimeError where all that had the model are lost.
+        """
+        if handle is not None:
+            self._leave(handle)
+        if error := sys.exception():  # its frames hold the group that is given up, and that its connections
+            traceback.clear_frames(error.__traceback__)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._generation = made = self._members.meet(self._steps)
+        store = PrefixStore(f"gradwire/generation/{made.number}", self._store)
+        dist.init_process_group(
+            self._backend, store=store, rank=made.rank, world_size=len(made.claims), timeout=self._timeout
+        )
+
+    def resume(self, handle: Handle, *alike: Stateful) -> int:
+        """After how many steps all ranks go on; 0 at the first beginning. All call this together, when `handle` is
+        made; parameters and buffers are those of who has come furthest, by then. `alike` is what else all have alike:
+        optimizer, scheduler, scaler. What memories held is kept, what the step that was given up did to them is not,
+        and newcomers begin with none.
+
+        Raises ValueError where `handle` is not elastic, and where a state has something else than tensors and
+        numbers."""
+        if self._generation is None or not handle.elastic:
+            raise ValueError("call meet() first, and resume() with a handle that was made with elastic=True")
+        claims = self._generation.claims
+        newest = claims[0]
+        if newest.steps >= 0:
+            self._go_on(handle, self._states.get(newest.steps) if self._is_of(newest.generation) else None)
+            if any(claim != newest for claim in claims):
+                self._tell(handle, alike)
+        self._resumed, self._steps, self._states = handle, max(newest.steps, 0), {}
+        self._members.begun()
+        return self._steps
+
+    def newcomers(self) -> bool:
+        """Whether somebody waits to join: then `meet` again. It is enough that one rank asks, now and then, and goes;
+        the others are told, as of a loss."""
+        return self._members.newcomers()
+
+    def _is_of(self, generation: int) -> bool:
+        """Whether this process was in the last generation; what it had before others went on without it is void."""
+        assert self._generation is not None
+        return self._generation.claims[self._generation.rank].generation == generation
+
+    def _go_on(self, handle: Handle, own: StateDict | None) -> None:
+        """From what all have alike in rank 0's state, and from this rank's `own` memories."""
+        assert self._generation is not None
+        first = unpack(handle.from_first(_without_memories(unpack(own)) if own else {}))
+        about = replace(first.about, rank=self._generation.rank, ranks=len(self._generation.claims))
+        handle.load_state_dict(_with_memories(replace(first, about=about), unpack(own).exported if own else {}))
+        plan = Plan.from_json(about.plan)
+        if plan != handle.plan:
+            handle.replan(plan)
+
+    def _tell(self, handle: Handle, alike: Iterable[Stateful]) -> None:
+        assert self._generation is not None
+        for each in alike:
+            state = handle.from_first(each.state_dict())
+            if self._generation.rank:
+                each.load_state_dict(state)
+
+    def _leave(self, handle: Handle) -> None:
+        """What this process had when it was last whole. A handle that has not resumed has nothing that counts."""
+        states = handle.leave()
+        if handle is self._resumed:
+            self._states = {int(state[STEP]): state for state in states}
+            self._steps, self._resumed = min(self._states), None
+
+
+def _without_memories(state: Unpacked) -> StateDict:
+    """What is small: alike on all ranks, or something that a newcomer begins with as well."""
+    small = {
+        name: {key: tensor for key, tensor in tensors.items() if key.startswith((SHARED, GROUP))}
+        for name, tensors in state.exported.items()
+    }
+    return pack(small, state.job, state.step, state.about)
+
+
+def _with_memories(first: Unpacked, own: Exported) -> StateDict:
+    """Rank 0's state, with all that is this rank's own."""
+    exported = {
+        name: first.exported.get(name, {})
+        | {key: t for key, t in own.get(name, {}).items() if not key.startswith(SHARED)}
+        for name in {**first.exported, **own}
+    }
+    return pack(exported, first.job, first.step, first.about)

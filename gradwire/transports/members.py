@@ -1,0 +1,100 @@
+"""Who is there: processes that come and go agree, over a store that outlives them, on who makes the next group."""
+
+import json
+from dataclasses import asdict, dataclass
+from time import monotonic, sleep
+
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+
+POLL_S = 0.02
+
+
+@dataclass(frozen=True, order=True)
+class Claim:
+    """What a process brings: the last generation that it was in, 0 for none, and after how many steps its model is, -1
+    where that is the model that it began with."""
+
+    generation: int = 0
+    steps: int = -1
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Those who make a group together: what each `claims`, by rank, and which of them this one is. Who has come
+    furthest is rank 0."""
+
+    number: int
+    claims: tuple[Claim, ...]
+    rank: int
+
+
+class Members:
+    """One process among others. A generation is over when one of it asks for the next.
+
+    1. Who comes writes its claim, with the next number that is free. All watch how many have come.
+    2. When nobody has come for `quiet_s`, somebody of the last generation closes the list; the first to do so counts.
+       So newcomers alone never begin beside a job that goes on.
+    3. Who is on the list reads it. Who came too late waits for the generation after, as a newcomer.
+    """
+
+    def __init__(self, store: Store, at_least: int, quiet_s: float, timeout_s: float) -> None:
+        self._store, self.at_least = PrefixStore("gradwire/members", store), at_least
+        self._quiet_s, self._timeout_s = quiet_s, timeout_s
+        self._last = 0
+
+    def meet(self, steps: int) -> Generation:
+        """The next generation, once it is complete. Raises TimeoutError where too few come, or nobody who was there
+        before, and RuntimeError where those who had the model are all lost."""
+        mine, until, number = Claim(self._last, steps), monotonic() + self._timeout_s, self._last
+        while True:
+            number = self._first_open(number + 1)
+            place = self._store.add(f"{number}/count", 1) - 1
+            self._store.set(f"{number}/claim/{place}", json.dumps(asdict(mine)))
+            self._wait(number, until)
+            count = int(self._store.get(f"{number}/closed"))
+            if place < count:
+                return self._of(number, count, place)
+
+    def newcomers(self) -> bool:
+        """Whether somebody waits for the next generation."""
+        return self._store.check([f"{self._last + 1}/count"])
+
+    def begun(self) -> None:
+        """The model is no longer the one that any process begins with."""
+        self._store.set("begun", "yes")
+
+    def _first_open(self, number: int) -> int:
+        while self._store.check([f"{number}/closed"]):
+            number += 1
+        return number
+
+    def _wait(self, number: int, until: float) -> None:
+        """Returns when the list is closed, if need be by this process."""
+        seen, since = 0, monotonic()
+        while not self._store.check([f"{number}/closed"]):
+            count = self._store.add(f"{number}/count", 0)
+            if count != seen:
+                seen, since = count, monotonic()
+            elif monotonic() - since > self._quiet_s and self._may_close(number, count):
+                self._store.compare_set(f"{number}/closed", "", str(count))
+            if monotonic() > until:
+                raise TimeoutError(self._why(count))
+            sleep(POLL_S)
+
+    def _why(self, count: int) -> str:
+        came = f"{count} process{'' if count == 1 else 'es'} came within {self._timeout_s:.0f} s"
+        if count < self.at_least:
+            return f"{came}, and at least {self.at_least} are wanted"
+        return f"{came}, and nobody of the job that they are to join"
+
+    def _may_close(self, number: int, count: int) -> bool:
+        return count >= self.at_least and self._last == number - 1
+
+    def _of(self, number: int, count: int, place: int) -> Generation:
+        """The list, in the order of ranks."""
+        claims = [Claim(**json.loads(self._store.get(f"{number}/claim/{other}"))) for other in range(count)]
+        order = sorted(range(count), key=lambda other: claims[other], reverse=True)
+        if claims[order[0]].steps < 0 and self._store.check(["begun"]):
+            raise RuntimeError("all processes that had the model are lost; begin again, from a checkpoint")
+        self._last = number
+        return Generation(number, tuple(claims[other] for other in order), order.index(place))

@@ -1,0 +1,143 @@
+"""One rank of a training that others are lost from and come to, as test_elastic.py starts it. Says in lines of JSON
+what it does, and begins when a line comes.
+
+Every step is held against the law: what memories held, and the gradients, are what was sent and what they hold now.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire as gw
+
+torch.set_num_threads(1)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 60), nn.BatchNorm1d(60), nn.Linear(60, 5))
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    return torch.randn(8, 20, generator=generator), torch.randint(0, 5, (8,), generator=generator)
+
+
+def say(**words: Any) -> None:
+    sys.stdout.write(json.dumps(words) + "\n")
+    sys.stdout.flush()
+
+
+def hash_of(tensors: dict[str, Tensor]) -> str:
+    digest = sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode() + tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def residuals(handle: gw.Handle, model: nn.Module) -> Tensor:
+    """What this rank's memories hold."""
+    state = handle.state_dict()
+    return torch.cat([
+        state.get(f"{name}//residual", torch.zeros(p.shape)).flatten().double() for name, p in model.named_parameters()
+    ])  # fmt: skip
+
+
+def gradients(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten().double() for p in model.parameters()])
+
+
+def plan() -> gw.Plan:
+    """Something of everything."""
+    kept = gw.Residual()
+    return gw.Plan(
+        (
+            gw.Group(("4.weight", "4.bias"), gw.TopK(0.05), kept, gw.AllGather()),
+            gw.Group(("3.weight", "3.bias"), gw.FP32(), gw.NoMemory(), gw.AllReduce()),
+            gw.Group(("2.weight",), gw.PowerSGD(2), kept, gw.AllReduce()),
+            gw.Group(("2.bias",), gw.Quantized(4), kept, gw.ScatterReduce()),
+            gw.Group(("0.weight",), gw.ACPSGD(2), kept, gw.AllReduce()),
+            gw.Group(("0.bias",), gw.TopK(0.1), kept, gw.OkTopk()),
+        )
+    )
+
+
+class Training:
+    """A model that is trained with one front end, on whoever is there."""
+
+    def __init__(self, front_end: str) -> None:
+        self.model, self.front_end = network(), front_end
+        self.inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+
+    def begin(self) -> gw.Handle:
+        if self.front_end == "ddp":
+            self.trained: nn.Module = DistributedDataParallel(self.model, bucket_cap_mb=0.01)
+            self.optimizer: Any = self.inner
+            return gw.attach(self.trained, plan(), elastic=True)
+        self.trained = self.model
+        self.optimizer = gw.DistributedOptimizer(self.inner, self.model, plan(), elastic=True)
+        return self.optimizer.handle
+
+    def step(self, handle: gw.Handle, number: int) -> None:
+        inputs, targets = batch(number)
+        alone = network()
+        alone.load_state_dict(self.model.state_dict())
+        nn.functional.cross_entropy(alone(inputs), targets).backward()
+        before = residuals(handle, self.model)
+        self.inner.zero_grad()
+        nn.functional.cross_entropy(self.trained(inputs), targets).backward()
+        self.optimizer.step()
+        sent = before + gradients(alone) / dist.get_world_size() - residuals(handle, self.model)
+        dist.all_reduce(sent)
+        torch.testing.assert_close(sent, gradients(self.model), rtol=1e-3, atol=1e-5)
+
+
+def main(port: str, text: str) -> None:
+    told = json.loads(text)
+    training = Training(told["front_end"])
+    store = dist.TCPStore("127.0.0.1", int(port), is_master=False, wait_for_workers=False)
+    rendezvous = gw.Rendezvous(
+        store, at_least=told["at_least"], quiet_s=told["quiet_s"], timeout=timedelta(seconds=60), backend="gloo"
+    )
+    handle, step = None, 0
+    say(ready=True)
+    sys.stdin.readline()
+    while step < told["steps"]:
+        try:
+            rendezvous.meet(handle)
+            handle = training.begin()
+            step = rendezvous.resume(handle, training.inner)
+            say(resumed=step, ranks=dist.get_world_size(), owed=hash_of({"owed": residuals(handle, training.model)}))
+            while step < told["steps"] and not (step % 4 == 0 and dist.get_rank() == 0 and rendezvous.newcomers()):
+                training.step(handle, step)
+                step += 1
+                owed = hash_of({"owed": residuals(handle, training.model)})
+                say(step=step, model=hash_of(dict(training.model.named_parameters())), owed=owed)
+                time.sleep(told["pause_s"])
+        except RuntimeError as error:
+            say(error=str(error))
+    everything = dict(training.model.named_parameters()) | {
+        f"{number} {name}": value
+        for number, values in training.inner.state_dict()["state"].items()
+        for name, value in values.items()
+    }
+    say(ended=hash_of(everything), ranks=dist.get_world_size())
+    with suppress(RuntimeError):
+        dist.barrier()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    signal.alarm(150)
+    main(*sys.argv[1:])

@@ -1,0 +1,108 @@
+"""A rank is killed in the middle of training, and another one comes: real processes over gloo."""
+
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+STEPS = 40
+TOLD = {"steps": STEPS, "at_least": 3, "quiet_s": 3.0, "pause_s": 0.05}
+
+
+class Rank:
+    """A process that waits to be let in, and what it has said."""
+
+    def __init__(self, port: int, **told: Any) -> None:
+        root = Path(__file__).parents[2]
+        command = [sys.executable, "-m", "tests.processes.elastic", str(port), json.dumps(TOLD | told)]
+        environment = {"PYTHONPATH": str(root), "PATH": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True, cwd=root)
+        self.said: list[dict[str, Any]] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.said.append(json.loads(line))
+
+    def let_in(self) -> None:
+        self.wait_for(lambda: self.said)
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        until = time.monotonic() + 100
+        while not condition():
+            assert time.monotonic() < until, self.said[-3:]
+            assert self.process.poll() is None or condition(), self.said[-3:]
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def all(self, word: str) -> list[Any]:
+        return [words[word] for words in self.said if word in words]
+
+    def resumed(self) -> list[dict[str, Any]]:
+        return [words for words in self.said if "resumed" in words]
+
+    def steps(self) -> dict[int, dict[str, Any]]:
+        """What it said of each step when it last made it."""
+        return {words["step"]: words for words in list(self.said) if "step" in words}
+
+
+@contextmanager
+def five_ranks(**told: Any) -> Iterator[list[Rank]]:
+    """The store is this process's, which outlives them."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    ranks = [Rank(store.port, **told) for _ in range(5)]
+    try:
+        for rank in ranks:
+            rank.wait_for(lambda rank=rank: rank.said)  # all have loaded torch
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.end()
+
+
+@pytest.mark.parametrize("front_end", ["ddp", "optimizer"])
+def test_one_of_four_is_killed_and_a_newcomer_joins(front_end):
+    chance = random.Random(front_end)
+    with five_ranks(front_end=front_end) as (*ranks, newcomer):
+        for rank in ranks:
+            rank.let_in()
+        for rank in ranks:
+            rank.wait_for(lambda rank=rank: 5 in rank.steps())
+        time.sleep(chance.uniform(0, 0.2))
+        ranks.pop(chance.randrange(4)).process.kill()
+        for rank in ranks:
+            rank.wait_for(lambda rank=rank: len(rank.resumed()) == 2)
+        newcomer.let_in()
+        for rank in [*ranks, newcomer]:
+            rank.wait_for(lambda rank=rank: rank.all("ended"))
+
+    for rank in ranks:
+        assert [words["ranks"] for words in rank.resumed()] == [4, 3, 4]
+        for words in rank.resumed()[1:]:  # what memories hold is what they held after the last step that counted
+            before = rank.steps().get(words["resumed"])
+            assert before is None or before["owed"] == words["owed"]
+    assert newcomer.resumed()[0]["owed"] == ranks[0].resumed()[0]["owed"]  # nothing
+    assert {rank.resumed()[-1]["resumed"] for rank in [*ranks, newcomer]} == {newcomer.resumed()[0]["resumed"]}
+    for step in range(1, STEPS + 1):
+        assert len({rank.steps()[step]["model"] for rank in [*ranks, newcomer] if step in rank.steps()}) == 1
+    assert newcomer.resumed()[0]["resumed"] + 1 in newcomer.steps()
+    assert len({rank.all("ended")[0] for rank in [*ranks, newcomer]}) == 1
