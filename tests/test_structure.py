@@ -3,7 +3,7 @@
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "gradwire"
-MAY_USE_THE_NETWORK = {"transports/process_group.py", "torch_private.py"}
+MAY_USE_THE_NETWORK = {"transports/members.py", "transports/process_group.py", "torch_private.py"}
 
 
 def test_only_transports_front_ends_and_the_lab_use_torch_distributed():
