@@ -102,7 +102,7 @@ class TorchStore:
 
     def count(self, key: str) -> int:
         """How often this was called for a key."""
-        return self._store.add(f"{self._prefix}/{key}", 1)
+        return self._ask(lambda whole: self._store.add(whole, 1), key, self._patience_s)
 
     def get(self, key: str, timeout_s: float) -> str | None:
         """A word, once it is there; None where it is not within `timeout_s`."""

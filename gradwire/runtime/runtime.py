@@ -45,9 +45,8 @@ class Runtime:
     A front end opens a step, says of each slot where its gradient lies as backward makes it, all on the thread that
     trains, and finds the means there when it has waited. Groups start in the plan's order as soon as they are complete,
     and go on as the step's script says, so that the sequence of collectives depends on the plan alone. A step counts
-    for all its groups or for none.
-
-    `error` is what went wrong; every call raises it after that, but those that look at the state.
+    for all its groups or for none. `error` is what went wrong; every call raises it after that, but those that look at
+    the state. `numel` says how many elements each parameter has; `elastic` that a step counts on all that are left.
 
     Raises ValueError, on all ranks, where ranks have different plans, parameters or settings, or `plan` raises it.
     """
@@ -56,6 +55,7 @@ class Runtime:
         self, plan: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh, device: torch.device, settings: Settings
     ) -> None:
         self.slots, self.mesh, self._settings = list(slots), mesh.for_job(), settings
+        self.numel, self.elastic = {slot.name: slot.numel for slot in slots}, settings.elastic
         self.error: BaseException | None = None
         self._failing = Lock()
         planned = self.slots if settings.planned is None else list(settings.planned)
@@ -64,12 +64,12 @@ class Runtime:
         try:
             self._plans = Plans(plan, self._agreement, settings, planned)
         except BaseException:
-            _close(None, own_mesh)
+            _close(own_mesh)
             raise
         self.executor = Executor(device)
         self.executor.fail = partial(_fail, weakref.ref(self))
         monitor = Monitor(self.mesh, self.executor) if mesh.silent else None
-        self._end = weakref.finalize(self, _close, self.executor, own_mesh, monitor)
+        self._end = weakref.finalize(self, _close, monitor, self.executor, own_mesh)
         self.recorder = Recorder(self.executor.mark, mesh.rank)
         self._pipeline = Pipeline(self.mesh, self.recorder)
         control = Control(settings, planned, self._pipeline, self.executor)
@@ -188,8 +188,8 @@ class Runtime:
         self._call(partial(self._states.take, read))
 
     def leave(self) -> list[checkpoint.StateDict]:
-        """Ends the job, also in the middle of a step, and tells the other ranks: the state after the last whole step;
-        then that after the next one, if it is the others who know whether that counts."""
+        """Ends the job at once, and tells the other ranks: the state after the last whole step; then that after the
+        next one, if it is the others who know whether that counts."""
         self.fail(RuntimeError(f"rank {self.mesh.rank} has left the job"))
         states = self.executor.call(self._states.last)
         self.close()
@@ -212,16 +212,6 @@ class Runtime:
             return f"ended: {self.error}"
         doing = self._settings.controller.status if self._settings.controller else ""
         return ", ".join(filter(None, (f"rank {self.mesh.rank} of {self.mesh.ranks}", doing, self._steps.spoilt)))
-
-    @property
-    def elastic(self) -> bool:
-        """Whether a step counts on all ranks that are left, or on none."""
-        return self._settings.elastic
-
-    @property
-    def numel(self) -> dict[str, int]:
-        """How many elements each parameter has, by name."""
-        return {slot.name: slot.numel for slot in self.slots}
 
     def stats(self) -> Stats:
         """What was sent, and where time went."""
@@ -306,10 +296,6 @@ def _fail(runtime: "weakref.ref[Runtime]", error: BaseException) -> None:
         alive.fail(error)
 
 
-def _close(executor: Executor | None, mesh: Mesh | None, monitor: Monitor | None = None) -> None:
-    if monitor:
-        monitor.close()
-    if executor:
-        executor.close()
-    if mesh:
-        mesh.close()
+def _close(*parts: Monitor | Executor | Mesh | None) -> None:
+    for part in filter(None, parts):
+        part.close()
