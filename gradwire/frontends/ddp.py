@@ -40,11 +40,9 @@ class DDPFrontEnd:
        was accumulated before. DDP gets a future; when all means are in place, it takes them from its bucket.
 
     DDP moves its buckets once, after the first step. Until they have stayed for a step, slots are submitted bucket by
-    bucket; from then on a slot just arrives.
-
-    DDP does not give up a hook, and with one it divides in a pass of its own. So with a native plan DDP gets a new
-    reducer, as it does when it is unpickled, and the hook when the plan is another. A step of its own is over when a
-    gradient came since the one before and the next forward pass begins: not every pass is followed by backward.
+    bucket; from then on a slot just arrives. DDP does not give up a hook, and with one it divides in a pass of its own.
+    So with a native plan DDP gets a new reducer, as when it is unpickled, and the hook when the plan is another. A step
+    of its own is over when a gradient came since the one before and the next forward pass begins.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -95,8 +93,8 @@ class DDPFrontEnd:
             with_hook(self.ddp, self._bucket_ready)
         self.runtime, self._native = runtime, False
         self._slot = {parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
-        self._removable.append(self.ddp.register_forward_pre_hook(self._forward_begins))
-        self._removable.append(self.ddp.register_forward_hook(self._forward_ends))
+        before, after = self.ddp.register_forward_pre_hook, self.ddp.register_forward_hook
+        self._removable += [before(self._forward_begins), after(self._forward_ends)]
         self._see_gradients(runtime)
 
     def unhook(self) -> None:

@@ -78,8 +78,7 @@ class Runtime:
         self._states = States(self._steps, self._plans, self._agreement, settings)
         self._intake = Intake(self._steps, self.executor, self.recorder)
         self.arrivals, self.arrive = self._intake.arrivals, self._intake.arrivals.arrive
-        self._waiting = Waiting()
-        self._ended = self._reduced = 0
+        self._waiting, self._ended, self._reduced = Waiting(), 0, 0
         self.executor.call(partial(self._plans.work_with, self._steps, control, self._pipeline))
 
     # A step, on the thread that trains

@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.collective import HOST, REPLICA, SHARD, AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
-from gradwire.torch_private import TorchStore, abort_group, backend_of, close_group, new_group_of_members, timeout_of
+from gradwire.torch_private import abort_group, backend_of, close_group, new_group_of_members, timeout_of
 from gradwire.transports.base import Pending, Transport
 from gradwire.transports.heartbeat import Heartbeat
 from gradwire.transports.mesh import Mesh
+from gradwire.transports.torch_store import TorchStore
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 

@@ -1,0 +1,93 @@
+"""Words that ranks leave for each other, in torch.distributed's store."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from threading import Thread
+from typing import Any, ClassVar, TypeVar
+
+import torch.distributed as dist
+
+from gradwire.torch_private import default_store
+
+T = TypeVar("T")
+
+PATIENCE_S, SHORT_S = 60.0, 5.0
+"""How long the store's server may take to answer, and where it is known that something is wrong."""
+
+
+class TorchStore:
+    """The store that the default process group was made with; every key begins with `prefix`.
+
+    Its client waits for ever where the server's host is frozen or cut off. So each call runs on a thread of its own,
+    and raises RuntimeError where no answer comes in time; all that follow do so at once, for the client is still busy.
+    """
+
+    _silent: ClassVar[Any] = None
+    """The store whose server did not answer."""
+
+    def __init__(self, prefix: str) -> None:
+        self._store: Any = default_store()
+        self._prefix = prefix
+        self._patience_s = min(PATIENCE_S, self._store.timeout.total_seconds())
+
+    def apart(self) -> "TorchStore":
+        """The same words over a connection of its own, for another thread: on one, a wait holds up everybody."""
+        other = TorchStore(self._prefix)
+        other._store = self._store.clone()
+        return other
+
+    def set(self, key: str, value: str) -> None:
+        """Leaves a word."""
+        self._ask(lambda whole: self._store.set(whole, value), key, self._patience_s)
+
+    def set_first(self, key: str, value: str) -> None:
+        """Leaves a word where nobody has; returns once it is there, unlike `set`."""
+        self._ask(lambda whole: self._store.compare_set(whole, "", value), key, SHORT_S)
+
+    def count(self, key: str) -> int:
+        """How often this was called for a key."""
+        return self._ask(lambda whole: self._store.add(whole, 1), key, self._patience_s)
+
+    def get(self, key: str, timeout_s: float) -> str | None:
+        """A word, once it is there; None where it is not within `timeout_s`."""
+
+        def wait(whole: str) -> str | None:
+            try:
+                self._store.wait([whole], timedelta(seconds=timeout_s))
+            except dist.DistStoreError:
+                return None
+            return self._store.get(whole).decode()
+
+        return self._ask(wait, key, timeout_s + SHORT_S)
+
+    def peek(self, key: str) -> str | None:
+        """A word, if it is there."""
+        return self._ask(
+            lambda whole: self._store.get(whole).decode() if self._store.check([whole]) else None, key, SHORT_S
+        )
+
+    def _ask(self, call: Callable[[str], T], key: str, timeout_s: float) -> T:
+        """What a call returns of a key."""
+        answer: Future[T] = Future()
+        if TorchStore._silent is not self._store:
+            Thread(target=_answer, args=(answer, call, f"{self._prefix}/{key}"), daemon=True).start()
+            with suppress(TimeoutError):
+                return answer.result(timeout_s)
+        TorchStore._silent = self._store
+        raise RuntimeError(f"the store at {_address(self._store)} does not answer")
+
+
+def _answer(answer: Future[T], call: Callable[[str], T], key: str) -> None:
+    try:
+        answer.set_result(call(key))
+    except BaseException as error:
+        answer.set_exception(error)
+
+
+def _address(store: Any) -> str:
+    """Where the server of a store is."""
+    while isinstance(store, dist.distributed_c10d.PrefixStore):
+        store = store.underlying_store
+    return f"{store.host}:{store.port}" if hasattr(store, "port") else type(store).__name__
