@@ -226,7 +226,7 @@ def test_a_process_that_stops_is_noticed_by_those_that_wait_for_it():
         subprocess.Popen(command, env=shared | {"RANK": "1"}, stdout=subprocess.DEVNULL) as stopped,
     ):
         try:
-            said, _ = survivor.communicate(timeout=60)
+            said, _ = survivor.communicate(timeout=150)
         finally:
             survivor.kill()
             stopped.kill()
