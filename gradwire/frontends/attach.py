@@ -60,17 +60,15 @@ def attach(
     which `dense(name, parameter)` holds travel uncompressed; by default those of fewer than two dimensions. With the
     GradScaler that multiplies losses as `scaler`, memories hold gradients without its factor, which may change.
     `seed` starts all randomness. A compressor may be written as on the command line, "topk:0.01+residual". Instead of
-    one, a `Plan` says all this group by group. A `controller`
-    changes the plan while training. With neither, the plan with the most progress per second is found while training,
-    from `candidates` or from what is always safe; with `fidelity`, such as 0.01, one whose steps lose at most that
-    share of what dense ones are worth: see `gradwire.Auto`.
+    one, a `Plan` says all this group by group. A `controller` changes the plan while training. With neither, the plan
+    with the most progress per second is found meanwhile, from `candidates` or from what is always safe; with
+    `fidelity`, such as 0.01, one whose steps lose at most that share of what dense ones are worth: see `gradwire.Auto`.
 
     For FSDP2, `mesh` is the mesh of all ranks, whose first dimension counts replicas (hosts); the model was wrapped on
     what remains of it, `fully_shard(model, mesh=mesh["shard"])`, or on all of it, where `mesh` may be left out. Where
     some parameters may get no gradient, pass `find_unused_parameters`; DDP has an argument of that name itself.
 
-    With `elastic`, ranks may be lost and come while training goes on, see `gradwire.Rendezvous`: at the end of each
-    step they tell each other, in a message of 4 bytes, that they have all of it.
+    With `elastic`, ranks may be lost and come while training goes on: see `gradwire.Rendezvous`.
 
     Call it on all ranks, before training. Raises ValueError, naming the call that works, for pairings that make
     no sense, for ranks that differ, where hooks are taken already, for DDP with mixed precision of its own, and for a
@@ -87,13 +85,9 @@ def attach(
     check_type("scaler", scaler, (torch.amp.GradScaler,), "torch.amp.GradScaler()")
     check_type("seed", seed, (int,), "0")
     model = uncompiled(model)
-    if mesh is not None or isinstance(model, FSDPModule):
-        if elastic:
-            raise ValueError("a lost rank's shards are nowhere else; resume from a checkpoint, without elastic=True")
-        return attach_shards(
-            model, choices, mesh, transport, find_unused=find_unused_parameters, scaler=scaler, seed=seed
-        )
-    return _attach_ddp(model, choices, transport, scaler, seed)
+    if mesh is None and not isinstance(model, FSDPModule):
+        return _attach_ddp(model, choices, transport, scaler, seed)
+    return attach_shards(model, choices, mesh, transport, find_unused=find_unused_parameters, scaler=scaler, seed=seed)
 
 
 def _attach_ddp(

@@ -47,10 +47,9 @@ def replica_of(model: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGro
 
 def _sharded(model: nn.Module, mesh: DeviceMesh | None) -> Replica:
     parameters, others, mesh = shards.fitting(model, mesh)
-    local = {name: shards.local_of(parameter) for name, parameter in parameters.items()}
+    local = shards.locals_of(parameters)
     return Replica(
-        parameters, others, local, slots_of(local),
-        [shards.planned_as(name, parameter) for name, parameter in parameters.items()][::-1],
+        parameters, others, local, slots_of(local), shards.planned_slots(parameters),
         partial(ProcessGroup.by_replica, mesh), lambda axes: shards.share_initial_values(model, axes.replica),
         lambda: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))],
     )  # fmt: skip

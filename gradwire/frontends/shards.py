@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from gradwire.compressors import FP32
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks
-from gradwire.frontends.job import Choices, device_of, let_go, mesh_of, parameters_of, runtime_of
+from gradwire.frontends.job import Choices, device_of, let_go, mesh_of, parameters_of, runtime_of, slots_of
 from gradwire.frontends.stateful import Placed, cut_on
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
@@ -47,6 +47,8 @@ def attach_shards(
     seed: int,
 ) -> Handle:
     """What `attach` does with a model that fully_shard wrapped."""
+    if choices.elastic:
+        raise ValueError("a lost rank's shards are nowhere else; resume from a checkpoint, without elastic=True")
     parameters, others, mesh = fitting(model, mesh)
     if mesh.size(0) == 1:  # nothing to compress; what a state holds back is in the next gradient
         choices = Choices(compressor=FP32())
@@ -55,12 +57,10 @@ def attach_shards(
     if axes.ranks == 1:
         let_go(axes, transport)
         return Handle(None, front_end)
-    slots = [Slot.of(name, local_of(parameter)) for name, parameter in parameters.items()][::-1]
-    planned = [planned_as(name, parameter) for name, parameter in parameters.items()][::-1]
     words = {"front end": "FSDP2", "find_unused_parameters": str(find_unused)}
     runtime = runtime_of(
-        choices, parameters, slots, axes, planned=planned, scaler=scaler, words=words, seed=seed,
-        find_unused=find_unused, others=others, owns_mesh=transport is None,
+        choices, parameters, slots_of(locals_of(parameters)), axes, planned=planned_slots(parameters), scaler=scaler,
+        words=words, seed=seed, find_unused=find_unused, others=others, owns_mesh=transport is None,
     )  # fmt: skip
     share_initial_values(model, axes.replica)
     front_end.hook_in(model, runtime)
@@ -174,15 +174,25 @@ def local_of(tensor: Tensor) -> Tensor:
     return local if local.numel() else local.new_zeros((1,) * local.dim())
 
 
-def planned_as(name: str, parameter: Tensor) -> Slot:
-    """A slot of the largest shard's size, which is the same on all ranks."""
+def locals_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`local_of` each."""
+    return {name: local_of(parameter) for name, parameter in parameters.items()}
+
+
+def planned_slots(parameters: Mapping[str, Tensor]) -> list[Slot]:
+    """What plans are made for, the same on all ranks: slots of the largest shards' sizes."""
+    return slots_of({name: _largest_shard(parameter) for name, parameter in parameters.items()})
+
+
+def _largest_shard(parameter: Tensor) -> Tensor:
+    """A tensor on no device of the largest shard's shape."""
     assert isinstance(parameter, DTensor)
     shape = list(parameter.shape)
     for dim, placement in enumerate(parameter.placements):
         if placement.is_shard():
             axis: int = placement.dim  # pyright: ignore[reportAttributeAccessIssue]
             shape[axis] = ceil(shape[axis] / parameter.device_mesh.size(dim))
-    return Slot.of(name, torch.empty(shape, dtype=parameter.dtype, device="meta"))
+    return torch.empty(shape, dtype=parameter.dtype, device="meta")
 
 
 def reshard(model: nn.Module) -> None:

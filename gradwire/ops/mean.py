@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from gradwire.ops.gradients import Gradients
+from gradwire.ops.kernels import native_for
 from gradwire.ops.vectors import Share
 from gradwire.slots import Layout
 
@@ -29,9 +30,10 @@ class Mean:
         return self._vector
 
     def parts(self) -> Sequence[Tensor]:
-        """Vectors that are n elements one after another."""
+        """Vectors that are n elements one after another; several only for the library, which writes to each,
+        while torch needs room for all of them."""
         in_place = self._gradients and self._vector is None and self._gradients.in_place
-        return in_place or [self.vector()]
+        return in_place if in_place and native_for(in_place[0]) else [self.vector()]
 
     def slots(self, layout: Layout) -> Sequence[Tensor]:
         """A vector for each slot of the layout, its elements in their order in memory."""

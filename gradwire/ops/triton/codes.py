@@ -39,16 +39,33 @@ def unless_infinite(x):
 
 
 @triton.jit
+def blocks_of_program(table, count, ROWS: tl.constexpr):
+    """ROWS blocks, which of them are there, and of each what the table says."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    known = row < count
+    start, width = tl.load(table + row, known, 0), tl.load(table + count + row, known, 0)
+    return row, known, start, width, tl.load(table + 2 * count + row, known, 0)
+
+
+@triton.jit
+def store_codes(code, codes, byte, width, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr):
+    """Packs codes (ROWS, WIDTH) of BITS bits, eight of them into so many bytes."""
+    words = tl.reshape(code.to(tl.int64), (ROWS, WIDTH // 8, 8)) << (BITS * tl.arange(0, 8)).to(tl.int64)[None, None, :]
+    word = tl.sum(words, 2)
+    place = BITS * tl.arange(0, WIDTH // 8)[None, :]
+    used = (width[:, None] * BITS + 7) // 8
+    for i in tl.static_range(BITS):
+        tl.store(codes + byte[:, None] + place + i, ((word >> (8 * i)) & 255).to(tl.uint8), place + i < used)
+
+
+@triton.jit
 def quantise_kernel(
     next, old, gradient, finite, decay, share, table, count, scales, codes, seed,
     HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, KEEP: tl.constexpr, KIND: tl.constexpr,
     BITS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """`add_quantise` of ROWS blocks."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    known = row < count
-    start, width = tl.load(table + row, known, 0), tl.load(table + count + row, known, 0)
-    byte = tl.load(table + 2 * count + row, known, 0)
+    row, known, start, width, byte = blocks_of_program(table, count, ROWS)
     column = tl.arange(0, WIDTH)
     live = column[None, :] < width[:, None]
     at = start[:, None] + column[None, :]
@@ -88,12 +105,7 @@ def quantise_kernel(
         code = tl.where(live, number.to(tl.int32) & ((1 << BITS) - 1), 0)
     if KEEP:
         tl.store(next + at, x - sent, live)
-    words = tl.reshape(code.to(tl.int64), (ROWS, WIDTH // 8, 8)) << (BITS * tl.arange(0, 8)).to(tl.int64)[None, None, :]
-    word = tl.sum(words, 2)
-    place = BITS * tl.arange(0, WIDTH // 8)[None, :]
-    used = (width[:, None] * BITS + 7) // 8
-    for i in tl.static_range(BITS):
-        tl.store(codes + byte[:, None] + place + i, ((word >> (8 * i)) & 255).to(tl.uint8), place + i < used)
+    store_codes(code, codes, byte, width, ROWS, WIDTH, BITS)
 
 
 @triton.jit
@@ -103,10 +115,7 @@ def dequantise_kernel(
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """`decode_sum` of ROWS blocks, rank by rank: the same rounding on every replica."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    known = row < count
-    start, width = tl.load(table + row, known, 0), tl.load(table + count + row, known, 0)
-    byte = tl.load(table + 2 * count + row, known, 0)
+    row, known, start, width, byte = blocks_of_program(table, count, ROWS)
     column = tl.arange(0, WIDTH)
     live = column[None, :] < width[:, None]
     used = (width[:, None] * BITS + 7) // 8
