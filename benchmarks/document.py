@@ -16,12 +16,10 @@ INDEX = """# What was measured
 
 {questions}
 
-Beside what four systems published: {systems}.
+Beside what was published: {systems}.
 
-CPUs, gloo, one thread per rank, torch 2.13; the emulated network is a namespace per rank behind `tc tbf`; no GPU. Ranks
-and the network share two cores, so encoding takes time from backward. Timings vary by 10 to 20 %: configurations take
-turns, and their ratios count. Code says whether a result was measured with this code or an older one.
-
+CPUs, gloo, torch 2.13; a network namespace per rank behind `tc tbf`. Ranks and network share two cores. Timings vary by
+10 to 20%: configurations take turns, and ratios count. Older results were measured before the code changed.
 `make benchmarks` writes these pages from `benchmarks/results/`.
 """
 

@@ -1,5 +1,7 @@
 """A page of the benchmarks: a question, its verdict, and the tables that it stands on, each with its origin."""
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -40,18 +42,23 @@ class Page:
 
 def _parts(table: Shown) -> list[str]:
     grid = [markdown(table.columns, table.rows)] if table.rows else []
-    return [table.note, *grid, "\n".join(map(_origin, table.results))]
+    return [table.note, *grid, "\n".join(_origins(table.results))]
 
 
-def _origin(name: str) -> str:
-    found = load(name)
-    older = " **Older than the code.**" if is_older(found) else ""
-    return f"- `{found['command']}`: {found['date']}, {found['commit']}, {found['machine']}.{older}"
+def _origins(names: Sequence[str]) -> list[str]:
+    """A line for each date, commit and machine, with the commands that ran there."""
+    commands = defaultdict(list)
+    for found in map(load, names):
+        command = re.sub(r" --save \S+", "", found["command"])
+        older = " (older)" if is_older(found) else ""
+        commands[f"{found['date']}, {found['commit']}{older}, {found['machine']}"].append(f"`{command}`")
+    return [f"- {origin}: {', '.join(own)}" for origin, own in commands.items()]
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [columns, ["---"] * len(columns), *rows])
+    head, *body = (f"| {' | '.join(cells)} |" for cells in [columns, *rows])
+    return "\n".join([head, "|---" * len(columns) + "|", *body])
 
 
 def span(numbers: Iterable[float], form: str = ".1f") -> str:

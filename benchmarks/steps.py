@@ -1,7 +1,7 @@
 """Step times on the emulated network: Gradwire beside its peers, alternating in one run.
 
     python benchmarks/steps.py                       # 100mbit and 1gbit, 2 ranks, all models
-    python benchmarks/steps.py --links 1gbit --models gpt --ranks 4 --prototype ../shared/reference/engine_prototype.py
+    python benchmarks/steps.py --links 1gbit --models gpt --ranks 4
 
 Every configuration gets a fresh model and DDP, a few steps to warm up, then `--steps` timed ones; this is
 repeated `--repeats` times in turn. A step is zero_grad, forward, backward, SGD step; the figure is the median
@@ -10,7 +10,6 @@ machine disturbs less. Writes benchmarks/results/steps.json and prints a Markdow
 """
 
 import argparse
-import importlib.util
 import statistics
 import sys
 import time
@@ -20,8 +19,8 @@ from provenance import save
 from ranks import as_rank, collect
 
 NAMES = [
-    "nocomm", "ddp", "fp16 hook", "torch PowerSGD r4", "epfml PowerSGD r4", "gw fp32", "gw fp16", "gw topk 1%",
-    "gw powersgd r4", "gw acpsgd r4", "gw qsgd", "gw efsign", "prototype topk 1%", "prototype low rank 4",
+    "nocomm", "ddp", "fp16 hook", "torch PowerSGD r4", "gw fp32", "gw fp16", "gw topk 1%", "gw powersgd r4",
+    "gw acpsgd r4", "gw qsgd", "gw efsign",
 ]  # fmt: skip
 
 
@@ -47,8 +46,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default="", help="configurations, by name, comma-separated")
-    parser.add_argument("--prototype", default="", help="path of engine_prototype.py, to measure it as well")
-    parser.add_argument("--epfml", default="", help="folder of a checkout of epfml/powersgd, to measure it as well")
     parser.add_argument("--save", default="steps.json")
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
@@ -62,9 +59,7 @@ def rank_job(arguments: argparse.Namespace) -> dict:
 
     rank = dist.get_rank()
     task = Synthetic(model=arguments.model)
-    wanted = arguments.only.split(",") if arguments.only else NAMES
-    known = setups(arguments)
-    names = [name for name in wanted if name in known]
+    names = arguments.only.split(",") if arguments.only else NAMES
     times: dict[str, list[float]] = {name: [] for name in names}
     split: dict[str, list[dict[str, float]]] = {}
     for _ in range(arguments.repeats):
@@ -85,7 +80,7 @@ def measure(task, name: str, arguments: argparse.Namespace, rank: int) -> tuple[
 
     model = task.build_model(seed=0)
     batches = task.batches(rank, dist.get_world_size(), seed=0)
-    forward, reduce, stats, end = setups(arguments)[name](model)
+    forward, stats, end = setups()[name](model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     seconds = []
     before, cpu = None, 0.0
@@ -96,7 +91,6 @@ def measure(task, name: str, arguments: argparse.Namespace, rank: int) -> tuple[
         start = time.perf_counter()
         optimizer.zero_grad()
         task.loss(forward(inputs), targets).backward()
-        reduce()
         optimizer.step()
         if step >= 4:
             seconds.append(time.perf_counter() - start)
@@ -111,8 +105,8 @@ def measure(task, name: str, arguments: argparse.Namespace, rank: int) -> tuple[
     return seconds, spans | {"cpu_ms": cpu, "wire_bytes": (after.wire_bytes - before.wire_bytes) / arguments.steps}
 
 
-def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
-    """By name: from a model to (forward, what to do after backward, stats, how to end)."""
+def setups() -> dict[str, Callable]:
+    """By name: from a model to (forward, stats, how to end)."""
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel as DDP
@@ -126,7 +120,7 @@ def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
         def make(model):
             ddp = DDP(model, **options)
             ddp.register_comm_hook(state() if state else None, hook)
-            return ddp, nothing, nothing, nothing
+            return ddp, nothing, nothing
 
         return make
 
@@ -144,40 +138,13 @@ def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
         def make(model):
             ddp = DDP(model)
             handle = gw.attach(ddp, compressor)
-            return ddp, nothing, handle.stats, handle.detach
+            return ddp, handle.stats, handle.detach
 
         return make
 
-    def epfml(model):
-        from powersgd import Config, PowerSGD
-
-        parameters = list(model.parameters())
-        config = Config(rank=4, min_compression_rate=2, num_iters_per_step=2, start_compressing_after_num_steps=0)
-        aggregator = PowerSGD(parameters, config=config)
-
-        def reduce():
-            gradients = aggregator.aggregate([parameter.grad for parameter in parameters])
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
-
-        return model, reduce, nothing, nothing
-
-    def prototype(make_compressor):
-        spec = importlib.util.spec_from_file_location("engine_prototype", arguments.prototype)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-
-        def make(model):
-            engine = module.Engine(make_compressor(module), 1 << 20)
-            ddp = DDP(model, bucket_cap_mb=4)
-            ddp.register_comm_hook(None, engine.hook)
-            return ddp, nothing, nothing, nothing
-
-        return make
-
-    table: dict[str, Callable] = {
+    return {
         "nocomm": nocomm,
-        "ddp": lambda model: (DDP(model), nothing, nothing, nothing),
+        "ddp": lambda model: (DDP(model), nothing, nothing),
         "fp16 hook": hooked(None, default_hooks.fp16_compress_hook),
         "torch PowerSGD r4": hooked(
             lambda: powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2),
@@ -192,13 +159,6 @@ def setups(arguments: argparse.Namespace) -> dict[str, Callable]:
         "gw qsgd": attached(gw.QSGD()),
         "gw efsign": attached(gw.EFSignSGD()),
     }
-    if arguments.epfml:
-        sys.path.insert(0, arguments.epfml)
-        table["epfml PowerSGD r4"] = epfml
-    if arguments.prototype:
-        table["prototype topk 1%"] = prototype(lambda module: module.TopK(0.01))
-        table["prototype low rank 4"] = prototype(lambda module: module.LowRank(4))
-    return table
 
 
 def medians(rows: list[dict[str, float]]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from statistics import median
 from page import Page, Shown, middle, span
 from provenance import load
 
-NO_GPUS = "Its trainings on GPUs were not repeated, for want of GPUs and data."
+NO_GPUS = "Not repeated, for want of GPUs and data: its trainings."
 
 
 def cupcake() -> Page:
@@ -16,36 +16,36 @@ def cupcake() -> Page:
         own = [row for row in found if (row["cluster"], row["model"]) == cell]
         pairs = [(row["published"]["Cupcake"], row["simulated"]["Cupcake"]) for row in own]
         dense = own[0]["published"]["FP32"], own[0]["simulated"]["FP32"]
-        rows.append([*cell, *(f"{theirs:.0f} / {ours:.0f}" for theirs, ours in (dense, *pairs))])
+        rows.append([*cell, *(f"{theirs:.0f}/{ours:.0f}" for theirs, ours in (dense, *pairs))])
     off = [abs(row["published"]["Cupcake"] - row["simulated"]["Cupcake"]) for row in found]
     columns = ["cluster", "model", "FP32", *dict.fromkeys(row["compressor"] for row in found)]
-    factors = Shown(["published"], columns, rows, "Scaling factors in percent, published / simulated from its set-up.")
+    factors = Shown(["published"], columns, rows, "Scaling factors in percent, published/simulated.")
     return Page(
         "cupcake", "Cupcake (MLSys 2023)",
-        f"Simulated, its scaling factors come out {median(off):.0f} points off (median; at most {max(off):.0f}); "
-        f"over the best bucket its search gains {_over('best bucket')} here, 1.12x at most as published.",
+        f"Simulated scaling factors are {median(off):.0f} points off (at most {max(off):.0f}); over the best bucket "
+        f"search gains {_over('best bucket')}, published 1.12x at most.",
         [factors, *_cupcake_gains()],
-        f"{NO_GPUS} `gradwire bench --suite cupcake` and `gradwire train --suite cupcake --data FOLDER` run them.",
+        f"{NO_GPUS} `gradwire train --suite cupcake --data FOLDER` runs them.",
     )  # fmt: skip
 
 
 def _cupcake_gains() -> list[Shown]:
     def over(name: str, rival: str) -> str:
-        return f"{max(row[name]['Cupcake'] / row[name][rival] for row in load('published')['rows']):.2f}x at most"
+        return f"{max(row[name]['Cupcake'] / row[name][rival] for row in load('published')['rows']):.2f}x"
 
     simulated = [
-        ["over no compression", "2.03x at most", over("simulated", "FP32")],
-        ["over HiPress", "1.79x at most", over("simulated", "HiPress")],
+        ["over no compression", "2.03x", over("simulated", "FP32")],
+        ["over HiPress", "1.79x", over("simulated", "HiPress")],
     ]
     measured = [
         ["over layer by layer", "not read", _over("layer-wise")],
-        ["over the best bucket, DGC", "1.12x at most", _over("best bucket")],
-        ["over the best even split, DGC", "1.18x at most", _over("best even split")],
+        ["over the best bucket, DGC", "1.12x", _over("best bucket")],
+        ["over the best even split, DGC", "1.18x", _over("best even split")],
     ]
-    note = "Measured: DGC and EFSignSGD, four small models, 2 ranks, 1 Gbit/s."
+    note = "DGC and EFSignSGD, four models, 2 ranks, 1 Gbit/s."
     return [
-        Shown([], ["gain", "published", "simulated"], simulated),
-        Shown(["ablation"], ["gain", "published", "measured"], measured, note),
+        Shown([], ["gain at most", "published", "simulated"], simulated),
+        Shown(["ablation"], ["gain", "published (most)", "measured"], measured, note),
     ]
 
 
@@ -63,17 +63,16 @@ def gravac() -> Page:
         adapted = {seed: s for (name, seed), s in seconds.items() if "gravac" in name}
         ours = {name: [seconds[name, seed] / s for seed, s in adapted.items()] for name in ("dense", "topk:0.1")}
         sooner += ours["topk:0.1"]
-        rows.append([f"{model} / {task}", f"{times}x", f"{span(ours['topk:0.1'])}x", f"{span(ours['dense'])}x"])
-    columns = ["theirs / ours", "published over 10x", "measured over 10x", "over dense"]
+        rows.append([f"{model}/{task}", f"{times}x", f"{span(ours['topk:0.1'])}x", f"{span(ours['dense'])}x"])
+    columns = ["theirs/ours", "published over 10x", "measured", "over dense"]
     twice = load("multilevel")["rows"]
     nested = [(row["first_ms"] + row["apart_ms"]) / row["both_ms"] for row in twice]
-    levels = ["multi-level, over compressing twice", "1.1–1.83x", f"{span(nested, '.2f')}x"]
-    note = "Time to the goal, that of dense's last metric; 4 hosts, 100 Mbit/s, three seeds, models of 1 M parameters."
+    levels = ["over compressing twice", "1.1–1.83x", f"{span(nested, '.2f')}x"]
+    note = "Time to dense's last metric; 4 hosts, 100 Mbit/s, three seeds, 1M parameters."
     return Page(
-        "gravac", "GraVAC (2023)", f"It is {span(sooner)} times as fast as static 10x here, 2 to 7 times as published.",
+        "gravac", "GraVAC (2023)", f"{span(sooner)} times as fast as static 10x, published 2 to 7.",
         [Shown(["gravac"], columns, rows, note), Shown(["multilevel"], ["", "published", "measured"], [levels])],
-        f"{NO_GPUS} Nor was its comparison with Accordion (1.94x, 5.63x, 2.06x), which compressed with PowerSGD. "
-        "`gradwire train --suite gravac` trains all of it, Accordion too; `gradwire bench --suite gravac` times steps.",
+        f"{NO_GPUS} Nor Accordion with PowerSGD (1.94x, 5.63x, 2.06x). `gradwire train --suite gravac` runs all.",
     )  # fmt: skip
 
 
@@ -86,22 +85,21 @@ def adtopk() -> Page:
         return [100 * (all_dimensions / top_k - 1) for all_dimensions, top_k in pairs]
 
     densities, tasks = ("1 %", "lowest"), ("text", "images")
-    rows = [[task, *(middle(change(task, density), "+.1f") + " %" for density in densities)] for task in tasks]
+    rows = [[task, *(middle(change(task, density), "+.1f") + "%" for density in densities)] for task in tasks]
     encoding = {row["compressor"]: row["encode_ms"] for row in load("selection")["codecs"] if row["n"] > 10_000_000}
     top_k = encoding["TopK(ratio=0.01)"]
     slower = span(ms / top_k for name, ms in encoding.items() if name.startswith("AllDimension"))
-    of = {density: " and ".join(f"{median(change(task, density)):+.1f} %" for task in tasks) for density in densities}
+    of = {density: " and ".join(f"{median(change(task, density)):+.1f}%" for task in tasks) for density in densities}
     return Page(
         "adtopk", "ADTopk (HPDC 2024)",
-        f"At equal bytes its loss is {of['lowest']} against top-k's with one element per row (text and images), "
-        f"{of['1 %']} at 1 %; encoding takes {slower} times as long as exact top-k on a CPU.",
+        f"Its loss is {of['lowest']} of top-k's at one element per row (text, images), {of['1 %']} at 1%; "
+        f"encoding takes {slower} times as long.",
         [
-            Shown(["convergence"], ["loss against top-k's, equal bytes", "1 %", "one element per row"], rows),
-            Shown(["selection"], ["", "published", "measured"], [["encoding, over top-k", "less", f"{slower}x"]]),
+            Shown(["convergence"], ["loss, equal bytes", "1%", "one per row"], rows),
+            Shown(["selection"], ["", "published", "measured"], [["encoding", "less", f"{slower}x"]]),
         ],
-        "Published is up to 268 % more throughput; over what, on which cluster, we could not read, nor any table. Its "
-        "step times (all-dimension, interleaved, partial, hybrid) were not measured with this code: "
-        "`gradwire bench --suite adtopk` times them.",
+        "Published: up to 268% more throughput; of what we could not read, nor any table. Not measured: its step times "
+        "(`gradwire bench --suite adtopk`).",
     )  # fmt: skip
 
 
@@ -118,13 +116,13 @@ def acpsgd() -> Page:
         [link, str(ranks), over("torch PowerSGD r4", link, ranks), over("ddp", link, ranks)] for link, ranks in cells
     ]
     faster = [row["ms"]["torch PowerSGD r4"]["median"] / row["ms"]["gw acpsgd r4"]["median"] for row in found]
-    columns = ["link", "ranks", "over torch's PowerSGD", "over DDP, same run"]
+    columns = ["link", "ranks", "over torch's PowerSGD", "over DDP"]
     return Page(
         "acpsgd", "ACP-SGD (ICDCS 2023)",
-        f"Its steps are {span(faster, '.2f')} times as fast as torch's PowerSGD (published: 1.43 on average), "
-        f"{over('ddp', '1gbit', 2)} as fast as DDP's at 1 Gbit/s (published: 4.06 on average).",
-        [Shown(names, columns, rows, "Rank 4, medians over small models; published on 8 to 64 GPUs.")],
-        f"Its times by model we could not read. {NO_GPUS} `gradwire bench --suite acpsgd` times its models.",
+        f"{span(faster, '.2f')} times as fast as torch's PowerSGD (published 1.43 on average), "
+        f"{over('ddp', '1gbit', 2)} DDP at 1 Gbit/s (published 4.06).",
+        [Shown(names, columns, rows, "Rank 4; medians over small models, published on 8 to 64 GPUs.")],
+        f"{NO_GPUS} `gradwire bench --suite acpsgd` times its models.",
     )  # fmt: skip
 
 
