@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
@@ -19,6 +21,7 @@ from gradwire.frontends.job import Choices, Dense, device_of, mesh_of
 from gradwire.frontends.replica import replica_of
 from gradwire.frontends.rounds import OuterOptimizer, Rounds
 from gradwire.frontends.shards import reshard
+from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Plan
@@ -104,7 +107,7 @@ class LocalSteps(Optimizer):
         schedule = Schedule(inner_steps, len(parts), delay, mix)
         made = fragments_of(runtime.plan, parts, replica.local, schedule.keeps_sent)
         self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
-        self._model = model
+        self._model, self._replica = model, replica
         self.handle = Handle(runtime, self._rounds)
         self.inner: Optimizer | None = None
         super().__init__(inner_optimizer.param_groups, inner_optimizer.defaults)
@@ -151,11 +154,25 @@ class LocalSteps(Optimizer):
         """Takes over what `state_dict` returned on this rank; all ranks do this together, and load the model as well.
 
         Raises ValueError, on all ranks, for another model's state."""
-        assert self.inner is not None
         own = dict(state_dict)
         self._rounds.load_state_dict(own.pop("local_steps", {}))
-        self.inner.load_state_dict(own)
+        self._load_inner(own)
+
+    def _load_inner(self, state_dict: dict[str, Any]) -> None:
+        assert self.inner is not None
+        self.inner.load_state_dict(state_dict)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def stateful(self, saved: str | Path | StorageReader | None = None) -> DistributedRounds:
+        """All that every replica has, its parameters included, for torch.distributed.checkpoint, which would keep one
+        rank's of `state_dict`: `dcp.save({"local_steps": optimizer.stateful()}, ...)`, and with the checkpoint's path
+        or reader `dcp.load({"local_steps": optimizer.stateful(path)}, checkpoint_id=path)`. On as many replicas as
+        before the training goes on bit for bit; on any other number, what memories keep adds up to the same.
+
+        Raises ValueError, on all ranks, for another model's state, and where the checkpoint has none, or several."""
+        return DistributedRounds(
+            self._rounds, self._replica, self._load_inner, {} if saved is None else rounds_in(saved)
+        )
 
 
 def _check_holds(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:

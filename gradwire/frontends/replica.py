@@ -11,9 +11,11 @@ from torch.distributed.fsdp import FSDPModule
 
 from gradwire.frontends import optimizer, shards
 from gradwire.frontends.job import parameters_of, slots_of
+from gradwire.frontends.stateful import Placed, cut_on, whole_on
 from gradwire.slots import Slot
 from gradwire.torch_private import fsdp_groups, only_inside_replicas
 from gradwire.transports import Mesh, ProcessGroup, Transport
+from gradwire.transports.process_group import world_or
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Replica:
     """`parameters` by name, and what this rank holds of each, `local`; `others` are not reduced. Plans are made for the
     slots `planned`, which are the same on all ranks. `axes` opens what replicas exchange over, `share` gives all of
     them the first one's values, and `isolate` keeps the framework from averaging over them; it returns what undoes
-    that."""
+    that. `placed` says where the parameters lie on the mesh of all ranks."""
 
     parameters: Mapping[str, nn.Parameter]
     others: set[str]
@@ -30,6 +32,7 @@ class Replica:
     planned: Sequence[Slot]
     axes: Callable[[], Transport | Mesh]
     share: Callable[[Mesh], None]
+    placed: Callable[[], Mapping[str, Placed]]
     isolate: Callable[[], Sequence[Callable[[], None]]] = field(default=tuple)
 
 
@@ -41,7 +44,9 @@ def replica_of(model: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGro
         parameters, others = parameters_of(model)
         slots = slots_of(parameters)
         axes, share = partial(ProcessGroup.own, group), partial(optimizer.share_initial_values, model)
-        return Replica(parameters, others, parameters, slots, slots, axes, share)
+        return Replica(
+            parameters, others, parameters, slots, slots, axes, share, lambda: whole_on(world_or(group), parameters)
+        )
     return _sharded(model, mesh)
 
 
@@ -51,5 +56,6 @@ def _sharded(model: nn.Module, mesh: DeviceMesh | None) -> Replica:
     return Replica(
         parameters, others, local, slots_of(local), shards.planned_slots(parameters),
         partial(ProcessGroup.by_replica, mesh), lambda axes: shards.share_initial_values(model, axes.replica),
+        partial(cut_on, mesh, parameters),
         lambda: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))],
     )  # fmt: skip

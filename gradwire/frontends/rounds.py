@@ -50,8 +50,8 @@ class Rounds:
         return nullcontext()
 
     def placed(self) -> Mapping[str, Placed]:
-        """Raises ValueError: anchors and momentum belong to the state as well."""
-        raise ValueError("local steps have more state than this; save state_dict() of the handle on every rank")
+        """Raises ValueError: parameters, anchors and momentum belong to the state as well."""
+        raise ValueError("local steps have more state than their memories; use stateful() of LocalSteps itself")
 
     def unhook(self) -> None:
         """No more rounds."""
@@ -116,13 +116,16 @@ class Rounds:
                 parameter.data.copy_(copy)
 
     def state_dict(self) -> dict[str, Any]:
-        """Waits for what is under way; its mean is part of the state."""
+        """This rank's. Waits for what is under way; its mean is part of the state."""
+        return {**self.progress(), "memory": self.runtime.state_dict()}
+
+    def progress(self) -> dict[str, Any]:
+        """All of `state_dict` but what memories keep."""
         self.runtime.finish()
         state: dict[str, Any] = {
             "step": self.step,
             "anchors": {name: a.clone() for fragment in self.fragments for name, a in fragment.anchors.items()},
             "outer": self.outer.state_dict(),
-            "memory": self.runtime.state_dict(),
         }
         if self.under_way is not None:
             fragment = self.fragments[self.under_way]
@@ -137,6 +140,10 @@ class Rounds:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from what `state_dict` returned."""
         self.runtime.load_state_dict(state["memory"])
+        self.resume(state)
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a `progress`."""
         self.step, self.under_way = state["step"], None
         self.outer.load_state_dict(state["outer"])
         for fragment in self.fragments:

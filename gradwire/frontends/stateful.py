@@ -48,6 +48,15 @@ class Placed:
         own = tensor.new_zeros(1, *self.part) if 0 in self.part else tensor.reshape(1, *self.part)
         return self._rows(own, self.mesh.size(0))
 
+    def once(self, tensor: Tensor) -> DTensor:
+        """What all replicas hold alike, or one of them under a name of its own: cut as the parameter is."""
+        own = tensor.new_zeros(self.part) if 0 in self.part else tensor.reshape(self.part)
+        return self._cut(own, self.shape, [Replicate(), *self.cuts])
+
+    def own(self, tensor: DTensor) -> Tensor:
+        """What this rank has of it; of an empty part a single zero."""
+        return _or_zero(tensor.to_local())
+
     def no_rows(self, replicas: int) -> DTensor:
         """Zeros (replicas, *shape), to load into what so many replicas have saved."""
         most = ceil(replicas / self.mesh.size(0))
@@ -56,21 +65,25 @@ class Placed:
 
     def kept(self, rows: DTensor) -> Tensor:
         """What this rank keeps of what was loaded; of an empty part a single zero."""
-        total = rows.to_local().sum(0)
-        return total if total.numel() else total.new_zeros((1,) * len(self.part))
+        return _or_zero(rows.to_local().sum(0))
 
     def _rows(self, local: Tensor, replicas: int) -> DTensor:
-        whole = torch.empty(replicas, *self.shape, device="meta")
         cuts = [Shard(cut.dim + 1) if isinstance(cut, Shard) else cut for cut in self.cuts]
-        return DTensor.from_local(
-            local, self.mesh, [Shard(0), *cuts], run_check=False, shape=whole.shape, stride=whole.stride()
-        )
+        return self._cut(local, (replicas, *self.shape), [Shard(0), *cuts])
+
+    def _cut(self, local: Tensor, shape: tuple[int, ...], cuts: list[Placement]) -> DTensor:
+        whole = torch.empty(shape, device="meta")
+        return DTensor.from_local(local, self.mesh, cuts, run_check=False, shape=whole.shape, stride=whole.stride())
 
     @property
     def shard(self) -> str:
         """Which of a replica's shards this rank has."""
         replica = self.mesh.mesh.reshape(self.mesh.size(0), -1)[self.mesh.get_local_rank(0)].tolist()
         return f"shard {replica.index(dist.get_rank())} of {len(replica)}"
+
+
+def _or_zero(local: Tensor) -> Tensor:
+    return local if local.numel() else local.new_zeros((1,) * local.dim())
 
 
 def whole_on(group: dist.ProcessGroup, parameters: Mapping[str, Tensor]) -> dict[str, Placed]:
@@ -185,13 +198,19 @@ def _is_flat(key: str) -> bool:
 
 def saved_in(checkpoint: str | Path | StorageReader) -> Saved:
     """What a checkpoint has of a Gradwire state. Raises ValueError where it has none, or several."""
-    reader = checkpoint if isinstance(checkpoint, StorageReader) else FileSystemReader(checkpoint)
-    metadata = reader.read_metadata()
-    paths: dict[str, tuple[str, ...]] = metadata.planner_data
-    folders = {path[:-1] for path in paths.values() if path[-1] == ABOUT}
+    kinds = tensors_in(checkpoint)
+    folders = {path[:-1] for path in kinds if path[-1] == ABOUT}
     if len(folders) != 1:
         raise ValueError(
             f'the checkpoint has {len(folders)} Gradwire states; save one, {{"gradwire": handle.stateful()}}'
         )
-    kinds = {path: metadata.state_dict_metadata[key] for key, path in paths.items() if path[:-1] in folders}
-    return {path[-1]: kind for path, kind in kinds.items() if isinstance(kind, TensorStorageMetadata)}
+    return {path[-1]: kind for path, kind in kinds.items() if path[:-1] in folders}
+
+
+def tensors_in(checkpoint: str | Path | StorageReader) -> dict[tuple[str, ...], TensorStorageMetadata]:
+    """The tensors of a checkpoint, by their keys from the outermost dictionary on."""
+    reader = checkpoint if isinstance(checkpoint, StorageReader) else FileSystemReader(checkpoint)
+    metadata = reader.read_metadata()
+    paths: dict[str, tuple[str, ...]] = metadata.planner_data
+    kinds = {path: metadata.state_dict_metadata[key] for key, path in paths.items()}
+    return {path: kind for path, kind in kinds.items() if isinstance(kind, TensorStorageMetadata)}

@@ -6,16 +6,21 @@
 import copy
 import sys
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from tests.processes.scenarios import SCENARIOS, batch, flat, main, network, refused, same_on_all_ranks, scenario, train
+from tests.processes.shards import folder, kept
 
 
 def inner(model: nn.Module) -> torch.optim.Optimizer:
@@ -220,7 +225,7 @@ def whole_state(model: nn.Module, optimizer: gw.LocalSteps) -> dict:
     return copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
 
 
-def streaming(model: nn.Module, mix: float | None = 0.5) -> gw.LocalSteps:
+def streaming(model: nn.Module, mix: float | None = 0.5, **others) -> gw.LocalSteps:
     return gw.LocalSteps(
         inner(model),
         model,
@@ -230,6 +235,7 @@ def streaming(model: nn.Module, mix: float | None = 0.5) -> gw.LocalSteps:
         fragments=3,
         delay=2,
         mix=mix,
+        **others,
     )
 
 
@@ -248,6 +254,133 @@ def a_job_cut_anywhere_goes_on_bit_for_bit() -> None:
         other.load_state_dict(state["model"])
         assert train(other, 20, first=cut, optimizer=resumed) == expected, cut
         assert torch.equal(flat(other), flat(model)), cut
+
+
+# torch.distributed.checkpoint
+
+
+def check_goes_on(make, path: Path, cut: int) -> None:
+    """A training that is cut after so many steps, and loaded into another model that has trained otherwise."""
+    model, optimizer = make(0)
+    train(model, cut, optimizer=optimizer)
+    dcp.save({"local_steps": optimizer.stateful()}, checkpoint_id=path)
+    expected = train(model, 20, first=cut, optimizer=optimizer)
+    other, resumed = make(1)
+    train(other, 3, optimizer=resumed)
+    dcp.load({"local_steps": resumed.stateful(path)}, checkpoint_id=path)
+    assert train(other, 20, first=cut, optimizer=resumed) == expected, cut
+    assert not different(whole_state(other, resumed), whole_state(model, optimizer)), cut
+
+
+def different(a: object, b: object) -> bool:
+    """Whether two states differ in a bit."""
+    if isinstance(a, dict):
+        return a.keys() != b.keys() or any(different(a[key], b[key]) for key in a)
+    if isinstance(a, DTensor):
+        return not torch.equal(a.to_local(), b.to_local())
+    return not torch.equal(a, b) if isinstance(a, Tensor) else a != b
+
+
+@scenario(2)
+def a_distributed_checkpoint_goes_on_bit_for_bit_from_anywhere() -> None:
+    for cut, mix in ((13, 0.5), (14, None), (15, None), (16, 0.5), (19, None)):
+
+        def make(seed: int, mix=mix) -> tuple[nn.Module, gw.LocalSteps]:
+            model = network(seed)
+            return model, streaming(model, mix)
+
+        check_goes_on(make, folder(), cut)
+
+
+@scenario(4)
+def sharded_replicas_go_on_bit_for_bit_from_a_distributed_checkpoint() -> None:
+    adam = partial(torch.optim.Adam, lr=0.3)
+    for mesh in (hosts_of_two(), init_device_mesh("cpu", (4, 1), mesh_dim_names=("replicate", "shard"))):
+        for cut, outer, on in ((13, gw.Outer(0.4, momentum=0.9), mesh), (14, adam, mesh["shard"]), (15, adam, mesh)):
+
+            def make(seed: int, mesh=mesh, outer=outer, on=on) -> tuple[nn.Module, gw.LocalSteps]:
+                model = sharded(on, seed)
+                memory = gw.Residual(decay=0.95)
+                return model, gw.LocalSteps(
+                    inner(model), model, gw.ChunkTopK(8, of=64), memory=memory, inner_steps=8, outer=outer,
+                    fragments=3, delay=2, mesh=mesh,
+                )  # fmt: skip
+
+            check_goes_on(make, folder(), cut)
+
+
+@scenario(4)
+def on_other_replicas_and_shards_what_memories_keep_adds_up_to_the_same() -> None:
+    before, path = hosts_of_two(), folder()
+    model = sharded(before["shard"])
+    optimizer = gw.LocalSteps(inner(model), model, gw.TopK(0.1), inner_steps=8, fragments=3, delay=2, mesh=before)
+    train(model, 14, optimizer=optimizer)
+    dcp.save({"local_steps": optimizer.stateful()}, checkpoint_id=path)
+    want = kept(model, optimizer.handle, before)
+    with optimizer.shared_parameters():
+        anchors = whole(model)
+    assert any(total.any() for total in want.values())
+    for shape in ((1, 4), (4, 1)):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        other = sharded(mesh["shard"], seed=1)
+        resumed = gw.LocalSteps(inner(other), other, gw.TopK(0.1), inner_steps=8, fragments=3, delay=2, mesh=mesh)
+        dcp.load({"local_steps": resumed.stateful(path)}, checkpoint_id=path)
+        got = kept(other, resumed.handle, mesh)
+        assert got.keys() == want.keys()
+        for name, total in want.items():
+            torch.testing.assert_close(got[name], total, rtol=0, atol=1e-7)
+        with resumed.shared_parameters():
+            assert torch.equal(whole(other), anchors)
+        assert all(loss < 2 for loss in train(other, 12, first=14, optimizer=resumed))
+        with resumed.shared_parameters():
+            assert same_on_all_ranks(whole(other))
+        resumed.handle.detach()
+
+
+def whole(model: nn.Module) -> Tensor:
+    return torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
+
+
+@scenario(4)
+def half_the_replicas_go_on_as_the_first_half_did() -> None:
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    model, path = network(), folder()
+    optimizer = streaming(model, mix=None)
+    train(model, 14, optimizer=optimizer)
+    dcp.save({"local_steps": optimizer.stateful()}, checkpoint_id=path)
+    residual = optimizer.handle.state_dict()["2.weight//residual"]
+    dist.all_reduce(residual)
+    if dist.get_rank() < 2:
+        other = network(seed=1)
+        resumed = streaming(other, mix=None, process_group=halves[0])
+        dcp.load({"local_steps": resumed.stateful(path)}, checkpoint_id=path, process_group=halves[0])
+        kept = resumed.handle.state_dict()["2.weight//residual"]
+        dist.all_reduce(kept, group=halves[0])
+        torch.testing.assert_close(kept, residual, rtol=0, atol=1e-7)
+        assert torch.equal(flat(other), flat(model))
+    dist.barrier()
+
+
+@scenario(2)
+def a_distributed_checkpoint_that_does_not_fit_is_one_clear_line() -> None:
+    model, path = network(), folder()
+    optimizer = streaming(model)
+    train(model, 14, optimizer=optimizer)
+    dcp.save({"local_steps": optimizer.stateful(), "model": network().state_dict()}, checkpoint_id=path)
+    refused(ValueError, "use stateful() of LocalSteps itself", optimizer.handle.stateful)
+    loads = partial(dcp.load, checkpoint_id=path)
+    refused(ValueError, "use dcp.load({...: optimizer.stateful(path)})",
+            lambda: loads({"local_steps": optimizer.stateful()}))  # fmt: skip
+    small = nn.Linear(20, 5)
+    refused(ValueError, "parameter 'weight' is not in the checkpoint and (5, 20) in the model",
+            lambda: gw.LocalSteps(inner(small), small).stateful(path))  # fmt: skip
+    one = network()
+    other = gw.LocalSteps(inner(one), one, gw.TopK(0.1), inner_steps=8)
+    refused(ValueError, "a fragment was under way that is none here",
+            lambda: loads({"local_steps": other.stateful(path)}))  # fmt: skip
+    plain = folder()
+    dcp.save({"model": network().state_dict()}, checkpoint_id=plain)
+    refused(ValueError, "has 0 states of local steps", lambda: optimizer.stateful(plain))
 
 
 @scenario(2, 3)

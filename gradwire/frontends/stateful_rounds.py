@@ -1,0 +1,201 @@
+"""Local steps for torch.distributed.checkpoint, which saves everything once and loads it on any mesh.
+
+"memory"     what memories keep, a row of each replica: see `gradwire.frontends.stateful`
+"shared"     anchors, the outer optimizer's state, and the mean of a fragment under way: equal on all replicas
+"replica r"  its parameters, now and as they were sent, and its inner optimizer's state, under a name of its own
+
+Of R replicas that were saved, number r goes on as old number r modulo R did.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from gradwire.checkpoint import SEPARATOR, letters, text_of
+from gradwire.frontends.replica import Replica
+from gradwire.frontends.rounds import Rounds
+from gradwire.frontends.stateful import DistributedState, Placed, Saved, tensors_in
+
+MEMORY, SHARED, REPLICA = "memory", "shared", "replica "
+ANCHOR = f"{SEPARATOR}anchor"
+ROUND = "round"
+"""The key by which the state is found in a checkpoint; there is how far it has come."""
+
+Tensors = dict[str, Tensor]
+"""By "<parameter>//<name>"; and texts."""
+
+
+class DistributedRounds:
+    """A `Stateful` for `dcp.save({"local_steps": ...})`, and with what is in a checkpoint as `saved` for `dcp.load`.
+    `load_inner` takes the inner optimizer's state. Raises ValueError for another model's."""
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        replica: Replica,
+        load_inner: Callable[[dict[str, Any]], None],
+        saved: Mapping[str, Saved],
+    ) -> None:
+        self._rounds, self._replica, self._load_inner, self._saved = rounds, replica, load_inner, saved
+        self._placed = replica.placed()
+        self._memory = DistributedState(rounds.runtime, self._placed, saved.get(MEMORY, {}))
+        mesh = rounds.runtime.mesh
+        replicas = sum(folder.startswith(REPLICA) for folder in saved) or mesh.replica.world
+        self._own = f"{REPLICA}{mesh.replica.rank % replicas}"
+        if saved:
+            _check(saved[SHARED], self._placed)
+
+    def state_dict(self) -> dict[str, Tensors]:
+        """What is to be saved; or as much as was, to load it into."""
+        if self._saved:
+            folders = {folder: self._room(self._saved[folder]) for folder in (SHARED, self._own)}
+            return {MEMORY: self._memory.state_dict(), **folders}
+        progress, inner = self._rounds.progress(), self._rounds.inner
+        anchors, flight = progress["anchors"], progress.get("under way", {})
+        told = {"step": progress["step"]} | {key: flight[key] for key in ("fragment", "sent at") if flight}
+        shared = {ROUND: letters(json.dumps(told))}
+        shared |= self._each("anchor", anchors) | self._each("mean", flight.get("means", {}))
+        shared |= self._optimizer("outer", progress["outer"], self._held(self._rounds.outer))
+        own = self._each("parameter", self._replica.local) | self._each("sent", flight.get("sent", {}))
+        own |= self._optimizer("inner", inner.state_dict(), self._held(inner))
+        return {MEMORY: self._memory.state_dict(), SHARED: shared, self._own: own}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
+        """Takes over what was loaded into what `state_dict` returned. Raises ValueError where that does not know of the
+        checkpoint."""
+        if not self._saved:
+            raise ValueError("what was saved has to be known to load it; use dcp.load({...: optimizer.stateful(path)})")
+        shared, own = state[SHARED], state[self._own]
+        progress = self._progress(shared, own)
+        self._memory.load_state_dict(state[MEMORY])
+        self._rounds.resume(progress)
+        for name, parameter in self._of("parameter", own).items():
+            self._replica.local[name].copy_(parameter)
+        self._load_inner(self._optimizer_state("inner", own, self._held(self._rounds.inner)))
+
+    def _progress(self, shared: Tensors, own: Tensors) -> dict[str, Any]:
+        told, anchors = json.loads(text_of(shared[ROUND])), self._of("anchor", shared)
+        held = self._held(self._rounds.outer)
+        progress = {"step": told["step"], "anchors": anchors, "outer": self._optimizer_state("outer", shared, held)}
+        if "fragment" not in told:
+            return progress
+        means = self._of("mean", shared)
+        if means.keys() not in [fragment.parameters.keys() for fragment in self._rounds.fragments]:
+            raise ValueError(
+                "a fragment was under way that is none here; load it with the fragments that it was saved with"
+            )
+        flight = {
+            "fragment": told["fragment"],
+            "sent at": told["sent at"],
+            "means": means,
+            "sent": self._of("sent", own),
+        }
+        return progress | {"under way": flight}
+
+    # What is saved, by parameter
+
+    def _room(self, saved: Saved) -> Tensors:
+        return {key: self._empty(key, kind) for key, kind in saved.items()}
+
+    def _empty(self, key: str, kind: TensorStorageMetadata) -> Tensor:
+        dtype, placed = kind.properties.dtype, self._placed.get(key.partition(SEPARATOR)[0])
+        if placed and tuple(kind.size) == placed.shape:
+            return placed.once(torch.zeros(placed.part, dtype=dtype, device=placed.device))
+        return torch.zeros(kind.size, dtype=dtype)
+
+    def _each(self, kind: str, tensors: Mapping[str, Tensor]) -> Tensors:
+        return {f"{name}{SEPARATOR}{kind}": self._placed[name].once(tensor) for name, tensor in tensors.items()}
+
+    def _of(self, kind: str, saved: Tensors) -> dict[str, Tensor]:
+        keys = ((name, f"{name}{SEPARATOR}{kind}") for name in self._placed)
+        return {name: self._placed[name].own(cast(DTensor, saved[key])) for name, key in keys if key in saved}
+
+    # Optimizers
+
+    def _held(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """The inner or outer optimizer's parameters by name, in its order."""
+        all_held = [self._replica.parameters, *(fragment.anchors for fragment in self._rounds.fragments)]
+        names = {id(parameter): name for held in all_held for name, parameter in held.items()}
+        return {names[id(parameter)]: parameter for group in optimizer.param_groups for parameter in group["params"]}
+
+    def _optimizer(self, kind: str, state: Mapping[str, Any], held: Iterable[str]) -> Tensors:
+        """An optimizer's state: its tensors, and as a text what is none."""
+        names, tensors = list(held), Tensors()
+        rest: dict[str, dict[str, Any]] = {}
+        for index, kept in state["state"].items():
+            for key, value in kept.items():
+                if isinstance(value, Tensor):
+                    tensors[f"{names[index]}{SEPARATOR}{kind}/{key}"] = self._part(names[index], value)
+                else:
+                    rest.setdefault(names[index], {})[key] = value
+        text = json.dumps({"groups": state["param_groups"], "state": rest}, default=_refuse)
+        return tensors | {kind: letters(text)}
+
+    def _part(self, name: str, value: Tensor) -> Tensor:
+        if value.shape in (self._replica.parameters[name].shape, self._replica.local[name].shape):
+            return self._placed[name].once(value.to_local() if isinstance(value, DTensor) else value)
+        return _refuse(value) if isinstance(value, DTensor) else value
+
+    def _optimizer_state(self, kind: str, saved: Tensors, held: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The inverse of `_optimizer`."""
+        told = json.loads(text_of(saved[kind]))
+        state: dict[int, dict[str, Any]] = {}
+        for index, (name, parameter) in enumerate(held.items()):
+            prefix = f"{name}{SEPARATOR}{kind}/"
+            kept = {
+                k.removeprefix(prefix): self._like(parameter, name, t) for k, t in saved.items() if k.startswith(prefix)
+            }
+            if kept := told["state"].get(name, {}) | kept:
+                state[index] = kept
+        groups = [{k: tuple(v) if isinstance(v, list) else v for k, v in group.items()} for group in told["groups"]]
+        return {"state": state, "param_groups": groups}
+
+    def _like(self, parameter: Tensor, name: str, saved: Tensor) -> Tensor:
+        if not isinstance(saved, DTensor):
+            return saved
+        own, made = self._placed[name].own(saved), torch.empty_like(parameter.detach(), dtype=saved.dtype)
+        (made.to_local() if isinstance(made, DTensor) else made).copy_(own)
+        return made
+
+
+def _refuse(value: object) -> NoReturn:
+    raise ValueError(
+        f"an optimizer keeps a {type(value).__name__} that is neither as large as a parameter nor a plain number, text "
+        "or tensor; save state_dict() on every rank instead"
+    )
+
+
+def _check(saved: Saved, placed: Mapping[str, Placed]) -> None:
+    """Raises ValueError where a checkpoint is of other parameters."""
+    there = {key.partition(SEPARATOR)[0]: tuple(kind.size) for key, kind in saved.items() if key.endswith(ANCHOR)}
+    here = {name: one.shape for name, one in placed.items()}
+    for name in here | there:
+        if here.get(name) != there.get(name):
+            raise ValueError(
+                f"parameter {name!r} is {there.get(name, 'not')} in the checkpoint and {here.get(name, 'not')} in the "
+                "model; load what this model saved"
+            )
+
+
+def rounds_in(checkpoint: str | Path | StorageReader) -> dict[str, Saved]:
+    """What a checkpoint has of the state of local steps. Raises ValueError where it has none, or several."""
+    kinds = tensors_in(checkpoint)
+    roots = {path[:-2] for path in kinds if path[-2:] == (SHARED, ROUND)}
+    if len(roots) != 1:
+        raise ValueError(
+            f'the checkpoint has {len(roots)} states of local steps; save one, {{"local_steps": optimizer.stateful()}}'
+        )
+    folders: dict[str, dict[str, TensorStorageMetadata]] = {}
+    for path, kind in kinds.items():
+        if path[:-2] in roots:
+            folders.setdefault(path[-2], {})[path[-1]] = kind
+    return dict(folders)
