@@ -214,7 +214,7 @@ def test_ranks_that_do_not_load_are_named_and_told(monkeypatch: pytest.MonkeyPat
     for loading in (0, 1):
         with job(plan_for(SMALL_CASE), SLOTS, 2) as running:
             states = running.states()
-            with pytest.raises(ValueError, match=f"rank {1 - loading} did not come"):
+            with pytest.raises(RuntimeError, match=f"rank {1 - loading} did not come"):
                 running.runtimes[loading].load_state_dict(states[loading])
             other = running.runtimes[1 - loading]
             error = together(1, lambda _: step_alone(other))[0]  # noqa: B023

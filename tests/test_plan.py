@@ -185,7 +185,7 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("gradwire.runtime.meeting.PATIENCE_S", 0.2)
     transports = gw.Threads.group(3)
     for error in together(2, lambda rank: Runtime(lambda: PLAN, SLOTS, gw.Mesh.of(transports[rank]), CPU, Settings())):
-        assert isinstance(error, ValueError)
+        assert isinstance(error, RuntimeError)
         assert "rank 2 did not come within 0 s" in str(error)
 
 

@@ -72,7 +72,7 @@ def attach(
 
     Call it on all ranks, before training. Raises ValueError, naming the call that works, for pairings that make
     no sense, for ranks that differ, where hooks are taken already, for DDP with mixed precision of its own, and for a
-    mesh that does not fit the model.
+    mesh that does not fit the model; RuntimeError where a rank does not come.
     """
     choices = Choices.of(
         compressor, memory=memory, communicator=communicator, dense=dense, groups=groups, candidates=candidates,

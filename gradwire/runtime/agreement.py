@@ -21,7 +21,7 @@ Words = Mapping[str, str]
 
 class Agreement:
     """The meetings of one job's ranks. Each raises ValueError on all ranks, naming what differs on which, or what one
-    of them cannot do."""
+    of them cannot do, and RuntimeError where one of them does not come."""
 
     def __init__(self, mesh: Mesh, slots: Sequence[Slot], device: torch.device, words: Words) -> None:
         self._meeting, self._slots, self._device = Meeting(mesh), slots, device

@@ -20,6 +20,10 @@ class Disagreement(ValueError):
         self.field = field
 
 
+class AbsentRanks(RuntimeError):
+    """Ranks did not come to a meeting; all others raise this, as for any rank that is lost."""
+
+
 class Meeting:
     """The meetings of one job, one after another."""
 
@@ -27,14 +31,15 @@ class Meeting:
         self._mesh, self._count, self._patience_s = mesh, 0, min(PATIENCE_S, mesh.timeout_s / 2)
 
     def compare(self, said: Mapping[str, str]) -> None:
-        """Raises Disagreement on all ranks, naming the field and the ranks, where what they say differs.
+        """Raises Disagreement on all ranks, naming the field and the ranks, where what they say differs, and
+        AbsentRanks where some do not come.
 
         A field "error" says why a rank cannot go on."""
         if found := disagreement(self.gather(said)):
             raise Disagreement(*found)
 
     def gather(self, said: Mapping[str, str]) -> list[Mapping[str, str]]:
-        """What each rank says. Raises Disagreement about "ranks", naming them, where some do not come."""
+        """What each rank says. Raises AbsentRanks, naming them, where some do not come."""
         if self._mesh.ranks == 1:
             return [said]
         self._count += 1
@@ -45,7 +50,7 @@ class Meeting:
         text = store.get(f"{key}/everyone", 2 * self._patience_s)
         heard = {"absent": [0], "waited": 2 * self._patience_s} if text is None else json.loads(text)
         if isinstance(heard, dict):
-            raise Disagreement(_absent(heard["absent"], heard["waited"]), "ranks")
+            raise AbsentRanks(_absent(heard["absent"], heard["waited"]))
         return heard
 
     def _collect(self, key: str) -> str:

@@ -21,7 +21,7 @@ from gradwire.runtime.executor import Executor
 from gradwire.runtime.frames import forget_frames
 from gradwire.runtime.gathering import check
 from gradwire.runtime.intake import Intake
-from gradwire.runtime.meeting import Disagreement
+from gradwire.runtime.meeting import AbsentRanks
 from gradwire.runtime.monitor import Monitor
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.plans import Plans
@@ -48,7 +48,8 @@ class Runtime:
     for all its groups or for none. `error` is what went wrong; every call raises it after that, but those that look at
     the state. `numel` says how many elements each parameter has; `elastic` that a step counts on all that are left.
 
-    Raises ValueError, on all ranks, where ranks have different plans, parameters or settings, or `plan` raises it.
+    Raises ValueError, on all ranks, where ranks have different plans, parameters or settings, or `plan` raises it, and
+    RuntimeError where a rank does not come.
     """
 
     def __init__(
@@ -267,9 +268,8 @@ class Runtime:
         """Where ranks do not come to a meeting, those that missed it are told."""
         try:
             yield
-        except Disagreement as error:
-            if error.field == "ranks":
-                self.fail(error)
+        except AbsentRanks as error:
+            self.fail(error)
             raise
 
     # On the worker

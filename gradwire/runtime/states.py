@@ -6,6 +6,7 @@ from gradwire import checkpoint
 from gradwire.collective import SHARD
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.gathering import gather
+from gradwire.runtime.meeting import AbsentRanks
 from gradwire.runtime.plans import Plans
 from gradwire.runtime.settings import Settings
 from gradwire.runtime.steps import Steps
@@ -55,7 +56,7 @@ class States:
 
         try:
             self._agreement.on(words, "load_state_dict()")
-        except ValueError:
+        except (ValueError, AbsentRanks):
             self._plans.restore(before)
             raise
         return read[0]

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
+from gradwire.frontends.rendezvous import Rendezvous
+from gradwire.runtime.meeting import Meeting
 
 torch.set_num_threads(1)
 
@@ -103,12 +105,36 @@ class Training:
         torch.testing.assert_close(sent, gradients(self.model), rtol=1e-3, atol=1e-5)
 
 
+def dies_on_its_way_to_a_meeting(rank: int, which: int) -> None:
+    """Kills this process when it is that rank and asks for meeting number `which`, counted from a loss on."""
+    gather, lost, asked = Meeting.gather, Rendezvous._leave, list[int]()
+
+    def leave(self: Rendezvous, handle: gw.Handle) -> None:
+        lost(self, handle)
+        asked.append(0)
+
+    def ask(self: Meeting, said: Any) -> Any:
+        if asked and dist.get_rank() == rank:
+            asked[-1] += 1
+            if asked == [which]:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return gather(self, said)
+
+    Rendezvous._leave, Meeting.gather = leave, ask
+
+
 def main(port: str, text: str) -> None:
     told = json.loads(text)
+    if "dies" in told:
+        dies_on_its_way_to_a_meeting(*told["dies"])
     training = Training(told["front_end"])
     store = dist.TCPStore("127.0.0.1", int(port), is_master=False, wait_for_workers=False)
     rendezvous = gw.Rendezvous(
-        store, at_least=told["at_least"], quiet_s=told["quiet_s"], timeout=timedelta(seconds=60), backend="gloo"
+        store,
+        at_least=told["at_least"],
+        quiet_s=told["quiet_s"],
+        timeout=timedelta(seconds=told["timeout_s"]),
+        backend="gloo",
     )
     handle, step = None, 0
     say(ready=True)

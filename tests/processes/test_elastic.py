@@ -17,7 +17,7 @@ import pytest
 import torch.distributed as dist
 
 STEPS = 40
-TOLD = {"steps": STEPS, "at_least": 3, "quiet_s": 5.0, "pause_s": 0.05}
+TOLD = {"steps": STEPS, "at_least": 3, "quiet_s": 5.0, "timeout_s": 60, "pause_s": 0.05}
 
 
 class Rank:
@@ -67,10 +67,10 @@ class Rank:
 
 
 @contextmanager
-def five_ranks(**told: Any) -> Iterator[list[Rank]]:
+def processes(count: int, **told: Any) -> Iterator[list[Rank]]:
     """The store is this process's, which outlives them."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    ranks = [Rank(store.port, **told) for _ in range(5)]
+    ranks = [Rank(store.port, **told) for _ in range(count)]
     try:
         for rank in ranks:
             rank.wait_for(lambda rank=rank: rank.said)  # all have loaded torch
@@ -83,7 +83,7 @@ def five_ranks(**told: Any) -> Iterator[list[Rank]]:
 @pytest.mark.parametrize("front_end", ["ddp", "optimizer"])
 def test_one_of_four_is_killed_and_a_newcomer_joins(front_end):
     chance = random.Random(front_end)
-    with five_ranks(front_end=front_end) as (*ranks, newcomer):
+    with processes(5, front_end=front_end) as (*ranks, newcomer):
         for rank in ranks:
             rank.let_in()
         for rank in ranks:
@@ -109,3 +109,24 @@ def test_one_of_four_is_killed_and_a_newcomer_joins(front_end):
     assert len(said) >= STEPS - 1  # the script's own collective may fail at the end of a step that counts
     assert newcomer.resumed()[-1]["resumed"] + 1 in newcomer.steps()
     assert len({rank.all("ended")[0] for rank in [*ranks, newcomer]}) == 1
+
+
+@pytest.mark.parametrize(("front_end", "rank", "meeting"), [("ddp", 0, 1), ("optimizer", 1, 2)])
+def test_a_rank_that_is_lost_before_the_first_step_is_one_more_loss(front_end, rank, meeting):
+    """In attach(), or in resume(); `rank` is its new number."""
+    told = {"front_end": front_end, "at_least": 2, "timeout_s": 30, "dies": (rank, meeting)}
+    with processes(4, **told) as (killed, *ranks):
+        for each in [killed, *ranks]:
+            each.let_in()
+        for each in ranks:
+            each.wait_for(lambda each=each: 5 in each.steps())
+        killed.process.kill()
+        ranks[0].wait_for(lambda: any(each.process.poll() is not None for each in ranks))
+        left = [each for each in ranks if each.process.poll() is None]
+        for each in left:
+            each.wait_for(lambda each=each: each.all("ended"))
+
+    for each in left:
+        assert [count for count, _ in groupby(words["ranks"] for words in each.resumed())] == [4, 2]
+        assert f"rank {rank} did not come" in each.all("error")[1]
+    assert len({each.all("ended")[0] for each in left}) == 1
