@@ -71,13 +71,13 @@ def passes(n: int) -> Iterator[tuple[str, Run]]:
         "top-k 1/16, 10 bits": Compact(n, n // 16),
     }.items():  # fmt: skip
         yield name, selecting(next, old, gradient, entries)
-        yield f"decode {RANKS}, {name}", decoding(next, rows_of(old, entries), entries)
+        yield f"decode {RANKS}, {name}", summing_entries(next, entry_rows(old, entries), entries)
     matrix = old[: n // WIDTH * WIDTH].view(-1, WIDTH)
     yield f"top-k 1 % of each {WIDTH}", lambda ops: ops.top_k_rows(matrix, WIDTH // 100)
     for name, code in codes().items():
         blocks = Blocks((n,), code)
         yield name, quantising(next, old, gradient, blocks)
-        yield f"decode {RANKS}, {name}", decoding(next, rows_of(old, blocks), blocks)
+        yield f"decode {RANKS}, {name}", summing_blocks(next, block_rows(old, blocks), blocks)
 
 
 def codes() -> dict[str, Code]:
@@ -98,20 +98,27 @@ def quantising(next: Tensor, old: Tensor, gradient: Tensor, layout: Blocks) -> R
     return lambda ops: ops.add_quantise(next, old, gradient, 1.0, 0.125, layout, payload, keep=True, seed=1)
 
 
-def decoding(out: Tensor, rows: Tensor, layout: Blocks | Entries | Compact) -> Run:
-    return lambda ops: ops.decode_sum(rows, out, layout)
+def summing_entries(out: Tensor, rows: Tensor, layout: Entries | Compact) -> Run:
+    return lambda ops: ops.decode_entries(rows, out, layout)
 
 
-def rows_of(x: Tensor, layout: Blocks | Entries | Compact) -> Tensor:
+def summing_blocks(out: Tensor, rows: Tensor, layout: Blocks) -> Run:
+    return lambda ops: ops.decode_blocks(rows, out, layout)
+
+
+def entry_rows(x: Tensor, layout: Entries | Compact) -> Tensor:
     """The payloads of all ranks, each of another gradient: x, turned."""
     rows = torch.zeros(RANKS, layout.nbytes, dtype=torch.uint8)
-    next = torch.empty_like(x)
     for rank, row in enumerate(rows):
-        turned = x.roll(rank * 12_345)
-        if isinstance(layout, Blocks):
-            native.add_quantise(next, turned, None, 1.0, 0.0, layout, row, keep=False)
-        else:
-            native.add_select(next, turned, None, 1.0, 0.0, layout, row)
+        native.add_select(torch.empty_like(x), x.roll(rank * 12_345), None, 1.0, 0.0, layout, row)
+    return rows
+
+
+def block_rows(x: Tensor, layout: Blocks) -> Tensor:
+    """As `entry_rows`."""
+    rows = torch.zeros(RANKS, layout.nbytes, dtype=torch.uint8)
+    for rank, row in enumerate(rows):
+        native.add_quantise(torch.empty_like(x), x.roll(rank * 12_345), None, 1.0, 0.0, layout, row, keep=False)
     return rows
 
 

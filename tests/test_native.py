@@ -162,7 +162,7 @@ def test_what_is_sent_and_what_is_kept_add_up(code: Code):
     x[1000] = 1e28
     payload, kept, sent = garbage(layout.nbytes), torch.empty(len(x)), torch.empty(len(x))
     assert native.add_quantise(kept, x, None, 1.0, 0.0, layout, payload, keep=True)
-    native.decode_sum(payload[None], sent, layout)
+    native.decode_blocks(payload[None], sent, layout)
     assert torch.equal(x - sent, kept)
     peak = x[:1000].abs().max()
     assert sent[:1000].abs().max() <= 1.01 * peak
@@ -180,14 +180,14 @@ def test_decoding_blocks_is_the_references(code: Code, ranks: int):
         x = numbers(layout.numel, rank)
         assert reference.add_quantise(x, x, None, 1.0, 0.0, layout, row[: layout.nbytes], keep=False, seed=rank)
     expected = torch.empty(layout.numel)
-    reference.decode_sum(rows, expected, layout)
+    reference.decode_blocks(rows, expected, layout)
     for _ in each_level():
         out = torch.full((layout.numel,), torch.nan)
-        native.decode_sum(rows, out, layout)
+        native.decode_blocks(rows, out, layout)
         assert torch.equal(out, expected)
         parts = [torch.full((length,), torch.nan) for length in layout.lengths]
         for ops in (native, reference):
-            ops.decode_sum(rows, parts, layout)
+            ops.decode_blocks(rows, parts, layout)
             assert torch.equal(torch.cat(parts), expected)
 
 
@@ -237,9 +237,9 @@ def test_what_cannot_be_read_is_refused_in_one_line():
     with pytest.raises(ValueError, match="the gradient has 7 elements, the vector 8"):
         native.add_in(x, None, [torch.zeros(3), 4], 1.0, 1.0)
     with pytest.raises(ValueError, match="a payload of 3 bytes"):
-        native.decode_sum(torch.zeros(1, 3, dtype=torch.uint8), x, Entries(8, 1))
+        native.decode_entries(torch.zeros(1, 3, dtype=torch.uint8), x, Entries(8, 1))
     with pytest.raises(ValueError, match="the output has 7 elements"):
-        native.decode_sum(torch.zeros(1, 64, dtype=torch.uint8), torch.zeros(7), Entries(8, 1))
+        native.decode_entries(torch.zeros(1, 64, dtype=torch.uint8), torch.zeros(7), Entries(8, 1))
 
 
 def run_with(kernels: str) -> str:

@@ -115,13 +115,13 @@ def test_decoding_entries_is_the_references(kind, n: int):
     for rank, row in enumerate(rows):
         assert reference.add_select(torch.empty(n), None, numbers(n, rank), 1.0, 1.0, layout, row[: layout.nbytes])
     expected = torch.empty(n)
-    reference.decode_sum(rows, expected, layout)
+    reference.decode_entries(rows, expected, layout)
     x = numbers(n, 9)
     released = x.clone()
     reference.release(released, rows[1], layout)
     for _ in each_level():
         parts = [torch.full((size,), torch.nan) for size in (n // 3, 0, n - n // 3)]
-        native.decode_sum(rows, parts, layout)
+        native.decode_entries(rows, parts, layout)
         assert torch.equal(torch.cat(parts), expected)
         mine = x.clone()
         native.release(mine, rows[1], layout)
@@ -195,7 +195,7 @@ def test_hostile_payloads_are_refused():
         for ops in (native, reference):
             for _ in each_level():
                 with pytest.raises(ValueError, match="is no payload"):
-                    ops.decode_sum(torch.stack([row, row]), torch.empty(layout.n), layout)
+                    ops.decode_entries(torch.stack([row, row]), torch.empty(layout.n), layout)
                 with pytest.raises(ValueError, match="is no payload"):
                     ops.release(torch.empty(layout.n), row, layout)
                 with pytest.raises(ValueError, match="is no payload"):

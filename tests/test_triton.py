@@ -86,7 +86,7 @@ def test_blocks_are_the_references(n: int, seed: int, code: Code, cut: float, ke
 def check_noise(left: Tensor, x: Tensor, payload: Tensor, layout: Blocks, keep: bool) -> None:
     """Every element is rounded to one of its two neighbours."""
     values = torch.empty(layout.numel)
-    reference.decode_sum(payload[None], values, layout)
+    reference.decode_blocks(payload[None], values, layout)
     assert bool(((values - x).abs() <= step_of(x, layout) * (1 + 1e-5)).all())
     if keep:
         torch.testing.assert_close(left, x - values, rtol=1e-5, atol=1e-5 * float(x.abs().max()) if len(x) else 0)
@@ -114,8 +114,8 @@ def test_sums_of_blocks_are_the_references(n: int, seed: int, code: Code, cut: f
         x = numbers(n, seed + rank)
         reference.add_quantise(x, x, None, 1.0, 1.0, layout, row[: layout.nbytes], keep=False, seed=rank)
     ours, theirs = torch.full((2, n), torch.nan)
-    triton.decode_sum(rows, list(ours.split([first, n - first])), layout)
-    reference.decode_sum(rows, theirs, layout)
+    triton.decode_blocks(rows, list(ours.split([first, n - first])), layout)
+    reference.decode_blocks(rows, theirs, layout)
     assert_close(ours, theirs)
 
 
@@ -133,8 +133,8 @@ def test_entries_are_the_references(n: int, ratio: float, seed: int):
 
     rows = torch.stack([payload, expected, payload])
     sums, expected_sums = torch.full((2, n), torch.nan)
-    triton.decode_sum(rows, sums, layout)
-    reference.decode_sum(rows, expected_sums, layout)
+    triton.decode_entries(rows, sums, layout)
+    reference.decode_entries(rows, expected_sums, layout)
     assert torch.equal(sums, expected_sums)
 
     triton.release(sums, payload, layout)
@@ -156,7 +156,8 @@ def test_what_is_no_payload_is_written_nowhere_else(n: int, seed: int):
 def test_a_trial_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
     cpu = torch.device("cpu")
     assert differences(cpu) == ""
-    monkeypatch.setattr(triton, "decode_sum", lambda rows, out, layout: out.zero_())
+    for name in ("decode_blocks", "decode_entries"):
+        monkeypatch.setattr(triton, name, lambda rows, out, layout: out.zero_())
     assert differences(cpu) == "codes and entries"
 
 

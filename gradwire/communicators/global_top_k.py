@@ -10,7 +10,7 @@ from gradwire.collective import Broadcast, SendReceive, framed
 from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, broadcast, depth, up_a_tree
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
-from gradwire.ops.kernels import decode_sum, pack_entries, unpack_entries
+from gradwire.ops.kernels import decode_entries, pack_entries, unpack_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
@@ -51,7 +51,7 @@ class GlobalTopK(SparseCommunicator):
                 if context.remember:
                     vector.total().index_add_(0, *dropped).index_add_(0, indices, sums - sent)
         yield Broadcast(merged, 0)
-        decode_sum(merged.body[None], mean.parts(), entries)
+        decode_entries(merged.body[None], mean.parts(), entries)
 
 
 def partners(rank: int, world: int, level: int) -> tuple[int | None, int | None]:

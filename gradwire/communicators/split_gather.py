@@ -13,7 +13,7 @@ from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Compact
-from gradwire.ops.kernels import decode_sum, take_entries
+from gradwire.ops.kernels import decode_entries, take_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import even, share, split
@@ -68,7 +68,7 @@ class SplitGather(SparseCommunicator):
         total = context.buffers.tensor("total", (b - a,))
         again = context.message("again", room.back_bytes)
         if a < b:
-            decode_sum(receive.body, total, room.entries(b - a, room.there))
+            decode_entries(receive.body, total, room.entries(b - a, room.there))
             room.write(total, again.body)
             if context.remember:
                 x[a:b].add_(total)
@@ -122,4 +122,4 @@ class _Room:
         if self.dense:
             out.copy_(payload[: out.nbytes].view(torch.float32))
         else:
-            decode_sum(payload[None], out, self.entries(len(out), self.back))
+            decode_entries(payload[None], out, self.entries(len(out), self.back))

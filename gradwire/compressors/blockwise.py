@@ -7,7 +7,7 @@ from torch import Tensor
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.formats import Blocks, Code
-from gradwire.ops.kernels import decode_sum
+from gradwire.ops.kernels import decode_blocks
 from gradwire.ops.lazy_sum import LazySum
 
 
@@ -37,4 +37,4 @@ class Blockwise(Codec):
         vector.quantise(self.layout(vector.numel), payload, keep=context.remember, seed=context.own_seed())
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        decode_sum(rows, out, self.layout(len(out)))
+        decode_blocks(rows, out, self.layout(len(out)))

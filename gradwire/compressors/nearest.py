@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.formats import Blocks, nearest
-from gradwire.ops.kernels import decode_sum
+from gradwire.ops.kernels import decode_blocks
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
@@ -45,12 +45,12 @@ class Quantized(Codec):
         vector.quantise(self.blocks(context.layout), payload, keep=context.remember, seed=0)
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        decode_sum(rows, out, self.blocks(context.layout))
+        decode_blocks(rows, out, self.blocks(context.layout))
 
     def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
         parts, code = mean.parts(), nearest(self.bits, self.block)
         blocks = self.blocks(context.layout) if len(parts) == 1 else Blocks(_lengths(context.layout), code)
-        decode_sum(rows, parts, blocks)  # several parts end where slots do, which may be within what was joined
+        decode_blocks(rows, parts, blocks)  # several parts end where slots do, which may be within what was joined
 
 
 def _lengths(layout: Layout) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from gradwire.compressors.base import Codec, Selective
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Compact
-from gradwire.ops.kernels import decode_sum, take_entries, unpack_entries
+from gradwire.ops.kernels import decode_entries, take_entries, unpack_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.select import top_k
@@ -75,10 +75,10 @@ class Sparse(Selective):
         return unpack_entries(payload, self.layout(n))
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        decode_sum(rows, out, self.layout(len(out)))
+        decode_entries(rows, out, self.layout(len(out)))
 
     def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
-        decode_sum(rows, mean.parts(), self.layout(context.layout.numel))
+        decode_entries(rows, mean.parts(), self.layout(context.layout.numel))
 
 
 @dataclass(frozen=True)

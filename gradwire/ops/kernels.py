@@ -52,10 +52,15 @@ def in_use() -> str:
     return f"{cpu}, on a GPU {'triton' if found else f'torch ({why})'}"
 
 
-def decode_sum(rows: Tensor, out: Output, layout: Blocks | Entries | Compact) -> None:
-    """Writes the sum of what rows (ranks, ≥ nbytes) uint8 stand for, rank by rank, to out (n,), or to its
-    parts; see the reference."""
-    kernels_for(rows).decode_sum(rows, out, layout)
+def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
+    """Writes the sum of what rows (ranks, ≥ nbytes) uint8 stand for, rank by rank, to out (n,), or to its parts, which
+    end where segments do."""
+    kernels_for(rows).decode_blocks(rows, out, layout)
+
+
+def decode_entries(rows: Tensor, out: Output, layout: Entries | Compact) -> None:
+    """As `decode_blocks`, for payloads of entries; parts end anywhere."""
+    kernels_for(rows).decode_entries(rows, out, layout)
 
 
 def pack_entries(payload: Tensor, layout: Entries | Compact, indices: Tensor, values: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ python smoke.py native|reference
 """
 
 import sys
+from functools import partial
 
 import torch
 
@@ -17,11 +18,14 @@ def main() -> None:
     assert native.available() == expected, native.reason()
     ops = native if expected else reference
     gradient, next = torch.linspace(-1, 1, 10_000), torch.empty(10_000)
-    for layout, add in ((Entries(10_000, 100), ops.add_select), (Blocks((9_000, 1_000), nearest(4)), ops.add_quantise)):
+    blocks = partial(ops.add_quantise, keep=True)
+    for layout, add, decode in (
+        (Entries(10_000, 100), ops.add_select, ops.decode_entries),
+        (Blocks((9_000, 1_000), nearest(4)), blocks, ops.decode_blocks),
+    ):
         payload, sent = torch.empty(layout.nbytes, dtype=torch.uint8), torch.empty(10_000)
-        more = {"keep": True} if isinstance(layout, Blocks) else {}
-        assert add(next, None, gradient, 1.0, 0.5, layout, payload, **more)
-        ops.decode_sum(payload[None], sent, layout)
+        assert add(next, None, gradient, 1.0, 0.5, layout, payload)
+        decode(payload[None], sent, layout)
         assert torch.allclose(sent + next, gradient / 2)
     print(f"torch {torch.__version__}: {native.reason()}")
 

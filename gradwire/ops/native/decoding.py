@@ -12,17 +12,17 @@ from gradwire.ops.native.structs import Layout, Rows, blocks_struct, layout_stru
 from gradwire.ops.vectors import Output, outputs
 
 
-def decode_sum(rows: Tensor, out: Output, layout: Blocks | Entries | Compact) -> None:
+def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
     """See the reference."""
-    ranks, width = rows.shape
-    _check_size(width, layout)
-    parts = outputs(out, layout.numel if isinstance(layout, Blocks) else layout.n)
-    spans, these, c = span_array(parts), Rows(rows.data_ptr(), rows.stride(0), ranks), library()
-    if isinstance(layout, Blocks):
-        c.gw_decode_blocks(spans, byref(blocks_struct(layout)), byref(these), layout.codes_at)
-        return
-    struct = layout_struct(layout)
-    space = room(c.gw_entries_room(byref(struct), ranks))
+    these, spans = _rows(rows, layout), span_array(outputs(out, layout.numel))
+    library().gw_decode_blocks(spans, byref(blocks_struct(layout)), byref(these), layout.codes_at)
+
+
+def decode_entries(rows: Tensor, out: Output, layout: Entries | Compact) -> None:
+    """See the reference."""
+    these, spans = _rows(rows, layout), span_array(outputs(out, layout.n))
+    c, struct = library(), layout_struct(layout)
+    space = room(c.gw_entries_room(byref(struct), len(rows)))
     _check(c.gw_decode_entries(spans, byref(struct), byref(these), space), layout)
 
 
@@ -50,6 +50,12 @@ def unpack_entries(payload: Tensor, layout: Entries | Compact) -> tuple[Tensor, 
     found = library().gw_unpack_entries(byref(struct), payload.data_ptr(), indices.data_ptr(), values.data_ptr())
     _check(found, layout)
     return indices[:found].long(), values[:found]
+
+
+def _rows(rows: Tensor, layout: Blocks | Entries | Compact) -> Rows:
+    ranks, width = rows.shape
+    _check_size(width, layout)
+    return Rows(rows.data_ptr(), rows.stride(0), ranks)
 
 
 def _check_size(nbytes: int, layout: Blocks | Entries | Compact) -> None:

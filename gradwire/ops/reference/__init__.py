@@ -2,11 +2,11 @@
 
 from gradwire.ops.reference.adding import add_in, add_quantise, add_select
 from gradwire.ops.reference.bits import pack_codes, pack_signs, unpack_codes, unpack_signs
-from gradwire.ops.reference.decoding import decode_sum, release
+from gradwire.ops.reference.decoding import decode_blocks, decode_entries, release
 from gradwire.ops.reference.entries import pack_entries, unpack_entries
 from gradwire.ops.reference.selecting import above, top_k, top_k_columns, top_k_rows
 
 __all__ = [
-    "above", "add_in", "add_quantise", "add_select", "decode_sum", "pack_codes", "pack_entries", "pack_signs",
-    "release", "top_k", "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries", "unpack_signs",
+    "above", "add_in", "add_quantise", "add_select", "decode_blocks", "decode_entries", "pack_codes", "pack_entries",
+    "pack_signs", "release", "top_k", "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries", "unpack_signs",
 ]  # fmt: skip

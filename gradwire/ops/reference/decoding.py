@@ -1,5 +1,8 @@
 """The sum of all ranks' payloads, and what one of them takes out of a residual."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -12,16 +15,27 @@ from gradwire.ops.vectors import Output, outputs
 from gradwire.torch_private import copy_each
 
 
-def decode_sum(rows: Tensor, out: Output, layout: Blocks | Entries | Compact) -> None:
+def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
     """Writes the sum of what rows (ranks, ≥ nbytes) uint8 stand for, rank by rank, to `out`: the same on every replica.
 
-    Parts of `out` end where the segments of blocks do. Raises ValueError for what is no payload; what is in `out` then
-    is unspecified.
+    Parts of `out` end where segments do.
     """
-    n = layout.numel if isinstance(layout, Blocks) else layout.n
+    with whole(out, layout.numel) as total:
+        _sum_blocks(rows, total, layout)
+
+
+def decode_entries(rows: Tensor, out: Output, layout: Entries | Compact) -> None:
+    """As `decode_blocks`. Raises ValueError for what is no payload; what is in `out` then is unspecified."""
+    with whole(out, layout.n) as total:
+        _sum_entries(rows, total, layout)
+
+
+@contextmanager
+def whole(out: Output, n: int) -> Iterator[Tensor]:
+    """One vector (n,) to write to, which then goes to the parts of `out`."""
     parts = outputs(out, n)
-    total = parts[0] if len(parts) == 1 else torch.empty(n, device=rows.device)
-    (_sum_blocks if isinstance(layout, Blocks) else _sum_entries)(rows, total, layout)  # pyright: ignore[reportArgumentType]
+    total = parts[0].view(-1) if len(parts) == 1 else torch.empty(n, device=parts[0].device)
+    yield total
     if len(parts) > 1:
         copy_each([part.view(-1) for part in parts], total.split([part.numel() for part in parts]))
 

@@ -101,7 +101,7 @@ def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: int)
 
 
 def sum_blocks(payloads: Tensor, out: Tensor, layout: Blocks) -> None:
-    """As `decoding.decode_sum`, to out (n,) on a GPU."""
+    """As `decoding.decode_blocks`, to out (n,) on a GPU."""
     grid = grid_of(layout, out.device)
     total = out.view(grid.shape) if grid.fits else torch.empty(grid.shape, device=out.device)
     codes, scales = grid.codes(payloads), grid.scales(payloads)

@@ -16,10 +16,10 @@ from gradwire.ops.reference import (
     unpack_signs,
 )
 from gradwire.ops.triton.adding import add_in, add_quantise, add_select
-from gradwire.ops.triton.decoding import decode_sum, release
+from gradwire.ops.triton.decoding import decode_blocks, decode_entries, release
 from gradwire.ops.triton.packing import pack_entries
 
 __all__ = [
-    "above", "add_in", "add_quantise", "add_select", "decode_sum", "pack_codes", "pack_entries", "pack_signs",
-    "release", "top_k", "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries", "unpack_signs",
+    "above", "add_in", "add_quantise", "add_select", "decode_blocks", "decode_entries", "pack_codes", "pack_entries",
+    "pack_signs", "release", "top_k", "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries", "unpack_signs",
 ]  # fmt: skip

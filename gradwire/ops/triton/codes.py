@@ -114,7 +114,7 @@ def dequantise_kernel(
     RANKS: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """`decode_sum` of ROWS blocks, rank by rank: the same rounding on every replica."""
+    """`decode_blocks` of ROWS blocks, rank by rank: the same rounding on every replica."""
     row, known, start, width, byte = blocks_of_program(table, count, ROWS)
     column = tl.arange(0, WIDTH)
     live = column[None, :] < width[:, None]

@@ -29,7 +29,7 @@ def _codes(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
     layout, result = Blocks((N // 3, N - N // 3), nearest(4)), torch.zeros(2, N, device=old.device)
     payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
     kernels.add_quantise(result[0], old, gradient, 0.9, 0.5, layout, payload, keep=True)
-    kernels.decode_sum(payload.expand(2, -1).contiguous(), result[1], layout)
+    kernels.decode_blocks(payload.expand(2, -1).contiguous(), result[1], layout)
     return result
 
 
@@ -37,5 +37,5 @@ def _entries(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
     layout, result = Entries(N, N // 50), torch.zeros(2, N, device=old.device)
     payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
     kernels.add_select(result[0], old, gradient, 0.9, 0.5, layout, payload)
-    kernels.decode_sum(payload.expand(2, -1).contiguous(), result[1], layout)
+    kernels.decode_entries(payload.expand(2, -1).contiguous(), result[1], layout)
     return result
