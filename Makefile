@@ -7,7 +7,7 @@ TORCH := $(VENV)/.torch
 LAB := $(VENV)/.lab
 DEV := $(VENV)/.dev
 
-.PHONY: demo test test-ray lint docs benchmarks sanitize fuzz wheels clean
+.PHONY: demo test test-ray test-titan lint docs benchmarks sanitize fuzz wheels clean
 
 demo: $(LAB)  ## the main job: a language model over slow links, dense against compressed
 	$(BIN)/gradwire demo
@@ -18,6 +18,10 @@ test: $(DEV)  ## every test
 test-ray: $(DEV)  ## the tests that need Ray, which takes 500 MB more
 	$(PIP) --editable '.[ray]'
 	$(BIN)/python -m pytest -q tests/test_ray.py
+
+test-titan: $(DEV)  ## the example for torchtitan, whose packages take 400 MB more
+	$(PIP) torchtitan==0.3.0
+	$(BIN)/python -m pytest -q tests/test_examples.py -k titan
 
 lint: $(DEV)  ## what CI checks besides the tests
 	$(BIN)/ruff check .
