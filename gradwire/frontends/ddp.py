@@ -117,6 +117,10 @@ class DDPFrontEnd:
         """A replica on every rank."""
         return whole_on(self.ddp.process_group, dict(self.ddp.module.named_parameters()))
 
+    def held(self) -> Mapping[str, Tensor]:
+        """All that are reduced."""
+        return {self.runtime.slots[slot].name: p for p, slot in self._slot.items()} if self.runtime else {}
+
     # Gradients
 
     def _see_gradients(self, runtime: Runtime) -> None:
@@ -148,7 +152,8 @@ class DDPFrontEnd:
         if runtime is None:
             return self._reduce_dense(bucket)
         if not self._open:  # a rank that has joined the others makes no forward pass, and has new buckets each time
-            self._let_move(runtime)
+            self._forget_places()  # gradients may lie elsewhere from now on
+            runtime.fix_places(False)
             self._open_step(runtime)
             self._stayed = False
         if self._fixed:
@@ -208,11 +213,6 @@ class DDPFrontEnd:
         for hook in self._on_gradients:
             hook.remove()
         self._on_gradients.clear()
-
-    def _let_move(self, runtime: Runtime) -> None:
-        """Gradients may lie elsewhere from now on."""
-        self._forget_places()
-        runtime.fix_places(False)
 
     def _forget_places(self) -> None:
         self._places.clear()

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import Tensor
 from torch.distributed.checkpoint.storage import StorageReader
 
 from gradwire.checkpoint import StateDict
@@ -12,6 +14,8 @@ from gradwire.frontends.idle import Idle
 from gradwire.frontends.stateful import DistributedState, Placed, saved_in
 from gradwire.frontends.summary import table
 from gradwire.plans import Plan
+from gradwire.runtime.alike import from_first
+from gradwire.runtime.replicas import differences, mend
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.stats import Stats
 from gradwire.runtime.trace import Trace
@@ -31,6 +35,10 @@ class FrontEnd(Protocol):
 
     def placed(self) -> Mapping[str, Placed]:
         """Where the parameters lie on the mesh of all ranks."""
+        ...
+
+    def held(self) -> Mapping[str, Tensor]:
+        """What this rank holds of the parameters, to be alike on all ranks that hold the same."""
         ...
 
 
@@ -123,7 +131,26 @@ class Handle:
     def from_first(self, state: Any) -> Any:
         """Rank 0's `state`, on all ranks, which ask together. Raises ValueError where it has something else than
         tensors, numbers and texts."""
-        return self._runtime.from_first(state)
+        return self._runtime.together(partial(from_first, state), state)
+
+    def verify(self, heal: bool = False) -> list[str]:
+        """Compares a checksum of every trained parameter, of local steps of every shared one, over the ranks that are
+        to hold the same. All ranks call this together, after an optimizer's step, every so many of them.
+
+        Raises RuntimeError, on all ranks, naming the first parameter that differs and where. With `heal`, ranks take
+        what most of them have, and this returns the names of what differed; it raises where there is no majority.
+        Buffers and the optimizer's state are neither compared nor mended. Raises ValueError after `detach()`."""
+        if self._front_end is None:
+            raise ValueError("detach() ended the exchange of gradients, and what is alike; attach() again")
+        held = self._front_end.held()
+        found = self._runtime.together(partial(differences, held), [])
+        if found and not heal:
+            raise RuntimeError(f"replicas differ: {found[0]}; verify(heal=True), or load a checkpoint on all ranks")
+        if undecided := [each for each in found if each.source is None]:
+            raise RuntimeError(f"replicas differ: {undecided[0]}, no majority; load a checkpoint on all ranks")
+        if found:
+            self._runtime.together(partial(mend, held, found), None)
+        return list(dict.fromkeys(each.name for each in found))
 
     def replan(self, plan: Plan) -> None:
         """Puts `plan` in force from the next step on; all ranks must do so after the same step. Every parameter keeps

@@ -101,6 +101,10 @@ class GradientHooks:
         """A replica on every rank."""
         return whole_on(world_or(self._group), self._parameters)
 
+    def held(self) -> Mapping[str, Tensor]:
+        """All of them."""
+        return self._parameters
+
     @property
     def waiting(self) -> bool:
         """Whether a step was opened to which no gradient has come yet."""

@@ -1,11 +1,16 @@
 """What stands behind a handle where nothing is reduced."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn, TypeVar
+
+from torch import Tensor
 
 from gradwire import checkpoint
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.stats import Stats
+
+T = TypeVar("T")
 
 
 class Nothing:
@@ -21,6 +26,10 @@ class Nothing:
     def placed(self) -> NoReturn:
         """Raises ValueError."""
         raise ValueError("a process alone has no mesh to save on; save handle.state_dict(all_ranks=True)")
+
+    def held(self) -> Mapping[str, Tensor]:
+        """Nothing is to be alike."""
+        return {}
 
 
 class Idle:
@@ -59,9 +68,9 @@ class Idle:
         """Nothing was begun."""
         return []
 
-    def from_first(self, state: Any) -> Any:
-        """The only rank's own."""
-        return state
+    def together(self, task: object, alone: T) -> T:
+        """There is no other rank."""
+        return alone
 
     def install(self, plan: Plan) -> None:
         """Nothing follows a plan here."""

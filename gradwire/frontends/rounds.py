@@ -53,6 +53,10 @@ class Rounds:
         """Raises ValueError: parameters, anchors and momentum belong to the state as well."""
         raise ValueError("local steps have more state than their memories; use stateful() of LocalSteps itself")
 
+    def held(self) -> Mapping[str, Tensor]:
+        """The shared parameters; this rank's own are to differ."""
+        return {name: anchor for fragment in self.fragments for name, anchor in fragment.anchors.items()}
+
     def unhook(self) -> None:
         """No more rounds."""
         self.detached = True

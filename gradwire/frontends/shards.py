@@ -78,7 +78,7 @@ class ShardsFrontEnd:
         self, model: nn.Module, parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh, find_unused: bool
     ) -> None:
         groups = fsdp_groups(model)
-        self._groups, self._parameters, self._mesh = groups, parameters, mesh
+        self._model, self._groups, self._parameters, self._mesh = model, groups, parameters, mesh
         self._hooks = GradientHooks(parameters, model, Shards(groups, mesh.size(0)), find_unused)
         self._undo: list[Callable[[], None]] = []
         self._runtime: Runtime | None = None
@@ -106,6 +106,11 @@ class ShardsFrontEnd:
     def placed(self) -> Mapping[str, Placed]:
         """As FSDP has sharded them."""
         return cut_on(self._mesh, self._parameters)
+
+    def held(self) -> Mapping[str, Tensor]:
+        """This rank's shards, which all replicas hold; a single zero for an empty one."""
+        reshard(self._model)
+        return locals_of(self._parameters)
 
     def _loaded(self, module: nn.Module, incompatible: Any) -> None:
         self._to_check = True

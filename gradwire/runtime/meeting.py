@@ -75,16 +75,17 @@ def disagreement(said: Sequence[Mapping[str, str]]) -> tuple[str, str] | None:
         for rank, words in enumerate(said):
             values.setdefault(words.get(field, "none"), []).append(rank)
         if len(values) > 1:
-            parts = [f"{_short(value)} on {_ranks(ranks)}" for value, ranks in values.items()]
+            parts = [f"{_short(value)} on {ranks_named(ranks)}" for value, ranks in values.items()]
             return f"the ranks differ in {field}: {', '.join(parts)}; give every rank the same", field
     return None
 
 
 def _absent(ranks: Sequence[int], waited_s: float) -> str:
-    return f"{_ranks(ranks)} did not come within {waited_s:.0f} s; make the same calls on all ranks"
+    return f"{ranks_named(ranks)} did not come within {waited_s:.0f} s; make the same calls on all ranks"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_named(ranks: Sequence[int]) -> str:
+    """Ranks in words."""
     names = ", ".join(map(str, ranks[:5])) + (", ..." if len(ranks) > 5 else "")
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 

@@ -15,7 +15,6 @@ from gradwire import checkpoint
 from gradwire.ops.kernels import in_use
 from gradwire.plans import Plan
 from gradwire.runtime.agreement import Agreement
-from gradwire.runtime.alike import Tree, from_first
 from gradwire.runtime.control import Control
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.frames import forget_frames
@@ -195,10 +194,10 @@ class Runtime:
         self.close()
         return states
 
-    def from_first(self, tree: Tree) -> Tree:
-        """What rank 0 has, on all ranks, which ask together. Raises ValueError where that cannot be told."""
+    def together(self, task: Callable[[Mesh, torch.device], T], alone: T) -> T:
+        """What comes of `task`, which all ranks do together, between steps; `alone` is what comes of it for one."""
         self.finish()
-        return self._call(partial(from_first, tree, self.mesh, self.executor.device))
+        return self._call(partial(task, self.mesh, self.executor.device))
 
     def trace(self, steps: int) -> Trace:
         """Records the next `steps` whole steps. Raises ValueError where the framework reduces by itself."""

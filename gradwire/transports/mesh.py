@@ -57,6 +57,21 @@ class Mesh:
         return place
 
     @property
+    def alike(self) -> list[list[int]]:
+        """The ranks that hold the same part of the model, for each part."""
+        sizes = [transport.world for transport in self.axes.values()]
+        same = [dim for dim, axis in enumerate(self.axes) if axis in (REPLICA, HOST)]
+        ranks = torch.arange(self.ranks).view(sizes).movedim(same, list(range(len(same))))
+        return ranks.reshape(self.averaged, -1).T.tolist()
+
+    def place(self, rank: int) -> dict[str, int]:
+        """Where a rank is on each axis."""
+        place: dict[str, int] = {}
+        for axis, transport in reversed(self.axes.items()):
+            rank, place[axis] = divmod(rank, transport.world)
+        return place
+
+    @property
     def timeout_s(self) -> float:
         """How long a rank waits for another one."""
         return min(transport.timeout_s for transport in self.axes.values())

@@ -1048,6 +1048,77 @@ def a_failing_compressor_ends_all_ranks() -> None:
     assert time.monotonic() - start < 20  # the process group's own timeout is 30 minutes
 
 
+# Replicas are compared
+
+
+def flip_a_bit(parameter: Tensor) -> None:
+    parameter.detach().view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 7)
+
+
+def made_in_every_way() -> list[tuple[nn.Module, object, gw.Handle]]:
+    """A model, what to call and step, and the handle: DDP, native or not; the optimizer; local steps in mid-round."""
+    ddp, native, model, local = (
+        DistributedDataParallel(network()),
+        DistributedDataParallel(network()),
+        network(),
+        network(),
+    )
+    optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, gw.EFSignSGD())
+    rounds = gw.LocalSteps(torch.optim.SGD(local.parameters(), lr=0.1), local, gw.Quantized(4), inner_steps=3)
+    return [
+        (ddp, None, gw.attach(ddp, gw.TopK(0.1))), (native, None, gw.attach(native, gw.NATIVE)),
+        (model, optimizer, optimizer.handle), (local, rounds, rounds.handle),
+    ]  # fmt: skip
+
+
+@scenario(3)
+def a_flipped_bit_is_named_on_all_ranks_and_mended() -> None:
+    for module, optimizer, handle in made_in_every_way():
+        train(module, 4, optimizer=optimizer)
+        assert handle.verify() == []
+        held = handle._front_end.held()
+        name, after = [*held][2], [*held][4]
+        before = torch.cat([p.detach().clone().flatten() for p in held.values()])
+        if dist.get_rank() == 1:
+            flip_a_bit(held[name])
+        if dist.get_rank() == 2:
+            flip_a_bit(held[after])
+        first = f"replicas differ: parameter {name!r} has other values on rank 1 than on ranks 0, 2"
+        refused(RuntimeError, first, handle.verify)
+        assert handle.verify(heal=True) == [name, after]
+        assert torch.equal(torch.cat([p.detach().flatten() for p in held.values()]), before)
+        assert handle.verify() == []
+        train(module, 3, first=4, optimizer=optimizer)
+        assert handle.verify() == []
+
+
+@scenario(2)
+def two_ranks_have_no_majority() -> None:
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, gw.TopK(0.1))
+    if dist.get_rank():
+        flip_a_bit(next(ddp.parameters()))
+    mine = flat(ddp)
+    refused(RuntimeError, "than on rank 0, no majority", lambda: handle.verify(heal=True))
+    assert torch.equal(flat(ddp), mine)
+    handle.detach()
+    refused(ValueError, "detach() ended", handle.verify)
+
+
+@scenario(4)
+def replicas_on_hosts_are_compared_and_mended() -> None:
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, gw.TopK(0.1), transport=gw.ProcessGroup.by_host(2))
+    train(ddp, 2)
+    before = flat(ddp)
+    for odd in range(4):
+        if dist.get_rank() == odd:
+            flip_a_bit(ddp.module[2].weight)
+        refused(RuntimeError, f"'2.weight' has other values on rank {odd} than on ranks", handle.verify)
+        assert handle.verify(heal=True) == ["2.weight"]
+        assert torch.equal(flat(ddp), before)
+
+
 def main(out: str, *names: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))

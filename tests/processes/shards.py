@@ -6,6 +6,7 @@
 import sys
 import tempfile
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -619,6 +620,26 @@ def shards_that_cannot_be_compressed_are_refused() -> None:
     refused(ValueError, "gradients", lambda: gw.compress_shards(model, gw.QSGD(15) if alone else gw.QSGD()))
     refused(ValueError, "gw.QSGD()", lambda: gw.compress_shards(model, "qsgd"))
     loss_of(model, 0).backward()
+
+
+@scenario(4)
+def replicas_of_shards_are_compared_and_mended() -> None:
+    for mesh in meshes():
+        model = wrapped(mesh["shard"])
+        handle = gw.attach(model, gw.TopK(0.1), mesh=mesh)
+        loss_of(model, 0).backward()
+        assert handle.verify() == []
+        before = [parameter.clone() for parameter in local_parameters(model)]
+        own = model.embed.weight.to_local().detach()
+        if dist.get_rank() == 1:
+            own[:1].neg_()
+        if mesh.size(0) == 2:  # ranks 1 and 3 hold this shard
+            refused(RuntimeError, "'embed.weight' has other values on rank 3 than on rank 1;", handle.verify)
+            refused(RuntimeError, "no majority", partial(handle.verify, heal=True))
+            continue
+        refused(RuntimeError, "'embed.weight' has other values on rank 1 than on ranks 0, 2, 3;", handle.verify)
+        assert handle.verify(heal=True) == ["embed.weight"]
+        assert equal(local_parameters(model), before)
 
 
 if __name__ == "__main__":
