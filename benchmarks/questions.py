@@ -10,9 +10,10 @@ from provenance import load
 from training import NEAR, time_to
 
 WAYS = {
-    "ddp": "DDP", "fp16 hook": "torch fp16", "torch PowerSGD r4": "torch PowerSGD r4", "gw fp16": "FP16",
-    "gw qsgd": "QSGD", "gw efsign": "EFSignSGD", "gw topk 1%": "TopK 1%", "gw powersgd r4": "PowerSGD r4",
-    "gw acpsgd r4": "ACPSGD r4",
+    "ddp": "DDP", "torch fp16": "torch fp16", "torch powersgd:4": "torch PowerSGD r4", "fp16": "FP16", "qsgd": "QSGD",
+    "quantized:4": "4 bits", "efsignsgd": "EFSignSGD", "topk:0.01": "TopK 1%",
+    "topk:0.0625,value_bits=4": "TopK 1/16 in 10 bits", "powersgd:4": "PowerSGD r4",
+    "powersgd:0.16667,bits=4": "PowerSGD 1/6 in 4 bits", "acpsgd:4": "ACPSGD r4",
 }  # fmt: skip
 LINKS = {"loopback": "loopback", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
 STEPS = ("steps_100mbit_dense", "steps_100mbit", "steps_1gbit", "steps_4ranks")
@@ -25,13 +26,15 @@ def steps() -> Page:
             times = row["ms"][way]["median"] / row["ms"]["nocomm"]["median"]
             cells[row["link"], row["ranks"]][way].append(times)
     rows = [
-        [called, *(span(ways[way]) if way in ways else "" for ways in cells.values())] for way, called in WAYS.items()
+        [called, *(span(ways[way]) if way in ways else "" for ways in cells.values())]
+        for way, called in WAYS.items()
+        if any(way in ways for ways in cells.values())
     ]
     columns = ["", *(f"{LINKS[link]}, {ranks} ranks" for link, ranks in cells)]
     slow, fast = cells["100mbit", 2], cells["1gbit", 2]
     verdict = (
         f"Over 100 Mbit/s DDP takes {span(slow['ddp'], '.0f')} times no communication, ACPSGD "
-        f"{span(slow['gw acpsgd r4'])}; over 1 Gbit/s {span(fast['ddp'])} and {span(fast['gw acpsgd r4'])}."
+        f"{span(slow['acpsgd:4'])}; over 1 Gbit/s {span(fast['ddp'])} and {span(fast['acpsgd:4'])}."
     )
     note = "Least and most of VGG-16, LSTM, GPT, ResNet-18 of 11 to 25 MB."
     return Page("steps", "How long is a step?", verdict, [Shown(STEPS, columns, rows, note)])

@@ -19,9 +19,10 @@ from provenance import save
 from ranks import as_rank, collect
 
 NAMES = [
-    "nocomm", "ddp", "fp16 hook", "torch PowerSGD r4", "gw fp32", "gw fp16", "gw topk 1%", "gw powersgd r4",
-    "gw acpsgd r4", "gw qsgd", "gw efsign",
+    "nocomm", "ddp", "torch fp16", "torch powersgd:4", "fp32", "fp16", "qsgd", "quantized:4", "efsignsgd", "topk:0.01",
+    "topk:0.0625,value_bits=4", "powersgd:4", "powersgd:0.16667,bits=4", "acpsgd:4",
 ]  # fmt: skip
+"""Beside no communication, DDP and torch's own hooks, what `gw.attach` is given."""
 
 
 def main() -> None:
@@ -45,7 +46,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", default="", help="configurations, by name, comma-separated")
+    parser.add_argument("--only", default="", help="configurations, by name, with semicolons between them")
     parser.add_argument("--save", default="steps.json")
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
@@ -59,7 +60,7 @@ def rank_job(arguments: argparse.Namespace) -> dict:
 
     rank = dist.get_rank()
     task = Synthetic(model=arguments.model)
-    names = arguments.only.split(",") if arguments.only else NAMES
+    names = arguments.only.split(";") if arguments.only else NAMES
     times: dict[str, list[float]] = {name: [] for name in names}
     split: dict[str, list[dict[str, float]]] = {}
     for _ in range(arguments.repeats):
@@ -80,7 +81,7 @@ def measure(task, name: str, arguments: argparse.Namespace, rank: int) -> tuple[
 
     model = task.build_model(seed=0)
     batches = task.batches(rank, dist.get_world_size(), seed=0)
-    forward, stats, end = setups()[name](model)
+    forward, stats, end = setup(name)(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     seconds = []
     before, cpu = None, 0.0
@@ -105,8 +106,8 @@ def measure(task, name: str, arguments: argparse.Namespace, rank: int) -> tuple[
     return seconds, spans | {"cpu_ms": cpu, "wire_bytes": (after.wire_bytes - before.wire_bytes) / arguments.steps}
 
 
-def setups() -> dict[str, Callable]:
-    """By name: from a model to (forward, stats, how to end)."""
+def setup(name: str) -> Callable:
+    """From a model to (forward, stats, how to end)."""
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel as DDP
@@ -134,31 +135,22 @@ def setups() -> dict[str, Callable]:
         ddp.broadcast_buffers = False  # BatchNorm's, before each step
         return ddp, *rest
 
-    def attached(compressor):
-        def make(model):
-            ddp = DDP(model)
-            handle = gw.attach(ddp, compressor)
-            return ddp, handle.stats, handle.detach
+    def attached(model):
+        ddp = DDP(model)
+        handle = gw.attach(ddp, name)
+        return ddp, handle.stats, handle.detach
 
-        return make
-
-    return {
+    others = {
         "nocomm": nocomm,
         "ddp": lambda model: (DDP(model), nothing, nothing),
-        "fp16 hook": hooked(None, default_hooks.fp16_compress_hook),
-        "torch PowerSGD r4": hooked(
+        "torch fp16": hooked(None, default_hooks.fp16_compress_hook),
+        "torch powersgd:4": hooked(
             lambda: powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2),
             powerSGD_hook.powerSGD_hook,
             bucket_cap_mb=1000,
         ),
-        "gw fp32": attached(gw.FP32()),
-        "gw fp16": attached(gw.FP16()),
-        "gw topk 1%": attached(gw.TopK(0.01)),
-        "gw powersgd r4": attached(gw.PowerSGD(4)),
-        "gw acpsgd r4": attached(gw.ACPSGD(4)),
-        "gw qsgd": attached(gw.QSGD()),
-        "gw efsign": attached(gw.EFSignSGD()),
     }
+    return others.get(name, attached)
 
 
 def medians(rows: list[dict[str, float]]) -> dict[str, float]:

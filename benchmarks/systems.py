@@ -109,13 +109,13 @@ def acpsgd() -> Page:
 
     def over(rival: str, link: str, ranks: int) -> str:
         cells = [row["ms"] for row in found if (row["link"], row["ranks"]) == (link, ranks) and rival in row["ms"]]
-        return middle(ms[rival]["median"] / ms["gw acpsgd r4"]["median"] for ms in cells) + "x" if cells else ""
+        return middle(ms[rival]["median"] / ms["acpsgd:4"]["median"] for ms in cells) + "x" if cells else ""
 
     cells = dict.fromkeys((row["link"], row["ranks"]) for row in found)
     rows = [
-        [link, str(ranks), over("torch PowerSGD r4", link, ranks), over("ddp", link, ranks)] for link, ranks in cells
+        [link, str(ranks), over("torch powersgd:4", link, ranks), over("ddp", link, ranks)] for link, ranks in cells
     ]
-    faster = [row["ms"]["torch PowerSGD r4"]["median"] / row["ms"]["gw acpsgd r4"]["median"] for row in found]
+    faster = [row["ms"]["torch powersgd:4"]["median"] / row["ms"]["acpsgd:4"]["median"] for row in found]
     columns = ["link", "ranks", "over torch's PowerSGD", "over DDP"]
     return Page(
         "acpsgd", "ACP-SGD (ICDCS 2023)",

@@ -28,11 +28,6 @@ from page import markdown as _grid
 from provenance import ROOT, load
 
 KINDS = ("Compressors", "Memories", "Communicators", "Controllers")
-MEASURED = {
-    "fp16": "gw fp16", "fp32": "gw fp32", "topk": "gw topk 1%", "qsgd": "gw qsgd", "efsignsgd": "gw efsign",
-    "powersgd": "gw powersgd r4", "acpsgd": "gw acpsgd r4",
-}  # fmt: skip
-"""What the step times call a configuration of an algorithm."""
 STEPS = ("steps_100mbit_dense", "steps_100mbit", "steps_1gbit", "steps_4ranks")
 RUNGS = {
     "4 bits": "gw.Quantized(4)", "PowerSGD 1/3 in 4 bits": "gw.PowerSGD(1 / 3, bits=4)",
@@ -128,15 +123,14 @@ def _shown(ms: dict[str, Any], name: str) -> str:
 
 
 def _measured(name: str) -> list[str]:
-    called = MEASURED.get(name, "")
-    rows = [row for row in _rows() if called in row["ms"]]
-    if not rows:
-        return []
     lines = [
-        [row["link"], str(row["ranks"]), row["model"], _shown(row["ms"], called), row["date"], f"`{row['file']}.json`"]
-        for row in rows
+        [way, row["link"], str(row["ranks"]), row["model"], _shown(row["ms"], way), row["date"], row["file"]]
+        for row in _rows()
+        for way in row["ms"]
+        if way.partition(":")[0] == name
     ]
-    return [_table(Table("", ["link", "ranks", "model", "step", "date", "results"], lines))]
+    columns = ["configuration", "link", "ranks", "model", "step", "date", "results"]
+    return [_table(Table("", columns, lines))] if lines else []
 
 
 def _ladder(name: str) -> str:
@@ -177,8 +171,7 @@ def _steps(link: str) -> str:
     """A row for each model on this link, each cell what one way took."""
     rows = [row for row in _rows() if row["link"] == link and row["ranks"] == 2]
     models = dict.fromkeys(row["model"] for row in rows)
-    ways = {"ddp": "dense (DDP)", "gw fp16": "fp16", "gw qsgd": "qsgd", "gw topk 1%": "topk:0.01"}
-    ways |= {"gw efsign": "efsignsgd", "gw powersgd r4": "powersgd:4", "gw acpsgd r4": "acpsgd:4"}
+    ways = [way for way in dict.fromkeys(way for row in rows for way in row["ms"]) if way not in ("nocomm", "fp32")]
     lines: list[list[str]] = []
     for model in models:
         own = [row["ms"] for row in rows if row["model"] == model]
@@ -187,4 +180,4 @@ def _steps(link: str) -> str:
     dates = ", ".join(sorted({row["date"] for row in rows}))
     sources = ", ".join(f"`{name}.json`" for name in dict.fromkeys(row["file"] for row in rows))
     note = f"{_RATIO} Two ranks, {link} each, {dates}; `benchmarks/results/`: {sources}."
-    return f"{_table(Table('', ['model', *ways.values()], lines))}\n\n{note}"
+    return f"{_table(Table('', ['model', *ways], lines))}\n\n{note}"
