@@ -66,6 +66,18 @@ def diloco_is_the_papers() -> None:
     assert optimizer.handle.stats().steps == 20
 
 
+@scenario(2)
+def without_momentum_it_is_local_sgd() -> None:
+    model, reference = network(), network()
+    local_sgd = gw.LocalSteps(inner(model), model, inner_steps=5, outer=gw.Outer(lr=1.0))
+    losses, optimizer = train(model, 100, optimizer=local_sgd), inner(reference)
+    for step, loss in enumerate(losses):
+        torch.testing.assert_close(train(reference, 1, first=step, optimizer=optimizer), [loss], rtol=0, atol=1e-6)
+        for parameter in reference.parameters() if step % 5 == 4 else ():
+            dist.all_reduce(parameter.data)
+            parameter.data /= dist.get_world_size()
+
+
 @scenario(4)
 def hosts_that_train_with_ddp_inside_are_replicas() -> None:
     hosts = [dist.new_group([0, 1]), dist.new_group([2, 3])]
