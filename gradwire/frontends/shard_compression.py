@@ -1,11 +1,12 @@
-"""Plain FSDP2 whose shards lie across a slow link: its own two collectives in fewer bits, without a memory.
+"""Plain FSDP2 whose shards lie across a slow link: its own two collectives in fewer bits.
 
 reduce-scatter  every rank encodes the part of its gradients that belongs to each other one, all swap them, and each
-                adds up in float32 what it received
+                adds up in float32 what it received; with a memory, what it did not send is part of the next step's
 all-gather      every rank encodes its shard, all get all, and every rank decodes all of them, its own as well
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
@@ -17,9 +18,24 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from gradwire.collective import AllToAll, Collective, Gather, Message
-from gradwire.compressors import BF16, FP16, FP32, QSGD, Codec, Compressor, GroupContext, Quantized, TernGrad
+from gradwire.compressors import (
+    BF16,
+    FP16,
+    FP32,
+    QSGD,
+    ChunkTopK,
+    Codec,
+    Compressor,
+    EFSignSGD,
+    GroupContext,
+    Halves,
+    Quantized,
+    TernGrad,
+    TopK,
+)
 from gradwire.compressors.base import context_for
 from gradwire.frontends.job import check_type
+from gradwire.memories import RESIDUAL, Residual
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.runtime.agreement import Agreement
 from gradwire.slots import Layout
@@ -28,6 +44,7 @@ from gradwire.transports import Mesh, ProcessGroup
 
 EXACT = FP32()
 FIT = (FP32, FP16, BF16, QSGD, TernGrad, Quantized)
+FIT_WITH_MEMORY = (*FIT, TopK, ChunkTopK, EFSignSGD)
 
 
 class Traffic(NamedTuple):
@@ -53,7 +70,9 @@ class ShardCompression:
             undo()
 
 
-def compress_shards(model: nn.Module, gradients: Codec, weights: Codec = EXACT, *, seed: int = 0) -> ShardCompression:
+def compress_shards(
+    model: nn.Module, gradients: Codec, weights: Codec = EXACT, *, memory: Residual | None = None, seed: int = 0
+) -> ShardCompression:
     """Has FSDP2 send in fewer bits what it sends between the ranks that hold a model's shards: `gradients` when it adds
     them up (reduce-scatter), `weights` when it puts parameters together (all-gather), each step anew from the shards,
     which stay exact. `FP32()` leaves a collective as it is. Quantized weights and gradients without a memory are
@@ -62,19 +81,30 @@ def compress_shards(model: nn.Module, gradients: Codec, weights: Codec = EXACT, 
     An element is off by its block's largest magnitude / 127 at most with `QSGD()`, and by half of that with
     `Quantized(8)`. Means are of errors as well. What is not finite stays so: the sum is NaN.
 
+    With `memory=gw.Residual()` what a rank has not sent of its gradients is added to its next ones, and `gradients` may
+    be TopK, ChunkTopK or EFSignSGD. That takes 4 bytes for each of the model's parameters on every rank, whatever the
+    number of shards. Parameters without a gradient then count as zeros, as with
+    `set_reduce_scatter_unused_params(True)`.
+
     Call it on all ranks, after `fully_shard`. For replicas of sharded models see `attach`, which keeps what it did not
     send. Raises ValueError, on all ranks, for compressors that need a memory, for ranks that differ, and for a model
     that is not sharded.
     """
+    _meet(model, gradients, weights, memory, seed)
     links: dict[dist.ProcessGroup, ProcessGroup] = {}
-    reduce_scatter, all_gather = ReduceScatter(gradients, links, seed), AllGather(weights, links, seed)
-    _meet(model, gradients, weights, seed)
-    comms = [None if comm.is_exact else comm for comm in (reduce_scatter, all_gather)]
-    undo = [replace_collectives(group, *comms) for group in fsdp_groups(model)]
-    return ShardCompression([comm for comm in comms if comm], undo)
+    reduce_scatter, all_gather = ReduceScatter(gradients, links, seed, memory), AllGather(weights, links, seed)
+    comms: list[_Comm] = []
+    undo: list[Callable[[], None]] = []
+    for group in fsdp_groups(model):  # each has a residual of its own; buffers are shared
+        own = [None if comm.is_exact else copy(comm) for comm in (reduce_scatter, all_gather)]
+        undo.append(replace_collectives(group, *own))
+        comms += filter(None, own)
+    if memory and isinstance(model, FSDPModule):
+        model.set_reduce_scatter_unused_params(True)  # so that a gradient's place never changes
+    return ShardCompression(comms, undo)
 
 
-def _meet(model: nn.Module, gradients: Codec, weights: Codec, seed: int) -> None:
+def _meet(model: nn.Module, gradients: Codec, weights: Codec, memory: Residual | None, seed: int) -> None:
     """Raises ValueError on all ranks for what cannot be."""
     sharded = [p for p in model.parameters() if isinstance(p, DTensor)] if isinstance(model, FSDPModule) else []
     if not sharded:
@@ -84,8 +114,8 @@ def _meet(model: nn.Module, gradients: Codec, weights: Codec, seed: int) -> None
     group = ProcessGroup.own(mesh.get_group(dim))
 
     def words() -> dict[str, str]:
-        _check(gradients, weights)
-        return {"gradients": str(gradients), "weights": str(weights), "seed": str(seed)}
+        _check(gradients, weights, memory)
+        return {"gradients": str(gradients), "weights": str(weights), "memory": str(memory), "seed": str(seed)}
 
     try:
         Agreement(Mesh.of(group), [], sharded[0].to_local().device, {}).on(words, "compress_shards()")
@@ -93,22 +123,30 @@ def _meet(model: nn.Module, gradients: Codec, weights: Codec, seed: int) -> None
         group.close()
 
 
-def _check(*codecs: Codec) -> None:
-    for codec in codecs:
+def _check(gradients: Codec, weights: Codec, memory: Residual | None) -> None:
+    check_type("memory", memory, (Residual,), "gw.Residual()")
+    for codec, fit in (gradients, FIT_WITH_MEMORY if memory else FIT), (weights, FIT):
         check_type("compressor", codec, (Compressor,), "gw.QSGD()")
-        if not isinstance(codec, FIT):
+        if not isinstance(codec, fit):
             raise ValueError(
                 f"{codec} needs a memory, which for whole gradients takes what sharding saves; use gw.QSGD(), "
-                "gw.Quantized(8) or gw.BF16(), or shard inside hosts and attach(model, ..., mesh=mesh) between them"
+                "gw.Quantized(8) or gw.BF16(), or for gradients gw.TopK(0.01) with memory=gw.Residual(), or shard "
+                "inside hosts and attach(model, ..., mesh=mesh) between them"
             )
 
 
 class _Comm:
-    """One of FSDP's collectives, which it calls on the stream where its own would run, with tensors that it owns.
-    `links` has a transport for each of its groups."""
+    """One of FSDP's collectives, for one of its groups of parameters; it calls it on the stream where its own would
+    run, with tensors that it owns. `links` has a transport for each process group."""
 
-    def __init__(self, codec: Codec, links: dict[dist.ProcessGroup, ProcessGroup], seed: int) -> None:
-        self._codec, self._links, self._seed = codec, links, seed
+    def __init__(
+        self,
+        codec: Codec,
+        links: dict[dist.ProcessGroup, ProcessGroup],
+        seed: int,
+        memory: Residual | None = None,
+    ) -> None:
+        self._codec, self._links, self._seed, self._memory = codec, links, seed, memory
         self._contexts: dict[tuple[int, dist.ProcessGroup], GroupContext] = {}
         self._draws = count()
         self.wire_bytes = self.dense_bytes = 0
@@ -128,16 +166,29 @@ class _Comm:
         if key not in self._contexts:
             fresh = context_for(Layout.vector(n), self._codec, device)
             self._contexts[key] = replace(
-                fresh, rank=group.rank(), world=group.size(), remember=False, seed=self._seed, draws=self._draws
+                fresh,
+                rank=group.rank(),
+                world=group.size(),
+                remember=self._memory is not None,
+                seed=self._seed,
+                draws=self._draws,
             )
         return self._contexts[key]
 
-    def _encode(self, x: Tensor, row: Message, context: GroupContext) -> None:
-        """x (n,), which may be changed; the row's flag becomes NaN where x is not finite."""
+    def _encode(self, x: Tensor, row: Message, context: GroupContext, kept: Tensor | None = None) -> None:
+        """x (n,), which may be changed, and what a memory `kept` (n,) before, which becomes what it keeps; the row's
+        flag becomes NaN where x is not finite, and the memory stays."""
         assert row.flags is not None
         row.flags.zero_()
         exact = x if x.dtype == torch.float32 else context.buffers.tensor("exact", (len(x),)).copy_(x)
-        self._codec.encode(LazySum(exact, exact, None, nonfinite=row.flags), row.body, context)
+        vector = LazySum(exact, exact, None, nonfinite=row.flags)
+        if kept is None or self._memory is None:
+            self._codec.encode(vector, row.body, context)
+            return
+        left = context.buffers.tensor("left", (len(x),))
+        vector = self._memory.add({RESIDUAL: Halves(kept, left)}, vector, context.layout, 1)
+        self._codec.encode(vector, row.body, context)
+        torch.where(row.flags.isnan(), kept, left, out=kept)
 
     def _run(self, op: Collective, group: dist.ProcessGroup, dense: Tensor) -> None:
         """`dense` is what FSDP would have sent to each other rank."""
@@ -149,7 +200,9 @@ class _Comm:
 
 
 class ReduceScatter(_Comm):
-    """What belongs to each rank, summed up there in float32."""
+    """What belongs to each rank, summed up there in float32. `residual` (ranks, n) is what this rank has not sent."""
+
+    residual: Tensor | None = None
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
@@ -164,14 +217,24 @@ class ReduceScatter(_Comm):
         context = self._context(n, group, input_tensor.device)
         size = self._codec.group_bytes(context.layout, 0)
         send, receive = context.message("send", size, rows=world), context.message("receive", size, rows=world)
+        residual = self._remembered(world, n, input_tensor.device)
         for rank, part in enumerate(input_tensor.view(world, n)):
-            self._encode(part, send.row(rank), context)
+            self._encode(part, send.row(rank), context, None if residual is None else residual[rank])
         self._run(AllToAll(send, receive), group, output_tensor)
         assert receive.flags is not None
         total = context.buffers.tensor("total", (n,))
         self._codec.decode(receive.body, total, context)
         total.div_(world if op == dist.ReduceOp.AVG else 1).add_(receive.flags.sum())
         output_tensor.copy_(total)
+
+    def _remembered(self, world: int, n: int, device: torch.device) -> Tensor | None:
+        if self._memory and self.residual is None:
+            self.residual = torch.zeros(world, n, device=device)
+        if self.residual is not None and self.residual.shape != (world, n):
+            raise ValueError(
+                "parameters were frozen or thawed, and memories are of others; call compress_shards() anew"
+            )
+        return self.residual
 
 
 class AllGather(_Comm):

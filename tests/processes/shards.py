@@ -610,6 +610,51 @@ def local_parameters(model: nn.Module) -> list[Tensor | None]:
     return [p.to_local() for p in model.parameters()]
 
 
+@scenario(2, 4)
+def what_a_reduce_scatter_loses_is_added_to_the_next() -> None:
+    rank, world, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    n = 3001
+    for codec in (gw.TopK(0.05), gw.ChunkTopK(), gw.EFSignSGD(), gw.Quantized(4), gw.BF16()):
+        comm, given, received = ReduceScatter(codec, {}, 0, gw.Residual()), torch.zeros(world * n), torch.zeros(n)
+        generator, got = torch.Generator().manual_seed(rank), torch.empty(n)
+        for _ in range(5):
+            mine = torch.randn(world * n, generator=generator)
+            given += mine
+            comm(got, mine, group, dist.ReduceOp.SUM)
+            received += got
+        owed = everyones(comm.residual).sum(0)[rank]  # what all ranks have not sent to this one
+        assert owed.any()
+        torch.testing.assert_close(
+            received + owed, everyones(given).sum(0).view(world, n)[rank], rtol=0, atol=1e-4, msg=str(codec)
+        )
+        before = comm.residual.clone()
+        comm(got, torch.full((world * n,), torch.nan if rank == 1 else 1.0), group, dist.ReduceOp.SUM)
+        assert got.isnan().all()
+        assert torch.equal(comm.residual, before) == (rank == 1)
+        assert comm.residual.isfinite().all()
+
+
+@scenario(4)
+def models_train_with_a_memory_of_what_shards_did_not_send() -> None:
+    def run(codec: gw.Codec | None, memory: gw.Residual | None = None) -> float:
+        model = wrapped(line())
+        if codec:
+            gw.compress_shards(model, codec, memory=memory)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(60):
+            loss = loss_of(model, step % 6, side=step % 2 == 0)  # an unused branch moves nothing in the buffer
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.item()
+
+    first = loss_of(wrapped(line()), 5, side=False).item()
+    dense, forgetting = run(None), run(gw.Quantized(2))
+    assert abs(run(gw.Quantized(2), gw.Residual()) - dense) < abs(forgetting - dense)
+    for codec in (gw.TopK(0.2), gw.ChunkTopK(8, of=64), gw.EFSignSGD()):
+        assert run(codec, gw.Residual()) < first / 2, codec
+
+
 @scenario(4)
 def shards_that_cannot_be_compressed_are_refused() -> None:
     alone = dist.get_rank() == 1
@@ -619,6 +664,8 @@ def shards_that_cannot_be_compressed_are_refused() -> None:
     refused(ValueError, "needs a memory", lambda: gw.compress_shards(model, gw.QSGD(), gw.EFSignSGD()))
     refused(ValueError, "gradients", lambda: gw.compress_shards(model, gw.QSGD(15) if alone else gw.QSGD()))
     refused(ValueError, "gw.QSGD()", lambda: gw.compress_shards(model, "qsgd"))
+    refused(ValueError, "gw.Residual()", lambda: gw.compress_shards(model, gw.QSGD(), memory=gw.DGCMemory()))
+    refused(ValueError, "memory", lambda: gw.compress_shards(model, gw.QSGD(), memory=gw.Residual() if alone else None))
     loss_of(model, 0).backward()
 
 
