@@ -40,8 +40,14 @@ FILE = "fidelity.json"
 CONFIGURATIONS = {
     "dense": "dense",
     "8 bits, stochastic (QSGD)": "qsgd",
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "8 bits": "quantized:8",
     "4 bits": "quantized:4",
+    "4 bits, block 32": "quantized:4,block=32",
+    "4 bits after 30 steps in 8": "quantized:4+warmup:bits=8,steps=30",
     "PowerSGD 1/3 in 4 bits": "powersgd:0.3333,bits=4",
+    "PowerSGD 1/3 in 4 bits after 30 steps in 8": "powersgd:0.3333,bits=4+warmup:bits=8,steps=30",
     "PowerSGD r4": "powersgd:4",
     "PowerSGD 1/6 in 4 bits": "powersgd:0.16667,bits=4",
     "PowerSGD r2": "powersgd:2",
@@ -208,30 +214,37 @@ def markdown(task: str, steps: int, results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+DRAWN = {
+    "8 bits (QSGD)": ("8 bits, stochastic (QSGD)",),
+    "4 bits": ("4 bits",),
+    "PowerSGD 1/3, 1/6, 1/12 in 4 bits": tuple(f"PowerSGD 1/{part} in 4 bits" for part in (3, 6, 12)),
+    "PowerSGD r4, r2, r1 in float32": tuple(f"PowerSGD r{rank}" for rank in (4, 2, 1)),
+    "top-k 1/16 in 10 bits": ("top-k 1/16 in 10 bits",),
+    "top-k 1.25 %": ("top-k 1.25 %",),
+    "4 bits, PowerSGD 1/3, after 30 steps in 8": tuple(name for name in CONFIGURATIONS if "after" in name),
+}
+"""The lines of the picture."""
+
+
 def picture(steps: int, results: list[dict[str, Any]]) -> Figure:
     """The mean held-out loss against dense's, over how many times fewer bytes are sent; bars span the seeds."""
-    families = {
-        "in 4 bits": "PowerSGD, shares of 1/3, 1/6, 1/12 in 4 bits",
-        "PowerSGD r": "PowerSGD r4, r2, r1, float32",
-    }
     tasks = [task for task in TASKS if against_dense(of_task(task, steps, results), "4 bits")]
-    drawn = Figure(figsize=(6 * max(1, len(tasks)), 4.2), layout="constrained")
+    drawn = Figure(figsize=(5 * max(1, len(tasks)), 4.8), layout="constrained")
     for panel, task in zip(drawn.subplots(1, max(1, len(tasks)), squeeze=False)[0], tasks, strict=False):
         runs = of_task(task, steps, results)
-        points: dict[str, list[tuple[float, list[float]]]] = {}
-        for name in CONFIGURATIONS:
-            own = [run for run in runs if run["name"] == name]
-            if own and name != "dense" and (gaps := against_dense(runs, name)):
-                family = next((label for part, label in families.items() if part in name), name)
-                points.setdefault(family, []).append((own[0]["dense_bytes"] / own[0]["bytes"], gaps))
-        for index, (family, found) in enumerate(points.items()):
+        for index, (family, names) in enumerate(DRAWN.items()):
+            points = [(run, against_dense(runs, run["name"])) for run in runs if run["name"] in names]
+            points = sorted({run["name"]: (run["dense_bytes"] / run["bytes"], gaps) for run, gaps in points}.values())
             panel.errorbar(
-                [fewer for fewer, _ in found], [100 * mean(gaps) for _, gaps in found],
-                yerr=[[100 * (mean(g) - min(g)) for _, g in found], [100 * (max(g) - mean(g)) for _, g in found]],
+                [fewer for fewer, _ in points], [100 * mean(gaps) for _, gaps in points],
+                yerr=[[100 * (mean(g) - min(g)) for _, g in points], [100 * (max(g) - mean(g)) for _, g in points]],
                 label=family, **look(index),
             )  # fmt: skip
         panel.set(title=task, xscale="log", xlabel="times fewer bytes", ylabel="held-out loss against dense, %")
-        panel.legend(fontsize=7)
+        panel.set_xticks(ticks := [4, 8, 16, 32, 64], labels=list(map(str, ticks)))
+        panel.set_xticks([], minor=True)
+    if tasks:
+        drawn.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     return drawn
 
 

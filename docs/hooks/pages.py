@@ -137,14 +137,12 @@ def _ladder(name: str) -> str:
     """A row for each rung: the line of code, how many times fewer bytes, and by how much losses end higher."""
     found = load(name)
     runs: list[dict[str, Any]] = found["runs"]
-    seeds = [len({run["seed"] for run in runs if run["task"] == task}) for task in TRAINED]
     rows = [[f"`{code}`", *_rung(runs, [run for run in runs if run["name"] == rung])] for rung, code in RUNGS.items()]
-    heads = [f"{label} ({count} seeds)" for label, count in zip(TRAINED.values(), seeds, strict=True)]
     note = (
-        "Held-out loss beside dense training's after 300 equal steps, mean (least to most) of the seeds; "
+        "Held-out loss beside dense training's after 300 equal steps, mean (least to most) of three seeds, or one; "
         f"{found['ranks']} ranks, {found['date']}, `benchmarks/results/{name}.json`."
     )
-    return f"{_table(Table('', ['one line', 'fewer bytes', *heads], rows))}\n\n{note}"
+    return f"{_table(Table('', ['one line', 'fewer bytes', *TRAINED.values()], rows))}\n\n{note}"
 
 
 def _rung(runs: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[str]:
