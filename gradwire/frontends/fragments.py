@@ -55,7 +55,8 @@ def _cut_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[tupl
 class Schedule:
     """When fragments are sent: number f of F after (f + 1)·H/F inner steps, and every H steps from there; and used
     `delay` steps later, before the next one is sent, so that one at a time is under way. Parameters then become
-    mix·own + (1 - mix)·anchor; without `mix` they keep what they moved meanwhile.
+    mix·own + (1 - mix)·anchor; without `mix` they keep what they moved meanwhile. With `eager`, what travels is used
+    when its fragment is sent the next time.
 
     Raises ValueError where that cannot be."""
 
@@ -63,6 +64,7 @@ class Schedule:
     fragments: int
     delay: int = 0
     mix: float | None = None
+    eager: bool = False
 
     def __post_init__(self) -> None:
         if self.inner_steps < self.fragments:
@@ -77,6 +79,9 @@ class Schedule:
             )
         if self.mix is not None and not 0 <= self.mix < 1:
             raise ValueError(f"mix={self.mix} is no share of a replica's own; use 0 to 1, e.g. mix=0.5, or None")
+
+        if self.eager and (self.delay or self.mix is not None):
+            raise ValueError("eager=True uses what travels a round later, and mixes nothing; leave out delay and mix")
 
     @property
     def keeps_sent(self) -> bool:
@@ -95,12 +100,13 @@ class Schedule:
 class Fragment:
     """What this rank holds of some parameters, by name, and what belongs to them: `anchors`, which all replicas share;
     `deltas`, what this replica has moved from there, then the mean of that, in place; and `sent`, a copy of the
-    parameters as they were sent, where that is kept.
+    parameters as they were sent, where that is kept. With eager updates anchors are this replica's own, and `moved` is
+    what it has moved in the last round.
 
     Anchors are float32 or wider, so that a small outer step on parameters of 16 bits is not lost.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], keep_sent: bool) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], schedule: Schedule) -> None:
         self.parameters = parameters
         self.anchors = {
             name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
@@ -110,7 +116,8 @@ class Fragment:
         device = next(iter(self.anchors.values())).device
         self._flat = torch.zeros(layout.numel, device=device)
         self.deltas = dict(zip(parameters, layout.views(self._flat), strict=True))
-        self.sent = {name: p.detach().clone() for name, p in parameters.items()} if keep_sent else {}
+        self.sent = {name: p.detach().clone() for name, p in parameters.items()} if schedule.keeps_sent else {}
+        self.moved = {name: torch.zeros_like(d) for name, d in self.deltas.items()} if schedule.eager else {}
 
     @torch.no_grad()
     def measure(self) -> None:
@@ -119,6 +126,22 @@ class Fragment:
             torch.sub(self.anchors[name], parameter, out=self.deltas[name])
         for name, copy in self.sent.items():
             copy.copy_(self.parameters[name])
+
+    @torch.no_grad()
+    def exchange_own(self, share: float) -> dict[str, Tensor]:
+        """`deltas` become anchor - parameter. Returns the last round's mean, which they were, with this replica's
+        `share` of it replaced by that of what it has moved now. A mean that is not finite, to which nobody's part was
+        added, counts as zero, and so does what this replica has moved if that is not."""
+        gradients = {name: delta.clone() for name, delta in self.deltas.items()}
+        if not self.is_finite():
+            gradients = {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}
+        self.measure()
+        finite = self.is_finite()
+        for name, gradient in gradients.items():
+            own = self.deltas[name] if finite else torch.zeros_like(gradient)
+            gradient.add_(own - self.moved[name], alpha=share)
+            self.moved[name].copy_(own)
+        return gradients
 
     def is_finite(self) -> bool:
         """Whether all of `deltas` is. Asks a GPU."""
@@ -155,11 +178,11 @@ def fragmented(parts: Sequence[Sequence[str]], slots: Sequence[Slot], plan: Call
 
 
 def fragments_of(
-    plan: Plan, parts: Sequence[Sequence[str]], parameters: Mapping[str, Tensor], keep_sent: bool
+    plan: Plan, parts: Sequence[Sequence[str]], parameters: Mapping[str, Tensor], schedule: Schedule
 ) -> list[Fragment]:
     """The fragments, with their parameters in the plan's order."""
     order = [name for group in plan.groups for name in group.slots]
-    return [Fragment({n: parameters[n] for n in order if n in part}, keep_sent) for part in map(set, parts)]
+    return [Fragment({n: parameters[n] for n in order if n in part}, schedule) for part in map(set, parts)]
 
 
 def groups_of(plan: Plan, fragment: Collection[str]) -> list[int]:

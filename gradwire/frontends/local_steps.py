@@ -53,7 +53,10 @@ class LocalSteps(Optimizer):
     As it is: DiLoCo (Douillard et al., 2023, https://arxiv.org/abs/2311.08105). With `fragments`, parts of the model
     take turns; what travels is used `delay` inner steps later, while these go on; parameters then become mix·own +
     (1 - mix)·shared: Streaming DiLoCo (Douillard et al., 2025, https://arxiv.org/abs/2501.18512). Without `mix` they
-    keep what they moved meanwhile. With `ChunkTopK(64, of=4096, bits=2)`, `Residual(decay=0.95)` and `Outer(lr=1.0)`:
+    keep what they moved meanwhile. With `eager`, a replica takes its outer step at once, with its own part of the new
+    mean and all others' of the one before, and what travels has time until something is sent again (Kale et al., 2025,
+    https://arxiv.org/abs/2502.12996); what replicas share then differs by what is on its way.
+    With `ChunkTopK(64, of=4096, bits=2)`, `Residual(decay=0.95)` and `Outer(lr=1.0)`:
     SparseLoCo (Sarfi et al., 2025, https://arxiv.org/abs/2508.15706).
 
     Compressor, memory, communicator, `dense`, `groups`, transport, process group and seed are as in `gradwire.attach`.
@@ -78,6 +81,7 @@ class LocalSteps(Optimizer):
         fragments: Fragments = 1,
         delay: int = 0,
         mix: float | None = None,
+        eager: bool = False,
         dense: Dense | None = None,
         groups: Grouping | None = None,
         transport: Transport | Mesh | None = None,
@@ -94,18 +98,21 @@ class LocalSteps(Optimizer):
         def plan() -> Plan:
             _check_holds(inner_optimizer, parameters)
             parts.extend(cut(model, parameters, fragments))
-            Schedule(inner_steps, len(parts), delay, mix)
+            Schedule(inner_steps, len(parts), delay, mix, eager)
             return fragmented(parts, replica.planned, choices.plan(parameters))
 
         axes = mesh_of(transport, replica.axes, device)
-        words = {"front end": "LocalSteps", "inner_steps, delay and mix": f"{inner_steps}, {delay} and {mix}"}
+        words = {
+            "front end": "LocalSteps",
+            "inner_steps, delay, mix and eager": f"{inner_steps}, {delay}, {mix} and {eager}",
+        }
         settings = Settings(
             seed=seed, others=replica.others, owns_mesh=transport is None, words=words, planned=replica.planned
         )
         runtime = Runtime(plan, replica.slots, axes, device, settings)
         replica.share(axes)
-        schedule = Schedule(inner_steps, len(parts), delay, mix)
-        made = fragments_of(runtime.plan, parts, replica.local, schedule.keeps_sent)
+        schedule = Schedule(inner_steps, len(parts), delay, mix, eager)
+        made = fragments_of(runtime.plan, parts, replica.local, schedule)
         self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
         self._model, self._replica = model, replica
         self.handle = Handle(runtime, self._rounds)
@@ -169,7 +176,8 @@ class LocalSteps(Optimizer):
         or reader `dcp.load({"local_steps": optimizer.stateful(path)}, checkpoint_id=path)`. On as many replicas as
         before the training goes on bit for bit; on any other number, what memories keep adds up to the same.
 
-        Raises ValueError, on all ranks, for another model's state, and where the checkpoint has none, or several."""
+        Raises ValueError, on all ranks, for another model's state, where the checkpoint has none, or several, and with
+        `eager`, where nothing is shared."""
         return DistributedRounds(
             self._rounds, self._replica, self._load_inner, {} if saved is None else rounds_in(saved)
         )

@@ -4,6 +4,9 @@ inner steps     every replica by itself
 send            anchor - parameter of one fragment goes to the runtime, as gradients do, in a step of its groups
 inner steps     `delay` of them, while it travels
 receive         the mean is the gradient of the outer step; parameters move to the new anchors
+
+With eager updates the outer step is taken at once, with the mean of the round before and this replica's own part of the
+new one; its mean travels during the whole next round.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,7 +71,11 @@ class Rounds:
         self.step += 1
         self._receive_if_due()
         fragment = self.schedule.due(self.step)
-        if fragment is not None:
+        if fragment is None:
+            return
+        if self.schedule.eager:
+            self._send_and_step(self.fragments[fragment])
+        else:
             self._send(fragment)
             self._receive_if_due()
 
@@ -78,28 +85,45 @@ class Rounds:
             self.under_way = None
 
     def _send(self, index: int) -> None:
-        runtime, fragment = self.runtime, self.fragments[index]
-        runtime.open_step(groups_of(runtime.plan, fragment.parameters))
+        fragment = self.fragments[index]
         fragment.measure()
+        self._submit(fragment)
+        self.under_way, self.sent_at = index, self.step
+
+    def _send_and_step(self, fragment: Fragment) -> None:
+        """An eager update."""
+        self.runtime.finish()
+        gradients = fragment.exchange_own(1 / self.runtime.mesh.replica.world)
+        if not fragment.is_finite():  # what this replica has moved; the others see it by the mean, a round later
+            self._skip()
+        self._submit(fragment)
+        self._outer_step(fragment, gradients)
+        fragment.merge(None)
+
+    def _submit(self, fragment: Fragment) -> None:
+        runtime = self.runtime
+        runtime.open_step(groups_of(runtime.plan, fragment.parameters))
         for slot, about in enumerate(runtime.slots):
             if about.name in fragment.deltas:
                 runtime.submit(slot, fragment.deltas[about.name])
-        self.under_way, self.sent_at = index, self.step
 
     def _receive(self, fragment: Fragment) -> None:
         self.runtime.finish()
         if not fragment.is_finite():
             self._skip()
             return
-        for name, anchor in fragment.anchors.items():
-            anchor.grad = fragment.deltas[name].to(anchor.dtype)
-        self.outer.step()
-        self.outer.zero_grad()
+        self._outer_step(fragment, fragment.deltas)
         fragment.merge(self.schedule.mix)
 
+    def _outer_step(self, fragment: Fragment, gradients: Mapping[str, Tensor]) -> None:
+        for name, anchor in fragment.anchors.items():
+            anchor.grad = gradients[name].to(anchor.dtype)
+        self.outer.step()
+        self.outer.zero_grad()
+
     def _skip(self) -> None:
-        """Some replica's numbers were not finite, as all of them see by the mean: the round counts for nobody, and all
-        go back to the anchors. Inner state that is not finite begins anew."""
+        """A replica's numbers were not finite, as all of them see by the mean: the round counts for nobody, and all go
+        back to the anchors. Inner state that is not finite begins anew."""
         for fragment in self.fragments:
             fragment.reset()
             for parameter in (self._parameters[name] for name in fragment.parameters):
@@ -128,16 +152,20 @@ class Rounds:
         self.runtime.finish()
         state: dict[str, Any] = {
             "step": self.step,
-            "anchors": {name: a.clone() for fragment in self.fragments for name, a in fragment.anchors.items()},
+            "anchors": {n: a for fragment in self.fragments for n, a in _copies(fragment.anchors).items()},
             "outer": self.outer.state_dict(),
         }
+        if self.schedule.eager:
+            state["eager"] = [
+                {"means": _copies(fragment.deltas), "moved": _copies(fragment.moved)} for fragment in self.fragments
+            ]
         if self.under_way is not None:
             fragment = self.fragments[self.under_way]
             state["under way"] = {
                 "fragment": self.under_way,
                 "sent at": self.sent_at,
-                "means": {name: mean.clone() for name, mean in fragment.deltas.items()},
-                "sent": {name: copy.clone() for name, copy in fragment.sent.items()},
+                "means": _copies(fragment.deltas),
+                "sent": _copies(fragment.sent),
             }
         return state
 
@@ -152,12 +180,19 @@ class Rounds:
         self.outer.load_state_dict(state["outer"])
         for fragment in self.fragments:
             _copy_each(fragment.anchors, state["anchors"])
+        for fragment, kept in zip(self.fragments, state.get("eager", []), strict=False):
+            _copy_each(fragment.deltas, kept["means"])
+            _copy_each(fragment.moved, kept["moved"])
         if "under way" in state:
             flight = state["under way"]
             self.under_way, self.sent_at = flight["fragment"], flight["sent at"]
             fragment = self.fragments[flight["fragment"]]
             _copy_each(fragment.deltas, flight["means"])
             _copy_each(fragment.sent, flight["sent"])
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _copy_each(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:

@@ -45,6 +45,8 @@ class DistributedRounds:
         saved: Mapping[str, Saved],
     ) -> None:
         self._rounds, self._replica, self._load_inner, self._saved = rounds, replica, load_inner, saved
+        if rounds.schedule.eager:
+            raise ValueError("with eager=True every replica has anchors of its own; save state_dict() on every rank")
         self._placed = replica.placed()
         self._memory = DistributedState(rounds.runtime, self._placed, saved.get(MEMORY, {}))
         mesh = rounds.runtime.mesh

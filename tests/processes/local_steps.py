@@ -78,6 +78,71 @@ def without_momentum_it_is_local_sgd() -> None:
             parameter.data /= dist.get_world_size()
 
 
+def reference_eager(replicas: int, rounds: int, inner_steps: int, lr: float, momentum: float) -> Iterator[list[float]]:
+    """DiLoCo with eager updates (https://arxiv.org/abs/2502.12996), all replicas in one process."""
+    anchors = [network() for _ in range(replicas)]
+    models = [copy.deepcopy(anchor) for anchor in anchors]
+    optimizers = [inner(model) for model in models]
+    outers = [torch.optim.SGD(each.parameters(), lr=lr, momentum=momentum, nesterov=True) for each in anchors]
+    last = [torch.zeros_like(flat(model)) for model in models]
+    for t in range(rounds):
+        losses: list[list[float]] = [[] for _ in models]
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            for h in range(inner_steps):
+                inputs, targets = batch(t * inner_steps + h, rank)
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                losses[rank].append(loss.item())
+        moved = [flat(anchor) - flat(model) for anchor, model in zip(anchors, models, strict=True)]
+        for rank, (anchor, outer) in enumerate(zip(anchors, outers, strict=True)):
+            parts = [*last[:rank], moved[rank], *last[rank + 1 :]]  # all others' of the round before
+            gradient = torch.stack(parts).mean(0).split([p.numel() for p in anchor.parameters()])
+            for parameter, part in zip(anchor.parameters(), gradient, strict=True):
+                parameter.grad = part.view_as(parameter)
+            outer.step()
+            models[rank].load_state_dict(anchor.state_dict())
+        last = moved
+        yield from map(list, zip(*losses, strict=True))
+
+
+def eager(model: nn.Module, **others) -> gw.LocalSteps:
+    return gw.LocalSteps(inner(model), model, eager=True, **{"inner_steps": 5, "outer": gw.Outer(0.4, 0.9)} | others)
+
+
+@scenario(2, 4)
+def eager_updates_are_the_papers() -> None:
+    model = network()
+    losses = train(model, 100, optimizer=eager(model))
+    expected = [each[dist.get_rank()] for each in reference_eager(dist.get_world_size(), 20, 5, 0.4, 0.9)]
+    torch.testing.assert_close(losses, expected, rtol=0, atol=1e-6)
+
+
+@scenario(2)
+def eager_updates_go_on_bit_for_bit_and_forget_what_is_not_finite() -> None:
+    for cut in (12, 15, 18):
+        model, other = network(), network(seed=1)
+        optimizer = eager(model, compressor=gw.TopK(0.1), fragments=2)
+        train(model, cut, optimizer=optimizer)
+        state = whole_state(model, optimizer)
+        expected = train(model, 20, first=cut, optimizer=optimizer)
+        resumed = eager(other, compressor=gw.TopK(0.1), fragments=2)
+        train(other, 3, optimizer=resumed)
+        resumed.load_state_dict(state["optimizer"])
+        other.load_state_dict(state["model"])
+        assert train(other, 20, first=cut, optimizer=resumed) == expected, cut
+    refused(ValueError, "save state_dict() on every rank", optimizer.stateful)
+    with torch.no_grad():
+        if dist.get_rank() == 1:
+            model[2].weight[3, 3] = torch.nan
+    train(model, 5, first=40, optimizer=optimizer)
+    assert flat(model).isfinite().all()
+    losses = train(model, 30, first=45, optimizer=optimizer)
+    assert torch.tensor(losses).isfinite().all()
+    assert flat(model).isfinite().all()
+
+
 @scenario(4)
 def hosts_that_train_with_ddp_inside_are_replicas() -> None:
     hosts = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -447,8 +512,9 @@ def wrong_use_is_one_clear_line_on_every_rank() -> None:
     )  # fmt: skip
     refused(ValueError, "two fragments have parameter '0.weight'", lambda: wrap(fragments=[model[0], model]))
     refused(ValueError, "delay=3 is longer than the 2 inner steps", lambda: wrap(inner_steps=8, fragments=4, delay=3))
+    refused(ValueError, "leave out delay and mix", lambda: wrap(delay=2, eager=True))
     refused(ValueError, "mix=1.0 is no share", lambda: wrap(mix=1.0))
-    refused(ValueError, "inner_steps, delay and mix", lambda: wrap(inner_steps=8 if alone else 9))
+    refused(ValueError, "inner_steps, delay, mix and eager", lambda: wrap(inner_steps=8 if alone else 9))
     one_group = gw.Plan((
         gw.Group(tuple(n for n, _ in model.named_parameters()), gw.FP32(), gw.NoMemory(), gw.AllReduce()),
     ))  # fmt: skip
