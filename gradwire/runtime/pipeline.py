@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gradwire.collective import HOST, Collective
 from gradwire.compressors import Reduction
@@ -9,6 +10,8 @@ from gradwire.runtime.exchange import Exchange, Given
 from gradwire.runtime.executor import Mark
 from gradwire.runtime.recorder import Recorder
 from gradwire.transports import Mesh, Pending
+
+T = TypeVar("T")
 
 
 class ReductionError(RuntimeError):
@@ -61,10 +64,10 @@ class Pipeline:
         self.wire_bytes += self._wire_bytes(op)
         return self.mesh.start(op)
 
-    def agree(self, talk: Callable[[], None]) -> None:
+    def agree(self, talk: Callable[[], T]) -> T:
         """Has the ranks talk with each other between groups, while this one waits."""
         try:
-            talk()
+            return talk()
         except RuntimeError as error:
             raise ReductionError(f"agreeing with the other ranks ended: {self.why(error)}") from error
 

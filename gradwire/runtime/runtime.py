@@ -176,7 +176,7 @@ class Runtime:
             return self._states.save()
         check(self.mesh)
         self.finish()
-        return self._call(self._states.gather)
+        return self._call(partial(self._pipeline.agree, self._states.gather))
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
         """Takes over what `state_dict` returned; parameters that it lacks keep theirs. Raises ValueError, on all ranks,
@@ -197,7 +197,7 @@ class Runtime:
     def together(self, task: Callable[[Mesh, torch.device], T], alone: T) -> T:
         """What comes of `task`, which all ranks do together, between steps; `alone` is what comes of it for one."""
         self.finish()
-        return self._call(partial(task, self.mesh, self.executor.device))
+        return self._call(partial(self._pipeline.agree, partial(task, self.mesh, self.executor.device)))
 
     def trace(self, steps: int) -> Trace:
         """Records the next `steps` whole steps. Raises ValueError where the framework reduces by itself."""

@@ -1105,6 +1105,17 @@ def two_ranks_have_no_majority() -> None:
     refused(ValueError, "detach() ended", handle.verify)
 
 
+@scenario(2)
+def who_left_is_named_where_ranks_talk_between_steps() -> None:
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, gw.TopK(0.1), elastic=True)
+    train(ddp, 2)
+    if dist.get_rank():
+        handle.leave()
+    else:
+        refused(RuntimeError, "ended: rank 1 has left the job", handle.verify)
+
+
 @scenario(4)
 def replicas_on_hosts_are_compared_and_mended() -> None:
     ddp = DistributedDataParallel(network())
