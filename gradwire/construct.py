@@ -74,7 +74,7 @@ def _parts(value: Any) -> list[str]:
 
 
 def _written(value: Any) -> str:
-    if isinstance(value, Codec):
+    if is_dataclass(value):
         return "/".join([type(value).__name__.lower(), *_parts(value)])
     return str(value).lower() if isinstance(value, bool | None) else str(value)
 

@@ -5,8 +5,9 @@ gw.attach(ddp, gw.TopK(0.01), groups=gw.groups.of(megabytes=25))
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from gradwire.communicators import AllReduce
 from gradwire.compressors import FP32, Compressor
@@ -166,9 +167,9 @@ def _ratios(compressor: Compressor) -> list[float]:
     return [*([compressor.ratio] if hasattr(compressor, "ratio") else []), *nested]  # pyright: ignore
 
 
-def _parts(compressor: Compressor) -> dict[str, Compressor]:
+def _parts(compressor: Compressor) -> dict[str, Any]:
     values = {field.name: getattr(compressor, field.name) for field in fields(compressor)}  # pyright: ignore[reportArgumentType]
-    return {name: value for name, value in values.items() if isinstance(value, Compressor)}
+    return {name: value for name, value in values.items() if is_dataclass(value)}
 
 
 def _scaled(compressor: Compressor, factor: float) -> Compressor:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from gradwire import communicators, compressors, memories
 from gradwire.communicators import AllGather, AllReduce, Communicator
@@ -166,7 +166,12 @@ def default_communicator(compressor: Compressor) -> Communicator:
 def bulky(compressor: Compressor, slots: Sequence[Slot]) -> bool:
     """Whether it sends an eighth of these gradients or more, so that the wire sets the pace."""
     layout = Layout(tuple(slots))
-    return isinstance(compressor, Codec) and compressor.group_bytes(layout, 0) >= layout.numel // 2
+    return sized_by_elements(compressor) and compressor.group_bytes(layout, 0) >= layout.numel // 2
+
+
+def sized_by_elements(compressor: Compressor) -> TypeGuard[Codec]:
+    """Whether a group's bytes follow from how many elements it has, not from the matrices that they make."""
+    return isinstance(compressor, Codec)
 
 
 def _cut(slots: Sequence[Slot], early: bool) -> list[tuple[str, ...]]:

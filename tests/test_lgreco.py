@@ -92,6 +92,13 @@ def test_of_low_rank_it_is_the_tail_of_the_singular_values():
     assert errors[3] == 0, "travels dense"
 
 
+def test_choices_of_several_kinds_are_each_judged_by_their_own():
+    x = torch.randn(SLOTS[0].numel, generator=torch.Generator().manual_seed(0))
+    choices = [gw.TopK(0.1), gw.PowerSGD(4), gw.TopK(0.2), gw.FP16(), gw.PowerSGD(2)]
+    alone = [square_errors(x, SLOTS[0], [choice])[0] for choice in choices]
+    assert square_errors(x, SLOTS[0], choices) == pytest.approx(alone, rel=0.05)
+
+
 def test_large_layers_are_sampled():
     x = torch.randn(1_000_003, generator=torch.Generator().manual_seed(0))
     slot = slots_of({"x": torch.empty(len(x))})[0]
@@ -176,6 +183,7 @@ def test_a_run_that_was_cut_goes_on_bit_for_bit(cut: int):
         ("is no budget", lambda: gw.LGreCo("bytes", -1)),
         ("e.g. interval=500", lambda: gw.LGreCo(interval=0)),
         ("use e.g. attach(ddp, PowerSGD(4), controller=LGreCo())", lambda: gw.LGreCo().check(fp32())),
+        ("does not know what it loses", lambda: gw.LGreCo(choices=(gw.MultiLevel(),))),
         ("use up to 14", lambda: gw.LGreCo(choices=tuple(gw.TopK(i / 20) for i in range(1, 19))).check(sparse())),
     ],
 )

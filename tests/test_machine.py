@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire.runtime.machine import Arrivals, End, Machine
+from gradwire.runtime.machine import Arrivals, Machine
 from gradwire.script import IN_FLIGHT, Entry, script
 
 CHANCES = st.integers(0, 1 << 32).map(Random)
@@ -91,10 +91,9 @@ class Rank:
         command = self.held or self.machine.next()
         self.held = None
         if command is None:
-            return took
-        if isinstance(command, End):
-            self.ended = command.step
-            return True
+            ends = self.machine.end()
+            self.ended += ends
+            return took or ends
         if command.turn and not network.done(self.ended, Entry(command.group, command.turn - 1)):
             self.held = command
             return took
@@ -111,6 +110,7 @@ class Rank:
         self.failed = True
         self.machine.fail()
         assert self.machine.next() is None
+        assert not self.machine.end()
 
 
 class Network:

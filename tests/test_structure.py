@@ -1,5 +1,7 @@
 """Where things may live."""
 
+import ast
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "gradwire"
@@ -9,6 +11,7 @@ MAY_USE_THE_NETWORK = {
     "transports/torch_store.py",
     "torch_private.py",
 }
+MOST_CHOICES_BY_KIND = 10
 
 
 def test_only_transports_front_ends_and_the_lab_use_torch_distributed():
@@ -32,3 +35,38 @@ def test_only_ops_and_the_executor_ask_for_the_kind_of_device():
         if ".type ==" in path.read_text() or ".type !=" in path.read_text()
     }
     assert {path for path in askers if not path.startswith(("ops/", "lab/"))} == {"runtime/executor.py"}
+
+
+def test_few_paths_are_chosen_by_the_kind_of_our_own_objects():
+    chosen = [
+        f"{path.relative_to(PACKAGE)}:{call.lineno}"
+        for path in PACKAGE.rglob("*.py")
+        if path.relative_to(PACKAGE).parts[0] not in {"ops", "cli", "lab", "report"}
+        for call in _choosing(ast.parse(path.read_text()))
+    ]
+    assert len(chosen) <= MOST_CHOICES_BY_KIND, chosen
+
+
+def _choosing(tree: ast.Module) -> list[ast.Call]:
+    """The calls of isinstance with a class of Gradwire's, but for those that narrow a type or refuse an argument."""
+    excused = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    excused += [
+        node.test for node in ast.walk(tree) if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise)
+    ]
+    excused = {inner for node in excused for inner in ast.walk(node)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node not in excused]
+    return [call for call in calls if ast.unparse(call.func) == "isinstance" and _names(call.args[1]) & _own_classes()]
+
+
+def _names(kinds: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(kinds) if isinstance(node, ast.Name)}
+
+
+@cache
+def _own_classes() -> set[str]:
+    trees = [
+        ast.parse(path.read_text())
+        for path in PACKAGE.rglob("*.py")
+        if "lab" not in path.parts and "native" not in path.parts
+    ]
+    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}

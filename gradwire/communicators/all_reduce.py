@@ -27,6 +27,9 @@ class AllReduce(SummingCommunicator):
                 "pair it with AllGather() or ScatterReduce()"
             )
 
+    def dense_dtype(self, compressor: Compressor) -> torch.dtype | None:
+        return compressor.wire_dtype if compressor.is_cast else None
+
     def codec_wire(self, codec: Codec, layout: Layout, world: int, step: int) -> Wire:
         return all_reduce(codec.group_bytes(layout, step) + codec.wire_dtype.itemsize, world)
 

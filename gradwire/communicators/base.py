@@ -3,10 +3,11 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from gradwire.communicators.wire import Wire
-from gradwire.compressors import Codec, Compressor, GroupContext, LowRank, MultiRound, RandomK, Reduction, Sparse
+from gradwire.compressors import Codec, Compressor, GroupContext, MultiRound, Predictable, RandomK, Reduction, Sparse
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
@@ -32,6 +33,11 @@ class Communicator(ABC):
         """The small tensors on the host that this algorithm keeps for a group: see `GroupContext.group`."""
         return {}
 
+    def dense_dtype(self, compressor: Compressor) -> torch.dtype | None:
+        """As which type of numbers a gradient that nothing is kept of may be summed where it lies; None where it may
+        not."""
+        return None
+
     @abstractmethod
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
         """What it costs one of `world` ranks to reduce a group at this step, flags included."""
@@ -52,7 +58,7 @@ class SummingCommunicator(Communicator):
         return self.collectives * compressor.rounds
 
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
-        assert isinstance(compressor, Codec | LowRank)
+        assert isinstance(compressor, Predictable)
         messages = compressor.messages(layout, step)
         return sum((self.codec_wire(codec, part, world, step) for codec, part in messages), Wire(0, 0))
 
@@ -94,3 +100,19 @@ class SparseCommunicator(Communicator):
                 f"{self.name}() adds up values in flight, which value_bits={compressor.value_bits} are not; "
                 "use value_bits=32, or e.g. SplitGather()"
             )
+
+    def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
+        assert isinstance(compressor, Sparse)
+        return self.codec_wire(compressor, layout.numel, world)
+
+    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+        assert isinstance(compressor, Sparse)
+        return self.add_up(compressor, vector, mean, context)
+
+    @abstractmethod
+    def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
+        """What it costs one of `world` ranks to add up what a sparsifier selects of n elements."""
+
+    @abstractmethod
+    def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+        """`reduce` for a sparsifier."""

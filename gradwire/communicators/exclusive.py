@@ -16,7 +16,6 @@ from gradwire.ops.entries import Places
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import even
-from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
@@ -43,31 +42,29 @@ class Exclusive(SparseCommunicator):
     def rounds(self, compressor: Compressor, world: int) -> int:
         return 2
 
-    def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
-        largest = _largest(compressor, layout.numel, world)
+    def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
+        largest = _largest(codec, n, world)
         return all_gather(framed(largest.nbytes), world) + all_reduce(4 * world * largest.k + FLAG_BYTES, world)
 
-    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
-        assert isinstance(compressor, Sparse)
+    def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x = vector.total()
-        world, largest = context.world, _largest(compressor, len(x), context.world)
+        world, largest = context.world, _largest(codec, len(x), context.world)
         mine = context.message("mine", largest.nbytes)
         a, b = _parts(len(x), context)[context.rank]
-        quotas = even(compressor.count(len(x)), world)
+        quotas = even(codec.count(len(x)), world)
         quota = min(b - a, quotas[context.rank + 1] - quotas[context.rank])
         if a < b:
             nothing = torch.empty(0, dtype=torch.int64, device=x.device)
-            found = compressor.select(x[a:b], quota, context) if quota else nothing
+            found = codec.select(x[a:b], quota, context) if quota else nothing
             Places(b - a, largest.k).pack(mine.body, found)
         everyones = context.message("places", largest.nbytes, rows=world)
         yield Gather(mine, everyones)
         yield from sum_values(x, *_union(largest.k, everyones.body, len(x), context), mean.vector(), context)
 
 
-def _largest(compressor: Compressor, n: int, world: int) -> Places:
+def _largest(codec: Sparse, n: int, world: int) -> Places:
     """The layout of the largest part's coordinates."""
-    assert isinstance(compressor, Sparse)
-    return Places(-(-n // world), -(-compressor.count(n) // world))
+    return Places(-(-n // world), -(-codec.count(n) // world))
 
 
 def _parts(n: int, context: GroupContext) -> list[tuple[int, int]]:

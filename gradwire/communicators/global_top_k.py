@@ -13,7 +13,6 @@ from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.kernels import decode_entries, pack_entries, unpack_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
@@ -31,16 +30,14 @@ class GlobalTopK(SparseCommunicator):
     def rounds(self, compressor: Compressor, world: int) -> int:
         return depth(world) + 1
 
-    def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
-        assert isinstance(compressor, Sparse)
-        size = framed(compressor.payload_bytes(layout.numel))
+    def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
+        size = framed(codec.payload_bytes(n))
         return up_a_tree(size, world) + broadcast(size, world)
 
-    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
-        assert isinstance(compressor, Sparse)
-        entries = compressor.layout(vector.numel)
+    def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+        entries = codec.layout(vector.numel)
         merged, other = context.message("merged", entries.nbytes), context.message("other", entries.nbytes)
-        compressor.encode(vector, merged.body, context)
+        codec.encode(vector, merged.body, context)
         for level in range(depth(context.world)):
             target, source = partners(context.rank, context.world, level)
             yield SendReceive(merged, other, target, source)

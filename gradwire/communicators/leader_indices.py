@@ -11,7 +11,6 @@ from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Places
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
@@ -28,22 +27,20 @@ class LeaderIndices(SparseCommunicator):
     def rounds(self, compressor: Compressor, world: int) -> int:
         return 2
 
-    def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
-        places = _places(compressor, layout.numel)
+    def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
+        places = _places(codec, n)
         return broadcast(framed(places.nbytes), world) + all_reduce(4 * places.k + FLAG_BYTES, world)
 
-    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
-        assert isinstance(compressor, Sparse)
+    def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x = vector.total()
-        places = _places(compressor, len(x))
+        places = _places(codec, len(x))
         message = context.message("places", places.nbytes)
         leader = context.step % context.world
         if context.rank == leader:
-            places.pack(message.body, compressor.select(x, places.k, context))
+            places.pack(message.body, codec.select(x, places.k, context))
         yield Broadcast(message, leader)
         yield from sum_values(x, *places.unpack(message.body), mean.vector(), context)
 
 
-def _places(compressor: Compressor, n: int) -> Places:
-    assert isinstance(compressor, Sparse)
-    return Places(n, compressor.count(n))
+def _places(codec: Sparse, n: int) -> Places:
+    return Places(n, codec.count(n))

@@ -19,7 +19,6 @@ from gradwire.ops.ranges import even, share, split
 from gradwire.ops.reference.largest import TINY, largest
 from gradwire.ops.select import above, top_k
 from gradwire.ops.threshold import can_count
-from gradwire.slots import Layout
 
 POINTS = 64
 """Of each rank's selection, quantiles that are sent along: enough to find the bounds for any number of ranks."""
@@ -53,24 +52,23 @@ class OkTopk(SparseCommunicator):
     def rounds(self, compressor: Compressor, world: int) -> int:
         return 2
 
-    def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
-        size = self._entries(compressor, layout.numel, world).nbytes
+    def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
+        size = self._entries(codec, n, world).nbytes
         return all_to_all(world * framed(size), world) + all_gather(framed(size + 4 * POINTS), world)
 
     def init_group(self) -> dict[str, Tensor]:
         return {"quantiles": torch.zeros(POINTS + 1, dtype=torch.int64), "threshold": torch.zeros(1)}
 
-    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
-        assert isinstance(compressor, Sparse)
+    def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x = vector.total()
-        n, world, k = len(x), context.world, compressor.count(len(x))
+        n, world, k = len(x), context.world, codec.count(len(x))
         entries, bounds, threshold = (
-            self._entries(compressor, n, world),
+            self._entries(codec, n, world),
             _bounds(n, context),
             self._threshold(x, context),
         )
         send, receive = (context.message(name, entries.nbytes, rows=world) for name in ("send", "receive"))
-        indices = compressor.select(x, k, context)
+        indices = codec.select(x, k, context)
         parts = list(split(x, indices, bounds, entries.k, context.buffers))
         for row, (found, values) in zip(send.body, parts, strict=True):
             take_entries(x, row, entries, found, values)
@@ -104,8 +102,7 @@ class OkTopk(SparseCommunicator):
         if context.remember:  # what this region's owner did not share, or not everybody kept
             x[a:b].add_(total[a:b]).sub_(out[a:b])
 
-    def _entries(self, codec: Compressor, n: int, world: int) -> Entries | Compact:
-        assert isinstance(codec, Sparse)
+    def _entries(self, codec: Sparse, n: int, world: int) -> Entries | Compact:
         return codec.room(n, share(codec.count(n), world, self.slack, n))
 
     def _threshold(self, x: Tensor, context: GroupContext) -> float | None:

@@ -18,7 +18,6 @@ from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import even, share, split
 from gradwire.ops.select import top_k
-from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
@@ -44,19 +43,18 @@ class SplitGather(SparseCommunicator):
     def rounds(self, compressor: Compressor, world: int) -> int:
         return 2
 
-    def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
-        room = self._room(compressor, layout.numel, world)
+    def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
+        room = self._room(codec, n, world)
         there = world * framed(room.entries(room.width, room.there).nbytes)
         return all_to_all(there, world) + all_gather(framed(room.back_bytes), world)
 
-    def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
-        assert isinstance(compressor, Sparse)
+    def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x = vector.total()
-        room = self._room(compressor, len(x), context.world)
+        room = self._room(codec, len(x), context.world)
         bounds, size = even(len(x), context.world), room.entries(room.width, room.there).nbytes
         send = context.message("send", size, rows=context.world)
         receive = context.message("receive", size, rows=context.world)
-        indices = compressor.select(x, compressor.count(len(x)), context)
+        indices = codec.select(x, codec.count(len(x)), context)
         parts = list(split(x, indices, bounds, room.there, context.buffers))
         for row, (a, b), (found, values) in zip(send.body, pairwise(bounds), parts, strict=True):
             if a < b:
@@ -80,8 +78,7 @@ class SplitGather(SparseCommunicator):
             if a < b:
                 room.read(row, out[a:b])
 
-    def _room(self, codec: Compressor, n: int, world: int) -> "_Room":
-        assert isinstance(codec, Sparse)
+    def _room(self, codec: Sparse, n: int, world: int) -> "_Room":
         k, width = codec.count(n), -(-n // world)
         there = share(k, world, self.slack, width)
         return _Room(codec, width, there, share(k, world, self.growth, min(width, world * there)))

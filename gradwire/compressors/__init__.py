@@ -2,7 +2,16 @@
 
 from gradwire.compressors.all_dimension import AllDimensionTopK
 from gradwire.compressors.alternating import ACPSGD
-from gradwire.compressors.base import AddUp, Codec, Compressor, MultiRound, Reduction, Selective, context_for
+from gradwire.compressors.base import (
+    AddUp,
+    Codec,
+    Compressor,
+    MultiRound,
+    Predictable,
+    Reduction,
+    Selective,
+    context_for,
+)
 from gradwire.compressors.chunked import ChunkTopK
 from gradwire.compressors.context import GroupContext, GroupState, Halves, SlotState
 from gradwire.compressors.dense import BF16, FP16, FP32, Cast
@@ -16,13 +25,13 @@ from gradwire.compressors.red_sync import RedSync
 from gradwire.compressors.reused import ReusedThreshold
 from gradwire.compressors.sidco import SIDCo
 from gradwire.compressors.sign import EFSignSGD, OneBit, SignSGD, Signum
-from gradwire.compressors.sparse import RandomK, Sparse, TopK
+from gradwire.compressors.sparse import RandomK, Sparse, Sparsifier, TopK
 from gradwire.compressors.threshold import DGC, Estimated, HardThreshold
 
 __all__ = [
     "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AddUp", "AllDimensionTopK", "Cast", "ChunkTopK", "Codec",
     "Compressor", "EFSignSGD", "Estimated", "GaussianK", "GroupContext", "GroupState", "Halves", "HardThreshold",
-    "Interleaved", "LowRank", "MultiLevel", "MultiRound", "OneBit", "PowerSGD", "Quantized", "RandomK", "RedSync",
-    "Reduction", "ReusedThreshold", "SIDCo", "Selective", "SignSGD", "Signum", "SlotState", "Sparse", "TernGrad",
-    "TopK", "context_for",
+    "Interleaved", "LowRank", "MultiLevel", "MultiRound", "OneBit", "PowerSGD", "Predictable", "Quantized", "RandomK",
+    "RedSync", "Reduction", "ReusedThreshold", "SIDCo", "Selective", "SignSGD", "Signum", "SlotState", "Sparse",
+    "Sparsifier", "TernGrad", "TopK", "context_for",
 ]  # fmt: skip

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import ClassVar
+from statistics import fmean
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from gradwire.compressors.context import GroupContext, GroupState, Halves, SlotS
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.workspace import Workspace
-from gradwire.slots import Layout
+from gradwire.slots import Layout, Slot
 
 Reduction = Generator[Collective | None, None, None]
 """Yields collectives, and goes on when their results are there; None for a round in which this rank takes no part."""
@@ -21,14 +22,14 @@ Reduction = Generator[Collective | None, None, None]
 class Compressor(ABC):
     """A frozen dataclass of hyperparameters. To change one: `dataclasses.replace(compressor, ratio=0.1)`.
 
-    `biased` compressors drop what they do not send and want a memory. `sparse` ones send some coordinates
-    exactly and none of the others. Those that `carries_dense` send biases and norm scales well enough beside the
-    rest, so that these need no group of their own. `flat_state` names tensors of gradient size that the algorithm
-    keeps. A step's sum takes `rounds` of adding something up; it is `summable` where an all-reduce can do that. Steps
-    may differ in the bytes that they send; `period` of them in a row are as many as any others. Those with
-    `local_arithmetic` let every rank compute what all must have alike, so their hardware must be alike as well. A
-    compressor that `is_cast` changes the numbers' type and nothing else; one that `votes` sends what only counts
-    together with the others'. What is not `divisible` works on whole groups only.
+    `biased` compressors drop what they do not send and want a memory. `sparse` ones send some coordinates exactly
+    and none of the others. Those that `carries_dense` send biases and norm scales well enough beside the rest, so
+    that these need no group of their own. `flat_state` names tensors of gradient size that the algorithm keeps. A
+    step's sum takes `rounds` of adding something up; it is `summable` where an all-reduce can do that, of numbers
+    of `wire_dtype`. Steps may differ in the bytes that they send; `period` of them in a row are as many as any
+    others. Those with `local_arithmetic` let every rank compute what all must have alike, so their hardware must be
+    alike as well. A compressor that `is_cast` changes the numbers' type and nothing else; one that `votes` sends
+    what only counts together with the others'. What is not `divisible` works on whole groups only.
     """
 
     biased: ClassVar[bool] = True
@@ -37,6 +38,7 @@ class Compressor(ABC):
     divisible: ClassVar[bool] = True
     rounds: ClassVar[int] = 1
     summable: ClassVar[bool] = False
+    wire_dtype: ClassVar[torch.dtype] = torch.float32
     period: ClassVar[int] = 1
     sparse: ClassVar[bool] = False
     carries_dense: ClassVar[bool] = False
@@ -58,7 +60,29 @@ class Compressor(ABC):
         rank did not send. `add_up` does that for what a codec encodes."""
 
 
-class Codec(Compressor):
+class Predictable(Compressor):
+    """A compressor whose messages follow from layout and step alone, and that knows what it would lose of a slot sent
+    by itself."""
+
+    @abstractmethod
+    def messages(self, layout: Layout, step: int) -> "Sequence[tuple[Codec, Layout]]":
+        """What the rounds of a step encode, and with what."""
+
+    def group_bytes(self, layout: Layout, step: int) -> int:
+        """Bytes of all messages of a whole group, or of a part of one, at this step, the same on all ranks."""
+        return sum(codec.group_bytes(part, step) for codec, part in self.messages(layout, step))
+
+    def slot_bytes(self, slot: Slot) -> float:
+        """A slot's share of a group's bytes, without what a group costs; the mean over steps that differ."""
+        return fmean(self.group_bytes(Layout((slot,)), step) for step in range(self.period))
+
+    @classmethod
+    @abstractmethod
+    def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
+        """|x - what each of `choices`, all of this class, sends of it|², or about that, for a slot's x (n,)."""
+
+
+class Codec(Predictable):
     """A compressor that turns n numbers into a fixed count of bytes without talking to anybody.
 
     The payload's size does not depend on the numbers, so that what is declared is what is sent. `summable`
@@ -66,20 +90,29 @@ class Codec(Compressor):
     groups only: it looks at whole slots, or does not do the same at every step.
     """
 
-    wire_dtype: ClassVar[torch.dtype] = torch.float32
-
     @abstractmethod
     def payload_bytes(self, n: int) -> int:
         """Bytes that `encode` writes for n elements of a single vector, at most, where steps differ; a multiple
         of 4 where the payload holds float32."""
 
     def group_bytes(self, layout: Layout, step: int) -> int:
-        """Bytes that `encode` writes for a whole group at this step, or for a part of one, the same on all ranks."""
         return self.payload_bytes(layout.numel)
 
     def messages(self, layout: Layout, step: int) -> "Sequence[tuple[Codec, Layout]]":
-        """What the rounds of a step encode, and with what."""
         return [(self, layout)]
+
+    @classmethod
+    def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
+        return [choice._left_of(x, slot) for choice in choices]
+
+    def _left_of(self, x: Tensor, slot: Slot) -> float:
+        """The square norm of what `encode` leaves."""
+        context = context_for(Layout((slot,)), self, x.device)
+        size = self.group_bytes(context.layout, 0)
+        payload = torch.zeros(size // 4 * 4 + 4, dtype=torch.uint8, device=x.device)[:size]
+        left = x.clone()
+        self.encode(LazySum.of(left), payload, context)
+        return float(left.double().square().sum())
 
     def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, add_up: "AddUp") -> Reduction:
         return add_up(self, vector, mean, context)

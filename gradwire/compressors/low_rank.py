@@ -4,15 +4,17 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar
+from statistics import fmean
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import AddUp, Codec, MultiRound, Reduction
+from gradwire.compressors.base import AddUp, Codec, MultiRound, Predictable, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.dense import FP32
 from gradwire.compressors.factors import FactorCodec
+from gradwire.compressors.losses import beyond_rank
 from gradwire.ops.formats import nearest
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.matrices import multiply, subtract_product
@@ -27,7 +29,7 @@ ROWS, COLUMNS = 0, 1
 
 
 @dataclass(frozen=True)
-class LowRank(MultiRound):
+class LowRank(MultiRound, Predictable):
     """Each weight is the matrix M (rows, columns) of its outputs by all else, of which M ≈ Pᵀ Q is sent: P (r, rows)
     and Q (r, columns), the thin matrix on the left of every product, which is faster on a CPU.
 
@@ -77,14 +79,17 @@ class LowRank(MultiRound):
         return r if pays and r < shorter else 0
 
     def messages(self, layout: Layout, step: int) -> Sequence[tuple[Codec, Layout]]:
-        """What the rounds of a step encode, and with what."""
         if step < self.start_step:
             return [(FP32(), layout.cut(start, end)) for start, end in self._equal_parts(layout.numel)]
         return [(self.codec, vector) for vector in self._vectors(layout, step)]
 
-    def group_bytes(self, layout: Layout, step: int) -> int:
-        """Bytes of all the messages of a whole group at this step, without their flags."""
-        return sum(codec.group_bytes(part, step) for codec, part in self.messages(layout, step))
+    def slot_bytes(self, slot: Slot) -> float:
+        steps = range(self.start_step, self.start_step + self.period)
+        return fmean(self.group_bytes(Layout((slot,)), step) for step in steps)
+
+    @classmethod
+    def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
+        return beyond_rank(x.view(slot.matrix), [choice.factor_rank(*slot.matrix) for choice in choices])
 
     @abstractmethod
     def _vectors(self, layout: Layout, step: int) -> Sequence[Layout]:

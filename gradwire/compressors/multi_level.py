@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import Collective, Gather, Sum
-from gradwire.compressors.base import AddUp, Codec, MultiRound, Reduction
+from gradwire.compressors.base import AddUp, MultiRound, Reduction
 from gradwire.compressors.context import GroupContext
-from gradwire.compressors.sparse import RandomK, Sparse, TopK
-from gradwire.ops.kernels import take_entries
+from gradwire.compressors.sparse import Sparsifier, TopK
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.magnitudes import magnitude_sum
 from gradwire.ops.mean import Mean
-from gradwire.ops.select import top_k
 
 DENSE, FIRST, SECOND = range(3)
 TAIL = 3
@@ -39,14 +37,14 @@ class MultiLevel(MultiRound):
     level, alike on all ranks: no message, and nothing waits for them. The first step sends everything.
     """
 
-    codec: Codec = field(default=TopK(0.1))
+    codec: Sparsifier = field(default=TopK(0.1))
     further: float = 10.0
     min_share: float = 0.02
     measure: Measure = "energy"
     summable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.codec, Sparse | RandomK) or not self.codec.biased:
+        if not isinstance(self.codec, Sparsifier) or not self.codec.biased:
             raise ValueError(
                 f"MultiLevel() sends a part of what a sparsifier selects, and {self.codec} is none that goes with a "
                 "memory; use e.g. MultiLevel(TopK(0.1), further=10)"
@@ -67,7 +65,7 @@ class MultiLevel(MultiRound):
         return self.codec.flat_state
 
     @property
-    def second(self) -> Codec:
+    def second(self) -> Sparsifier:
         """The second level's codec."""
         codec: Any = self.codec
         return replace(codec, ratio=codec.ratio / self.further)
@@ -85,10 +83,9 @@ class MultiLevel(MultiRound):
         norms = self._observe(x, levels, context)
         if level == DENSE:
             sums = yield from self._reduce_dense(x, mean, norms, context)
-        elif isinstance(self.codec, Sparse):
-            sums = yield from self._reduce_entries(x, mean, levels[level - 1], norms, context)
         else:
-            sums = yield from self._reduce_values(x, mean, levels[level - 1], norms, context)
+            reduce = self._reduce_values if self.codec.summable else self._reduce_entries
+            sums = yield from reduce(x, mean, levels[level - 1], norms, context)
         context.group.stage("norms", sums)
 
     def level(self, context: GroupContext) -> int:
@@ -99,13 +96,7 @@ class MultiLevel(MultiRound):
 
     def select(self, x: Tensor, context: GroupContext) -> tuple[Tensor, Tensor]:
         """Ascending indices of the elements of x (n,) that the first and the second level send."""
-        n, fewer = len(x), self.second
-        if isinstance(self.codec, RandomK) and isinstance(fewer, RandomK):
-            return self.codec.indices(n, context)[0], fewer.indices(n, context)[0]
-        assert isinstance(self.codec, Sparse)
-        assert isinstance(fewer, Sparse)
-        first = self.codec.select(x, self.codec.count(n), context)
-        return first, first if self.further == 1 else first[top_k(x[first], fewer.count(n))]
+        return self.codec.levels(x, self.second.count(len(x)), context)
 
     def observed(self, context: GroupContext) -> Tensor:
         """Of this rank and step, (2, 3): the norms of x, first and second level, and their element counts."""
@@ -143,9 +134,9 @@ class MultiLevel(MultiRound):
     ) -> Generator[Collective, None, Tensor]:
         """Of coordinates that all ranks share the values alone travel."""
         message = context.numbers("values", len(indices) + TAIL)
-        values = torch.index_select(x, 0, indices, out=message.body[:-TAIL])
+        values = message.body[:-TAIL]
+        self.codec.pack(x, indices, values.view(torch.uint8))
         message.body[-TAIL:].copy_(norms)
-        x.index_fill_(0, indices, 0)
         yield Sum(message)
         mean.vector().zero_().index_add_(0, indices, values)
         return message.body[-TAIL:]
@@ -154,11 +145,10 @@ class MultiLevel(MultiRound):
         self, x: Tensor, mean: Mean, indices: Tensor, norms: Tensor, context: GroupContext
     ) -> Generator[Collective, None, Tensor]:
         codec = self.codec if self.level(context) == FIRST else self.second
-        assert isinstance(codec, Sparse)
         size = codec.payload_bytes(len(x))
         send = context.message(f"send {size}", size + 4 * TAIL)
         receive = context.message(f"receive {size}", size + 4 * TAIL, context.world)
-        take_entries(x, send.body[:size], codec.layout(len(x)), indices, x[indices])
+        codec.pack(x, indices, send.body[:size])
         send.body[size:].view(torch.float32).copy_(norms)
         yield Gather(send, receive)
         codec.decode_to(mean, receive.body[:, :size], context)

@@ -1,20 +1,23 @@
 """Sparsifiers: a few coordinates are sent, exactly, the others not at all."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Codec, Selective
 from gradwire.compressors.context import GroupContext
+from gradwire.compressors.losses import beyond_largest
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Compact
 from gradwire.ops.kernels import decode_entries, take_entries, unpack_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.select import top_k
+from gradwire.slots import Slot
 
 
 def check_ratio(ratio: float) -> None:
@@ -23,7 +26,28 @@ def check_ratio(ratio: float) -> None:
         raise ValueError(f"ratio={ratio} is not the share of elements to send; it lies in (0, 1], e.g. ratio=0.01")
 
 
-class Sparse(Selective):
+class Sparsifier(Codec):
+    """Sends `count(n)` of n elements, the share `ratio` of them."""
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    def count(self, n: int) -> int:
+        """k: how many of n elements are sent."""
+        return max(1, int(n * self.ratio))
+
+    @abstractmethod
+    def levels(self, x: Tensor, fewer: int, context: GroupContext) -> tuple[Tensor, Tensor]:
+        """Ascending indices int64 of the elements of x (n,) to send, and of those where only so few are sent."""
+
+    @abstractmethod
+    def pack(self, x: Tensor, indices: Tensor, payload: Tensor) -> None:
+        """Writes these elements of x (n,) to a payload, and leaves in x what it does not hold."""
+
+
+class Sparse(Sparsifier, Selective):
     """k values with their indices. With `value_bits` of 32 the values are exact, and the indices have 16 bits, counted
     per block of 65,536 elements: 6 bytes each (`Entries`). With 4 a value is a sign and one of 8 levels, and an entry
     takes about 6 + log2(n/k) bits, 10 at 1/16 (`Compact`); what that loses stays in the memory.
@@ -31,11 +55,10 @@ class Sparse(Selective):
     Where fewer than k elements are worth sending, there is room left.
     """
 
-    ratio: float
     value_bits: Literal[32, 4]
 
     def __post_init__(self) -> None:
-        check_ratio(self.ratio)
+        super().__post_init__()
         if self.value_bits not in (32, 4):
             raise ValueError(f"value_bits={self.value_bits} is not how values are coded; use 32 or 4")
 
@@ -46,10 +69,6 @@ class Sparse(Selective):
     @property
     def carries_dense(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.value_bits != 32
-
-    def count(self, n: int) -> int:
-        """k: how many of n elements are sent."""
-        return max(1, int(n * self.ratio))
 
     def room(self, n: int, k: int) -> Entries | Compact:
         """How up to k of n elements are laid out in a payload."""
@@ -68,8 +87,14 @@ class Sparse(Selective):
 
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
         x = vector.total()
-        indices = self.select(x, self.count(len(x)), context)
+        self.pack(x, self.select(x, self.count(len(x)), context), payload)
+
+    def pack(self, x: Tensor, indices: Tensor, payload: Tensor) -> None:
         take_entries(x, payload, self.layout(len(x)), indices, x[indices])
+
+    def levels(self, x: Tensor, fewer: int, context: GroupContext) -> tuple[Tensor, Tensor]:
+        first = self.select(x, self.count(len(x)), context)
+        return first, first if fewer == self.count(len(x)) else first[top_k(x[first], fewer)]
 
     def entries(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
         return unpack_entries(payload, self.layout(n))
@@ -79,6 +104,13 @@ class Sparse(Selective):
 
     def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
         decode_entries(rows, mean.parts(), self.layout(context.layout.numel))
+
+    def slot_bytes(self, slot: Slot) -> float:
+        return 6 * self.count(slot.numel) if self.value_bits == 32 else super().slot_bytes(slot)
+
+    @classmethod
+    def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
+        return beyond_largest(x, [choice.count(slot.numel) for choice in choices])
 
 
 @dataclass(frozen=True)
@@ -97,7 +129,7 @@ class TopK(Sparse):
 
 
 @dataclass(frozen=True)
-class RandomK(Codec):
+class RandomK(Sparsifier):
     """One element at random from each of `ratio`·n equal cells, the same ones on every rank, so that the
     values alone travel and are all-reduced (Stich et al., NeurIPS 2018, https://arxiv.org/abs/1809.07599).
 
@@ -110,23 +142,19 @@ class RandomK(Codec):
     summable = True
     local_arithmetic = True
 
-    def __post_init__(self) -> None:
-        check_ratio(self.ratio)
-
     @property
     def biased(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return not self.rescale
-
-    def count(self, n: int) -> int:
-        """k: how many of n elements are sent."""
-        return max(1, int(n * self.ratio))
 
     def payload_bytes(self, n: int) -> int:
         return 4 * self.count(n)
 
     def indices(self, n: int, context: GroupContext) -> tuple[Tensor, Tensor]:
         """The chosen elements (k,) and their cells' sizes (k,), from the seed that all ranks share."""
-        device, k = context.device, self.count(n)
+        return self._draw(n, self.count(n), context)
+
+    def _draw(self, n: int, k: int, context: GroupContext) -> tuple[Tensor, Tensor]:
+        device = context.device
         generator = torch.Generator(device).manual_seed(context.shared_seed())
         edges = torch.arange(k + 1, device=device).mul_(n).div_(k, rounding_mode="floor")
         sizes = edges.diff()
@@ -136,13 +164,24 @@ class RandomK(Codec):
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
         x = vector.total()
         indices, sizes = self.indices(len(x), context)
-        values = torch.index_select(x, 0, indices, out=payload.view(torch.float32))
-        x.index_fill_(0, indices, 0)
+        self.pack(x, indices, payload)
         if self.rescale:
-            values.mul_(sizes)
+            payload.view(torch.float32).mul_(sizes)
+
+    def pack(self, x: Tensor, indices: Tensor, payload: Tensor) -> None:
+        torch.index_select(x, 0, indices, out=payload.view(torch.float32))
+        x.index_fill_(0, indices, 0)
+
+    def levels(self, x: Tensor, fewer: int, context: GroupContext) -> tuple[Tensor, Tensor]:
+        return self.indices(len(x), context)[0], self._draw(len(x), fewer, context)[0]
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         indices, _ = self.indices(len(out), context)
         out.zero_()
         for row in rows:
             out.index_add_(0, indices, row.view(torch.float32))
+
+    @classmethod
+    def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
+        whole = float(x.double().square().sum())
+        return [(1 - choice.ratio) * whole for choice in choices]

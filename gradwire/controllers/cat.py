@@ -11,11 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors import MultiLevel
 from gradwire.controllers.base import Controller, Decision, Observation, StepView
 from gradwire.controllers.factors import spaced
 from gradwire.controllers.gain import Gain, Reading
-from gradwire.controllers.levels import check_levels, with_levels
+from gradwire.controllers.levels import check_levels, levels_of, with_levels
 from gradwire.plans import Plan
 
 SETTLE_STEPS, REVISIT_STEPS = 4, 300
@@ -132,14 +131,13 @@ class CAT(Controller):
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
         """Norms of all and of both levels; seconds since the step before; bytes, and bytes at factor 1."""
-        for view in seen.groups:
-            compressor, context, n = view.group.compressor, view.context, view.context.layout.numel
-            if isinstance(compressor, MultiLevel):
-                dense_bytes = compressor.codec.payload_bytes(n) * self.min_factor
-                sent = compressor.sent(context)[1] * (dense_bytes / n)
-                numbers[:3] += compressor.observed(context)[0]
-                numbers[4] += sent.clamp(max=4 * n)  # all go without indices
-                numbers[5:6] += dense_bytes + view.nonfinite  # NaN where all ranks skip the step
+        for compressor, view in levels_of(seen):
+            context, n = view.context, view.context.layout.numel
+            dense_bytes = compressor.codec.payload_bytes(n) * self.min_factor
+            sent = compressor.sent(context)[1] * (dense_bytes / n)
+            numbers[:3] += compressor.observed(context)[0]
+            numbers[4] += sent.clamp(max=4 * n)  # all go without indices
+            numbers[5:6] += dense_bytes + view.nonfinite  # NaN where all ranks skip the step
         now, before = perf_counter(), self._marked_s
         self._marked_s = now
         numbers[3] = now - before if before else 0.0

@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors import MultiLevel
 from gradwire.controllers.base import Controller, Decision, Observation, StepView, rate_dropped
 from gradwire.controllers.factors import Factors, Scaling, spaced
 from gradwire.controllers.gain import Gain, Reading, delay_of
 from gradwire.controllers.guard import Guard
-from gradwire.controllers.levels import check_levels, with_levels
+from gradwire.controllers.levels import check_levels, levels_of, with_levels
 from gradwire.controllers.window import Observed, Summary, Window
 from gradwire.plans import Plan
 
@@ -94,12 +93,10 @@ class GraVAC(Controller):
         self._losses.append(float(loss))
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
-        for view in seen.groups:
-            compressor, context = view.group.compressor, view.context
-            if isinstance(compressor, MultiLevel):
-                numbers[:2] += compressor.observed(context)[0, ::2]
-                numbers[2:4] += compressor.sent(context)
-                numbers[4:5] += context.layout.numel + view.nonfinite  # NaN where all ranks skip the step
+        for compressor, view in levels_of(seen):
+            numbers[:2] += compressor.observed(view.context)[0, ::2]
+            numbers[2:4] += compressor.sent(view.context)
+            numbers[4:5] += view.context.layout.numel + view.nonfinite  # NaN where all ranks skip the step
         now, before = perf_counter(), self._marked_s
         self._marked_s = now
         numbers[5] = now - before if before else 0.0

@@ -1,7 +1,10 @@
 """Plans whose sparsifiers select two nested levels, of which each step sends one."""
 
+from collections.abc import Iterator
+
 from gradwire.communicators import AllGather, AllReduce
-from gradwire.compressors import Compressor, MultiLevel, RandomK, Sparse
+from gradwire.compressors import Compressor, MultiLevel, Sparsifier
+from gradwire.controllers.base import GroupView, StepView
 from gradwire.controllers.gain import Reading
 from gradwire.controllers.recompress import recompress, with_options
 from gradwire.plans import Group, Plan
@@ -18,6 +21,13 @@ def with_levels(plan: Plan, smaller: float, factor: float, reading: Reading, lea
         return MultiLevel(first, factor / smaller, least, reading.measure)
 
     return recompress(plan, compressor_of)
+
+
+def levels_of(seen: StepView) -> Iterator[tuple[MultiLevel, GroupView]]:
+    """The groups of a step that have levels."""
+    for view in seen.groups:
+        if isinstance(view.group.compressor, MultiLevel):
+            yield view.group.compressor, view
 
 
 def check_levels(plan: Plan, controller: str) -> None:
@@ -38,4 +48,4 @@ def check_levels(plan: Plan, controller: str) -> None:
 
 def _selects(compressor: Compressor) -> bool:
     """Whether it may be taken to levels."""
-    return isinstance(compressor, Sparse | RandomK) and compressor.biased
+    return isinstance(compressor, Sparsifier) and compressor.biased

@@ -3,24 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.compressors import (
-    FP16,
-    QSGD,
-    Codec,
-    Compressor,
-    GroupContext,
-    LowRank,
-    RandomK,
-    Sparse,
-    TernGrad,
-)
+from gradwire.compressors import FP16, QSGD, Compressor, GroupContext, Predictable, TernGrad
 from gradwire.controllers.allocate import allocate
 from gradwire.controllers.base import MESSAGE_NUMBERS, Controller, Decision, Observation, StepView
 from gradwire.controllers.errors import square_errors
@@ -28,7 +17,7 @@ from gradwire.controllers.recompress import recompress, with_options
 from gradwire.controllers.settings import setting_of
 from gradwire.plans import Group, Plan
 from gradwire.schedule.profile import wire_bytes
-from gradwire.slots import Layout, Slot
+from gradwire.slots import Layout
 
 SCALES = {
     "ratio": (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 3 / 2, 2, 4, 8),
@@ -57,7 +46,7 @@ class LGreCo(Controller):
     budget: Budget = "error"
     limit: float | None = None
     interval: int = 500
-    choices: tuple[Compressor, ...] | None = field(default=None, metadata={"code": True})
+    choices: tuple[Predictable, ...] | None = field(default=None, metadata={"code": True})
     numbers: ClassVar[int] = MESSAGE_NUMBERS
     looks: ClassVar[bool] = True
 
@@ -69,6 +58,8 @@ class LGreCo(Controller):
                 f"budget={self.budget!r}, limit={self.limit} is no budget; use LGreCo('error'), LGreCo('bytes', 4e6) "
                 "or LGreCo('seconds', 0.05)"
             )
+        if unfit := [choice for choice in self.choices or () if not isinstance(choice, Predictable)]:
+            raise ValueError(f"{unfit[0]} does not know what it loses of a layer; use e.g. choices=(gw.TopK(0.01),)")
         if self.interval < 1:
             raise ValueError(f"interval={self.interval} counts steps; use 1 or more, e.g. interval=500")
         self._wire = [0.0, 0.0]
@@ -132,9 +123,9 @@ class LGreCo(Controller):
 
     def _begin_layers(self, plan: Plan) -> None:
         self._origin = plan
-        groups = {name: group for group in plan.groups if _measured(group.compressor) for name in group.slots}
-        self._names = list(groups)
-        self._given = {name: group.compressor for name, group in groups.items()}
+        compressors = {name: group.compressor for group in plan.groups for name in group.slots}
+        self._given = {name: compressor for name, compressor in compressors.items() if _measured(compressor)}
+        self._names = list(self._given)
         self._choices = {name: self._choices_for(given) for name, given in self._given.items()}
         self._curves: dict[str, list[float]] = {}
         self._looks = self._cut()
@@ -161,7 +152,7 @@ class LGreCo(Controller):
         at = (step - self._first) % (len(self._looks) + self.interval)
         return self._looks[at] if at < len(self._looks) else []
 
-    def _choices_for(self, given: Compressor) -> Sequence[Compressor]:
+    def _choices_for(self, given: Predictable) -> Sequence[Predictable]:
         others = self.choices or _around(given)
         return [*others, *([] if given in others else [given])]
 
@@ -173,7 +164,7 @@ class LGreCo(Controller):
         for row, name in enumerate(self._names):
             count = len(self._choices[name])
             errors[row, :count] = [sqrt(error) for error in self._curves[name]]
-            sizes[row, :count] = [_bytes(choice, slots[name]) for choice in self._choices[name]]
+            sizes[row, :count] = [choice.slot_bytes(slots[name]) for choice in self._choices[name]]
         given = [self._choices[name].index(self._given[name]) for name in self._names]
         rows = range(len(given))
         error, size = float(errors[rows, given].sum()), float(sizes[rows, given].sum())
@@ -196,17 +187,17 @@ class LGreCo(Controller):
             layout = Layout(tuple(slots[name] for name in group.slots))
             if _measured(group.compressor):
                 sent += wire_bytes(group, layout, seen.replicas)
-                payload += sum(_bytes(group.compressor, slot) for slot in layout.slots)
+                payload += sum(group.compressor.slot_bytes(slot) for slot in layout.slots)
         # one host alone has no link between hosts to heed
         return (self.limit or 0.0) * self._wire[0] / self._wire[1] * payload / sent if sent else uniform
 
 
-def _measured(compressor: Compressor) -> bool:
-    """Whether this knows what it loses of a layer by itself."""
-    return isinstance(compressor, Codec | LowRank) and not compressor.is_cast
+def _measured(compressor: Compressor) -> TypeGuard[Predictable]:
+    """Whether this loses something of a layer, and knows what."""
+    return isinstance(compressor, Predictable) and not compressor.is_cast
 
 
-def _around(given: Compressor) -> list[Compressor]:
+def _around(given: Predictable) -> list[Predictable]:
     setting = setting_of(given)
     if setting not in SCALES:
         return [TernGrad(), QSGD(), FP16()]
@@ -218,18 +209,6 @@ def _around(given: Compressor) -> list[Compressor]:
     else:
         values = [max(1, round(value * scale)) for scale in SCALES[setting]]
     return [with_options(given, {setting: value}) for value in sorted(set(values))]
-
-
-def _bytes(choice: Compressor, slot: Slot) -> float:
-    """The layer's share of a payload, without what a group costs."""
-    if isinstance(choice, LowRank):
-        rank = choice.factor_rank(*slot.matrix)
-        steps = range(choice.start_step, choice.start_step + choice.period)
-        return fmean(choice.group_bytes(Layout((slot,)), step) for step in steps) if rank else 4 * slot.numel
-    assert isinstance(choice, Codec)
-    if isinstance(choice, Sparse | RandomK) and choice.sparse:
-        return choice.count(slot.numel) * (6 if isinstance(choice, Sparse) else 4)
-    return choice.group_bytes(Layout((slot,)), 0)
 
 
 def _joined(plan: Plan) -> Plan:

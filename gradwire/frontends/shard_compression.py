@@ -154,7 +154,7 @@ class _Comm:
     @property
     def is_exact(self) -> bool:
         """Whether FSDP's own collective does the same."""
-        return isinstance(self._codec, FP32)
+        return self._codec == FP32()
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """What FSDP copies gradients or shards to, and what it reads."""

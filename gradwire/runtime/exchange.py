@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import Collective, Message, SendReceive, Sum
-from gradwire.communicators import AllReduce
-from gradwire.compressors import Cast, GroupContext, Reduction
+from gradwire.compressors import GroupContext, Reduction
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.lazy_sum import LazySum
@@ -132,9 +131,9 @@ class ReplicaExchange(Exchange):
 
     def run(self, given: Given, step: int) -> Reduction:
         self.nonfinite.zero_()
-        compressor, memoryless = self.group.compressor, not (self.group.memory.remembers or self.stored.pending)
-        if memoryless and isinstance(compressor, Cast) and isinstance(self.group.communicator, AllReduce):
-            return self._reduce_dense(compressor, given)
+        dense_dtype = self.group.communicator.dense_dtype(self.group.compressor)
+        if dense_dtype and not (self.group.memory.remembers or self.stored.pending):
+            return self._reduce_dense(dense_dtype, given)
         return self.reduce(given, step)
 
     def commit(self) -> None:
@@ -159,13 +158,13 @@ class ReplicaExchange(Exchange):
 
     # What is only cast, and keeps nothing, is summed where it lies, or in one copy
 
-    def _reduce_dense(self, cast: Cast, given: Given) -> Reduction:
+    def _reduce_dense(self, dtype: torch.dtype, given: Given) -> Reduction:
         self.given = given
         gradients, whole = given.gradients, given.gradients.whole
         gradients.scale(torch.nan if given.lost else 1 / self.context.world)
         x = whole
-        if whole is None or whole.dtype != cast.wire_dtype:
-            x = self.context.buffers.tensor("dense", (self.stored.layout.numel,), cast.wire_dtype)
+        if whole is None or whole.dtype != dtype:
+            x = self.context.buffers.tensor("dense", (self.stored.layout.numel,), dtype)
             gradients.copy_to(x)
         assert x is not None
         yield Sum(Message.plain(x))

@@ -6,18 +6,10 @@ next. Nothing else orders what happens, so all ranks start the same collectives 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from gradwire.script import Entry, script
 
 HERE, ABSENT = 1, 2
-
-
-@dataclass(frozen=True)
-class End:
-    """All groups of the step were reduced."""
-
-    step: int
 
 
 class Arrivals:
@@ -84,7 +76,6 @@ class Machine:
     """Walks the scripts of steps, one after another."""
 
     def __init__(self) -> None:
-        self.step = 0
         self._script: list[Entry] = []
         self._at = 0
         self._complete: set[int] = set()
@@ -104,16 +95,18 @@ class Machine:
         """Nothing more is done."""
         self._failed = True
 
-    def next(self) -> Entry | End | None:
-        """What is to be done now; None where a group's gradients have to come first, or a step to begin."""
-        if not self._running or self._failed:
+    def next(self) -> Entry | None:
+        """What is to be done now; None where a group's gradients have to come first, or all is done."""
+        if not self._running or self._failed or self._at == len(self._script):
             return None
-        if self._at == len(self._script):
-            self._running = False
-            self.step += 1
-            return End(self.step)
         entry = self._script[self._at]
         if entry.turn == 0 and entry.group not in self._complete:
             return None
         self._at += 1
         return entry
+
+    def end(self) -> bool:
+        """Ends the step, where all its groups are reduced; whether they are."""
+        ends = self._running and not self._failed and self._at == len(self._script)
+        self._running = self._running and not ends
+        return ends

@@ -18,7 +18,7 @@ from gradwire.runtime.control import Control
 from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.hosts import HostExchange
-from gradwire.runtime.machine import End, Machine
+from gradwire.runtime.machine import Machine
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.settings import Settings
 from gradwire.runtime.store import Store
@@ -96,11 +96,10 @@ class Steps:
         `tensors` they lie where they did when `fixed` was said of them."""
         self._given[group] = Given(self._gradients(group, tensors, fixed), absent, self._scale(), self._lost)
         self.machine.complete(group)
-        while (command := self.machine.next()) is not None:
-            if isinstance(command, End):
-                self._end()
-            else:
-                self._carry_out(command)
+        while (entry := self.machine.next()) is not None:
+            self._carry_out(entry)
+        if self.machine.end():
+            self._end()
 
     def settle(self) -> None:
         """Has the last step's verdict known, and its outcome be the state. Waits for a GPU, which is long done."""

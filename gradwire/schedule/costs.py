@@ -34,6 +34,14 @@ class Affine:
         """So much more for any size."""
         return Affine(self.fixed + fixed, self.per_unit)
 
+    def times(self, factor: float) -> "Affine":
+        """So many times as much for any size."""
+        return Affine(factor * self.fixed, factor * self.per_unit)
+
+    def to_data(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"fixed": self.fixed, "per_unit": self.per_unit}
+
 
 @dataclass(frozen=True)
 class Table:
@@ -65,6 +73,14 @@ class Table:
     def plus(self, fixed: float) -> "Table":
         """So much more for any size."""
         return Table(self.sizes, tuple(value + fixed for value in self.values))
+
+    def times(self, factor: float) -> "Table":
+        """So many times as much for any size."""
+        return Table(self.sizes, tuple(factor * value for value in self.values))
+
+    def to_data(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"sizes": list(self.sizes), "values": list(self.values)}
 
     @property
     def _last_slope(self) -> float:
@@ -118,15 +134,8 @@ def theil_sen(sizes: Array, values: Array) -> Fit:
     return Fit(line, float(np.median(np.abs(y / np.maximum(line(x), 1e-12) - 1))))
 
 
-def to_data(cost: Affine | Table) -> dict[str, Any]:
-    """For JSON."""
-    if isinstance(cost, Affine):
-        return {"fixed": cost.fixed, "per_unit": cost.per_unit}
-    return {"sizes": list(cost.sizes), "values": list(cost.values)}
-
-
 def from_data(data: dict[str, Any]) -> Affine | Table:
-    """What `to_data` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+    """A cost whose `to_data` this is. Raises KeyError, TypeError or ValueError for anything else."""
     if "fixed" in data:
         return Affine(float(data["fixed"]), float(data["per_unit"]))
     return Table(tuple(map(float, data["sizes"])), tuple(map(float, data["values"])))

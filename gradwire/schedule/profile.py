@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradwire.compressors import MultiRound
-from gradwire.plans import Group, Plan, from_file
-from gradwire.schedule.costs import NOTHING, Affine, Chain, Table, Total, from_data, to_data
+from gradwire.plans import Group, Plan, from_file, sized_by_elements
+from gradwire.schedule.costs import NOTHING, Affine, Chain, Table, Total, from_data
 from gradwire.schedule.problem import Choice, Option, Problem
 from gradwire.slots import Layout, Slot
 
@@ -135,11 +134,11 @@ class Profile:
 
     def _option(self, candidate: Candidate) -> Option:
         way, wire, units = candidate.way, self.collectives[candidate.way.communicator.name], None
-        if isinstance(way.compressor, MultiRound):
+        if sized_by_elements(way.compressor):
+            wire = Chain(wire, self._bytes(way))
+        else:
             units = np.array([float(wire_bytes(way, _layout([slot.shape]), self.hosts)) for slot in self.slots])
             wire = Total(((wire, 1), *((wire, 0) for _ in range(way.compressor.rounds - 1))))
-        else:
-            wire = Chain(wire, self._bytes(way))
         local = Total(tuple((self.local[name], 4) for name in LOCAL)) if self.gpus_per_host > 1 else NOTHING
         lossless = way.compressor.is_cast
         return Option(candidate.encode, wire, candidate.decode, lossless, units, local, candidate.worth)
@@ -167,11 +166,11 @@ class Profile:
             "version": VERSION,
             "slots": [dataclasses.asdict(slot) for slot in self.slots],
             "candidates": [
-                way | {"encode": to_data(each.encode), "decode": to_data(each.decode), "worth": each.worth}
+                way | {"encode": each.encode.to_data(), "decode": each.decode.to_data(), "worth": each.worth}
                 for way, each in zip(ways, self.candidates, strict=True)
             ],
-            "collectives": {name: to_data(cost) for name, cost in self.collectives.items()},
-            "local": {name: to_data(cost) for name, cost in self.local.items()},
+            "collectives": {name: cost.to_data() for name, cost in self.collectives.items()},
+            "local": {name: cost.to_data() for name, cost in self.local.items()},
         }
         plain = ("forward_s", "optimizer_s", "ranks", "gpus_per_host", "device")
         return json.dumps(data | {name: getattr(self, name) for name in plain}, indent=1)

@@ -205,7 +205,4 @@ def _name(compressor: Compressor) -> str:
 def _decoding(candidate: Candidate, times: float) -> Candidate:
     if candidate.way.communicator.name != "AllGather":
         return candidate
-    cost = candidate.decode
-    if isinstance(cost, Affine):
-        return dataclasses.replace(candidate, decode=Affine(times * cost.fixed, times * cost.per_unit))
-    return dataclasses.replace(candidate, decode=Table(cost.sizes, tuple(times * value for value in cost.values)))
+    return dataclasses.replace(candidate, decode=candidate.decode.times(times))

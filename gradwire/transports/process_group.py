@@ -137,8 +137,8 @@ class ProcessGroup(Transport):
         gloo's all-gather and all-to-all often use one direction of a link at a time, and take up to twice as long.
         """
         group, tag = self._open(), self._next_tag()
-        send, receive = op.send.whole, op.receive.whole
-        outgoing = list(send) if isinstance(op, AllToAll) else [send] * self.world
+        receive = op.receive.whole
+        outgoing = op.send.whole.expand_as(receive)  # of a gather, all ranks' part is the same
         peers = [(self.rank + step) % self.world for step in range(1, self.world)]
         works = [dist.irecv(receive[peer], group=group, group_src=peer, tag=tag) for peer in reversed(peers)]
         works += [dist.isend(outgoing[peer], group=group, group_dst=peer, tag=tag) for peer in peers]

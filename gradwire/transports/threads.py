@@ -124,8 +124,10 @@ def _carry_out(ops: Sequence[Collective]) -> str | None:
 
 
 def _carry_from_rank_to_rank(ops: Sequence[Collective]) -> None:
-    hops = [op for op in ops if isinstance(op, SendReceive)]
-    for rank, hop in enumerate(hops):
-        if hop.source is not None:
-            assert hops[hop.source].target == rank, f"rank {rank} waits for rank {hop.source}, which sends elsewhere"
-            hop.receive.whole.copy_(hops[hop.source].send.whole)
+    for rank, op in enumerate(ops):
+        assert isinstance(op, SendReceive)
+        if op.source is not None:
+            source = ops[op.source]
+            assert isinstance(source, SendReceive)
+            assert source.target == rank, f"rank {rank} waits for rank {op.source}, which sends elsewhere"
+            op.receive.whole.copy_(source.send.whole)

@@ -106,4 +106,4 @@ def is_dense(plan: Plan) -> bool:
 
 def compressor_of(candidate: Compressor | Group) -> Compressor:
     """The compressor of a candidate for the automatic plan."""
-    return candidate.compressor if isinstance(candidate, Group) else candidate
+    return ways_of(candidate, 1)[0].compressor

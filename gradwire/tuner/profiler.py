@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import HOST
-from gradwire.compressors import Codec
 from gradwire.controllers.requests import Profiled, ProfileRequest
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.host import kind_of, on_host, synchronize
 from gradwire.ops.workspace import Workspace
-from gradwire.plans import Group, Plan
+from gradwire.plans import Group, Plan, sized_by_elements
 from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange
 from gradwire.runtime.hosts import HostExchange
 from gradwire.runtime.settings import Profiler
@@ -228,7 +227,7 @@ def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> 
     costs: dict[str, Affine | Table] = {}
     for name in {way.communicator.name for way in ways}:
         own = [(way, row) for way, row in zip(ways, samples, strict=True) if way.communicator.name == name]
-        codecs = [(way, row) for way, row in own if isinstance(way.compressor, Codec)]
+        codecs = [(way, row) for way, row in own if sized_by_elements(way.compressor)]
         costs[name] = _line([(sample.wire_bytes, sample.wire_s) for _, row in codecs or own for sample in row])
     return costs
 

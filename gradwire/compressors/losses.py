@@ -1,0 +1,39 @@
+"""What compressors leave of a layer at least: all but its largest elements, or its largest singular values."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SAMPLE = 1 << 18
+
+
+def beyond_largest(x: Tensor, counts: Sequence[int]) -> list[float]:
+    """The square norms of all but the `counts` largest elements of x (n,); of more than 262,144 elements a sample is
+    looked at."""
+    n = len(x)
+    sample = x[:: n // SAMPLE | 1] if n > SAMPLE else x
+    share = len(sample) / n
+    squares = sample.cpu().numpy().astype(np.float64) ** 2
+    edges = [len(squares) - min(len(squares), round(count * share)) for count in counts]
+    inner = sorted({edge for edge in edges if 0 < edge < len(squares)})
+    if inner:
+        squares.partition(inner)
+    return [float(squares[:edge].sum()) / share for edge in edges]
+
+
+def beyond_rank(matrix: Tensor, ranks: Sequence[int]) -> list[float]:
+    """The square norms of all but the `ranks` largest singular values, found by two steps of subspace iteration;
+    0 where the rank is 0, for such a matrix travels dense."""
+    most = max(ranks)
+    if not most:
+        return [0.0] * len(ranks)
+    generator = torch.Generator().manual_seed(most)
+    q = torch.randn(matrix.shape[1], min(most + 4, *matrix.shape), generator=generator).to(matrix.device)
+    for _ in range(2):
+        p = torch.linalg.qr(matrix @ q).Q
+        q = torch.linalg.qr(matrix.T @ p).Q
+    energies = torch.linalg.svdvals(matrix @ q).double().square().cumsum(0)
+    whole = float(matrix.double().square().sum())
+    return [max(0.0, whole - float(energies[rank - 1])) if rank else 0.0 for rank in ranks]
