@@ -322,6 +322,7 @@ def test_ranks_with_gradients_that_are_not_finite_go_on_alike():
         ("use e.g. GraVAC(min_factor=10, max_factor=1000)", lambda: gw.GraVAC(0.5, 10)),
         ("use 4 or more", lambda: gw.GraVAC(window=1)),
         ("it lies in [0, 1]", lambda: gw.GraVAC(min_gain=2)),
+        ("it lies in (0, 1]", lambda: gw.GraVAC(smoothing=0)),
     ],
 )
 def test_options_that_make_no_sense_are_refused(text, make):

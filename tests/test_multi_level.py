@@ -12,8 +12,10 @@ import gradwire as gw
 from gradwire.collective import Collective, Sum
 from gradwire.compressors.multi_level import Measure
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.ops.select import top_k
 from gradwire.slots import Slot
+from gradwire.transports import Recording
 
 SLOTS, WIDE_SLOTS = slots_of(SMALL), slots_of(WIDE)
 WIDE_NUMEL = sum(slot.numel for slot in WIDE_SLOTS)
@@ -54,6 +56,20 @@ def test_what_was_achieved_is_what_is_observed(codec: gw.compressors.Codec, meas
     torch.testing.assert_close(observed[0].double(), torch.stack(norms), rtol=1e-4, atol=0.0)
     assert observed[1].tolist() == [len(x), *(v.count_nonzero() for v in levels)]
     assert observed[1, 2] == 2700
+
+
+def test_norms_are_the_formulas_moving_averages():
+    compressor, generator = gw.MultiLevel(gw.TopK(0.1), 10, smoothing=0.32), torch.Generator().manual_seed(1)
+    context, averages = alone(1000, compressor), None
+    for step in range(6):
+        gradient = torch.randn(1000, generator=generator) * (1 + step)
+        for op in gw.AllReduce().reduce(compressor, LazySum.of(gradient), Mean.of(torch.empty(1000)), context):
+            assert op is not None
+            Recording(1).start(op)
+        norms = compressor.observed(context)[0].clone()  # of one rank also their sums
+        averages = norms if averages is None else 0.32 * norms + 0.68 * averages
+        context.group.commit()
+        torch.testing.assert_close(context.group["norms"], averages)
 
 
 def level_of(op: Collective, compressor: gw.MultiLevel, n: int) -> str:

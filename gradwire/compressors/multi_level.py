@@ -11,6 +11,7 @@ from gradwire.collective import Collective, Gather, Sum
 from gradwire.compressors.base import AddUp, MultiRound, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparsifier, TopK
+from gradwire.ops.host import to_device
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.magnitudes import magnitude_sum
 from gradwire.ops.mean import Mean
@@ -34,13 +35,15 @@ class MultiLevel(MultiRound):
     it would have selected alone. `RandomK`'s elements are not nested; both levels are drawn from the whole.
 
     A step's norms travel behind its payload, 12 bytes, and their sums over the ranks choose the next step's
-    level, alike on all ranks: no message, and nothing waits for them. The first step sends everything.
+    level, alike on all ranks: no message, and nothing waits for them. The first step sends everything. With `smoothing`
+    below 1, moving averages of these sums do, in which a step has this weight: s·new + (1 - s)·old.
     """
 
     codec: Sparsifier = field(default=TopK(0.1))
     further: float = 10.0
     min_share: float = 0.02
     measure: Measure = "energy"
+    smoothing: float = 1.0
     summable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -53,6 +56,8 @@ class MultiLevel(MultiRound):
             raise ValueError(f"further={self.further} sends more at the second level; use 1 or more, e.g. further=10")
         if not 0 <= self.min_share <= 1:
             raise ValueError(f"min_share={self.min_share} is no share; it lies in [0, 1], e.g. min_share=0.02")
+        if not 0 < self.smoothing <= 1:
+            raise ValueError(f"smoothing={self.smoothing} is no weight of a step; it lies in (0, 1], e.g. 0.32")
         if self.measure not in get_args(Measure):
             raise ValueError(f"measure={self.measure!r} is none; use one of {', '.join(get_args(Measure))}")
 
@@ -86,10 +91,17 @@ class MultiLevel(MultiRound):
         else:
             reduce = self._reduce_values if self.codec.summable else self._reduce_entries
             sums = yield from reduce(x, mean, levels[level - 1], norms, context)
-        context.group.stage("norms", sums)
+        context.group.stage("norms", self._smoothed(sums, context))
+
+    def _smoothed(self, sums: Tensor, context: GroupContext) -> Tensor:
+        """The moving averages of the norms' sums (3,), which begin with the first ones."""
+        before = context.group["norms"]
+        if self.smoothing == 1 or before.isnan().any():
+            return sums
+        return torch.lerp(to_device(before, context.device), sums, self.smoothing)
 
     def level(self, context: GroupContext) -> int:
-        """What this step sends, DENSE, FIRST or SECOND: by the norms of the step before, NaN where there was none."""
+        """What this step sends, DENSE, FIRST or SECOND: by the norms of the steps before, NaN where there was none."""
         whole, first, second = context.group["norms"].tolist()
         least = self.min_share * whole
         return SECOND if second >= least else FIRST if first >= least else DENSE

@@ -41,7 +41,8 @@ class GraVAC(Controller):
     https://arxiv.org/abs/2305.12201). A training should last for some forty windows.
 
     Every group sends the factor in force where its gain was `min_gain` or more in the step before, else the next
-    smaller one where that was, else everything. `scaling` is "exponential" (2, 4, 16, 256 times `min_factor`) or
+    smaller one where that was, else everything; with `smoothing` below 1 by moving averages in which a step has this
+    weight, in the paper ranks / 100. `scaling` is "exponential" (2, 4, 16, 256 times `min_factor`) or
     "geometric" (twice the last). `gain` says how gain is read, see `Gain`: "delay", with a horizon of 8 windows, is the
     share of dense training's progress that a step makes. `min_gain` follows from it, 0.7 for "delay". Factors within
     `tolerance` of each other count as equal, and the smaller wins. It searches anew when the learning rate of
@@ -58,6 +59,7 @@ class GraVAC(Controller):
     gain: Gain = "delay"
     min_gain: float | None = None
     tolerance: float = 0.01
+    smoothing: float = 1.0
     scheduler: Any = field(default=None, metadata={"code": True})
     numbers: ClassVar[int] = len(Observed._fields)
 
@@ -71,6 +73,8 @@ class GraVAC(Controller):
             raise ValueError(f"window={self.window} steps show nothing; use 4 or more, e.g. window=100")
         if self.min_gain is not None and not 0 <= self.min_gain <= 1:
             raise ValueError(f"min_gain={self.min_gain} is no share; it lies in [0, 1]")
+        if not 0 < self.smoothing <= 1:
+            raise ValueError(f"smoothing={self.smoothing} is no weight of a step; it lies in (0, 1], e.g. 0.32")
         self._reading = Reading(self.gain, HORIZON_WINDOWS * self.window)
         least = self._reading.least if self.min_gain is None else self.min_gain
         factors = spaced(self.min_factor, self.max_factor, self.scaling)
@@ -140,7 +144,9 @@ class GraVAC(Controller):
 
     def _plan(self) -> Plan:
         factors = self._factors
-        return with_levels(self._origin, factors.smaller, factors.factor, self._reading, factors.least_gain)
+        return with_levels(
+            self._origin, factors.smaller, factors.factor, self._reading, factors.least_gain, self.smoothing
+        )
 
     def _begin_search(self, seen: Observation, reason: str) -> None:
         """In the middle of a window."""

@@ -10,15 +10,18 @@ from gradwire.controllers.recompress import recompress, with_options
 from gradwire.plans import Group, Plan
 
 
-def with_levels(plan: Plan, smaller: float, factor: float, reading: Reading, least_gain: float) -> Plan:
-    """`plan` with its sparsifiers at `factor` times fewer elements where that gains `least_gain`, else `smaller`."""
+def with_levels(
+    plan: Plan, smaller: float, factor: float, reading: Reading, least_gain: float, smoothing: float = 1.0
+) -> Plan:
+    """`plan` with its sparsifiers at `factor` times fewer elements where that gains `least_gain`, else `smaller`; gains
+    with `smoothing`, see `MultiLevel`."""
     least = reading.share(least_gain)
 
     def compressor_of(group: Group, name: str) -> Compressor:
         if not _selects(group.compressor):
             return group.compressor
         first = with_options(group.compressor, {"ratio": 1 / smaller})
-        return MultiLevel(first, factor / smaller, least, reading.measure)
+        return MultiLevel(first, factor / smaller, least, reading.measure, smoothing)
 
     return recompress(plan, compressor_of)
 
