@@ -207,12 +207,7 @@ def has_gradient_hooks(parameter: Tensor) -> bool:
 def fsdp_groups(model: nn.Module) -> list[Any]:
     """The groups of parameters that fully_shard reduces together, in all of the model's modules."""
     states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
-    return [group for state in states for group in _groups_of(state)]
-
-
-def _groups_of(state: Any) -> list[Any]:
-    groups = getattr(state, "_fsdp_param_groups", None)  # one, `_fsdp_param_group`, before torch 2.12
-    return [group for group in ([state._fsdp_param_group] if groups is None else groups) if group is not None]
+    return [group for state in states for group in state._fsdp_param_groups]
 
 
 def parameters_of_fsdp(group: Any) -> list[nn.Parameter]:

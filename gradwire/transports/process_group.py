@@ -17,8 +17,6 @@ from gradwire.transports.heartbeat import Heartbeat
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.torch_store import TorchStore
 
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
-
 MOST_DIRECT = 8
 MOST_TAGS = 1 << 15
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -123,7 +121,7 @@ class ProcessGroup(Transport):
             case Gather() | AllToAll() if self._direct and op.send.whole.device == CPU:
                 return self._swap(op)
             case Gather(send, receive):
-                return _started(_all_gather(receive.whole.view(-1), send.whole, group=group, async_op=True))
+                return _started(dist.all_gather_single(receive.whole.view(-1), send.whole, group=group, async_op=True))
             case AllToAll(send, receive):
                 return _started(dist.all_to_all_single(receive.whole, send.whole, group=group, async_op=True))
             case Broadcast(message, source):
@@ -155,7 +153,7 @@ class ProcessGroup(Transport):
         return _All(works)
 
     def _next_tag(self) -> int:
-        self._tag = (self._tag + 1) % MOST_TAGS
+        self._tag = (self._tag + 1) % MOST_TAGS  # the same on all ranks, which start the same collectives
         return self._tag
 
     def _open(self) -> dist.ProcessGroup:
@@ -191,6 +189,8 @@ class ProcessGroup(Transport):
         except RuntimeError:  # the store's host is gone as well
             return None
 
+    # On the monitor's thread, once a second. `_works` is the worker's to append to and this thread's to pop from
+
     def lost(self) -> str | None:
         words, heart = self._heart = self._heart or self._beating()
         heart.beat()
@@ -199,7 +199,7 @@ class ProcessGroup(Transport):
         if why := words.peek("failure"):
             return why
         if not self._works or time.monotonic() - self._works[0][0] < WAITS_S:
-            heart.forget()
+            heart.forget()  # nobody is waited for: silence is counted anew
             return None
         rank = heart.silent(SILENT_S)
         return None if rank is None else f"a rank was lost ({rank} has given no sign of life for {SILENT_S:.0f} s)"
