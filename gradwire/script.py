@@ -26,23 +26,23 @@ def script(groups: Sequence[int], rounds: Sequence[int]) -> list[Entry]:
     first of the next, and none is left over for the end of the step.
     """
     entries: list[Entry] = []
-    flying: deque[Entry] = deque()
+    in_flight: deque[Entry] = deque()
 
     def advance() -> None:
-        entry = flying.popleft()
+        entry = in_flight.popleft()
         entries.append(entry)
         if entry.turn < rounds[entry.group]:
-            flying.append(Entry(entry.group, entry.turn + 1))
+            in_flight.append(Entry(entry.group, entry.turn + 1))
 
     for number, group in enumerate(groups, 1):
         entries.append(Entry(group, 0))
-        flying.append(Entry(group, 1))
+        in_flight.append(Entry(group, 1))
         if number == len(groups):
             break
-        if len(flying) >= IN_FLIGHT:
+        if len(in_flight) >= IN_FLIGHT:
             advance()
-        while len(flying) > IN_FLIGHT:
+        while len(in_flight) > IN_FLIGHT:
             advance()
-    while flying:
+    while in_flight:
         advance()
     return entries

@@ -147,12 +147,12 @@ class Job:
 
     def finish(self) -> None:
         """Waits for all ranks; a thread per rank and step would cost more."""
-        flags = []
+        reached = []
         for runtime in self.runtimes:
-            flags.append(threading.Event())
-            runtime.executor.post(flags[-1].set)
-        for flag in flags:
-            assert flag.wait(WAIT_S), "a rank hangs"
+            reached.append(threading.Event())
+            runtime.executor.post(reached[-1].set)
+        for each in reached:
+            assert each.wait(WAIT_S), "a rank hangs"
         for runtime in self.runtimes:
             runtime.raise_error()
 

@@ -101,8 +101,8 @@ def test_a_job_without_memory_sends_what_it_is_given(case: Case):
             assert torch.equal(a, b)
         grads = draw(SLOTS, 2, 1)
         means = other.step(grads)[0]
-        for mean, given, owed in zip(means, total(grads), residuals(saved), strict=True):
-            torch.testing.assert_close(mean.double(), given / 2 + owed, rtol=1e-5, atol=1e-5)
+        for mean, given, kept in zip(means, total(grads), residuals(saved), strict=True):
+            torch.testing.assert_close(mean.double(), given / 2 + kept, rtol=1e-5, atol=1e-5)
 
 
 @conserving
@@ -369,7 +369,7 @@ def plan_in(plan: gw.Plan) -> gw.Plan:
     )
 
 
-def test_a_later_state_replaces_what_was_still_owed():
+def test_a_later_state_replaces_what_was_pending():
     """A job without memory is given one state and then, before it sends that, another."""
     case = Case(gw.TopK(0.1), gw.Residual(), gw.AllGather(), bits=0)
     with job(plan_for(case), SLOTS, 2) as running:
@@ -439,14 +439,14 @@ def test_a_residual_that_one_rank_alone_holds_is_not_lost(holder: int, world: in
     assert sum(shard["w//residual"] for shard in gw.reshard(states, world)).tolist() == [1, 1]
 
 
-def test_what_is_owed_survives_a_step_that_another_group_spoils():
+def test_a_residual_survives_a_step_that_another_group_spoils():
     case = Case(gw.TopK(0.1), gw.Residual(), gw.AllGather(), bits=0)
     with job(plan_for(case), SLOTS, 2) as running:
         running.step(draw(SLOTS, 2, 0))
-        owed = running.state("residual")
+        kept = running.state("residual")
         running.install(plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce()))
         spoilt = draw(SLOTS, 2, 1)
         spoilt[1][-1].fill_(torch.nan)
         running.step(spoilt)
-        for before, after in zip(owed, running.state("residual"), strict=True):
+        for before, after in zip(kept, running.state("residual"), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -234,12 +234,12 @@ def test_memories_survive_a_new_grouping(case: Case):
 def test_a_plan_without_memory_sends_what_the_old_one_kept(case: Case):
     with start(case, SMALL_SLOTS, 3) as running:
         running.step(draw(SMALL_SLOTS, 3, 0))
-        owed = kept(running)
+        before = kept(running)
         running.install(plan_of(SMALL_SLOTS[::-1], gw.FP32(), gw.NoMemory(), gw.AllReduce(), groups=3))
-        close(kept(running), owed, 1e-6)
+        close(kept(running), before, 1e-6)
         grads = draw(SMALL_SLOTS, 3, 1)
         means = running.step(grads)
-        close(means[0], [s / 3 + o for s, o in zip(total(grads), owed, strict=True)], 2e-6)
+        close(means[0], [s / 3 + o for s, o in zip(total(grads), before, strict=True)], 2e-6)
         assert all(not residual.any() for residual in kept(running))
 
 
@@ -400,19 +400,19 @@ def test_hosts_keep_their_memory_when_another_rank_takes_a_group_over():
         Case(gw.TopK(0.05), gw.Residual(), gw.AllGather(), 0), SMALL_SLOTS, 4, transports=hosts(2, 2)
     ) as running:
         running.step(draw(SMALL_SLOTS, 4, 0))
-        owed = kept(running)
+        before = kept(running)
         names = [group.slots for group in running.runtimes[0].plan.groups]
         groups = [gw.Group(part, gw.TopK(0.05), gw.Residual(), gw.AllGather()) for part in names[::-1]]
         running.install(gw.Plan(tuple(groups)))
-        close(kept(running), owed, 1e-6)
+        close(kept(running), before, 1e-6)
         poisoned = draw(SMALL_SLOTS, 4, 1)
         for grad in poisoned[0]:
             grad.fill_(torch.nan)
         running.step(poisoned)
-        close(kept(running), owed, 1e-6, least=1.0)
+        close(kept(running), before, 1e-6, least=1.0)
         grads = draw(SMALL_SLOTS, 4, 2)
         means = running.step(grads)
-        expected = [o + s / 4 for o, s in zip(owed, total(grads), strict=True)]
+        expected = [o + s / 4 for o, s in zip(before, total(grads), strict=True)]
         close([r + m for r, m in zip(kept(running), means[0], strict=True)], expected, 2e-6)
 
 

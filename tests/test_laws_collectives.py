@@ -285,8 +285,8 @@ def test_the_bytes_of_a_tree_are_its_busiest_ranks():
     n, world = 1000, 5
     with running(gw.GlobalTopK(), n, world) as ranks:
         ranks.step([[normal(n, rank)] for rank in range(world)])
-        hops = [[op for op in t.started if isinstance(op, gw.SendReceive)] for t in ranks.transports]
-    size = hops[0][0].send.whole.nbytes
-    assert [sum(op.wire_bytes(world) for op in own) // size for own in hops] == [0, 1, 1, 1, 1]
-    assert sum(op.source is not None for op in hops[0]) == 3
+        messages = [[op for op in t.started if isinstance(op, gw.SendReceive)] for t in ranks.transports]
+    size = messages[0][0].send.whole.nbytes
+    assert [sum(op.wire_bytes(world) for op in own) // size for own in messages] == [0, 1, 1, 1, 1]
+    assert sum(op.source is not None for op in messages[0]) == 3
     assert gw.GlobalTopK().wire(gw.TopK(0.1), Layout.vector(n), world) == Wire(6, 6 * size)

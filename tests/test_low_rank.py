@@ -209,7 +209,7 @@ def test_zero_gradients_send_nothing_and_forget_nothing(kind: type[LowRank]):
 
 
 @both
-def test_it_starts_when_told_and_owes_nothing_by_then(kind: type[LowRank]):
+def test_it_starts_when_told_and_keeps_nothing_until_then(kind: type[LowRank]):
     with start(kind(1, start_step=2), SLOTS, 2) as running:
         transport = running.transports[0]
         for step in range(4):

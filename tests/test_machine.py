@@ -192,8 +192,8 @@ def test_a_script_has_every_turn_once_in_order_and_few_groups_in_flight(job: lis
                 assert entries.index(Entry(group, turn - 1)) < at
                 continue
             begun = {entry.group for entry in entries[:at]}
-            flying = begun - {entry.group for entry in entries[:at] if entry.turn == step.rounds[entry.group]}
-            assert len(flying) <= IN_FLIGHT
+            in_flight = begun - {entry.group for entry in entries[:at] if entry.turn == step.rounds[entry.group]}
+            assert len(in_flight) <= IN_FLIGHT
 
 
 @given(jobs(), CHANCES)

@@ -75,7 +75,7 @@ def test_a_hybrid_plan_mixes_collectives_in_one_step():
 
 
 def test_groups_move_between_the_two_without_loss():
-    """A controller or scheduler that finds time on the wire makes a group dense: what it was owed goes along."""
+    """A controller or scheduler that finds time on the wire makes a group dense: the residual goes along."""
     slots = slots_of(PARAMETERS)
     with job(hybrid(slots, 0.05), slots, WORLD) as running:
         given = [draw(slots, WORLD, step) for step in range(3)]

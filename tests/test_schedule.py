@@ -69,7 +69,7 @@ def test_small_slots_travel_losslessly():
             assert problem.options[group.option].lossless or not problem.small[list(group.slots)].any()
 
 
-def test_what_is_left_aside_follows_the_last_slot():
+def test_what_is_deferred_follows_the_last_slot():
     problem = random_problem(13, most=16)  # the last group but one is ready after the small slots that it left
     best = brute_force(problem, ComputeStream())
     assert search(problem, ComputeStream()).step_s == pytest.approx(best, rel=1e-9)

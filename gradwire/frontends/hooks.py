@@ -54,7 +54,14 @@ class Whole:
 
 class GradientHooks:
     """Hands every gradient over as backward makes it, and waits for the means when backward is done. All of this runs
-    on the thread that trains, or on autograd's while that one waits for it."""
+    on the thread that trains, or on autograd's while that one waits for it:
+
+    1. The forward pass opens a step.
+    2. The first gradient of a backward pass has autograd call `_backward_done` at its end.
+    3. Each gradient is submitted; the worker reduces groups that are complete while backward goes on.
+    4. At the end of backward slots without a gradient are said to have none, which completes the last groups, and
+       `finish` waits for the worker. When `backward()` returns, every gradient is the mean.
+    """
 
     def __init__(
         self,

@@ -58,6 +58,8 @@ class DistributedOptimizer(Optimizer):
             fidelity=fidelity, controller=controller, elastic=elastic,
         )  # fmt: skip
         choices.check()
+        # On all ranks together: a group is made, then what must be alike is compared over the store, and only then do
+        # parameters become rank 0's. Where ranks differ, all of them raise before any value was sent
         self._parameters, others = parameters_of(model)
         mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device_of(self._parameters))
         self._front_end = GradientHooks(self._parameters, model, Whole(), find_unused_parameters, process_group)

@@ -49,12 +49,13 @@ class Rendezvous:
 
         Raises TimeoutError where too few come, and RuntimeError where all that had the model are lost.
         """
-        if handle is not None:
+        if handle is not None:  # what this rank had is kept; the others' collectives end, and they come here as well
             self._leave(handle)
         if error := sys.exception():  # its frames hold the group that is given up, and that its connections
             traceback.clear_frames(error.__traceback__)
         if dist.is_initialized():
             dist.destroy_process_group()
+        # over the store alone, for there is no group: who is there, and who has come furthest, which is rank 0
         self._generation = made = self._members.meet(self._steps)
         store = PrefixStore(f"gradwire/generation/{made.number}", self._store)
         dist.init_process_group(
@@ -94,6 +95,7 @@ class Rendezvous:
     def _go_on(self, handle: Handle, own: StateDict | None) -> None:
         """From what all have alike in rank 0's state, and from this rank's `own` memories."""
         assert self._generation is not None
+        # all ranks: rank 0's small state is broadcast, each loads it beside its own memories, then comes rank 0's plan
         first = unpack(handle.from_first(_without_memories(unpack(own)) if own else {}))
         about = replace(first.about, rank=self._generation.rank, ranks=len(self._generation.claims))
         handle.load_state_dict(_with_memories(replace(first, about=about), unpack(own).exported if own else {}))

@@ -184,11 +184,11 @@ class Rounds:
             _copy_each(fragment.deltas, kept["means"])
             _copy_each(fragment.moved, kept["moved"])
         if "under way" in state:
-            flight = state["under way"]
-            self.under_way, self.sent_at = flight["fragment"], flight["sent at"]
-            fragment = self.fragments[flight["fragment"]]
-            _copy_each(fragment.deltas, flight["means"])
-            _copy_each(fragment.sent, flight["sent"])
+            under_way = state["under way"]
+            self.under_way, self.sent_at = under_way["fragment"], under_way["sent at"]
+            fragment = self.fragments[under_way["fragment"]]
+            _copy_each(fragment.deltas, under_way["means"])
+            _copy_each(fragment.sent, under_way["sent"])
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

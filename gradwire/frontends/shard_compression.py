@@ -90,7 +90,7 @@ def compress_shards(
     send. Raises ValueError, on all ranks, for compressors that need a memory, for ranks that differ, and for a model
     that is not sharded.
     """
-    _meet(model, gradients, weights, memory, seed)
+    _agree(model, gradients, weights, memory, seed)
     links: dict[dist.ProcessGroup, ProcessGroup] = {}
     reduce_scatter, all_gather = ReduceScatter(gradients, links, seed, memory), AllGather(weights, links, seed)
     comms: list[_Comm] = []
@@ -104,7 +104,7 @@ def compress_shards(
     return ShardCompression(comms, undo)
 
 
-def _meet(model: nn.Module, gradients: Codec, weights: Codec, memory: Residual | None, seed: int) -> None:
+def _agree(model: nn.Module, gradients: Codec, weights: Codec, memory: Residual | None, seed: int) -> None:
     """Raises ValueError on all ranks for what cannot be."""
     sharded = [p for p in model.parameters() if isinstance(p, DTensor)] if isinstance(model, FSDPModule) else []
     if not sharded:

@@ -68,7 +68,8 @@ def attach_shards(
 
 
 class ShardsFrontEnd:
-    """Hooks on sharded parameters, which FSDP calls as soon as it has added up a gradient over the shards.
+    """Hooks on sharded parameters, which FSDP calls as soon as it has added up a gradient over the shards. So along the
+    axis "shard" FSDP's own collectives come first, on its streams; then ours along "replica", on the worker's.
 
     The step ends behind FSDP's own end of backward. A model that was wrapped on a mesh with replicas is kept from
     averaging over them by itself; after `unhook` it does so again. One that was not trains no more then.

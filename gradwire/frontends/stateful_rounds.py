@@ -61,12 +61,12 @@ class DistributedRounds:
             folders = {folder: self._room(self._saved[folder]) for folder in (SHARED, self._own)}
             return {MEMORY: self._memory.state_dict(), **folders}
         progress, inner = self._rounds.progress(), self._rounds.inner
-        anchors, flight = progress["anchors"], progress.get("under way", {})
-        told = {"step": progress["step"]} | {key: flight[key] for key in ("fragment", "sent at") if flight}
+        anchors, under_way = progress["anchors"], progress.get("under way", {})
+        told = {"step": progress["step"]} | {key: under_way[key] for key in ("fragment", "sent at") if under_way}
         shared = {ROUND: letters(json.dumps(told))}
-        shared |= self._each("anchor", anchors) | self._each("mean", flight.get("means", {}))
+        shared |= self._each("anchor", anchors) | self._each("mean", under_way.get("means", {}))
         shared |= self._optimizer("outer", progress["outer"], self._held(self._rounds.outer))
-        own = self._each("parameter", self._replica.local) | self._each("sent", flight.get("sent", {}))
+        own = self._each("parameter", self._replica.local) | self._each("sent", under_way.get("sent", {}))
         own |= self._optimizer("inner", inner.state_dict(), self._held(inner))
         return {MEMORY: self._memory.state_dict(), SHARED: shared, self._own: own}
 
@@ -95,13 +95,13 @@ class DistributedRounds:
             raise ValueError(
                 "a fragment was under way that is none here; load it with the fragments that it was saved with"
             )
-        flight = {
+        under_way = {
             "fragment": told["fragment"],
             "sent at": told["sent at"],
             "means": means,
             "sent": self._of("sent", own),
         }
-        return progress | {"under way": flight}
+        return progress | {"under way": under_way}
 
     # What is saved, by parameter
 

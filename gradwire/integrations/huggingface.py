@@ -60,4 +60,4 @@ class Compress(TrainerCallback):
         if path.is_file():
             handle.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         else:
-            _log.warning("%s is not there: what gradients still owed at that checkpoint is not known", path)
+            _log.warning("%s is not there: what memories held at that checkpoint is not known", path)

@@ -14,7 +14,7 @@ from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 
 RESIDUAL = "residual"
-"""The tensor of a memory that is compressed, and owed to the mean."""
+"""The tensor of a memory that is compressed: what the mean still lacks."""
 
 
 class Memory(ABC):

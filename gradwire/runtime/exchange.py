@@ -1,4 +1,12 @@
-"""One group's exchange: its gradients become the mean over the ranks, in place."""
+"""One group's exchange: its gradients become the mean over the ranks, in place.
+
+    turn 0       gradients and the old residual are added up in the new one and encoded; the first collective starts
+    turns after  the collective before is over on this rank; the next one starts
+    last turn    the mean is decoded to where the gradients were
+    commit       all groups are reduced and the verdict is known: the new halves of the state count, or forget: none
+
+Turns run on the worker alone and need no lock; commit and forget under `Steps.changing`, on whichever thread settles.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -5,8 +5,8 @@ This is the only place that knows of threads, streams and events. Two threads me
 1. The thread that trains posts a task. On a GPU it records an event on its own stream, behind what the task will read.
 2. The worker takes tasks in the order in which they were posted. On a GPU its stream first waits for the task's event;
    the host does not. What the task computes is queued on the worker's stream.
-3. Whoever needs the results on the thread that trains calls `join`, or waits for a future that was completed under the
-   worker's stream: that orders the training stream behind the worker's, again without the host.
+3. Whoever needs the results on the thread that trains calls `order_behind`, or waits for a future that was completed
+   under the worker's stream: that orders the training stream behind the worker's, again without the host.
 4. Memory that one stream allocated and the other uses is kept from being given away too soon by `keep`.
 """
 
@@ -86,7 +86,7 @@ class Executor:
             for tensor in tensors:
                 tensor.record_stream(self._stream)
 
-    def join(self) -> None:
+    def order_behind(self) -> None:
         """What the current stream is given from now on comes after what the worker's was given so far."""
         if self._stream:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)

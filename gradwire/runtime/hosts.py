@@ -45,7 +45,7 @@ class HostExchange(Exchange):
     def commit(self) -> None:
         if self.compresses:
             self._between.commit()
-        elif self.stored.owes:
+        elif self.stored.has_residual:
             assert self.given is not None
             self.stored.spend(whole=not self.given.absent)
 
@@ -53,7 +53,7 @@ class HostExchange(Exchange):
         """This rank's part of the host's mean, (n,)."""
         share = given.share(self._host.world)
         gradient = given.lazily(x, share, self.nonfinite)
-        if self.compresses or not self.stored.owes:
+        if self.compresses or not self.stored.has_residual:
             given.finish(gradient, share).total()
             return
         before, after = self.stored.flat[RESIDUAL]

@@ -1,4 +1,12 @@
-"""A step as the thread that trains sees it: gradients come one by one, and complete groups go to the worker."""
+"""A step as the thread that trains sees it: gradients come one by one, and complete groups go to the worker.
+
+    open, submit         training thread: slots are counted; the last one of a group posts the group to the worker
+    Steps.complete       worker: carries out the script as far as groups are there; it alone starts their collectives
+    Runtime._step_ended  worker: the plan of the next step is in force, and only then are futures completed
+    Runtime.finish       training thread: behind all that was posted; raises what any thread has left in `error`
+
+The executor's queue orders the two threads.
+"""
 
 import weakref
 from collections.abc import Sequence

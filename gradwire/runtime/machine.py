@@ -92,7 +92,7 @@ class Machine:
         self._complete.add(group)
 
     def fail(self) -> None:
-        """Nothing more is done."""
+        """Nothing more is done. Any thread may say so; the worker looks before each entry."""
         self._failed = True
 
     def next(self) -> Entry | None:

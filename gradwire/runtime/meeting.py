@@ -25,7 +25,12 @@ class AbsentRanks(RuntimeError):
 
 
 class Meeting:
-    """The meetings of one job, one after another."""
+    """The meetings of one job, one after another, the same ones on all ranks:
+
+    1. Every rank leaves its words in the store, under the meeting's number.
+    2. Rank 0 reads them, and leaves all of them, or who did not come in time.
+    3. Every rank reads that. So all hear the same, and all go on or all raise.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh, self._count, self._patience_s = mesh, 0, min(PATIENCE_S, mesh.timeout_s / 2)

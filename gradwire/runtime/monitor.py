@@ -28,7 +28,7 @@ class Monitor:
     def _watch(self) -> None:
         while not self._closed.wait(PERIOD_S):
             if (why := self._lost()) is not None:
-                self._executor.aborted = True
+                self._executor.aborted = True  # first: what an ended collective leaves is nobody's result
                 self._executor.fail(ReductionError(f"reducing ended: {why}"))
                 return
 

@@ -45,15 +45,15 @@ class Pipeline:
 
     def advance(self, group: int) -> None:
         """Waits for a group's collective, and starts its next one, or decodes."""
-        flight = self._under_way.pop(group)
-        if flight.op is not None and flight.pending is not None:
+        running = self._under_way.pop(group)
+        if running.op is not None and running.pending is not None:
             try:
-                flight.pending.wait()
+                running.pending.wait()
             except RuntimeError as error:
-                raise self._lost(flight.exchange, error) from error
-            label, wire_bytes = type(flight.op).__name__, self._wire_bytes(flight.op)
-            self.recorder.add("wire", flight.started, group, label=label, wire_bytes=wire_bytes)
-        self._go_on(flight)
+                raise self._lost(running.exchange, error) from error
+            label, wire_bytes = type(running.op).__name__, self._wire_bytes(running.op)
+            self.recorder.add("wire", running.started, group, label=label, wire_bytes=wire_bytes)
+        self._go_on(running)
 
     def drain(self) -> None:
         """Gives up what is under way."""
@@ -75,10 +75,10 @@ class Pipeline:
         """What another rank said when it gave up, or that one was lost."""
         return self.mesh.failure() or f"a rank was lost ({error})"
 
-    def _go_on(self, flight: UnderWay) -> None:
-        start, exchange = self.recorder.mark(), flight.exchange
+    def _go_on(self, running: UnderWay) -> None:
+        start, exchange = self.recorder.mark(), running.exchange
         try:
-            flight.op = next(flight.reduction)
+            running.op = next(running.reduction)
         except StopIteration:
             self.recorder.add("decode", start, exchange.index)
             return
@@ -86,10 +86,10 @@ class Pipeline:
             raise ReductionError(
                 f"reducing {exchange} failed on rank {self.mesh.rank}: {type(error).__name__}: {error}"
             ) from error
-        flight.started = self.recorder.add("encode", start, exchange.index)
-        self._under_way[exchange.index] = flight
+        running.started = self.recorder.add("encode", start, exchange.index)
+        self._under_way[exchange.index] = running
         try:
-            flight.pending = None if flight.op is None else self.send(flight.op)
+            running.pending = None if running.op is None else self.send(running.op)
         except RuntimeError as error:
             raise self._lost(exchange, error) from error
 

@@ -130,7 +130,7 @@ class Runtime:
         """Returns when the means of the step are in place; raises what went wrong in it."""
         self.executor.flush()
         self.raise_error()
-        self.executor.join()
+        self.executor.order_behind()
 
     def used(self, slot: int) -> bool:
         """Whether any rank had a gradient for the slot in the last step."""
@@ -243,16 +243,16 @@ class Runtime:
 
     def fail(self, error: BaseException) -> None:
         """Ends the job: this rank's calls raise the error, and the other ranks are told."""
-        with self._failing:
+        with self._failing:  # on any thread: the first error counts
             if self.error:
                 return
             self.error = error
-        self._steps.machine.fail()
+        self._steps.machine.fail()  # the worker starts nothing more
         self._pipeline.drain()
         forget_frames(error)  # they hold messages under way, and those the connections that abort is to close
         with suppress(Exception):  # whoever waits is told, whatever else is broken
-            self.mesh.abort(str(error))
-        self.executor.post(self._serve)
+            self.mesh.abort(str(error))  # the other ranks' collectives end, and so does the worker's wait for one
+        self.executor.post(self._serve)  # futures fail on the worker, which alone completes them
 
     def _call(self, task: Callable[[], T]) -> T:
         """Has the worker do what all ranks do now; where this one cannot, the others are told."""

@@ -1,4 +1,15 @@
-"""Steps, carried out on the worker: entries of the script, the verdict, and what follows from it."""
+"""Steps, carried out on the worker: entries of the script, the verdict, and what follows from it.
+
+    begin       the verdict of the step before is read, where a GPU had not yet said it; the script begins
+    complete    a group is there: entries are carried out until one waits for another group's gradients
+    _end        1. the groups' `nonfinite` is added up, and over the axes that reduce nothing: one verdict on all ranks
+                2. with find_unused, one sum tells which slots had a gradient on some rank
+                3. elastic: the controller's sums are waited for, then one sum promises that all ranks have the step
+                4. means that are not to count become NaN; the step is counted; `ended` says so to all who wait
+    settle      the verdict is read: on a CPU at once, on a GPU when the next step begins or somebody looks at the state
+
+Every rank comes to the same collectives in the same order, for the script, the settings and the plan are the same.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -162,7 +173,7 @@ class Steps:
 
     def count(self) -> None:
         """The step that was reduced is over."""
-        with self.changing:
+        with self.changing:  # state_dict() of another thread sees the step before or this one, nothing between
             self._verdict = self.executor.on_host(self._flags)
             self.number += 1
             if self.executor.is_immediate:

@@ -51,14 +51,14 @@ class StoredGroup:
         return {kind: part.halves for kind, part in self.parts.items()}
 
     @property
-    def owes(self) -> bool:
+    def has_residual(self) -> bool:
         """Whether something of its gradients was kept and not sent."""
         return RESIDUAL in self.parts and self.parts[RESIDUAL].used
 
     @property
     def pending(self) -> bool:
         """Whether another plan left a residual where this one has no memory, to be sent with the next gradient."""
-        return self.owes and RESIDUAL not in self.kinds
+        return self.has_residual and RESIDUAL not in self.kinds
 
     def commit(self) -> None:
         """The step was good: what it wrote is the state."""
@@ -75,7 +75,7 @@ class StoredGroup:
         self.buffers.clear()
 
     def spend(self, whole: bool) -> None:
-        """The step was good, and sent what was owed; of all slots, if `whole`."""
+        """The step was good, and sent what was pending; of all slots, if `whole`."""
         self.parts[RESIDUAL].commit()
         self.parts[RESIDUAL].used = not whole
 
@@ -86,7 +86,8 @@ class StoredGroup:
 
 
 class Store:
-    """The state of all `slots`; `groups` are those of the plan that it is arranged for."""
+    """The state of all `slots`; `groups` are those of the plan that it is arranged for. It is the worker's; any other
+    thread holds `Steps.changing` while it looks."""
 
     def __init__(self, slots: Sequence[Slot], device: torch.device) -> None:
         self.slots, self.device = list(slots), device

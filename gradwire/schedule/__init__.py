@@ -6,11 +6,11 @@ from gradwire.schedule.problem import Choice, Option, Problem
 from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
 from gradwire.schedule.progress import most, search_progress, worth_of
 from gradwire.schedule.regimes import Regime, Worker
-from gradwire.schedule.search import Found, evaluate, search
+from gradwire.schedule.search import Solution, evaluate, search
 from gradwire.schedule.timeline import Span, Timeline, timeline
 
 __all__ = [
-    "Affine", "Candidate", "Choice", "Fit", "Found", "Option", "Problem", "Profile",
-    "Regime", "SlotTime", "Span", "Table", "Timeline", "Worker", "baselines", "evaluate", "most", "over_link",
-    "search", "search_progress", "theil_sen", "timeline", "worth_of",
+    "Affine", "Candidate", "Choice", "Fit", "Option", "Problem", "Profile", "Regime", "SlotTime", "Solution", "Span",
+    "Table", "Timeline", "Worker", "baselines", "evaluate", "most", "over_link", "search", "search_progress",
+    "theil_sen", "timeline", "worth_of",
 ]  # fmt: skip

@@ -6,22 +6,22 @@ import numpy as np
 
 from gradwire.schedule.problem import Problem, assemble
 from gradwire.schedule.regimes import Regime
-from gradwire.schedule.search import Found, evaluate
+from gradwire.schedule.search import Solution, evaluate
 
 BUCKET_BYTES = 25 << 20
 
 
-def layer_wise(problem: Problem, regime: Regime, option: int) -> Found:
+def layer_wise(problem: Problem, regime: Regime, option: int) -> Solution:
     """Every slot a group."""
     return cut(problem, regime, option, range(1, problem.pieces + 1))
 
 
-def one_group(problem: Problem, regime: Regime, option: int) -> Found:
+def one_group(problem: Problem, regime: Regime, option: int) -> Solution:
     """All slots in one group, after backward."""
     return cut(problem, regime, option, [problem.pieces])
 
 
-def buckets(problem: Problem, regime: Regime, option: int, size_bytes: float = BUCKET_BYTES) -> Found:
+def buckets(problem: Problem, regime: Regime, option: int, size_bytes: float = BUCKET_BYTES) -> Solution:
     """Groups of `size_bytes` of float32 gradient or more: DDP's rule."""
     elements = problem.views[option].elements
     ends: list[int] = []
@@ -31,7 +31,7 @@ def buckets(problem: Problem, regime: Regime, option: int, size_bytes: float = B
     return cut(problem, regime, option, ends)
 
 
-def best_buckets(problem: Problem, regime: Regime, option: int, sizes: int = 40) -> Found:
+def best_buckets(problem: Problem, regime: Regime, option: int, sizes: int = 40) -> Solution:
     """The best of `sizes` bucket sizes, from the smallest that makes sense to the whole model."""
     total = 4 * float(problem.views[option].elements[-1])
     if not total:  # all slots travel dense
@@ -40,6 +40,6 @@ def best_buckets(problem: Problem, regime: Regime, option: int, sizes: int = 40)
     return min((buckets(problem, regime, option, size) for size in tried), key=lambda found: found.step_s)
 
 
-def cut(problem: Problem, regime: Regime, option: int, ends: Iterable[int]) -> Found:
+def cut(problem: Problem, regime: Regime, option: int, ends: Iterable[int]) -> Solution:
     """One option, and groups that end before these slots."""
     return evaluate(problem, assemble(problem, [(end, option) for end in ends]), regime)

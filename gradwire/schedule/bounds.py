@@ -45,7 +45,7 @@ class Bounds:
     """Lower bounds on when all means are there.
 
     A bound is a weighting `shares` (dims + 1, pieces + 1): for each piece at which a group may begin, the weight of
-    each number of the regime's state, and of the elements that were put aside for the last, dense group. For a plan
+    each number of the regime's state, and of the elements that were deferred for the last, dense group. For a plan
     that has come to piece k in state s, the step ends no sooner than shares[:, k] @ s + rest[k], where `rest`
     (pieces + 1,) is the least that the groups still to come can add.
     """
@@ -98,7 +98,7 @@ class Bounds:
         return self._seconds(plan, shares).sum(-1) + last
 
     def completed(self, shares: Array) -> Array:
-        """With those of the elements left aside."""
+        """With those of the elements deferred."""
         tail = bool(self.problem.small.any())
         return np.vstack([self.regime.due(shares, tail), self.slope * _least_after(shares[self.regime.wire])])
 
@@ -106,13 +106,13 @@ class Bounds:
         """By how much each group raises the mean."""
         before, after = (np.take(shares, at, axis=-1) for at in (edges.start, edges.end))
         seconds = self.regime.price(before, after, edges.ready_s, Load(*edges.load))
-        return SAFE * (seconds + after[-1] * edges.aside)
+        return SAFE * (seconds + after[-1] * edges.deferred)
 
     def _last(self, shares: Array) -> float:
         return self.regime.last(shares[:-1, -1], float(self.problem.ready_s[-1]))
 
     def finish(self, states: Array, k: int) -> Array:
-        """The best bound for states (dims + 1, labels), whose last numbers are elements left aside, at piece `k`."""
+        """The best bound for states (dims + 1, labels), whose last numbers are elements deferred, at piece `k`."""
         shares = np.stack([shares[:, k] for shares, _ in self.kept])
         return (shares @ states + np.array([[rest[k]] for _, rest in self.kept])).max(0)
 
@@ -187,15 +187,15 @@ def _loads_of(problem: Problem, cuts: Cuts) -> tuple[Array, Array]:
     """Encode, wire and decode seconds (3, groups), and when groups are ready."""
     ends, options = np.array(cuts).T
     starts = np.array([0, *ends[:-1]])
-    own = problem.aside[ends] - problem.aside[starts]
+    own = problem.deferred[ends] - problem.deferred[starts]
     lossless = np.array([problem.options[option].lossless for option in options])
     total = np.cumsum(own)
     taken = np.maximum.accumulate(np.where(lossless, total, 0))
-    aside = np.where(lossless, total - own - np.array([0.0, *taken[:-1]]), 0)
+    deferred = np.where(lossless, total - own - np.array([0.0, *taken[:-1]]), 0)
     loads, ready = np.zeros((3, len(cuts))), np.zeros(len(cuts))
     for option in set(options.tolist()):
         by = options == option
-        loads[:, by] = load_of(problem, option, starts[by], ends[by], aside[by])
+        loads[:, by] = load_of(problem, option, starts[by], ends[by], deferred[by])
         ready[by] = problem.views[option].ready_s[ends[by]]
     if (left := total[-1] - taken[-1]) > 0:
         tail = [float(seconds) for seconds in load_of(problem, problem.tail, 0, 0, left)]

@@ -11,10 +11,12 @@ from gradwire.schedule.problem import Cuts, Problem
 from gradwire.schedule.regimes import Load, Regime
 
 
-def load_of(problem: Problem, option: int, first: Index | int, last: Index | int, aside: Array | float = 0.0) -> Load:
-    """What groups of the pieces first..last-1 and `aside` elements of small slots cost."""
+def load_of(
+    problem: Problem, option: int, first: Index | int, last: Index | int, deferred: Array | float = 0.0
+) -> Load:
+    """What groups of the pieces first..last-1 and `deferred` elements of small slots cost."""
     how, view = problem.options[option], problem.views[option]
-    elements = view.elements[last] - view.elements[first] + aside
+    elements = view.elements[last] - view.elements[first] + deferred
     units = elements if how.units is None else view.units[last] - view.units[first]
     wire = how.wire(units) if how.local is NOTHING else how.wire(units) + how.local(elements)
     return Load(how.encode(elements), wire, how.decode(elements))
@@ -59,10 +61,10 @@ class Edges:
         return np.array([option.lossless for option in self.problem.options])[self.option]
 
     @cached_property
-    def aside(self) -> Array:
-        """How many elements of small slots each leaves aside."""
-        aside = self.problem.aside
-        return np.where(self.lossless, 0, aside[self.end] - aside[self.start])
+    def deferred(self) -> Array:
+        """How many elements of small slots each defers."""
+        deferred = self.problem.deferred
+        return np.where(self.lossless, 0, deferred[self.end] - deferred[self.start])
 
     @cached_property
     def by_end(self) -> Index:
@@ -101,7 +103,7 @@ def _row(problem: Problem, regime: Regime, start: int, limit_s: float) -> tuple[
 
 
 def _alike(problem: Problem, number: int) -> list[int]:
-    """The other options that take the same slots whatever was left aside."""
+    """The other options that take the same slots whatever was deferred."""
     if not problem.small.any():
         return [other for other in range(len(problem.options)) if other != number]
     lossy = [other for other, option in enumerate(problem.options) if not option.lossless]

@@ -69,7 +69,7 @@ class Problem:
         return len(self.bounds) - 1
 
     @cached_property
-    def aside(self) -> Array:
+    def deferred(self) -> Array:
         """How many elements the small slots of the first pieces have (pieces + 1,)."""
         return np.concatenate([[0.0], np.cumsum(self.elements * self.small)])[self.bounds]
 
@@ -112,20 +112,20 @@ class View:
 def assemble(problem: Problem, cuts: Sequence[tuple[int, int]]) -> tuple[Choice, ...]:
     """The groups that end before piece `end` and use `option`, for each (end, option).
 
-    A lossy option takes the large slots since the last cut and leaves the small ones aside; a lossless one takes all,
-    and those that were left aside. What is aside at the end is a last group.
+    A lossy option takes the large slots since the last cut and defers the small ones; a lossless one takes all,
+    and those that were deferred. What is deferred at the end is a last group.
     """
     groups: list[Choice] = []
-    aside: list[int] = []
+    deferred: list[int] = []
     start = 0
     for piece, option in cuts:
         end = int(problem.bounds[piece])
         lossless = problem.options[option].lossless
         own = [i for i in range(start, end) if lossless or not problem.small[i]]
         if lossless:
-            own, aside = sorted(aside + own), []
+            own, deferred = sorted(deferred + own), []
         else:
-            aside += [i for i in range(start, end) if problem.small[i]]
+            deferred += [i for i in range(start, end) if problem.small[i]]
         groups += [Choice(tuple(own), option)] if own else []
         start = end
-    return (*groups, Choice(tuple(aside), problem.tail)) if aside else tuple(groups)
+    return (*groups, Choice(tuple(deferred), problem.tail)) if deferred else tuple(groups)

@@ -7,7 +7,7 @@ import numpy as np
 
 from gradwire.schedule.problem import Choice, Problem
 from gradwire.schedule.regimes import Regime
-from gradwire.schedule.search import Found, search
+from gradwire.schedule.search import Solution, search
 
 ALIKE = 1.03
 """Rates of progress within this factor of each other are noise."""
@@ -30,7 +30,7 @@ def most(rates: Sequence[float], worths: Sequence[float]) -> int:
     return max(near, key=lambda index: (worths[index], rates[index]))
 
 
-def search_progress(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[Found] = ()) -> Found:
+def search_progress(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[Solution] = ()) -> Solution:
     """The plan with the most progress per second: of the `known` ones and, for every worth that an option has, of the
     shortest step whose options are worth as much or more, each searched to within a factor of 1 + eps."""
     found = [*known, *(search_worth(problem, regime, eps, least) for least in levels(problem))]
@@ -47,7 +47,7 @@ def levels(problem: Problem) -> list[float]:
     return levels or [0.0]
 
 
-def search_worth(problem: Problem, regime: Regime, eps: float, least: float) -> Found:
+def search_worth(problem: Problem, regime: Regime, eps: float, least: float) -> Solution:
     """The shortest step of options that are worth so much, to within a factor of 1 + eps."""
     kept = [index for index, option in enumerate(problem.options) if option.worth >= least]
     found = search(replace(problem, options=tuple(problem.options[index] for index in kept)), regime, eps)

@@ -1,7 +1,7 @@
 """Exact search for the plan with the shortest step: groups, and how each is sent.
 
 Label-setting dynamic programming over the slots in the order of backward. A label at slot k is the regime's state
-after some groups of the slots before k, and how many elements of small slots they left aside. Of two labels at the
+after some groups of the slots before k, and how many elements of small slots they deferred. Of two labels at the
 same slot, one that is nowhere larger makes the other superfluous; one that cannot beat the best plan known goes too.
 This is exact for any costs that do not fall with size.
 
@@ -41,7 +41,7 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Found:
+class Solution:
     """Groups in the order of sending, the step's seconds, and by what factor at most a plan may be faster than
     this: 1.0 is proven optimal, infinity says nothing."""
 
@@ -62,13 +62,13 @@ def works_of(problem: Problem, groups: Sequence[Choice]) -> list[Work]:
     return works
 
 
-def evaluate(problem: Problem, groups: tuple[Choice, ...], regime: Regime) -> Found:
+def evaluate(problem: Problem, groups: tuple[Choice, ...], regime: Regime) -> Solution:
     """The groups, and how long a step with them takes."""
     intervals = regime.run(works_of(problem, groups), Backward(regime.slow))
-    return Found(groups, problem.around_s + max(interval.end_s for interval in intervals))
+    return Solution(groups, problem.around_s + max(interval.end_s for interval in intervals))
 
 
-def search(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[Found] = ()) -> Found:
+def search(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[Solution] = ()) -> Solution:
     """The shortest step, to within a factor of 1 + eps; `known` plans to beat make it faster.
 
     `bound` is what was proven. With eps = 0 it is 1, and the time may grow exponentially for odd costs. Else effort
@@ -81,10 +81,10 @@ def search(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[F
 class _Search:
     """The best plan so far, and `lower_s`: no plan's step is shorter."""
 
-    def __init__(self, problem: Problem, regime: Regime, eps: float, known: list[Found]) -> None:
+    def __init__(self, problem: Problem, regime: Regime, eps: float, known: list[Solution]) -> None:
         self.problem, self.regime, self.eps = problem, regime, eps
         self.lower_s = problem.around_s
-        self.best = Found((), float("inf"))
+        self.best = Solution((), float("inf"))
         self.chain = np.repeat(regime.balance(0.5)[:, None], problem.pieces + 1, 1)
         for found in known:
             self._offer(found)
@@ -94,7 +94,7 @@ class _Search:
         self.bounds = Bounds(problem, regime, self.limit_s - problem.around_s)
         self.game = Game(self.bounds)
 
-    def found(self) -> Found:
+    def found(self) -> Solution:
         for weight in WEIGHTS:
             self._bound(np.repeat(self.regime.balance(weight)[:, None], self.problem.pieces + 1, 1))
         self._bound(self.chain)
@@ -114,10 +114,10 @@ class _Search:
     def _open(self) -> bool:
         return self.best.step_s > self.lower_s * (1 + self.eps + ROUNDING)
 
-    def _result(self, bound: float) -> Found:
-        return Found(self.best.groups, self.best.step_s, 1.0 if bound <= 1 + ROUNDING else bound)
+    def _result(self, bound: float) -> Solution:
+        return Solution(self.best.groups, self.best.step_s, 1.0 if bound <= 1 + ROUNDING else bound)
 
-    def _offer(self, found: Found) -> None:
+    def _offer(self, found: Solution) -> None:
         if found.step_s < self.best.step_s:
             self.best = found
 
@@ -185,11 +185,11 @@ class _Labels:
         self.bounds, self.problem, self.regime, self.edges = bounds, bounds.problem, bounds.regime, bounds.edges
         self.goal_s, self.merge_s = goal_s, merge_s
         self.backward_s = float(self.problem.ready_s[-1])
-        self.aside, self.ended, self.compared = self.problem.aside, True, 0
+        self.deferred, self.ended, self.compared = self.problem.deferred, True, 0
         dims = self.regime.dims
-        aside = max(self.aside[-1], 1.0)
-        seconds = sum(float(part) for part in load_of(self.problem, self.problem.tail, 0, 0, aside)) + 1e-300
-        self.scale = np.array([*[1.0] * dims, seconds / aside])[:, None]
+        deferred = max(self.deferred[-1], 1.0)
+        seconds = sum(float(part) for part in load_of(self.problem, self.problem.tail, 0, 0, deferred)) + 1e-300
+        self.scale = np.array([*[1.0] * dims, seconds / deferred])[:, None]
         self.slack = merge_s / self.scale
         self.soonest_s = np.full(self.problem.pieces, self.backward_s)
         """When a group that begins at each piece is ready at the earliest."""
@@ -217,14 +217,14 @@ class _Labels:
         return self._cuts(last.start + label), float(ends[label])
 
     def _ends(self, states: Array) -> Array:
-        """When all means are there, after a last group of what was left aside, which follows the last slot."""
-        problem, regime, aside = self.problem, self.regime, states[-1]
+        """When all means are there, after a last group of what was deferred, which follows the last slot."""
+        problem, regime, deferred = self.problem, self.regime, states[-1]
         ends = regime.finish(tuple(states[:-1]), self.backward_s)
-        if not self.aside[-1]:
+        if not self.deferred[-1]:
             return ends
-        load = load_of(problem, problem.tail, 0, 0, aside)
+        load = load_of(problem, problem.tail, 0, 0, deferred)
         more = regime.finish(regime.step(tuple(states[:-1]), self.backward_s, load, self.backward_s), self.backward_s)
-        return np.where(aside > 0, more, ends)
+        return np.where(deferred > 0, more, ends)
 
     def _reach(self, k: int, width: int | None) -> None:
         """Makes the labels of slot k."""
@@ -250,19 +250,19 @@ class _Labels:
 
     def _after(self, k: int, labels: Index, edges: Index) -> Array:
         """The states (dims + 1, n) after one more group."""
-        aside = self.states[-1, labels]
+        deferred = self.states[-1, labels]
         load = np.take(self.edges.load, edges, axis=1)
         lossless = self.edges.lossless[edges]
-        taking = np.flatnonzero(lossless & (aside > 0))
+        taking = np.flatnonzero(lossless & (deferred > 0))
         for option in np.unique(self.edges.option[edges[taking]]).tolist():
             by = taking[self.edges.option[edges[taking]] == option]
-            load[:, by] = load_of(self.problem, option, self.edges.start[edges[by]], k, aside[by])
+            load[:, by] = load_of(self.problem, option, self.edges.start[edges[by]], k, deferred[by])
         after = self.regime.step(
             tuple(np.take(self.states[:-1], labels, axis=1)), self.edges.ready_s[edges], Load(*load), self.backward_s
         )
         if k < self.problem.pieces:
             after = self.regime.settle(after, self.soonest_s[k])
-        return np.stack([*after, np.where(lossless, 0, aside + self.edges.aside[edges])])
+        return np.stack([*after, np.where(lossless, 0, deferred + self.edges.deferred[edges])])
 
     def _store(self, k: int, states: Array, parents: Index, options: Index) -> None:
         added = slice(self.first[k], self.first[k] + states.shape[1])

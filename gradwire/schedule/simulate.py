@@ -18,7 +18,7 @@ from gradwire.schedule.problem import Problem
 from gradwire.schedule.profile import Candidate, Profile, over_link
 from gradwire.schedule.progress import levels, search_progress, search_worth, worth_of
 from gradwire.schedule.regimes import Regime, Worker
-from gradwire.schedule.search import Found, evaluate
+from gradwire.schedule.search import Solution, evaluate
 
 BEST = "best plan"
 GIVEN = "given plan"
@@ -103,7 +103,7 @@ def simulate(
             )
 
 
-def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -> dict[str, Found]:
+def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -> dict[str, Solution]:
     """How the problem's slots may be sent, by name."""
     options = range(len(there.candidates))
     found = [baselines.best_buckets(problem, regime, option, SIZES) for option in options]
@@ -115,7 +115,7 @@ def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -
 
 
 def _outcome(
-    there: Profile, cluster: Cluster, way: str, found: Found, step_s: float, alone_s: float, every: int = 1
+    there: Profile, cluster: Cluster, way: str, found: Solution, step_s: float, alone_s: float, every: int = 1
 ) -> Outcome:
     nbytes = sum(there.wire_bytes(group) for group in found.groups) / every
     return Outcome(cluster, way, step_s, alone_s, _composed(found, names(there.candidates)), nbytes, every)
@@ -189,7 +189,7 @@ def names(candidates: Sequence[Candidate]) -> list[str]:
     ]
 
 
-def _composed(found: Found, names: Sequence[str]) -> str:
+def _composed(found: Solution, names: Sequence[str]) -> str:
     """How many groups are sent in which way."""
     counts = Counter(names[group.option] for group in found.groups)
     return ", ".join(f"{count} {name}" for name, count in counts.most_common())

@@ -10,7 +10,10 @@ GLANCE_S = 0.5
 
 
 class Heartbeat:
-    """One rank's beats, and what it has seen of the others'. Used by one thread."""
+    """One rank's beats, and what it has seen of the others'. Used by one thread.
+
+    A beat is a count. Who reads one compares it with what it read before, by its own clock: no two clocks agree.
+    """
 
     def __init__(self, store: Store, rank: int, world: int, now: Callable[[], float] = time.monotonic) -> None:
         self._store, self._rank, self._now = store, rank, now

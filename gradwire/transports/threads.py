@@ -44,6 +44,13 @@ class _Store:
 
 
 class _Hub:
+    """Where the ranks' threads meet, in the order in which each starts collectives:
+
+    1. `join`: a rank brings its op to the meeting of this number, under `lock`.
+    2. The last one to come does the work for all, still under `lock`, and sets `done`.
+    3. `wait`, without the lock: the others return when `done` is set. `fail` sets it for all meetings that are open.
+    """
+
     def __init__(self, world: int) -> None:
         self.world = world
         self.store = _Store()

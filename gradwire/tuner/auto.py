@@ -15,7 +15,7 @@ from gradwire.compressors import FP32, Compressor, MultiLevel
 from gradwire.controllers import Controller, Decision, Observation, StepView
 from gradwire.controllers.requests import Change, NativeRequest, Profiled, ProfileRequest
 from gradwire.plans import NATIVE, Group, Plan
-from gradwire.schedule import Found, Profile, Worker, search_progress
+from gradwire.schedule import Profile, Solution, Worker, search_progress
 from gradwire.tuner import words
 from gradwire.tuner.plans import (
     allowed,
@@ -82,7 +82,7 @@ class Auto(Controller):
         self.measured: Profile | None = None
         self.profile: Profile | None = None
         self.regime = Worker()
-        self.found: Found | None = None
+        self.found: Solution | None = None
         self.dense_s, self.expected_s, self.predicted_s = float("inf"), 0.0, 0.0
         self.dense_plan: Plan | None = None
         self._phase: Phase = "begin"
@@ -212,7 +212,7 @@ class Auto(Controller):
             return self._begin_trials("more trials", [tried.plans[tried.best], *new], LEFT_FOR_DUEL, seen)
         return self._compare_with_dense(seen)
 
-    def _search_again(self) -> tuple[Profile, Found]:
+    def _search_again(self) -> tuple[Profile, Solution]:
         assert self.measured
         tried = self._trials
         profile = allowed(self.measured, self.fidelity)

@@ -10,7 +10,7 @@ from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterRe
 from gradwire.compressors import BF16, FP32, QSGD, Compressor
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, Plan, default_memory
-from gradwire.schedule import Found, Problem, Profile, Regime, Worker, baselines, theil_sen, timeline, worth_of
+from gradwire.schedule import Problem, Profile, Regime, Solution, Worker, baselines, theil_sen, timeline, worth_of
 
 MOST_TRIED = 4
 FAR_APART = 8
@@ -48,13 +48,13 @@ def worth_of_plan(profile: Profile, plan: Plan) -> float:
     return 1.0 if is_dense(plan) else worth_of(profile.problem(), profile.choices(plan))
 
 
-def shortlist(profile: Profile, found: Found, regime: Regime, margin: float) -> list[Plan]:
+def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) -> list[Plan]:
     """What is worth trying: the best plan; the best candidate alone in DDP's buckets, for where computing beside
     backward costs more than the model knows; and, nearest first, each candidate alone in its best buckets and layer
     by layer, for where it costs less, whose progress per second the model says is `margin` times less, or nearer."""
     problem = profile.problem()
 
-    def rate(each: Found) -> float:
+    def rate(each: Solution) -> float:
         return worth_of(problem, each.groups) / each.step_s
 
     options = range(len(problem.options))
@@ -84,7 +84,7 @@ def learnt(
     return replace(profile, optimizer_s=max(0.0, optimizer_s), forward_s=forward_s)
 
 
-def _alone(problem: Problem, regime: Regime, option: int) -> Found:
+def _alone(problem: Problem, regime: Regime, option: int) -> Solution:
     tried = [baselines.best_buckets(problem, regime, option), baselines.one_group(problem, regime, option)]
     return min(tried, key=lambda found: found.step_s)
 

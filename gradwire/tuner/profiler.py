@@ -1,4 +1,9 @@
-"""The profiler: what a step's compute and each way to send a group cost on this job, on the network it runs on."""
+"""The profiler: what a step's compute and each way to send a group cost on this job, on the network it runs on.
+
+It runs on every rank's worker at the end of the same step, when nothing else is under way, and every measurement is
+made together: all ranks reduce the same group, then one sum over all of them makes a table of everybody's seconds. What
+is read from a table, such as how often to repeat, is therefore the same on all ranks.
+"""
 
 import os
 from collections.abc import Mapping, Sequence

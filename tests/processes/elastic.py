@@ -144,12 +144,12 @@ def main(port: str, text: str) -> None:
             rendezvous.meet(handle)
             handle = training.begin()
             step = rendezvous.resume(handle, training.inner)
-            say(resumed=step, ranks=dist.get_world_size(), owed=hash_of({"owed": residuals(handle, training.model)}))
+            say(resumed=step, ranks=dist.get_world_size(), kept=hash_of({"kept": residuals(handle, training.model)}))
             while step < told["steps"] and not (step % 4 == 0 and dist.get_rank() == 0 and rendezvous.newcomers()):
                 training.step(handle, step)
                 step += 1
-                owed = hash_of({"owed": residuals(handle, training.model)})
-                say(step=step, model=hash_of(dict(training.model.named_parameters())), owed=owed)
+                kept = hash_of({"kept": residuals(handle, training.model)})
+                say(step=step, model=hash_of(dict(training.model.named_parameters())), kept=kept)
                 time.sleep(told["pause_s"])
         except RuntimeError as error:
             say(error=str(error))

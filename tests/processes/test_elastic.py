@@ -100,8 +100,8 @@ def test_one_of_four_is_killed_and_a_newcomer_joins(front_end):
         assert [count for count, _ in groupby(words["ranks"] for words in rank.resumed())] == [4, 3, 4]
         for words in rank.resumed()[1:]:  # what memories hold is what they held after the last step that counted
             before = rank.steps().get(words["resumed"])
-            assert before is None or before["owed"] == words["owed"]
-    assert newcomer.resumed()[0]["owed"] == ranks[0].resumed()[0]["owed"]  # nothing
+            assert before is None or before["kept"] == words["kept"]
+    assert newcomer.resumed()[0]["kept"] == ranks[0].resumed()[0]["kept"]  # nothing
     assert {rank.resumed()[-1]["resumed"] for rank in [*ranks, newcomer]} == {newcomer.resumed()[-1]["resumed"]}
     for step in range(1, STEPS + 1):
         assert len({rank.steps()[step]["model"] for rank in [*ranks, newcomer] if step in rank.steps()}) <= 1

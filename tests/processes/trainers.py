@@ -42,7 +42,7 @@ def examples() -> list[dict[str, Tensor]]:
     ]
 
 
-def owed(handle: gw.Handle) -> Tensor:
+def residual_of(handle: gw.Handle) -> Tensor:
     """The sum over the ranks of what memories hold."""
     state = handle.state_dict()
     total = torch.cat([tensor.flatten() for key, tensor in sorted(state.items()) if key.endswith("//residual")])
@@ -57,12 +57,12 @@ def watch(file: Path) -> None:
 
     def load_state_dict(handle, state):
         load(handle, state)
-        torch.testing.assert_close(owed(handle), torch.load(file))
+        torch.testing.assert_close(residual_of(handle), torch.load(file))
 
     def state_dict(handle, all_ranks=False):
         state = save(handle, all_ranks)
         if all_ranks and not file.exists():
-            total = owed(handle)
+            total = residual_of(handle)
             assert total.any()
             if dist.get_rank() == 0:
                 torch.save(total, file)
@@ -153,7 +153,7 @@ def weights_of(name: str, folder: Path, seed: int, resume: bool) -> Tensor:
 def main(name: str, home: str, phase: str) -> None:
     torch.set_num_threads(1)
     folder = Path(home)
-    watch(folder / "owed.pt")
+    watch(folder / "residual.pt")
     if phase == "resume":
         weights_of(name, folder, 1, resume=True)
         return

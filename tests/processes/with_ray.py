@@ -22,7 +22,7 @@ from gradwire.integrations.ray import compress, keep
 HALF, FAILS, STEPS = 4, 6, 8
 
 
-def owed(handle: gw.Handle) -> torch.Tensor:
+def residual_of(handle: gw.Handle) -> torch.Tensor:
     """The sum over the ranks of what memories hold."""
     state = handle.state_dict()
     total = torch.cat([tensor.flatten() for key, tensor in sorted(state.items()) if key.endswith("//residual")])
@@ -43,8 +43,8 @@ def work(config: dict[str, Any]) -> None:
     if kept:
         with kept.as_directory() as folder:
             saved = torch.load(Path(folder, "rest.pt"))
-        torch.testing.assert_close(owed(handle), saved["owed"])
-        assert saved["owed"].any()
+        torch.testing.assert_close(residual_of(handle), saved["residual"])
+        assert saved["residual"].any()
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["step"]
@@ -64,10 +64,10 @@ def work(config: dict[str, Any]) -> None:
 
 
 def report(handle: gw.Handle, model: Any, optimizer: Any, step: int, rank: int) -> None:
-    total = owed(handle)
+    total = residual_of(handle)
     with tempfile.TemporaryDirectory() as folder:
         keep(handle, folder)
-        rest = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "owed": total}
+        rest = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "residual": total}
         torch.save(rest, Path(folder, "rest.pt"))
         train.report({"step": step}, checkpoint=Checkpoint.from_directory(folder) if rank == 0 else None)
 

@@ -9,24 +9,24 @@ from gradwire.schedule.costs import Array, Index
 from gradwire.schedule.edges import load_of
 from gradwire.schedule.problem import Problem
 from gradwire.schedule.regimes import Regime
-from gradwire.schedule.search import Found
+from gradwire.schedule.search import Solution
 
 MOST_VISITS = 20_000
 
 
-def even_split(problem: Problem, regime: Regime, option: int, groups: int) -> Found:
+def even_split(problem: Problem, regime: Regime, option: int, groups: int) -> Solution:
     """So many groups of equal count of slots: Cupcake's --fusion-num."""
     n = problem.pieces
     groups = min(groups, n)
     return cut(problem, regime, option, [n * (group + 1) // groups for group in range(groups)])
 
 
-def best_even_split(problem: Problem, regime: Regime, option: int, most: int = 32) -> Found:
+def best_even_split(problem: Problem, regime: Regime, option: int, most: int = 32) -> Solution:
     """The best of even splits into 1 to `most` groups."""
     return min((even_split(problem, regime, option, m) for m in range(1, most + 1)), key=lambda found: found.step_s)
 
 
-def mg_wfbp(problem: Problem, regime: Regime, option: int) -> Found:
+def mg_wfbp(problem: Problem, regime: Regime, option: int) -> Solution:
     """Merged-gradient wait-free backpropagation's greedy: a slot joins the group before it where the next slot is
     ready before that group could start, or soon enough that one latency less pays for the wait (Shi et al., INFOCOM
     2019, https://arxiv.org/abs/1811.11141). It knows the wire only."""
@@ -43,7 +43,7 @@ def mg_wfbp(problem: Problem, regime: Regime, option: int) -> Found:
     return cut(problem, regime, option, [*ends, n])
 
 
-def cupcake(problem: Problem, regime: Regime, option: int, most_visits: int = MOST_VISITS) -> Found:
+def cupcake(problem: Problem, regime: Regime, option: int, most_visits: int = MOST_VISITS) -> Solution:
     """Cupcake's Algorithm 1 (Wang et al., MLSys 2023): depth-first over the groups' ends, with its two prunings, under
     its own model (encoding interrupts backward, no decoding), seeded with the best even split. Exponential: it gives
     up after `most_visits` prefixes and returns the best so far."""
