@@ -1,10 +1,9 @@
 """What local steps must do between real processes over gloo.
 
-`python -m tests.processes.local_steps OUT [NAME...]` runs them as `tests.processes.scenarios` does its own.
+`python -m tests.processes.launched tests.processes.local_steps OUT [NAME...]` runs them.
 """
 
 import copy
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from tests.processes.scenarios import SCENARIOS, batch, flat, main, network, refused, same_on_all_ranks, scenario, train
+from tests.processes.scenarios import batch, flat, network, refused, same_on_all_ranks, scenario, train
 from tests.processes.shards import folder, kept
 
 
@@ -521,8 +520,3 @@ def wrong_use_is_one_clear_line_on_every_rank() -> None:
     refused(ValueError, "with parameters of another fragment", lambda: wrap(compressor=one_group, fragments=2))
     optimizer = gw.LocalSteps(inner(model), model)
     refused(ValueError, "make it anew with all parameters", lambda: optimizer.add_param_group({"params": []}))
-
-
-if __name__ == "__main__":
-    chosen = sys.argv[2:] or [name for name, (made, _) in SCENARIOS.items() if made.__module__ == __name__]
-    main(sys.argv[1], *chosen)

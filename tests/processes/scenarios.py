@@ -1,7 +1,6 @@
 """What must hold between real processes over gloo: each scenario runs on all ranks of one launch.
 
-`python -m tests.processes.scenarios OUT [NAME...]` runs every scenario, or these, that is meant for this number of
-ranks, in order, and rank 0 writes {scenario: error or null} to OUT.
+`python -m tests.processes.launched tests.processes.scenarios OUT [NAME...]` runs them.
 """
 
 import copy
@@ -1152,7 +1151,3 @@ def main(out: str, *names: str) -> None:
         Path(out).write_text(json.dumps(outcome))
     dist.barrier()
     time.sleep(0.2)  # gloo's threads let go of the last collective
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,9 +1,8 @@
 """What sharded models must do between real processes over gloo: FSDP2 inside of hosts, Gradwire between them.
 
-`python -m tests.processes.shards OUT [NAME...]` runs them as `tests.processes.scenarios` does its own.
+`python -m tests.processes.launched tests.processes.shards OUT [NAME...]` runs them.
 """
 
-import sys
 import tempfile
 from contextlib import nullcontext
 from functools import partial
@@ -25,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.frontends.shard_compression import AllGather, ReduceScatter
 from gradwire.torch_private import fsdp_groups, parameters_of_fsdp
-from tests.processes.scenarios import SCENARIOS, Halving, main, network, refused, same_on_all_ranks, scenario, train
+from tests.processes.scenarios import Halving, network, refused, same_on_all_ranks, scenario, train
 
 torch.set_num_threads(1)
 SHAPES = ((2, 2), (4, 1))
@@ -687,7 +686,3 @@ def replicas_of_shards_are_compared_and_mended() -> None:
         refused(RuntimeError, "'embed.weight' has other values on rank 1 than on ranks 0, 2, 3;", handle.verify)
         assert handle.verify(heal=True) == ["embed.weight"]
         assert equal(local_parameters(model), before)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], *(sys.argv[2:] or [name for name, (made, _) in SCENARIOS.items() if made.__module__ == __name__]))

@@ -1,37 +1,16 @@
-"""Runs the scenarios of local steps over real gloo, with one launch per number of ranks."""
-
-import json
-from pathlib import Path
+"""Runs the scenarios of local steps over real gloo."""
 
 import pytest
 
-from gradwire.lab.launch import launch
 from tests.processes import local_steps
-from tests.processes.scenarios import SCENARIOS
-
-MINE = {name: worlds for name, (made, worlds) in SCENARIOS.items() if made.__module__ == local_steps.__name__}
+from tests.processes.launched import Outcomes, cases
 
 
 @pytest.fixture(scope="session")
 def outcomes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("local_steps")
-    known: dict[int, dict[str, str | None]] = {}
-
-    def of(world: int) -> dict[str, str | None]:
-        if world not in known:
-            out = folder / f"{world}.json"
-            root = Path(__file__).parents[2]
-            launch(["-m", local_steps.__name__, str(out)], world, env={"PYTHONPATH": str(root)}, timeout_s=240)
-            known[world] = json.loads(out.read_text())
-        return known[world]
-
-    return of
+    return Outcomes(local_steps, tmp_path_factory.mktemp("outcomes"))
 
 
-@pytest.mark.parametrize(
-    ("name", "world"), sorted(((n, w) for n, worlds in MINE.items() for w in worlds), key=lambda case: case[1])
-)
+@pytest.mark.parametrize(("name", "world"), cases(local_steps))
 def test_scenario(name, world, outcomes):
-    outcome = outcomes(world)
-    assert name in outcome, "an earlier scenario failed"
-    assert outcome[name] is None, outcome[name]
+    outcomes.check(name, world)
