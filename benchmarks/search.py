@@ -61,12 +61,12 @@ def every_plan(problem: Problem, regime: Regime) -> float:
     states = [np.zeros((regime.dims + 1, 1))]
     for k in range(1, problem.pieces + 1):
         states.append(np.concatenate(list(groups_to(problem, regime, states, k)), axis=1))
-    *state, aside = states[-1]
+    *state, deferred = states[-1]
     backward_s = float(problem.ready_s[-1])
     ends = regime.finish(tuple(state), backward_s)
-    if (tail := aside > 0).any():
+    if (tail := deferred > 0).any():
         state = tuple(values[tail] for values in state)
-        load = load_of(problem, problem.tail, 0, 0, aside[tail])
+        load = load_of(problem, problem.tail, 0, 0, deferred[tail])
         ends[tail] = regime.finish(regime.step(state, backward_s, load, backward_s), backward_s)
     return problem.around_s + float(ends.min())
 
@@ -75,14 +75,14 @@ def groups_to(problem: Problem, regime: Regime, states: list[Array], k: int) -> 
     """The states after a group that ends at piece k: from everywhere, with every option."""
     backward_s = float(problem.ready_s[-1])
     for start in range(k):
-        *state, aside = states[start]
+        *state, deferred = states[start]
         for number, option in enumerate(problem.options):
             view = problem.views[number]
-            left = aside * 0 if option.lossless else aside + problem.aside[k] - problem.aside[start]
+            left = deferred * 0 if option.lossless else deferred + problem.deferred[k] - problem.deferred[start]
             if view.count[k] == view.count[start]:
                 yield np.stack([*state, left])
                 continue
-            load = load_of(problem, number, start, k, aside if option.lossless else 0 * aside)
+            load = load_of(problem, number, start, k, deferred if option.lossless else 0 * deferred)
             yield np.stack([*regime.step(tuple(state), view.ready_s[k], load, backward_s), left])
 
 
