@@ -84,7 +84,7 @@ def test_without_the_extra_it_says_what_to_install(package: str) -> None:
     script = f"import sys; sys.modules[{package!r}] = None\nfrom gradwire.cli import main; sys.exit(main(sys.argv[1:]))"
     finished = python("-c", script, "simulate", "resnet50")
     assert finished.returncode == 2
-    assert finished.stderr.startswith(f"gradwire: the command line needs {package}")
+    assert finished.stderr.startswith(f"gradwire {gradwire.__version__}: the command line needs {package}")
     assert finished.stderr.endswith("pip install 'gradwire[lab]'\n")
 
 

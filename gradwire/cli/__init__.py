@@ -2,6 +2,8 @@
 
 import sys
 
+import gradwire
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 2 for the user's mistake, 1 for a rank that failed."""
@@ -12,7 +14,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if not error.name or error.name.partition(".")[0] == "gradwire":
             raise
-        print(f"gradwire: the command line needs {error.name}: pip install 'gradwire[lab]'", file=sys.stderr)
+        needs = f"the command line needs {error.name}: pip install 'gradwire[lab]'"
+        print(f"gradwire {gradwire.__version__}: {needs}", file=sys.stderr)
         return 2
 
 

@@ -1,0 +1,74 @@
+"""What the pages' fragments of code leave to the reader: model, data and optimizer; and what is to hold afterwards."""
+
+BEGIN = """
+import os
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh as of_devices
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire as gw
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+    def forward(self, inputs):
+        for block in self.blocks:
+            inputs = block(inputs).relu()
+        return inputs.sum()
+
+
+def batch(step):
+    return torch.randn(4, 16)
+
+
+def loss(model, inputs):
+    return model(inputs).square()
+
+
+torch.manual_seed(0)
+model, path = Model(), "saved"
+optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+"""
+
+JOINED = 'dist.init_process_group("gloo")\n'
+ATTACHED = JOINED + "ddp = DistributedDataParallel(model)\nhandle = gw.attach(ddp, gw.TopK(0.1))\n"
+STEPPED = "loss(ddp, batch(0)).backward()\n"
+SHARDED = """
+def init_device_mesh(kind, shape, mesh_dim_names):
+    return of_devices("cpu", (hosts, dist.get_world_size() // hosts), mesh_dim_names=mesh_dim_names)
+
+
+hosts, data = 2, [[batch(0), batch(1)] for _ in range(3)]
+"""
+LOCAL = """
+for way in (diloco, streaming, sparse_loco, local_sgd):
+    for step in range(3):
+        loss(model, batch(step)).backward()
+        way.step()
+        way.zero_grad()
+"""
+SAME = """
+total = torch.stack([parameter.detach().double().sum() for parameter in model.parameters()]).sum()
+others = [torch.empty_like(total) for _ in range(dist.get_world_size())]
+dist.all_gather(others, total)
+assert len(set(map(float, others))) == 1
+"""
+TOLD = """
+STEPS, host, port = 12, "127.0.0.1", int(os.environ["PORT"])
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+"""
+LOST = """
+def batch(step):
+    if os.environ["NUMBER"] == "2" and step == 5:
+        os._exit(1)
+    return torch.randn(4, 16)
+"""
