@@ -221,20 +221,6 @@ def replicas() -> Page:
     return Page("replicas", "Do replicas stay equal?", verdict, [Shown(["replicas"], [], [], note)])
 
 
-def crashes() -> Page:
-    found = load("crashes")
-    verdict = (
-        f"Of {found['crashes']} sets of files {found['whole']} were whole, {found['refused']} were refused whole, and "
-        "none was taken torn."
-    )
-    note = (
-        f"{found['ranks']} ranks save {found['megabytes']:.0f} MB each, without waiting for each other, so most sets "
-        f"are of different steps. A file of all ranks always loaded. {found['in_mid_file']} times a file was half "
-        "written. Processes were killed, not hosts."
-    )
-    return Page("crashes", "What is left of a crash during saving?", verdict, [Shown(["crashes"], [], [], note)])
-
-
 def _fewer(dense: dict[str, Any], row: dict[str, Any]) -> str:
     return f"{dense['bytes'] / row['bytes']:.0f}x"
 
@@ -273,5 +259,4 @@ def lgreco() -> Page:
 
 QUESTIONS = (
     steps, core, auto, slower_links, training, losses, local_steps, lgreco, wire, collectives, codecs, search, replicas,
-    crashes,
 )  # fmt: skip
