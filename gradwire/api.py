@@ -76,7 +76,7 @@ from gradwire.memories import DGCMemory, Memory, NoMemory, Residual
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.plans import NATIVE, Group, Plan
-from gradwire.runtime.pipeline import ReductionError
+from gradwire.runtime.ending import ReductionError
 from gradwire.runtime.stats import Stats
 from gradwire.slots import Layout, Slot
 from gradwire.transports import Done, Mesh, Pending, ProcessGroup, Recording, Threads, Transport

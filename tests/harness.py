@@ -15,6 +15,7 @@ from gradwire.compressors import Compressor, GroupContext, context_for
 from gradwire.controllers import Controller
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
+from gradwire.runtime import ending
 from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.settings import Settings
@@ -23,6 +24,7 @@ from gradwire.slots import Layout, Slot
 from gradwire.tuner import profiler_for
 
 WAIT_S = 20
+ending.OTHERS_S, ending.POLL_S = 0.05, 0.001  # threads have no hosts that are far away
 CPU = torch.device("cpu")
 torch.set_num_threads(1)
 

@@ -15,7 +15,7 @@ import gradwire as gw
 from gradwire.compressors import Cast, GroupContext
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.plans import uniform
-from gradwire.runtime.pipeline import ReductionError
+from gradwire.runtime.ending import ReductionError
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.settings import Settings
 
@@ -270,7 +270,7 @@ def test_a_rank_that_leaves_does_not_let_the_others_hang():
     with job(uniform(SLOTS, gw.TopK(0.1)), SLOTS, 2) as running:
         running.runtimes[0].open_step()
         hand_over(running.runtimes[0], draw(SLOTS, 2, 0)[0])
-        running.transports[1].abort("rank 1 was told to stop")
+        running.runtimes[1].fail(RuntimeError("rank 1 was told to stop"))
         (error,) = together(1, lambda rank: running.runtimes[rank].finish())
         assert isinstance(error, ReductionError)
         assert "rank 1 was told to stop" in str(error)

@@ -27,6 +27,10 @@ class Agreement:
         self._meeting, self._slots, self._device = Meeting(mesh), slots, device
         self._words = {"Gradwire's version": version("gradwire"), "device": kind_of(device), **words}
 
+    def hosts(self) -> Sequence[str]:
+        """The names of the ranks' hosts, once they have met."""
+        return self._meeting.hosts
+
     def on_plan(self, make: Callable[[], Plan], controller: Controller | None) -> Plan:
         """The plan that `make` returns, with which the ranks begin, or go on."""
         made: list[Plan] = []

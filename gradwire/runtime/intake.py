@@ -11,6 +11,7 @@ The executor's queue orders the two threads.
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ class Intake:
         self.step = 0
         self.groups: Sequence[int] = ()
         self.last_arrival: Mark = 0.0
+        self._step_s, self._opened = 0.0, float("inf")
         self.arrivals = Arrivals(partial(Intake._complete, weakref.proxy(self)))
         self._steps, self._executor, self._recorder = steps, executor, recorder
         self._slots = steps.store.slots
@@ -56,7 +58,13 @@ class Intake:
         self.arrivals.begin()
         self.groups = range(len(self._members)) if groups is None else groups
         self.step += 1
+        now = monotonic()
+        self._step_s, self._opened = max(0.0, now - self._opened), now
         self._begun = False
+
+    def step_s(self) -> float:
+        """How long the last step took, from its beginning to the next one's; 0 in the first."""
+        return self._step_s
 
     def submit(self, slot: int, gradient: Tensor) -> None:
         """A slot's gradient, which its mean is to replace."""

@@ -3,6 +3,7 @@ where a rank that differs, or does not come, is an error with a name and not a c
 
 import json
 from collections.abc import Mapping, Sequence
+from socket import gethostname
 from time import monotonic
 
 from gradwire.transports import Mesh
@@ -30,10 +31,13 @@ class Meeting:
     1. Every rank leaves its words in the store, under the meeting's number.
     2. Rank 0 reads them, and leaves all of them, or who did not come in time.
     3. Every rank reads that. So all hear the same, and all go on or all raise.
+
+    `hosts` are the ranks' hosts, from the first meeting on.
     """
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh, self._count, self._patience_s = mesh, 0, min(PATIENCE_S, mesh.timeout_s / 2)
+        self.hosts: list[str] = []
 
     def compare(self, said: Mapping[str, str]) -> None:
         """Raises Disagreement on all ranks, naming the field and the ranks, where what they say differs, and
@@ -49,14 +53,15 @@ class Meeting:
             return [said]
         self._count += 1
         store, rank, key = self._mesh.store, self._mesh.rank, f"meeting/{self._count}"
-        store.set(f"{key}/{rank}", json.dumps(dict(said)))
+        store.set(f"{key}/{rank}", json.dumps([gethostname(), dict(said)]))
         if rank == 0:
             store.set(f"{key}/everyone", self._collect(key))
         text = store.get(f"{key}/everyone", 2 * self._patience_s)
         heard = {"absent": [0], "waited": 2 * self._patience_s} if text is None else json.loads(text)
         if isinstance(heard, dict):
             raise AbsentRanks(_absent(heard["absent"], heard["waited"]))
-        return heard
+        self.hosts = [host for host, _ in heard]
+        return [words for _, words in heard]
 
     def _collect(self, key: str) -> str:
         """What rank 0 hears of all, or who does not come, as JSON."""

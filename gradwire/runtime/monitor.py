@@ -2,8 +2,8 @@
 
 import threading
 
+from gradwire.runtime.ending import Interrupted
 from gradwire.runtime.executor import Executor
-from gradwire.runtime.pipeline import ReductionError
 from gradwire.transports import Mesh
 
 PERIOD_S = 1.0
@@ -29,7 +29,7 @@ class Monitor:
         while not self._closed.wait(PERIOD_S):
             if (why := self._lost()) is not None:
                 self._executor.aborted = True  # first: what an ended collective leaves is nobody's result
-                self._executor.fail(ReductionError(f"reducing ended: {why}"))
+                self._executor.fail(Interrupted("reducing ended", why))
                 return
 
     def _lost(self) -> str | None:

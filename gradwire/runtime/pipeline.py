@@ -6,16 +6,13 @@ from typing import TypeVar
 
 from gradwire.collective import HOST, Collective
 from gradwire.compressors import Reduction
+from gradwire.runtime.ending import Interrupted, ReductionError
 from gradwire.runtime.exchange import Exchange, Given
 from gradwire.runtime.executor import Mark
 from gradwire.runtime.recorder import Recorder
 from gradwire.transports import Mesh, Pending
 
 T = TypeVar("T")
-
-
-class ReductionError(RuntimeError):
-    """A group could not be reduced; the message names the group and the rank at fault."""
 
 
 @dataclass
@@ -69,11 +66,7 @@ class Pipeline:
         try:
             return talk()
         except RuntimeError as error:
-            raise ReductionError(f"agreeing with the other ranks ended: {self.why(error)}") from error
-
-    def why(self, error: RuntimeError) -> str:
-        """What another rank said when it gave up, or that one was lost."""
-        return self.mesh.failure() or f"a rank was lost ({error})"
+            raise Interrupted("agreeing with the other ranks ended", self._why(error)) from error
 
     def _go_on(self, running: UnderWay) -> None:
         start, exchange = self.recorder.mark(), running.exchange
@@ -96,5 +89,9 @@ class Pipeline:
     def _wire_bytes(self, op: Collective) -> int:
         return 0 if op.axis == HOST else op.wire_bytes(self.mesh.axes[op.axis].world)  # those of a host stay inside
 
-    def _lost(self, exchange: Exchange, error: RuntimeError) -> ReductionError:
-        return ReductionError(f"reducing {exchange} ended: {self.why(error)}")
+    def _lost(self, exchange: Exchange, error: RuntimeError) -> Interrupted:
+        return Interrupted(f"reducing {exchange} ended", self._why(error))
+
+    def _why(self, error: RuntimeError) -> str:
+        """What another rank said when it gave up, or that one was lost."""
+        return self.mesh.failure() or f"a rank was lost ({error})"

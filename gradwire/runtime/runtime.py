@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from threading import Lock
 from typing import NoReturn, TypeVar
@@ -16,6 +16,7 @@ from gradwire.ops.kernels import in_use
 from gradwire.plans import Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.control import Control
+from gradwire.runtime.ending import Ending, Left
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.frames import forget_frames
 from gradwire.runtime.gathering import check
@@ -47,8 +48,7 @@ class Runtime:
     for all its groups or for none. `error` is what went wrong; every call raises it after that, but those that look at
     the state. `numel` says how many elements each parameter has; `elastic` that a step counts on all that are left.
 
-    Raises ValueError, on all ranks, where ranks have different plans, parameters or settings, or `plan` raises it, and
-    RuntimeError where a rank does not come.
+    Raises ValueError, on all ranks, where ranks have different plans or settings, and RuntimeError where one is lost.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Runtime:
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         self._states = States(self._steps, self._plans, self._agreement, settings)
         self._intake = Intake(self._steps, self.executor, self.recorder)
+        self._ending = Ending(self.mesh, self._agreement.hosts, self._intake.step_s)
         self.arrivals, self.arrive = self._intake.arrivals, self._intake.arrivals.arrive
         self._waiting, self._ended, self._reduced = Waiting(), 0, 0
         self.executor.call(partial(self._plans.work_with, self._steps, control, self._pipeline))
@@ -189,7 +190,7 @@ class Runtime:
     def leave(self) -> list[checkpoint.StateDict]:
         """Ends the job at once, and tells the other ranks: the state after the last whole step; then that after the
         next one, if it is the others who know whether that counts."""
-        self.fail(RuntimeError(f"rank {self.mesh.rank} has left the job"))
+        self.fail(Left(f"rank {self.mesh.rank} has left the job"))
         states = self.executor.call(self._states.last)
         self.close()
         return states
@@ -232,8 +233,9 @@ class Runtime:
 
     def raise_error(self) -> None:
         """Raises what went wrong, if anything did."""
-        if self.error:
-            raise self.error
+        with self._failing:  # until it is known who is to blame
+            if self.error:
+                raise self.error
 
     def refuse(self, reason: str) -> NoReturn:
         """Ends the job where the framework did what cannot be; raises RuntimeError, here and on the other ranks."""
@@ -247,27 +249,23 @@ class Runtime:
             if self.error:
                 return
             self.error = error
-        self._steps.machine.fail()  # the worker starts nothing more
-        self._pipeline.drain()
-        forget_frames(error)  # they hold messages under way, and those the connections that abort is to close
-        with suppress(Exception):  # whoever waits is told, whatever else is broken
-            self.mesh.abort(str(error))  # the other ranks' collectives end, and so does the worker's wait for one
-        self.executor.post(self._serve)  # futures fail on the worker, which alone completes them
+            self._steps.machine.fail()  # the worker starts nothing more
+            self._pipeline.drain()
+            forget_frames(error)  # they hold messages under way, and those the connections that abort is to close
+            self._ending.end(error)  # the others' collectives end, and so does the worker's wait for one
+            self.executor.post(self._serve)  # futures fail on the worker, which alone completes them
 
     def _call(self, task: Callable[[], T]) -> T:
         """Has the worker do what all ranks do now; where this one cannot, the others are told."""
-        try:
+        with self._telling(BaseException):
             return self.executor.call(task)
-        except BaseException as error:
-            self.fail(error)
-            raise
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Where ranks do not come to a meeting, those that missed it are told."""
+    def _telling(self, kind: type[BaseException] = AbsentRanks) -> Iterator[None]:
+        """The others are told of such an error; by default, those that did not come to a meeting."""
         try:
             yield
-        except AbsentRanks as error:
+        except kind as error:
             self.fail(error)
             raise
 
@@ -286,7 +284,9 @@ class Runtime:
         self._serve()
 
     def _serve(self) -> None:
-        self._waiting.serve(self._ended, self.error)
+        with self._failing:  # until it is known who is to blame
+            error = self.error
+        self._waiting.serve(self._ended, error)
 
 
 def _fail(runtime: "weakref.ref[Runtime]", error: BaseException) -> None:

@@ -185,7 +185,7 @@ class ProcessGroup(Transport):
 
     def failure(self) -> str | None:
         try:
-            return self._words.peek("failure")
+            return self._words.get("failure", 0)
         except RuntimeError:  # the store's host is gone as well
             return None
 
@@ -196,7 +196,7 @@ class ProcessGroup(Transport):
         heart.beat()
         while self._works and self._works[0][1].is_completed():
             self._works.popleft()
-        if why := words.peek("failure"):
+        if why := words.get("failure", 0):
             return why
         if not self._works or time.monotonic() - self._works[0][0] < WAITS_S:
             heart.forget()  # nobody is waited for: silence is counted anew

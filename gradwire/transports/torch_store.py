@@ -54,19 +54,18 @@ class TorchStore:
         """A word, once it is there; None where it is not within `timeout_s`."""
 
         def wait(whole: str) -> str | None:
-            try:
-                self._store.wait([whole], timedelta(seconds=timeout_s))
-            except dist.DistStoreError:
-                return None
-            return self._store.get(whole).decode()
+            return self._store.get(whole).decode() if self._comes(whole, timeout_s) else None
 
         return self._ask(wait, key, timeout_s + SHORT_S)
 
-    def peek(self, key: str) -> str | None:
-        """A word, if it is there."""
-        return self._ask(
-            lambda whole: self._store.get(whole).decode() if self._store.check([whole]) else None, key, SHORT_S
-        )
+    def _comes(self, whole: str, timeout_s: float) -> bool:
+        if not timeout_s:
+            return self._store.check([whole])
+        try:
+            self._store.wait([whole], timedelta(seconds=timeout_s))
+        except dist.DistStoreError:
+            return False
+        return True
 
     def _ask(self, call: Callable[[str], T], key: str, timeout_s: float) -> T:
         """What a call returns of a key."""

@@ -5,14 +5,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 
 from gradwire.lab.launch import free_port
 
 
-def told_to_survivors(job: str, world: int, lost: int, how: signal.Signals) -> list[str]:
-    """What the other ranks were told when one was sent a signal in the middle of training."""
+def told_to_survivors(job: str, world: int, lost: int, how: signal.Signals | None) -> list[str]:
+    """What the other ranks were told when one was sent a signal, if any, in the middle of training."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world), "PATH": ""}
     shared |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.processes.victims", job]
@@ -24,7 +25,8 @@ def told_to_survivors(job: str, world: int, lost: int, how: signal.Signals) -> l
         for rank in ranks:
             assert rank.stdout
             assert rank.stdout.readline() == "trains\n"
-        os.kill(ranks[lost].pid, how)
+        if how is not None:
+            os.kill(ranks[lost].pid, how)
         return [rank.communicate(timeout=90)[0] for rank in ranks if rank is not ranks[lost]]
     finally:
         for rank in ranks:
@@ -46,5 +48,13 @@ def told_to_survivors(job: str, world: int, lost: int, how: signal.Signals) -> l
 )
 def test_no_survivor_hangs(job: str, how: signal.Signals, lost: int):
     """The store's host, rank 0, or another one."""
+    or_the_stores = ", or the store's host," if lost == 0 else ""
     for told in told_to_survivors(job, 3, lost, how):
-        assert "a rank was lost" in told
+        assert f" ended: rank {lost} (host {gethostname()}){or_the_stores} was lost\n" in told
+
+
+def test_a_rank_that_fails_is_not_lost():
+    """Rank 1 is the one that fails."""
+    for told in told_to_survivors("fails", 3, 1, None):
+        assert "failed on rank 1: ArithmeticError: too much\n" in told
+        assert " lost" not in told

@@ -12,7 +12,24 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 
 TIMEOUT_S = 15
+
+
+class Fails(gw.TopK):
+    """On rank 1, after some steps."""
+
+    def __init__(self) -> None:
+        super().__init__(0.1)
+        self._steps = 0
+
+    def encode(self, *arguments):
+        self._steps += 1
+        if self._steps == 40 and dist.get_rank() == 1:
+            raise ArithmeticError("too much")
+        return super().encode(*arguments)
+
+
 JOBS = {
+    "fails": lambda ddp: gw.attach(ddp, Fails()),
     "topk": partial(gw.attach, compressor=gw.TopK(0.1)),
     "fp16": partial(gw.attach, compressor=gw.FP16()),
     "gravac": partial(gw.attach, compressor=gw.TopK(0.1), controller=gw.GraVAC(2, 64, window=5)),

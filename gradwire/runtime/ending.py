@@ -1,0 +1,98 @@
+"""How a job ends. Each rank that ends leaves a mark in the store, so those that leave none are known to be lost."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic, sleep
+
+from gradwire.transports import Mesh
+
+OTHERS_S, POLL_S = 2.0, 0.05
+"""How long the others' marks are waited for, beside a step; and how often they are looked for meanwhile."""
+
+
+class ReductionError(RuntimeError):
+    """A group could not be reduced; the message names the group and the rank at fault."""
+
+
+class Interrupted(ReductionError):
+    """Something ended through no fault of this rank; why, is known once all others that are left have ended too."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self._what = what
+
+    def blame(self, why: str) -> None:
+        """It is known now."""
+        self.args = (f"{self._what}: {why}",)
+
+
+class Left(RuntimeError):
+    """This rank goes, as it was told to."""
+
+
+class Ending:
+    """The end of one rank's job.
+
+    1. A rank that fails closes its connections, which ends the collectives of all others, and leaves its mark.
+    2. Each of them does the same. So all who are left have a mark after the time of a step, for who computes meanwhile
+       hears of it at the step's end. `step_s` is how long one takes, `hosts` names every rank's.
+    3. Who was interrupted waits for the marks until then. A rank that has a fault of its own says so in its mark, and
+       is blamed at once; else those without a mark are lost. Where the store is gone, it went with rank 0, or with its
+       own host.
+    4. The store may be in rank 0's process, which therefore goes on when the others have heard.
+    """
+
+    def __init__(self, mesh: Mesh, hosts: Callable[[], Sequence[str]], step_s: Callable[[], float]) -> None:
+        self._mesh, self._hosts, self._step_s = mesh, hosts, step_s
+
+    def end(self, error: BaseException) -> None:
+        """This rank ends with an error, which is told who is to blame."""
+        with suppress(Exception):  # whoever waits is told, whatever else is broken
+            self._mesh.abort(str(error))
+        self._say("ended", None if isinstance(error, Interrupted | Left) else str(error))
+        lost = self._blame(error) if isinstance(error, Interrupted) else set[int]()
+        if self._mesh.rank:
+            self._say("heard", None)
+        elif not isinstance(error, Left):
+            self._said("heard", self._others - lost)
+
+    @property
+    def _others(self) -> set[int]:
+        return set(range(self._mesh.ranks)) - {self._mesh.rank}
+
+    def _blame(self, error: Interrupted) -> set[int]:
+        """Tells the error what the others' marks say; the ranks that are lost."""
+        faults, store_is_there = self._said("ended", self._others)
+        if fault := next(filter(None, faults.values()), None):
+            error.blame(fault)
+            return set()
+        lost = self._others - faults.keys()
+        if 0 in lost and not store_is_there:
+            error.blame(f"{self._named([0])}, or the store's host, was lost")
+        elif lost:
+            error.blame(f"{self._named(sorted(lost))} {'was' if len(lost) == 1 else 'were'} lost")
+        return lost
+
+    def _say(self, word: str, fault: str | None) -> None:
+        with suppress(RuntimeError):  # the store is gone
+            self._mesh.store.set(f"{word}/{self._mesh.rank}", json.dumps(fault))
+
+    def _said(self, word: str, ranks: set[int]) -> tuple[dict[int, str | None], bool]:
+        """The faults, by rank, of those who have said a word: all of them, or until time is over or one has a fault.
+        And whether the store is still there."""
+        faults: dict[int, str | None] = {}
+        until = monotonic() + min(self._mesh.timeout_s, OTHERS_S + self._step_s())
+        try:
+            while ranks - faults.keys() and not any(faults.values()) and monotonic() < until:
+                for rank in ranks - faults.keys():
+                    if (said := self._mesh.store.get(f"{word}/{rank}", 0)) is not None:
+                        faults[rank] = json.loads(said)
+                sleep(POLL_S)
+        except RuntimeError:
+            return faults, False
+        return faults, True
+
+    def _named(self, ranks: Sequence[int]) -> str:
+        hosts = self._hosts()
+        return ", ".join(f"rank {rank}" + (f" (host {hosts[rank]})" if hosts else "") for rank in ranks)
