@@ -177,7 +177,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.transports import process_group
 
-process_group.WAITS_S, process_group.SILENT_S = 0.2, 1.0
+process_group.WAITS_S, process_group.SILENT_S = 0.2, 5.0
 
 class Played:  # the host's wait for a stream: it ends when the work is done or aborted
     def __init__(self, work, transport):
