@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradwire.ops import native, reference
 from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, Code, Compact, nearest, one_bit, qsgd, sign, ternary
+from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, sign, ternary
 
 RANKS = 8
 WIDTH = 4608
@@ -68,7 +68,7 @@ def passes(n: int) -> Iterator[tuple[str, Run]]:
     yield "add in", lambda ops: ops.add_in(next, old, gradient, 1.0, 0.125)
     for name, entries in {
         "top-k 1 %": Entries(n, n // 100), "top-k 0.1 %": Entries(n, n // 1000),
-        "top-k 1/16, 10 bits": Compact(n, n // 16),
+        "top-k 1/16, 10 bits": Entries(n, n // 16, 4),
     }.items():  # fmt: skip
         yield name, selecting(next, old, gradient, entries)
         yield f"decode {RANKS}, {name}", summing_entries(next, entry_rows(old, entries), entries)
@@ -88,7 +88,7 @@ def codes() -> dict[str, Code]:
     }  # fmt: skip
 
 
-def selecting(next: Tensor, old: Tensor, gradient: Tensor, layout: Entries | Compact) -> Run:
+def selecting(next: Tensor, old: Tensor, gradient: Tensor, layout: Entries) -> Run:
     payload = torch.zeros(layout.nbytes, dtype=torch.uint8)
     return lambda ops: ops.add_select(next, old, gradient, 1.0, 0.125, layout, payload)
 
@@ -98,7 +98,7 @@ def quantising(next: Tensor, old: Tensor, gradient: Tensor, layout: Blocks) -> R
     return lambda ops: ops.add_quantise(next, old, gradient, 1.0, 0.125, layout, payload, keep=True, seed=1)
 
 
-def summing_entries(out: Tensor, rows: Tensor, layout: Entries | Compact) -> Run:
+def summing_entries(out: Tensor, rows: Tensor, layout: Entries) -> Run:
     return lambda ops: ops.decode_entries(rows, out, layout)
 
 
@@ -106,7 +106,7 @@ def summing_blocks(out: Tensor, rows: Tensor, layout: Blocks) -> Run:
     return lambda ops: ops.decode_blocks(rows, out, layout)
 
 
-def entry_rows(x: Tensor, layout: Entries | Compact) -> Tensor:
+def entry_rows(x: Tensor, layout: Entries) -> Tensor:
     """The payloads of all ranks, each of another gradient: x, turned."""
     rows = torch.zeros(RANKS, layout.nbytes, dtype=torch.uint8)
     for rank, row in enumerate(rows):

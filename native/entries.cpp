@@ -1,29 +1,55 @@
 #include "entries.h"
 
-void pack_entries(const gw_layout& layout, const uint32_t* indices, const float* values, int64_t m, uint8_t* payload) {
-  const Entries at{layout};
-  std::memset(payload + 4 * m, 0, static_cast<size_t>(at.low_at() - 4 * m));
-  copy(payload, values, 4 * m);
-  uint8_t* const low = payload + at.low_at();
-  int64_t j = 0;
-  for (int64_t block = 0; block < at.blocks(); ++block) {
-    const int64_t first = j;
-    for (; j < m && indices[j] >> 16 == block; ++j) write(low + 2 * j, static_cast<uint16_t>(indices[j]));
-    write(payload + at.counts_at() + 4 * block, static_cast<int32_t>(j - first));
+#include <algorithm>
+
+namespace {
+
+// Half-way between two levels on a logarithmic scale: below it, the next one is nearer.
+constexpr float EDGE[LEVELS - 1] = {0.77110541f,  0.45850202f,  0.27262694f, 0.16210496f,
+                                    0.096388176f, 0.057312753f, 0.034078367f};
+
+// The largest magnitude of each group.
+void pack_scales(const uint32_t* indices, const float* values, int64_t m, uint8_t* payload) {
+  for (int64_t j = 0; j < m;) {
+    const uint32_t group = indices[j] >> GROUP_BITS;
+    uint32_t most = 0;
+    for (; j < m && indices[j] >> GROUP_BITS == group; ++j) most = std::max(most, magnitude_bits(values[j]));
+    write(payload + 2 * group, to_bfloat16(float_of(most)));
   }
-  std::memset(low + 2 * m, 0, static_cast<size_t>(at.bytes() - at.low_at() - 2 * m));
 }
 
-int64_t check_entries(const gw_layout& layout, const uint8_t* payload) {
-  const Entries at{layout};
-  int64_t total = 0;
-  for (int64_t block = 0; block < at.blocks(); ++block) {
-    const int64_t count = at.count(payload, block);
-    if (count < 0 || count > layout.k - total) return -1;
-    total += count;
+int code_of(float value, float scale) {
+  const float magnitude = float_of(magnitude_bits(value));
+  int level = 0;
+  for (const float edge : EDGE) level += magnitude < scale * edge;
+  return level | (value < 0 ? 8 : 0);
+}
+
+void pack_levels(const Entries& at, const uint32_t* indices, float* values, int64_t m, uint8_t* payload) {
+  pack_scales(indices, values, m, payload);
+  PlaceWriter places(at.places, payload + at.places_at());
+  uint8_t* const codes = payload + at.values_at();
+  int64_t sent = 0;
+  for (int64_t j = 0; j < m; ++j) {
+    if (values[j] == 0) continue;
+    const float scale = scale_at(payload, indices[j]);
+    const int code = code_of(values[j], scale);
+    places.put(indices[j]);
+    codes[sent / 2] = static_cast<uint8_t>(codes[sent / 2] | code << 4 * (sent % 2));
+    values[j] = value_of(code, scale);
+    ++sent;
   }
-  const int64_t last = at.blocks() - 1, width = layout.n - (last << 16);
-  for (int64_t j = total - at.count(payload, last); j < total; ++j)
-    if (at.low(payload, j) >= width) return -1;
-  return total;
+  places.finish();
+}
+
+}  // namespace
+
+void pack_entries(const gw_layout& layout, const uint32_t* indices, float* values, int64_t m, uint8_t* payload) {
+  const Entries at(layout);
+  std::memset(payload, 0, static_cast<size_t>(at.bytes()));
+  if (at.has_levels()) return pack_levels(at, indices, values, m, payload);
+  if (at.value_bits) copy(payload + at.values_at(), values, 4 * m);
+  PlaceWriter places(at.places, payload);
+  for (int64_t j = 0; j < m; ++j) places.put(indices[j]);
+  places.finish();
 }

@@ -11,11 +11,10 @@
 #endif
 
 // Changes whenever a function's meaning or a struct's layout does. The loader refuses any other.
-#define GW_ABI 2
+#define GW_ABI 3
 
 enum gw_dtype { GW_ABSENT, GW_FLOAT32, GW_BFLOAT16, GW_FLOAT16 };
 enum gw_kind { GW_NEAREST, GW_STOCHASTIC, GW_SIGN, GW_ONE_BIT };
-enum gw_format { GW_ENTRIES, GW_COMPACT };
 
 // `length` elements of the vector, and their gradient: none where dtype is GW_ABSENT.
 struct gw_segment {
@@ -55,11 +54,11 @@ struct gw_blocks {
   gw_code code;
 };
 
-// Room for k of n entries, as `format` writes them.
+// Room for k of n entries, whose values are float32 (32), or a sign and one of 8 levels (4); or for their places (0).
 struct gw_layout {
   int64_t n;
   int64_t k;
-  int64_t format;
+  int64_t value_bits;
 };
 
 // `ranks` payloads, `stride` bytes apart.
@@ -96,12 +95,10 @@ GW_API void gw_top_k_rows(const float* x, int64_t rows, int64_t length, int64_t 
 GW_API void gw_decode_blocks(const gw_span* out, const gw_blocks* blocks, const gw_rows* rows, int64_t codes_at);
 // 0, or -1 where one of them is no payload: what is in the output then is unspecified.
 GW_API int gw_decode_entries(const gw_span* out, const gw_layout* layout, const gw_rows* rows, uint8_t* room);
-// Bytes of `room` that `gw_decode_entries` and `gw_release` take.
-GW_API int64_t gw_entries_room(const gw_layout* layout, int64_t ranks);
-// x minus what the payload holds. 0, or -1 where it is no payload.
-GW_API int gw_release(float* x, const gw_layout* layout, const uint8_t* payload, uint8_t* room);
+// Bytes of `room` that `gw_decode_entries` takes.
+GW_API int64_t gw_entries_room(int64_t ranks);
 
-// m entries to a payload; `values` becomes what was sent.
+// m entries to a payload; with levels `values` becomes what was sent, and zeros take no room.
 GW_API void gw_pack_entries(const gw_layout* layout, const uint32_t* indices, float* values, int64_t m,
                             uint8_t* payload);
 // The entries of a payload, and how many; -1 where it is no payload.

@@ -35,10 +35,14 @@ def main(capability: int) -> None:
         compiled(codes.quantise_kernel, ADDING | TABLE | more, constants, capability)
         rows = {"out": F, "rows": "*u8", "stride": "i32", "codes_at": "i32"}
         compiled(codes.dequantise_kernel, rows | TABLE, {"RANKS": 8, **code}, capability)
-    entries = {"values": F, "counts": "*i32", "low": "*i16"}
-    compiled(places.pack_kernel, entries | {"indices": "*i64", "chosen": F, "m": "i32"}, {"SIZE": 1024}, capability)
-    more = {"out": F, "k": "i32", "blocks": "i32", "n": "i32", "sign": "fp32"}
-    compiled(places.scatter_kernel, entries | more, {"SIZE": 1024}, capability)
+    entries, more = {"values": F, "upper": "*i32", "lower": "*i32"}, {"indices": "*i64", "chosen": F, "m": "i32"}
+    words = {"words": "i32", "low_words": "i32", "k": "i32", "n": "i32"}
+    for low in (0, 6):
+        compiled(places.pack_kernel, entries | more, {"LOW": low, "SIZE": 1024}, capability)
+        sums_of = entries | words | {"out": F, "ends": "*i32"}
+        compiled(places.scatter_kernel, sums_of, {"LOW": low, "SIZE": 128}, capability)
+    counting = {"counts": "*i32", "rows": "*i32", "stride": "i32", "words": "i32"}
+    compiled(places.count_kernel, counting, {"SIZE": 1024}, capability)
 
 
 if __name__ == "__main__":

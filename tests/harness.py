@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import log2
 from typing import Any
 
 import pytest
@@ -241,3 +242,9 @@ def alone(n: int, compressor: Compressor, **options: Any) -> GroupContext:
     for name, value in options.items():
         setattr(context, name, value)
     return context
+
+
+def place_bytes(gap: float) -> float:
+    """What an index takes where one element of `gap` is sent."""
+    low_bits = int(log2(gap))
+    return (1 + low_bits + gap / 2**low_bits) / 8

@@ -5,7 +5,7 @@ import pkgutil
 
 import pytest
 import torch
-from harness import CPU, alone, draw, job, plan_of, slots_of, total
+from harness import CPU, alone, draw, job, place_bytes, plan_of, slots_of, total
 from torch import Tensor
 
 import gradwire as gw
@@ -106,7 +106,8 @@ def test_6_the_ratio_that_was_asked_for_is_sent(codec: Codec):
     kind, n = type(codec), 1_000_000
     for ratio in (0.05, 0.2):
         made = kind(threshold=0.1, ratio=ratio) if kind is gw.HardThreshold else kind(ratio=ratio)
-        assert bytes_of(made, n) == pytest.approx(6 * ratio * n, rel=0.01)
+        place = 2 if kind is gw.AllDimensionTopK else place_bytes(1 / ratio)
+        assert bytes_of(made, n) == pytest.approx((4 + place) * ratio * n, rel=0.01)
 
 
 def test_6_a_convolution_is_a_matrix_of_its_outputs():

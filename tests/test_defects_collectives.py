@@ -1,5 +1,7 @@
 """The defects of the published sparse collectives, one test each: what went wrong there must not here."""
 
+from typing import Literal
+
 import pytest
 import torch
 from harness import job, plan_of, slots_of, total
@@ -7,6 +9,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.ops.entries import Entries
+from gradwire.ops.kernels import pack_entries, unpack_entries
 
 COLLECTIVES = [gw.SplitGather(), gw.Exclusive(), gw.LeaderIndices(), gw.GlobalTopK(), gw.OkTopk()]
 collectives = pytest.mark.parametrize("collective", COLLECTIVES, ids=str)
@@ -49,8 +52,19 @@ def test_ok_topk_1_indices_are_whole_numbers():
     indices = torch.tensor([0, 32_767, 32_768, 65_535, (1 << 24) + 1, n - 1])
     entries = Entries(n, len(indices))
     payload = torch.zeros(entries.nbytes, dtype=torch.uint8)
-    entries.pack(payload, indices, torch.ones(len(indices)))
-    assert torch.equal(entries.unpack(payload)[0], indices)
+    pack_entries(payload, entries, indices, torch.ones(len(indices)))
+    assert torch.equal(unpack_entries(payload, entries)[0], indices)
+
+
+@pytest.mark.parametrize("bits", [32, 4])
+def test_split_gather_has_room_for_entries_of_its_shorter_ranges(bits: Literal[32, 4]):
+    """Of 47 elements 12 entries take 4 bytes more than of 48, which ours once did not make room for."""
+    slots = slots_of({"w": torch.empty(95)})
+    grads = [torch.randn(95, generator=torch.Generator().manual_seed(rank)) for rank in range(2)]
+    with job(plan_of(slots, gw.TopK(0.16, value_bits=bits), gw.Residual(), gw.SplitGather()), slots, 2) as running:
+        mean = running.step([[grad] for grad in grads])[0][0]
+        kept = total(running.state("residual"))[0]
+    torch.testing.assert_close((mean + kept).float(), sum(grads) / 2)
 
 
 @collectives

@@ -5,7 +5,7 @@ import torch
 from harness import alone, slots_of
 
 import gradwire as gw
-from gradwire.ops.formats import Compact
+from gradwire.ops.entries import Entries
 from gradwire.ops.kernels import pack_entries, unpack_entries
 from gradwire.ops.lazy_sum import LazySum
 
@@ -35,7 +35,7 @@ def test_an_entry_takes_6_bits_and_those_of_its_gap(ratio: float):
 
 
 def test_zeros_take_no_room_and_stay_zero():
-    layout = Compact(1000, 10)
+    layout = Entries(1000, 10, 4)
     indices, values = torch.tensor([3, 500, 500, 999, 999]), torch.tensor([2.0, 0.0, -2.0, 0.0, 0.0])
     payload = torch.zeros(layout.nbytes, dtype=torch.uint8)
     sent = pack_entries(payload, layout, indices, values)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from gradwire.ops import native, reference
 from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, Code, Compact, nearest, one_bit, qsgd, sign
+from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, sign
 
 
 @needs_library
@@ -82,7 +82,7 @@ def test_not_finite_is_noticed(x, dtype):
 def test_one_bad_element_anywhere(where: int, bad: float):
     x = torch.ones(10_000)
     x[where] = bad
-    layouts = [Entries(10_000, 100), Compact(10_000, 100), *(Blocks((10_000,), code) for code in CODES)]
+    layouts = [Entries(10_000, 100), Entries(10_000, 100, 4), *(Blocks((10_000,), code) for code in CODES)]
     assert not native.add_in(torch.empty(10_000), None, x, 1.0, 1.0)
     for layout in layouts:
         add = native.add_quantise if isinstance(layout, Blocks) else native.add_select

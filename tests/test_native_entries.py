@@ -21,18 +21,17 @@ from kernel_cases import (
 from torch import Tensor
 
 from gradwire.ops import native, reference
-from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Compact
+from gradwire.ops.entries import Entries, Places
 from gradwire.ops.native.library import room
 
 
 @needs_library
-@given(**vectors, share=st.floats(0, 1), compact=st.booleans())
+@given(**vectors, share=st.floats(0, 1), bits=st.sampled_from([32, 4]))
 @settings(max_examples=60, deadline=None)
-def test_add_select_is_the_references(n, seed, spread, zeros, by, share, compact):
+def test_add_select_is_the_references(n, seed, spread, zeros, by, share, bits):
     n = max(n, 1)
     old, gradient = shifted(numbers(n, seed, spread, zeros), by), numbers(n, seed + 1, zeros=zeros)
-    layout = (Compact if compact else Entries)(n, max(1, round(share * n)))
+    layout = Entries(n, max(1, round(share * n)), bits)
     for _ in each_level():
         check_add_select(old, gradient, layout, by)
 
@@ -55,7 +54,7 @@ def test_top_k_of_any_shape(shape: str):
         expected = reference.top_k(x, k)
         assert torch.equal(native.top_k(x, k), expected)
         check_add_select(x, None, Entries(n, k))
-        check_add_select(None, x, Compact(n, k))
+        check_add_select(None, x, Entries(n, k, 4))
 
 
 @pytest.mark.parametrize("n", [1, 65_535, 65_536, 65_537, 200_000])
@@ -107,38 +106,32 @@ def test_rows_with_ties_zeros_and_nan(k: int):
 
 
 @needs_library
-@pytest.mark.parametrize("kind", [Entries, Compact])
+@pytest.mark.parametrize("bits", [32, 4])
 @pytest.mark.parametrize("n", [1, 1000, 70_000, 200_001])
-def test_decoding_entries_is_the_references(kind, n: int):
-    layout = kind(n, max(1, n // 16))
+def test_decoding_entries_is_the_references(bits, n: int):
+    layout = Entries(n, max(1, n // 16), bits)
     rows = torch.zeros(4, layout.nbytes + 8, dtype=torch.uint8)
     for rank, row in enumerate(rows):
         assert reference.add_select(torch.empty(n), None, numbers(n, rank), 1.0, 1.0, layout, row[: layout.nbytes])
     expected = torch.empty(n)
     reference.decode_entries(rows, expected, layout)
-    x = numbers(n, 9)
-    released = x.clone()
-    reference.release(released, rows[1], layout)
     for _ in each_level():
         parts = [torch.full((size,), torch.nan) for size in (n // 3, 0, n - n // 3)]
         native.decode_entries(rows, parts, layout)
         assert torch.equal(torch.cat(parts), expected)
-        mine = x.clone()
-        native.release(mine, rows[1], layout)
-        assert torch.equal(mine, released)
         for a, b in zip(native.unpack_entries(rows[2], layout), reference.unpack_entries(rows[2], layout), strict=True):
             assert torch.equal(a, b)
 
 
 @needs_library
 @given(
-    kind=st.sampled_from([Entries, Compact]), n=st.sampled_from([1, 2, 40, 1023, 1024, 1025, 66_000]),
+    bits=st.sampled_from([32, 4]), n=st.sampled_from([1, 2, 40, 1023, 1024, 1025, 66_000]),
     share=st.floats(0, 1), seed=st.integers(0, 999), fill=st.sampled_from([0.0, 0.3, 1.0]), spread=st.floats(0, 8),
 )  # fmt: skip
 @settings(max_examples=100, deadline=None)
-def test_entries_survive(kind, n, share, seed, fill, spread):
+def test_entries_survive(bits, n, share, seed, fill, spread):
     """Any ascending indices, also fewer than there is room for, come back; values as near as their levels lie."""
-    layout = kind(n, max(1, int(share * n)))
+    layout = Entries(n, max(1, int(share * n)), bits)
     generator = np.random.default_rng(seed)
     m = int(fill * layout.k)
     indices = torch.from_numpy(np.sort(generator.choice(n, m, replace=False)))
@@ -152,52 +145,61 @@ def test_entries_survive(kind, n, share, seed, fill, spread):
         found, decoded = ops.unpack_entries(payload, layout)
         assert torch.equal(found, indices)
         assert torch.equal(decoded, sent)
-    if kind is Compact:
+    if not layout.exact:
         assert bool((sent.sign() == values.sign()).all())
         largest = torch.zeros(-(-n // 1024)).scatter_reduce_(0, indices // 1024, values.abs(), "amax")[indices // 1024]
         inside = values.abs() > largest * 2**-5
         assert bool(((sent / values)[inside].log2().abs() < 0.39).all())
 
 
-def test_compact_entries_take_about_ten_bits():
-    for ratio, expected in ((8, 9), (16, 10), (32, 11), (64, 12)):
+def test_places_take_2_bits_and_those_of_their_gap():
+    for ratio, expected in ((8, 5), (16, 6), (32, 7), (64, 8)):
         n = 1 << 20
-        scales = 16 * n / 1024
-        assert 8 * Compact(n, n // ratio).nbytes - scales == pytest.approx(expected * n / ratio, rel=0.001)
+        for bits, scales in ((4, 16 * n / 1024), (32, 0)):
+            nbytes = Entries(n, n // ratio, bits).nbytes
+            assert 8 * nbytes - scales == pytest.approx((expected + bits) * n / ratio, rel=0.001)
 
 
-def hostile_entries() -> Iterator[tuple[Entries, Tensor]]:
-    layout = Entries(70_000, 10)
-    sound = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    layout.pack(sound, torch.arange(0, 70_000, 7_700), torch.ones(10))
-    for counts in ([11, 0], [5, 6], [-1, 3], [2**31 - 1, 1], [-(2**31), -(2**31)]):
-        row = torch.zeros_like(sound)
-        row[40:48].view(torch.int32).copy_(torch.tensor(counts))
-        yield layout, row
-    outside = sound.clone()
-    outside[48:68].view(torch.int16).fill_(-1)  # 65,535 in a last block of 4,464
-    yield layout, outside
+@needs_library
+@given(n=st.sampled_from([1, 40, 1023, 66_000]), share=st.floats(0, 1.5), seed=st.integers(0), fill=st.floats(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_places_survive(n, share, seed, fill):
+    """With room for more than there are, too."""
+    layout = Places(n, max(1, int(share * n)))
+    m = int(fill * min(n, layout.k))
+    indices = torch.from_numpy(np.sort(np.random.default_rng(seed).choice(n, m, replace=False)))
+    payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
+    native.pack_places(payload, layout, indices)
+    reference.pack_places(expected, layout, indices)
+    assert torch.equal(payload, expected)
+    for ops in (native, reference):
+        found, filled = ops.unpack_places(payload, layout)
+        assert torch.equal(found[filled], indices)
+        assert int(filled.sum()) == m
+        assert bool((found < n).all())
 
 
-def hostile_compact() -> Iterator[tuple[Compact, Tensor]]:
-    for n, k in ((70_000, 10), (1024, 1024), (5, 1)):
-        layout = Compact(n, k)
+def hostile() -> Iterator[tuple[Entries, Tensor]]:
+    """More entries than there is room for, and one behind the last element."""
+    for n, k, bits in ((70_000, 10, 32), (70_000, 10, 4), (1024, 1024, 32), (1024, 1024, 4), (5, 1, 4), (5, 1, 32)):
+        layout = Entries(n, k, bits)
         yield layout, torch.full((layout.nbytes,), 255, dtype=torch.uint8)
-    layout = Compact(1000, 10)
-    high = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    high[layout.starts[2] - 1] = 0x80
-    yield layout, high
+    for bits in (32, 4):
+        layout = Entries(1000, 10, bits)
+        high = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        high[layout.places_at + layout.places.upper_bytes - 1] = 0x80
+        yield layout, high
 
 
 @needs_library
 def test_hostile_payloads_are_refused():
-    for layout, row in (*hostile_entries(), *hostile_compact()):
+    for layout, row in hostile():
         for ops in (native, reference):
             for _ in each_level():
                 with pytest.raises(ValueError, match="is no payload"):
                     ops.decode_entries(torch.stack([row, row]), torch.empty(layout.n), layout)
                 with pytest.raises(ValueError, match="is no payload"):
-                    ops.release(torch.empty(layout.n), row, layout)
+                    ops.unpack_places(row[layout.places_at : layout.values_at], layout.places)
                 with pytest.raises(ValueError, match="is no payload"):
                     ops.unpack_entries(row, layout)
 
@@ -207,11 +209,11 @@ def test_hostile_payloads_are_refused():
     data=st.binary(max_size=300),
     n=st.integers(1, 3000),
     share=st.floats(0, 1),
-    kind=st.sampled_from([Entries, Compact]),
+    bits=st.sampled_from([32, 4]),
 )
 @settings(max_examples=300, deadline=None)
-def test_any_bytes_mean_the_same_to_both(data, n, share, kind):
-    layout = kind(n, max(1, int(share * min(n, 64))))
+def test_any_bytes_mean_the_same_to_both(data, n, share, bits):
+    layout = Entries(n, max(1, int(share * min(n, 64))), bits)
     row = torch.zeros(layout.nbytes, dtype=torch.uint8)
     mine = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: layout.nbytes]
     row[: len(mine)] = mine

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import place_bytes
 
 import gradwire as gw
 from gradwire.cli import main
@@ -132,7 +133,7 @@ def test_a_mean_step_by_hand(ranks: int, mbit: float):
     assert local.wire_bytes == pytest.approx(dense / every, rel=1e-6)
     assert local.step_s == pytest.approx(around_s + round_s / every, rel=1e-6)
     assert found["FP32"].step_s == pytest.approx(around_s + round_s, rel=1e-6)  # nothing follows that could hide it
-    sparse, payload = found["TopK(ratio=0.01) every 30"], 6 * (n // 100)
+    sparse, payload = found["TopK(ratio=0.01) every 30"], (4 + place_bytes(100)) * (n // 100)
     assert sparse.wire_bytes == pytest.approx((ranks - 1) * payload / every, rel=0.01)
     round_s = encode_s + (ranks - 1) * (latency_s + payload / (mbit * MBIT)) + decode_s * ranks / 4
     assert sparse.step_s == pytest.approx(around_s + round_s / every, rel=0.01)

@@ -137,18 +137,15 @@ def test_entries_are_the_references(n: int, ratio: float, seed: int):
     reference.decode_entries(rows, expected_sums, layout)
     assert torch.equal(sums, expected_sums)
 
-    triton.release(sums, payload, layout)
-    reference.release(expected_sums, payload, layout)
-    assert torch.equal(sums, expected_sums)
-
 
 @given(n=st.sampled_from([1, 100, 65_537]), seed=st.integers(0, 1000))
 @few
 def test_what_is_no_payload_is_written_nowhere_else(n: int, seed: int):
     layout = Entries(n, max(1, n // 10))
-    payload = torch.randint(0, 256, (layout.nbytes,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(0, 256, (1, layout.nbytes), generator=generator, dtype=torch.uint8)
     room = torch.full((n + 200_000,), 7.0)
-    triton.release(room[100_000 : 100_000 + n], payload, layout)
+    triton.decode_entries(rows, room[100_000 : 100_000 + n], layout)
     assert bool((room[:100_000] == 7).all())
     assert bool((room[100_000 + n :] == 7).all())
 
@@ -191,7 +188,7 @@ class Counted:
         self._launch(kernel, programs, *map(real, arguments), **constants)
 
 
-LAUNCHES = {gw.TopK: 21, gw.Quantized: 12, gw.EFSignSGD: 11, gw.OneBit: 11, gw.QSGD: 11, gw.TernGrad: 10}
+LAUNCHES = {gw.TopK: 23, gw.Quantized: 12, gw.EFSignSGD: 11, gw.OneBit: 11, gw.QSGD: 11, gw.TernGrad: 10}
 """A step's at most, of one rank of four and one group of nine slots that are all-gathered."""
 ROWS = [
     case for case in CASES

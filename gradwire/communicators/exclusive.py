@@ -13,6 +13,7 @@ from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_reduce
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Places
+from gradwire.ops.kernels import pack_places, unpack_places
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import even
@@ -43,28 +44,29 @@ class Exclusive(SparseCommunicator):
         return 2
 
     def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
-        largest = _largest(codec, n, world)
-        return all_gather(framed(largest.nbytes), world) + all_reduce(4 * world * largest.k + FLAG_BYTES, world)
+        k, nbytes = _room(codec, n, world)
+        return all_gather(framed(nbytes), world) + all_reduce(4 * world * k + FLAG_BYTES, world)
 
     def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x = vector.total()
-        world, largest = context.world, _largest(codec, len(x), context.world)
-        mine = context.message("mine", largest.nbytes)
+        world, (k, nbytes) = context.world, _room(codec, len(x), context.world)
+        mine = context.message("mine", nbytes)
         a, b = _parts(len(x), context)[context.rank]
         quotas = even(codec.count(len(x)), world)
         quota = min(b - a, quotas[context.rank + 1] - quotas[context.rank])
         if a < b:
             nothing = torch.empty(0, dtype=torch.int64, device=x.device)
             found = codec.select(x[a:b], quota, context) if quota else nothing
-            Places(b - a, largest.k).pack(mine.body, found)
-        everyones = context.message("places", largest.nbytes, rows=world)
+            pack_places(mine.body, Places(b - a, k), found)
+        everyones = context.message("places", nbytes, rows=world)
         yield Gather(mine, everyones)
-        yield from sum_values(x, *_union(largest.k, everyones.body, len(x), context), mean.vector(), context)
+        yield from sum_values(x, *_union(k, everyones.body, len(x), context), mean.vector(), context)
 
 
-def _largest(codec: Sparse, n: int, world: int) -> Places:
-    """The layout of the largest part's coordinates."""
-    return Places(-(-n // world), -(-codec.count(n) // world))
+def _room(codec: Sparse, n: int, world: int) -> tuple[int, int]:
+    """How many coordinates a part has room for, and their bytes: a part has so many elements, or one less."""
+    k, width = -(-codec.count(n) // world), -(-n // world)
+    return k, max(Places(width, k).nbytes, Places(max(1, width - 1), k).nbytes)
 
 
 def _parts(n: int, context: GroupContext) -> list[tuple[int, int]]:
@@ -79,6 +81,6 @@ def _union(k: int, payloads: Tensor, n: int, context: GroupContext) -> tuple[Ten
     filled = torch.zeros(len(payloads), k, dtype=torch.bool, device=payloads.device)
     for rank, (a, b) in enumerate(_parts(n, context)):
         if a < b:
-            found, filled[rank] = Places(b - a, k).unpack(payloads[rank])
+            found, filled[rank] = unpack_places(payloads[rank], Places(b - a, k))
             torch.add(found, a, out=indices[rank])
     return indices.view(-1), filled.view(-1)

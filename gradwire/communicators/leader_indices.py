@@ -9,6 +9,7 @@ from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_reduce, broadcast
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Places
+from gradwire.ops.kernels import pack_places, unpack_places
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 
@@ -37,9 +38,9 @@ class LeaderIndices(SparseCommunicator):
         message = context.message("places", places.nbytes)
         leader = context.step % context.world
         if context.rank == leader:
-            places.pack(message.body, codec.select(x, places.k, context))
+            pack_places(message.body, places, codec.select(x, places.k, context))
         yield Broadcast(message, leader)
-        yield from sum_values(x, *places.unpack(message.body), mean.vector(), context)
+        yield from sum_values(x, *unpack_places(message.body, places), mean.vector(), context)
 
 
 def _places(codec: Sparse, n: int) -> Places:

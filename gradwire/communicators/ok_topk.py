@@ -11,7 +11,6 @@ from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Compact
 from gradwire.ops.kernels import pack_entries, take_entries, unpack_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
@@ -102,7 +101,7 @@ class OkTopk(SparseCommunicator):
         if context.remember:  # what this region's owner did not share, or not everybody kept
             x[a:b].add_(total[a:b]).sub_(out[a:b])
 
-    def _entries(self, codec: Sparse, n: int, world: int) -> Entries | Compact:
+    def _entries(self, codec: Sparse, n: int, world: int) -> Entries:
         return codec.room(n, share(codec.count(n), world, self.slack, n))
 
     def _threshold(self, x: Tensor, context: GroupContext) -> float | None:

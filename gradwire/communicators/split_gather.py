@@ -12,7 +12,6 @@ from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Compact
 from gradwire.ops.kernels import decode_entries, take_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
@@ -45,13 +44,13 @@ class SplitGather(SparseCommunicator):
 
     def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
         room = self._room(codec, n, world)
-        there = world * framed(room.entries(room.width, room.there).nbytes)
+        there = world * framed(room.nbytes(room.there))
         return all_to_all(there, world) + all_gather(framed(room.back_bytes), world)
 
     def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x = vector.total()
         room = self._room(codec, len(x), context.world)
-        bounds, size = even(len(x), context.world), room.entries(room.width, room.there).nbytes
+        bounds, size = even(len(x), context.world), room.nbytes(room.there)
         send = context.message("send", size, rows=context.world)
         receive = context.message("receive", size, rows=context.world)
         indices = codec.select(x, codec.count(len(x)), context)
@@ -86,24 +85,28 @@ class SplitGather(SparseCommunicator):
 
 @dataclass(frozen=True)
 class _Room:
-    """For ranges of at most `width` elements: entries from one rank on the way out, and in all on the way back."""
+    """For ranges of `width` elements, or one less: entries from one rank on the way out, and in all on the way back."""
 
     codec: Sparse
     width: int
     there: int
     back: int
 
-    def entries(self, n: int, k: int) -> Entries | Compact:
+    def entries(self, n: int, k: int) -> Entries:
         """How k entries of a range of n elements are laid out, or of fewer where it is shorter."""
         return self.codec.room(n, min(n, k))
 
+    def nbytes(self, k: int) -> int:
+        """Bytes that k entries of any range take: those of the shorter may be more."""
+        return max(self.entries(n, k).nbytes for n in {self.width, max(1, self.width - 1)})
+
     @property
     def dense(self) -> bool:
-        return self.entries(self.width, self.back).nbytes >= 4 * self.width
+        return self.nbytes(self.back) >= 4 * self.width
 
     @property
     def back_bytes(self) -> int:
-        return 4 * self.width if self.dense else self.entries(self.width, self.back).nbytes
+        return 4 * self.width if self.dense else self.nbytes(self.back)
 
     def write(self, total: Tensor, payload: Tensor) -> None:
         """A range's sum (≤ width,), or its largest elements, to a payload; leaves in `total` what is not written."""

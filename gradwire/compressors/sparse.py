@@ -12,7 +12,6 @@ from gradwire.compressors.base import Codec, Selective
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.losses import beyond_largest
 from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Compact
 from gradwire.ops.kernels import decode_entries, take_entries, unpack_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
@@ -48,9 +47,8 @@ class Sparsifier(Codec):
 
 
 class Sparse(Sparsifier, Selective):
-    """k values with their indices. With `value_bits` of 32 the values are exact, and the indices have 16 bits, counted
-    per block of 65,536 elements: 6 bytes each (`Entries`). With 4 a value is a sign and one of 8 levels, and an entry
-    takes about 6 + log2(n/k) bits, 10 at 1/16 (`Compact`); what that loses stays in the memory.
+    """k values with their indices, which take about 2 + log2(n/k) bits each, 9 at 1 % (`Entries`). With `value_bits` of
+    32 values are exact. With 4 they are a sign and one of 8 levels; what that loses stays in the memory.
 
     Where fewer than k elements are worth sending, there is room left.
     """
@@ -70,11 +68,11 @@ class Sparse(Sparsifier, Selective):
     def carries_dense(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.value_bits != 32
 
-    def room(self, n: int, k: int) -> Entries | Compact:
+    def room(self, n: int, k: int) -> Entries:
         """How up to k of n elements are laid out in a payload."""
-        return Entries(n, k) if self.value_bits == 32 else Compact(n, k)
+        return Entries(n, k, self.value_bits)
 
-    def layout(self, n: int) -> Entries | Compact:
+    def layout(self, n: int) -> Entries:
         """Where in the payload of n elements what lies."""
         return self.room(n, self.count(n))
 

@@ -1,4 +1,4 @@
-"""How payloads are laid out: blocks of codes with their scales, and entries of about 10 bits."""
+"""How blocks of codes lie in a payload, with their scales."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -106,49 +106,3 @@ class Blocks:
         """What is filled with zeros: between scales and codes, and after them."""
         gaps = slice(self.count * self.code.scale_bytes, self.codes_at), slice(self.end, self.nbytes)
         return [gap for gap in gaps if gap.start < gap.stop]
-
-
-GROUP = 1024
-"""Elements that share a scale in a `Compact` payload."""
-
-
-@dataclass(frozen=True)
-class Compact:
-    """Room for up to `k` of n elements in about 4 + 2 + log2(n/k) bits each: signs with one of 8 levels, a factor of
-    2^0.75 apart, and indices by Elias and Fano (Elias, J. ACM 1974, https://doi.org/10.1145/321812.321820).
-
-    Payload, each part filled up to 4 bytes, the first element lowest:
-
-    scales: ceil(n / 1024) bfloat16, the largest magnitude of each 1,024 elements; 0 where none is sent.
-    upper: k + (n >> l) + 1 bits; bit (index >> l) + j is set for entry j; l = floor(log2(n / k)).
-    lower: k·l bits, the l lower bits of each index.
-    codes: 4·k bits, level e in 0..7, and 8 for minus; stands for scale·2^(-0.75·e).
-
-    Fewer than k set bits mean fewer entries.
-    """
-
-    n: int
-    k: int
-
-    @cached_property
-    def low_bits(self) -> int:
-        """l: how many bits of each index are stored as they are."""
-        return (self.n // self.k).bit_length() - 1
-
-    @cached_property
-    def parts(self) -> tuple[int, int, int, int]:
-        """Bits of scales, upper, lower and codes."""
-        return 16 * -(-self.n // GROUP), self.k + (self.n >> self.low_bits) + 1, self.k * self.low_bits, 4 * self.k
-
-    @cached_property
-    def starts(self) -> tuple[int, ...]:
-        """The byte where each part begins, and where the last one ends."""
-        starts = [0]
-        for bits in self.parts:
-            starts.append(starts[-1] + -(-bits // 32) * 4)
-        return tuple(starts)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the payload; a multiple of 4."""
-        return self.starts[-1]

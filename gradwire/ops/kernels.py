@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradwire.ops import native, reference
-from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, Compact
+from gradwire.ops.entries import Entries, Places
+from gradwire.ops.formats import Blocks
 from gradwire.ops.vectors import Output
 
 
@@ -58,26 +58,32 @@ def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
     kernels_for(rows).decode_blocks(rows, out, layout)
 
 
-def decode_entries(rows: Tensor, out: Output, layout: Entries | Compact) -> None:
+def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:
     """As `decode_blocks`, for payloads of entries; parts end anywhere."""
     kernels_for(rows).decode_entries(rows, out, layout)
 
 
-def pack_entries(payload: Tensor, layout: Entries | Compact, indices: Tensor, values: Tensor) -> Tensor:
-    """Writes ascending indices (≤ k,) int64 and values to payload; returns what was sent of each value."""
-    if isinstance(layout, Entries) or not native_for(payload):
-        return kernels_for(payload).pack_entries(payload, layout, indices, values)
-    filled = values != 0  # no code says zero
-    sent = torch.zeros_like(values)
-    sent[filled] = native.pack_entries(payload, layout, indices[filled], values[filled])
-    return sent
+def pack_entries(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
+    """Writes ascending indices (≤ k,) int64 and values to payload; returns what was sent of each value. Zeros have no
+    level, and take no room where levels are sent."""
+    return kernels_for(payload).pack_entries(payload, layout, indices, values)
 
 
-def take_entries(x: Tensor, payload: Tensor, layout: Entries | Compact, indices: Tensor, values: Tensor) -> None:
+def take_entries(x: Tensor, payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> None:
     """Writes values of x (n,) at ascending indices (≤ k,) to payload, and takes what is sent of them out of x."""
     x.index_add_(0, indices, pack_entries(payload, layout, indices, values), alpha=-1)
 
 
-def unpack_entries(payload: Tensor, layout: Entries | Compact) -> tuple[Tensor, Tensor]:
+def unpack_entries(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
     """The indices (≤ k,) int64 and values of a payload; on a GPU k of them, of which some values may be 0."""
     return kernels_for(payload).unpack_entries(payload, layout)
+
+
+def pack_places(payload: Tensor, layout: Places, indices: Tensor) -> None:
+    """Writes ascending indices (≤ k,) int64 to payload (nbytes,) uint8."""
+    kernels_for(payload).pack_places(payload, layout, indices)
+
+
+def unpack_places(payload: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+    """The indices (k,) int64 of a payload, and which of this room was filled, (k,) bool."""
+    return kernels_for(payload).unpack_places(payload, layout)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, Compact
+from gradwire.ops.formats import Blocks
 from gradwire.ops.kernels import kernels_for
 from gradwire.ops.vectors import Gradient, Share
 
@@ -48,7 +48,7 @@ class LazySum:
             self._added(kernels_for(self.next).add_in(*self._addends()))
         return self.next
 
-    def select(self, layout: Entries | Compact, payload: Tensor) -> None:
+    def select(self, layout: Entries, payload: Tensor) -> None:
         """Writes the k largest elements to payload (layout.nbytes,) uint8; what is left of x is in `next`."""
         self._added(kernels_for(self.next).add_select(*self._addends(), layout, payload), payload)
 

@@ -41,8 +41,8 @@ struct Sum {
 };
 
 void entries(int64_t n) {
-  for (const int64_t format : {GW_ENTRIES, GW_COMPACT}) {
-    const gw_layout layout{n, n / 50 + 1, format};
+  for (const int64_t value_bits : {32, 4}) {
+    const gw_layout layout{n, n / 50 + 1, value_bits};
     std::vector<uint8_t> payload(static_cast<size_t>(8 * n + 64)),
         room(static_cast<size_t>(gw_select_room(n, layout.k)));
     Sum sum(n, GW_FLOAT32);
@@ -51,7 +51,7 @@ void entries(int64_t n) {
     std::vector<float> out(static_cast<size_t>(n));
     const gw_span span{out.data(), n};
     const gw_rows rows{payload.data(), 0, 3};
-    room.resize(static_cast<size_t>(gw_entries_room(&layout, 3)));
+    room.resize(static_cast<size_t>(gw_entries_room(3)));
     if (gw_decode_entries(&span, &layout, &rows, room.data())) std::puts("not decoded");
     digest(out);
   }

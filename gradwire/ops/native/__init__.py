@@ -6,12 +6,19 @@ whose sums it adds up in another order. Call these only where `available()`.
 
 from gradwire.ops.native.adding import accepts, add_in, add_quantise, add_select
 from gradwire.ops.native.bits import pack_codes, pack_signs, unpack_codes, unpack_signs
-from gradwire.ops.native.decoding import decode_blocks, decode_entries, pack_entries, release, unpack_entries
+from gradwire.ops.native.decoding import (
+    decode_blocks,
+    decode_entries,
+    pack_entries,
+    pack_places,
+    unpack_entries,
+    unpack_places,
+)
 from gradwire.ops.native.library import LEVELS, available, level, reason, set_level
 from gradwire.ops.native.selecting import above, top_k, top_k_columns, top_k_rows
 
 __all__ = [
     "LEVELS", "above", "accepts", "add_in", "add_quantise", "add_select", "available", "decode_blocks",
-    "decode_entries", "level", "pack_codes", "pack_entries", "pack_signs", "reason", "release", "set_level", "top_k",
-    "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries", "unpack_signs",
+    "decode_entries", "level", "pack_codes", "pack_entries", "pack_places", "pack_signs", "reason", "set_level",
+    "top_k", "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries", "unpack_places", "unpack_signs",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, Compact
+from gradwire.ops.formats import Blocks
 from gradwire.ops.native.library import library, room
 from gradwire.ops.native.structs import DTYPES, Addends, blocks_struct, layout_struct, segment_array
 from gradwire.ops.vectors import Gradient, segments
@@ -41,7 +41,7 @@ def add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, s
 
 
 def add_select(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layout: Entries | Compact,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layout: Entries,
     payload: Tensor,
 ) -> bool:  # fmt: skip
     """See the reference."""

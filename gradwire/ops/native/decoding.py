@@ -5,10 +5,11 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, Compact
+from gradwire.ops.entries import Entries, Places
+from gradwire.ops.formats import Blocks
 from gradwire.ops.native.library import library, room
-from gradwire.ops.native.structs import Layout, Rows, blocks_struct, layout_struct, span_array
+from gradwire.ops.native.structs import Rows, blocks_struct, layout_struct, span_array
+from gradwire.ops.reference.places import in_room, no_payload
 from gradwire.ops.vectors import Output, outputs
 
 
@@ -18,51 +19,62 @@ def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
     library().gw_decode_blocks(spans, byref(blocks_struct(layout)), byref(these), layout.codes_at)
 
 
-def decode_entries(rows: Tensor, out: Output, layout: Entries | Compact) -> None:
+def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:
     """See the reference."""
     these, spans = _rows(rows, layout), span_array(outputs(out, layout.n))
     c, struct = library(), layout_struct(layout)
-    space = room(c.gw_entries_room(byref(struct), len(rows)))
+    space = room(c.gw_entries_room(len(rows)))
     _check(c.gw_decode_entries(spans, byref(struct), byref(these), space), layout)
 
 
-def release(x: Tensor, payload: Tensor, layout: Entries | Compact) -> None:
+def pack_entries(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
     """See the reference."""
-    _check_size(len(payload), layout)
-    c, struct = library(), layout_struct(layout)
-    space = room(c.gw_entries_room(byref(struct), 1))
-    _check(c.gw_release(x.data_ptr(), byref(struct), payload.data_ptr(), space), layout)
-
-
-def pack_entries(payload: Tensor, layout: Entries | Compact, indices: Tensor, values: Tensor) -> Tensor:
-    """See the reference."""
-    short, sent = indices.int(), values.clone()
-    struct: Layout = layout_struct(layout)
-    library().gw_pack_entries(byref(struct), short.data_ptr(), sent.data_ptr(), len(short), payload.data_ptr())
+    sent = values.clone()
+    _pack(payload, layout, indices, sent)
     return sent
 
 
-def unpack_entries(payload: Tensor, layout: Entries | Compact) -> tuple[Tensor, Tensor]:
+def pack_places(payload: Tensor, layout: Places, indices: Tensor) -> None:
     """See the reference."""
+    _pack(payload, layout, indices, None)
+
+
+def unpack_entries(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
+    """See the reference."""
+    values = torch.empty(layout.k)
+    indices = _unpack(payload, layout, values)
+    return indices, values[: len(indices)]
+
+
+def unpack_places(payload: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+    """See the reference."""
+    return in_room(_unpack(payload, layout, None), layout.k)
+
+
+def _pack(payload: Tensor, layout: Entries | Places, indices: Tensor, values: Tensor | None) -> None:
+    short, given = indices.int(), 0 if values is None else values.data_ptr()
+    library().gw_pack_entries(byref(layout_struct(layout)), short.data_ptr(), given, len(short), payload.data_ptr())
+
+
+def _unpack(payload: Tensor, layout: Entries | Places, values: Tensor | None) -> Tensor:
     _check_size(len(payload), layout)
-    indices, values = torch.empty(layout.k, dtype=torch.int32), torch.empty(layout.k)
-    struct = layout_struct(layout)
-    found = library().gw_unpack_entries(byref(struct), payload.data_ptr(), indices.data_ptr(), values.data_ptr())
+    indices, room = torch.empty(layout.k, dtype=torch.int32), 0 if values is None else values.data_ptr()
+    found = library().gw_unpack_entries(byref(layout_struct(layout)), payload.data_ptr(), indices.data_ptr(), room)
     _check(found, layout)
-    return indices[:found].long(), values[:found]
+    return indices[:found].long()
 
 
-def _rows(rows: Tensor, layout: Blocks | Entries | Compact) -> Rows:
+def _rows(rows: Tensor, layout: Blocks | Entries) -> Rows:
     ranks, width = rows.shape
     _check_size(width, layout)
     return Rows(rows.data_ptr(), rows.stride(0), ranks)
 
 
-def _check_size(nbytes: int, layout: Blocks | Entries | Compact) -> None:
+def _check_size(nbytes: int, layout: Blocks | Entries | Places) -> None:
     if nbytes < layout.nbytes:
         raise ValueError(f"a payload of {nbytes} bytes; {layout} takes {layout.nbytes}")
 
 
-def _check(code: int, layout: Entries | Compact) -> None:
+def _check(code: int, layout: Entries | Places) -> None:
     if code < 0:
-        raise ValueError(f"this is no payload of {layout}: its counts or indices are out of range")
+        raise no_payload(layout)

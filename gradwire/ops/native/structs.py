@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, Compact
+from gradwire.ops.entries import Entries, Places
+from gradwire.ops.formats import Blocks
 
 DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 KINDS = {"nearest": 0, "stochastic": 1, "sign": 2, "one bit": 3}
@@ -48,7 +48,7 @@ class BlocksStruct(Structure):
 class Layout(Structure):
     """`gw_layout`."""
 
-    _fields_: ClassVar = [("n", c_int64), ("k", c_int64), ("format", c_int64)]
+    _fields_: ClassVar = [("n", c_int64), ("k", c_int64), ("value_bits", c_int64)]
 
 
 class Rows(Structure):
@@ -80,6 +80,6 @@ def blocks_struct(layout: Blocks) -> BlocksStruct:
 
 
 @lru_cache(maxsize=1024)
-def layout_struct(layout: Entries | Compact) -> Layout:
-    """How entries are laid out."""
-    return Layout(layout.n, layout.k, int(isinstance(layout, Compact)))
+def layout_struct(layout: Entries | Places) -> Layout:
+    """How entries, or their places alone, are laid out."""
+    return Layout(layout.n, layout.k, layout.value_bits)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, Compact
+from gradwire.ops.formats import Blocks
 from gradwire.ops.reference import blocks, grid
 from gradwire.ops.reference.entries import pack_entries
 from gradwire.ops.reference.finite import Finite, both, finite_in
@@ -60,7 +60,7 @@ def _add(part: Tensor, old: Tensor | None, gradient: Tensor | None, decay: float
 
 
 def add_select(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layout: Entries | Compact,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layout: Entries,
     payload: Tensor,
 ) -> Finite:  # fmt: skip
     """`add_in`, then the `layout.k` largest of `next` to payload (layout.nbytes,) uint8, and what is sent out of it.
@@ -71,7 +71,7 @@ def add_select(
     indices = top_k(next, layout.k)
     values = next[indices]
     sent = pack_entries(payload, layout, indices, values)
-    if isinstance(layout, Entries):
+    if layout.exact:
         next.index_fill_(0, indices, 0)
     else:
         next[indices] = values - sent

@@ -23,15 +23,15 @@ def pack_signs(x: Tensor, codes: Tensor, zero_is_plus: bool = True) -> None:
 
 
 def pack_bits(bits: Tensor, codes: Tensor) -> None:
-    """Writes bits (8·m,) bool to codes (m,) uint8; on a GPU."""
+    """Writes bits (8·m,) bool to codes (m,) uint8."""
     # one multiplication moves bit 0 of each of eight bytes to its place in the top byte
-    gathered = bits.view(torch.int64).mul(_EIGHT_BITS).bitwise_right_shift(56)
-    codes.copy_(gathered.bitwise_and(0xFF))
+    gathered = bits.view(torch.int64).mul(_EIGHT_BITS)
+    codes.copy_(gathered.view(torch.uint8).view(-1, 8)[:, 7])
 
 
 def unpack_bits(codes: Tensor) -> Tensor:
-    """What `pack_bits` wrote."""
-    return torch.index_select(_bit_table(codes.device), 0, codes.int()).view(-1)
+    """What `pack_bits` wrote, to codes (..., m): all of it, (8·m,) bool for one."""
+    return torch.index_select(_bit_table(codes.device), 0, codes.int().view(-1)).view(-1)
 
 
 def unpack_signs(codes: Tensor, out: Tensor) -> None:

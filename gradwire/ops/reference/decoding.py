@@ -1,4 +1,4 @@
-"""The sum of all ranks' payloads, and what one of them takes out of a residual."""
+"""The sum of all ranks' payloads."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, Compact
+from gradwire.ops.formats import Blocks
 from gradwire.ops.reference.blocks import decode, walk
-from gradwire.ops.reference.entries import unpack_entries
+from gradwire.ops.reference.entries import unpack_entries, unpack_entry_rows
 from gradwire.ops.reference.grid import sum_blocks
 from gradwire.ops.vectors import Output, outputs
 from gradwire.torch_private import copy_each
@@ -24,7 +24,7 @@ def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
         _sum_blocks(rows, total, layout)
 
 
-def decode_entries(rows: Tensor, out: Output, layout: Entries | Compact) -> None:
+def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:
     """As `decode_blocks`. Raises ValueError for what is no payload; what is in `out` then is unspecified."""
     with whole(out, layout.n) as total:
         _sum_entries(rows, total, layout)
@@ -50,16 +50,11 @@ def _sum_blocks(rows: Tensor, out: Tensor, layout: Blocks) -> None:
             (part.add_ if rank else part.copy_)(values)
 
 
-def _sum_entries(rows: Tensor, out: Tensor, layout: Entries | Compact) -> None:
+def _sum_entries(rows: Tensor, out: Tensor, layout: Entries) -> None:
     out.zero_()
-    if out.device.type != "cpu" and isinstance(layout, Entries):
-        unpacked = zip(*layout.unpack_rows(rows), strict=True)
+    if out.device.type != "cpu":
+        unpacked = zip(*unpack_entry_rows(rows, layout), strict=True)
     else:
         unpacked = (unpack_entries(row, layout) for row in rows)
     for indices, values in unpacked:
         out.index_add_(0, indices, values)
-
-
-def release(x: Tensor, payload: Tensor, layout: Entries | Compact) -> None:
-    """x (n,) minus the payload's values at its indices; raises ValueError for what is no payload."""
-    x.index_add_(0, *unpack_entries(payload, layout), alpha=-1)

@@ -1,91 +1,84 @@
-"""Some of n elements with their indices: `Entries` of 6 bytes, and `Compact` ones of about 10 bits."""
+"""Some of n elements with their indices: see `gradwire.ops.entries.Entries`."""
 
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from gradwire.ops.entries import Entries
-from gradwire.ops.formats import GROUP, Compact
+from gradwire.ops.entries import GROUP, Entries
+from gradwire.ops.host import to_device
+from gradwire.ops.reference.places import no_payload, pack_places, places_in, unpack_rows
 
 LARGEST = float(torch.finfo(torch.bfloat16).max)
 
 
-def pack_entries(payload: Tensor, layout: Entries | Compact, indices: Tensor, values: Tensor) -> Tensor:
-    """Ascending indices (≤ k,) int64 and values to payload (nbytes,) uint8; returns what was sent of each value."""
-    payload[: layout.nbytes].zero_()
-    if isinstance(layout, Compact):
-        return _pack_compact(payload, layout, indices, values)
-    layout.pack(payload, indices, values)
+def pack_entries(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
+    """Ascending indices (≤ k,) int64 and values to payload (nbytes,) uint8; returns what was sent of each value. Zeros
+    have no level, and take no room where levels are sent."""
+    if not layout.exact:
+        return _pack_levels(payload, layout, indices, values)
+    room = payload[layout.values_at : layout.nbytes].view(torch.float32)
+    room[: len(values)].copy_(values)
+    if len(values) < layout.k:
+        room[len(values) :].zero_()
+    pack_places(_places(payload, layout), layout.places, indices)
     return values
 
 
-def unpack_entries(payload: Tensor, layout: Entries | Compact) -> tuple[Tensor, Tensor]:
-    """Indices (≤ k,) int64 and values of a payload; raises ValueError where it cannot be one."""
+def unpack_entries(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
+    """Indices (≤ k,) int64 and values of a payload; raises ValueError where it cannot be one. On a GPU k of them, of
+    which some values may be 0."""
     if len(payload) < layout.nbytes:
         raise ValueError(f"a payload of {len(payload)} bytes; {layout} takes {layout.nbytes}")
-    found = _unpack_compact(payload, layout) if isinstance(layout, Compact) else _unpack(payload, layout)
-    if found is None:
-        raise ValueError(f"this is no payload of {layout}: its counts or indices are out of range")
-    return found
+    if payload.device.type != "cpu":
+        indices, values = unpack_entry_rows(payload[None], layout)
+        return indices[0], values[0]
+    indices = places_in(_places(payload, layout), layout.places)
+    if indices is None:
+        raise no_payload(layout)
+    return indices, _values(payload[None], layout, indices[None])[0]
 
 
-def _unpack(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor] | None:
-    if payload.device.type != "cpu":  # a GPU is not asked whether it is one
-        return layout.unpack(payload)
-    counts = payload[4 * layout.k :][: 4 * layout.places.blocks].view(torch.int32).long()
-    if bool((counts < 0).any()) or int(counts.sum()) > layout.k:
-        return None
-    m = int(counts.sum())
-    indices, values = layout.unpack(payload)
-    if bool((indices[:m] >= layout.n).any()):
-        return None
-    return indices[:m], values[:m]
+def unpack_entry_rows(payloads: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
+    """As `unpack_entries`, of several payloads (rows, ≥ nbytes) on a GPU: (rows, k) each."""
+    indices, filled = unpack_rows(_places(payloads, layout), layout.places)
+    values = _values(payloads, layout, indices)
+    return indices, values if layout.exact else values * filled
 
 
-def _pack_compact(payload: Tensor, layout: Compact, indices: Tensor, values: Tensor) -> Tensor:
-    """Zeros, which fill a GPU's shapes up, take no room."""
-    scales, upper, lower, codes = _parts(payload, layout)
+def _places(payloads: Tensor, layout: Entries) -> Tensor:
+    return payloads[..., layout.places_at : layout.values_at]
+
+
+def _values(payloads: Tensor, layout: Entries, indices: Tensor) -> Tensor:
+    """The values (rows, m) at indices (rows, m) of payloads (rows, ≥ nbytes)."""
+    rows, m = indices.shape
+    values = payloads[:, layout.values_at : layout.nbytes]
+    if layout.exact:
+        return values.view(torch.float32)[:, :m]
+    scales = payloads[:, : layout.places_at].view(torch.bfloat16).gather(1, indices // GROUP)
+    table = _pairs(payloads.device)
+    return torch.index_select(table, 0, values.reshape(-1).int()).view(rows, -1)[:, :m] * scales
+
+
+def _pack_levels(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
+    scales, filled = _pack_scales(payload, layout, indices, values), values != 0
     levels, edges = _levels(payload.device)
-    group, filled = indices // GROUP, values != 0
-    most = torch.zeros(-(-layout.n // GROUP), device=payload.device).scatter_reduce_(0, group, values.abs(), "amax")
-    scales = scales.view(torch.bfloat16)[: len(most)].copy_(most.clamp_(max=LARGEST))
-    scale = scales[group].float()
-    level = (values.abs()[:, None] < scale[:, None] * edges).sum(1)
-    room = filled.cumsum(0) - 1
-    bits = torch.zeros(8 * len(upper) + 1, dtype=torch.uint8, device=payload.device)
-    bits.index_fill_(0, torch.where(filled, (indices >> layout.low_bits) + room, len(bits) - 1), 1)
-    _put(upper, bits[:-1])
-    room = torch.where(filled, room, layout.k)
-    _put(lower, _bits_of(indices.new_zeros(layout.k + 1).index_copy_(0, room, indices)[:-1], layout.low_bits))
-    _put(codes, _bits_of(indices.new_zeros(layout.k + 1).index_copy_(0, room, level | 8 * (values < 0))[:-1], 4))
-    return torch.copysign(scale * levels[level], values) * filled
+    level = (values.abs()[:, None] < scales[:, None] * edges).sum(1)
+    order = filled.logical_not().argsort(stable=True)  # a GPU is not asked how many there are: zeros go to the end
+    pack_places(_places(payload, layout), layout.places, indices[order], filled[order])
+    packed = payload[layout.values_at : layout.nbytes]
+    codes = torch.zeros(2 * len(packed), dtype=torch.uint8, device=payload.device)
+    codes[: len(order)] = ((level + 8 * (values < 0)) * filled)[order]
+    torch.bitwise_or(codes[::2], codes[1::2] << 4, out=packed)
+    return torch.copysign(scales * levels[level], values) * filled
 
 
-def _unpack_compact(payload: Tensor, layout: Compact) -> tuple[Tensor, Tensor] | None:
-    low = layout.low_bits
-    scales, upper, lower, codes = _parts(payload, layout)
-    places, filled = _places(_get(upper), layout.k)
-    m = len(places)
-    if m > layout.k:
-        return None
-    high = places - torch.arange(m, device=payload.device)
-    indices = high << low | _numbers(_get(lower)[: m * low].view(m, low))
-    if filled is None and m and int(indices.max()) >= layout.n:
-        return None
-    indices.clamp_(max=layout.n - 1)
-    field = _numbers(_get(codes)[: 4 * m].view(m, 4))
-    values = scales.view(torch.bfloat16)[indices // GROUP].float() * _levels(payload.device)[0][field & 7]
-    values = torch.where(field & 8 != 0, -values, values)
-    return indices, values if filled is None else values * filled
-
-
-def _places(bits: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
-    """Where the set bits are. A GPU is not asked how many there are: k places, and which of them are filled."""
-    if bits.device.type == "cpu":
-        return bits.nonzero()[:, 0], None
-    places = torch.searchsorted(bits.cumsum(0), torch.arange(1, k + 1, device=bits.device))
-    return places, places < len(bits)
+def _pack_scales(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
+    """Writes the largest magnitude of each group, and returns that of each value."""
+    group, room = indices // GROUP, payload[: layout.places_at].view(torch.bfloat16)
+    most = torch.zeros(len(room), device=payload.device).scatter_reduce_(0, group, values.abs(), "amax")
+    return room.copy_(most.clamp_(max=LARGEST))[group].float()
 
 
 @cache
@@ -93,31 +86,12 @@ def _levels(device: torch.device) -> tuple[Tensor, Tensor]:
     """The 8 levels, and half-way between them on a logarithmic scale: below an edge, the next level is nearer."""
     exponents = torch.arange(8, dtype=torch.float64)
     levels, edges = torch.exp2(-0.75 * exponents), torch.exp2(-0.75 * (exponents[:7] + 0.5))
-    return levels.float().to(device), edges.float().to(device)
+    return to_device(levels.float(), device), to_device(edges.float(), device)
 
 
-def _parts(payload: Tensor, layout: Compact) -> list[Tensor]:
-    return [payload[a:b] for a, b in zip(layout.starts, layout.starts[1:], strict=False)]
-
-
-def _bits_of(numbers: Tensor, width: int) -> Tensor:
-    """The lowest bits (m·width,) uint8 of whole numbers (m,), the lowest first."""
-    places = torch.arange(width, device=numbers.device)
-    return (numbers[:, None] >> places & 1).view(-1).to(torch.uint8)
-
-
-def _numbers(bits: Tensor) -> Tensor:
-    """The whole numbers (m,) int64 of bits (m, width), the lowest first."""
-    return (bits.long() << torch.arange(bits.shape[1], device=bits.device)).sum(1)
-
-
-def _put(part: Tensor, bits: Tensor) -> None:
-    room = torch.zeros(8 * len(part), dtype=torch.uint8, device=part.device)
-    room[: len(bits)] = bits
-    places = torch.arange(8, dtype=torch.uint8, device=part.device)
-    part.copy_((room.view(-1, 8) << places).sum(1, dtype=torch.uint8))
-
-
-def _get(part: Tensor) -> Tensor:
-    places = torch.arange(8, dtype=torch.uint8, device=part.device)
-    return (part[:, None] >> places & 1).view(-1)
+@cache
+def _pairs(device: torch.device) -> Tensor:
+    """What each byte's two codes stand for, (256, 2)."""
+    levels, _ = _levels(torch.device("cpu"))
+    both, codes = torch.cat([levels, -levels]), torch.arange(256)
+    return to_device(torch.stack([both[codes & 15], both[codes >> 4]], 1), device)

@@ -7,19 +7,22 @@ codes draw their noise from Triton's generator. Import this only where `gradwire
 from gradwire.ops.reference import (
     above,
     pack_codes,
+    pack_places,
     pack_signs,
     top_k,
     top_k_columns,
     top_k_rows,
     unpack_codes,
     unpack_entries,
+    unpack_places,
     unpack_signs,
 )
 from gradwire.ops.triton.adding import add_in, add_quantise, add_select
-from gradwire.ops.triton.decoding import decode_blocks, decode_entries, release
-from gradwire.ops.triton.packing import pack_entries
+from gradwire.ops.triton.decoding import decode_blocks
+from gradwire.ops.triton.entries import decode_entries, pack_entries
 
 __all__ = [
     "above", "add_in", "add_quantise", "add_select", "decode_blocks", "decode_entries", "pack_codes", "pack_entries",
-    "pack_signs", "release", "top_k", "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries", "unpack_signs",
+    "pack_places", "pack_signs", "top_k", "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries",
+    "unpack_places", "unpack_signs",
 ]  # fmt: skip

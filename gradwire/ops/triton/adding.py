@@ -6,12 +6,12 @@ from torch import Tensor
 
 from gradwire.ops import reference
 from gradwire.ops.entries import Entries
-from gradwire.ops.formats import Blocks, Compact
+from gradwire.ops.formats import Blocks
 from gradwire.ops.reference.adding import gathered
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.codes import quantise_kernel
+from gradwire.ops.triton.entries import pack_entries
 from gradwire.ops.triton.launching import programs_for
-from gradwire.ops.triton.packing import pack_entries
 from gradwire.ops.triton.sums import add_kernel
 from gradwire.ops.triton.tables import KINDS, shape_of, table_of
 from gradwire.ops.vectors import Gradient, Share
@@ -42,7 +42,7 @@ def add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, s
 
 
 def add_select(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layout: Entries | Compact,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layout: Entries,
     payload: Tensor,
 ) -> Tensor:  # fmt: skip
     """See the reference."""

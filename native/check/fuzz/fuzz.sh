@@ -7,7 +7,7 @@ build=../../../build/fuzz
 CXX=clang++ cmake -S ../.. -B $build -DGRADWIRE_FUZZ=ON -DGRADWIRE_SANITIZE=ON -DCMAKE_CXX_FLAGS=-fsanitize=fuzzer-no-link
 cmake --build $build
 cd $build/check/fuzz
-for decoder in entries compact blocks; do mkdir -p corpus_$decoder; done
-echo entries compact blocks | xargs -n 1 -P 2 sh -c \
+for decoder in entries blocks; do mkdir -p corpus_$decoder; done
+echo entries blocks | xargs -n 1 -P 2 sh -c \
   './fuzz_$1 -max_total_time='"$seconds"' -max_len=65536 -print_final_stats=1 corpus_$1 2> log_$1 || { cat log_$1; exit 255; }' sh
-tail -n 12 log_entries log_compact log_blocks
+tail -n 12 log_entries log_blocks

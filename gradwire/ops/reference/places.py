@@ -1,0 +1,83 @@
+"""Coordinates to payloads and back: see `gradwire.ops.entries.Places`."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gradwire.ops.entries import Places
+from gradwire.ops.reference.bits import pack_bits, unpack_bits
+
+
+def pack_places(payload: Tensor, layout: Places, indices: Tensor, filled: Tensor | None = None) -> None:
+    """Ascending indices (≤ k,) int64 to payload (nbytes,) uint8: all, or those `filled` (m,) bool, which come first."""
+    m, width, lower_at = len(indices), layout.low_bits, 8 * layout.upper_bytes
+    ranks, digits = _constants(layout, 1, payload.device)
+    bits = torch.zeros(8 * layout.nbytes + 8, dtype=torch.bool, device=payload.device)
+    places = (indices >> width).add_(ranks[0, :m])
+    if filled is not None:
+        indices, places = indices * filled, torch.where(filled, places, len(bits) - 1)
+    bits.index_fill_(0, places, True)
+    torch.ne(indices[:, None] & digits, 0, out=bits[lower_at : lower_at + m * width].view(m, width))
+    pack_bits(bits[:-8], payload[: layout.nbytes])
+
+
+def unpack_places(payload: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+    """The coordinates (k,) int64, and which of the room was filled, (k,) bool; raises ValueError for what is no
+    payload."""
+    if payload.device.type != "cpu":
+        indices, filled = unpack_rows(payload[None], layout)
+        return indices[0], filled[0]
+    found = places_in(payload, layout)
+    if found is None:
+        raise no_payload(layout)
+    return in_room(found, layout.k)
+
+
+def in_room(found: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Coordinates (≤ k,) int64, zeros behind them, and which of the room (k,) they fill; on a CPU."""
+    indices = torch.zeros(k, dtype=torch.int64)
+    indices[: len(found)] = found
+    return indices, torch.arange(k) < len(found)
+
+
+def places_in(payload: Tensor, layout: Places) -> Tensor | None:
+    """The coordinates (≤ k,) int64, or None where it is no payload; on a CPU."""
+    upper, lower = _bits(payload[None], layout)
+    places = upper[0].nonzero()[:, 0]
+    m = len(places)
+    if m > layout.k:
+        return None
+    ranks, digits = _constants(layout, 1, payload.device)
+    indices = (places - ranks[0, :m] << layout.low_bits).add_((lower[0, :m] * digits).sum(1))
+    return None if m and int(indices.max()) >= layout.n else indices
+
+
+def unpack_rows(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+    """The coordinates of payloads (rows, ≥ nbytes), (rows, k) int64, and which of the room is filled, (rows, k) bool.
+    A GPU is not asked how many there are, nor whether these are payloads: all lie within n."""
+    upper, lower = _bits(payloads, layout)
+    ranks, digits = _constants(layout, len(payloads), payloads.device)
+    places = torch.searchsorted(upper.cumsum(1), ranks, right=True)
+    filled = places < upper.shape[1]
+    indices = (places.sub_(ranks) << layout.low_bits).add_((lower * digits).sum(2))
+    return indices.clamp_(max=layout.n - 1), filled
+
+
+def _bits(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+    """The upper bits (rows, ·) and the lower ones (rows, k, l) of payloads (rows, ≥ nbytes)."""
+    bits = unpack_bits(payloads[:, : layout.nbytes]).view(len(payloads), -1)
+    upper, lower = bits.split([8 * layout.upper_bytes, 8 * (layout.nbytes - layout.upper_bytes)], 1)
+    return upper, lower[:, : layout.k * layout.low_bits].unflatten(1, (layout.k, layout.low_bits))
+
+
+@lru_cache(maxsize=256)
+def _constants(layout: Places, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """0 to k - 1 for each of so many rows, and what each lower bit stands for, (l,)."""
+    ranks = torch.arange(layout.k, device=device).repeat(rows, 1)
+    return ranks, 1 << torch.arange(layout.low_bits, device=device)
+
+
+def no_payload(layout: object) -> ValueError:
+    """What is raised for bytes that nobody can have packed."""
+    return ValueError(f"this is no payload of {layout}: its counts or indices are out of range")

@@ -1,7 +1,0 @@
-#include "../../compact.h"
-
-#include "sparse.h"
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  return decode_all(Input(data, size), GW_COMPACT, [](const gw_layout& layout) { return Compact(layout).bytes(); });
-}
