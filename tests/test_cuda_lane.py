@@ -18,8 +18,8 @@ WARM = 3
 PARAMETERS = SMALL | {"wide.weight": torch.empty(301, 257), "wide.bias": torch.empty(301)}
 SLOTS = slots_of(PARAMETERS)
 LAUNCHES = {
-    gw.AllReduce: 70, gw.AllGather: 100, gw.ScatterReduce: 180, gw.LeaderIndices: 40, gw.GlobalTopK: 110,
-    gw.Exclusive: 110, gw.SplitGather: 250, gw.OkTopk: 290,
+    gw.AllReduce: 70, gw.AllGather: 100, gw.ScatterReduce: 180, gw.LeaderIndices: 35, gw.GlobalTopK: 85,
+    gw.Exclusive: 90, gw.SplitGather: 195, gw.OkTopk: 240,
 }  # fmt: skip
 """A step's at most, of one rank of four and one group of nine slots."""
 MORE = {gw.MultiLevel: 40, gw.ChunkTopK: 320, gw.TernGrad: 120, gw.Quantized: 140, gw.PowerSGD: 15}
@@ -89,9 +89,9 @@ def launches(case: Case) -> int:
         return 250 if isinstance(case.communicator, gw.AllGather) else 800
     if isinstance(compressor, Estimated):
         times = WORLD + 1 if isinstance(case.communicator, gw.ScatterReduce) else 1  # so often one rank selects
-        more = times * (130 if isinstance(compressor, gw.SIDCo) else 40) + (500 if has_short_values(case) else 0)
+        more = times * (130 if isinstance(compressor, gw.SIDCo) else 40) + (210 if has_short_values(case) else 0)
         return LAUNCHES[type(case.communicator)] + more
-    more = 50 if case.communicator == gw.AllGather(over_senders=True) else 500 if has_short_values(case) else 0
+    more = 50 if case.communicator == gw.AllGather(over_senders=True) else 210 if has_short_values(case) else 0
     return LAUNCHES[type(case.communicator)] + MORE.get(type(compressor), 0) + more
 
 

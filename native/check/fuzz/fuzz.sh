@@ -9,5 +9,5 @@ cmake --build $build
 cd $build/check/fuzz
 for decoder in entries blocks; do mkdir -p corpus_$decoder; done
 echo entries blocks | xargs -n 1 -P 2 sh -c \
-  './fuzz_$1 -max_total_time='"$seconds"' -max_len=65536 -print_final_stats=1 corpus_$1 2> log_$1 || { cat log_$1; exit 255; }' sh
+  './fuzz_$1 -max_total_time='"$seconds"' -max_len=65536 -len_control=0 -print_final_stats=1 corpus_$1 2> log_$1 || { cat log_$1; exit 255; }' sh
 tail -n 12 log_entries log_blocks
