@@ -1,4 +1,4 @@
-"""The command line: list, train, bench, plan, simulate, demo. What a command does is loaded when it is called."""
+"""The command line: list, train, bench, plan, simulate, soak, demo. What a command does is loaded when it is called."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -161,6 +161,21 @@ def simulate(
     from gradwire.cli import schedule
 
     schedule.predict(job, ranks, link, gpus_per_host, inside, latency_us, every, out)
+
+
+@app.command()
+def soak(
+    minutes: a.Minutes = 20.0,
+    faults: a.Faults = "kill,stop,slow,corrupt,overflow,resize",
+    hosts: a.SoakHosts = 4,
+    link: a.Rate = None,
+    seed: a.FaultSeed = 0,
+    out: a.Out = Path("runs"),
+) -> None:
+    """Train while random faults befall the ranks; write what followed, and which laws did not hold, to runs/."""
+    from gradwire.cli import soaking
+
+    soaking.soak(minutes, faults, hosts, link, seed, out)
 
 
 @app.command()

@@ -75,7 +75,7 @@ def launch(
             context = start_processes(
                 name="rank",
                 entrypoint=sys.executable,
-                args={rank: _arguments(argv, network, rank * hosts // ranks) for rank in range(ranks)},
+                args={rank: arguments(argv, network, rank * hosts // ranks) for rank in range(ranks)},
                 envs={rank: shared | _rank_environment(rank, ranks, ranks // hosts) for rank in range(ranks)},
                 logs_specs=DefaultLogsSpecs(log_dir, redirects=Std.ERR, tee={0: Std.ERR}),
                 log_line_prefixes={0: ""},
@@ -86,7 +86,8 @@ def launch(
         raise  # it ignores the signal, and the job is not done
 
 
-def _arguments(argv: list[str], network: Network | None, host: int) -> tuple[str, ...]:
+def arguments(argv: list[str], network: Network | None, host: int) -> tuple[str, ...]:
+    """What makes Python a process that runs `python *argv` on a host, and dies with this one."""
     namespaces = network.namespaces(host) if network else []
     return ("-P", str(_NSENTER), str(os.getpid()), *namespaces, "--", sys.executable, *argv)
 
