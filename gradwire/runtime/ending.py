@@ -50,12 +50,20 @@ class Ending:
         """This rank ends with an error, which is told who is to blame."""
         with suppress(Exception):  # whoever waits is told, whatever else is broken
             self._mesh.abort(str(error))
-        self._say("ended", None if isinstance(error, Interrupted | Left) else str(error))
-        lost = self._blame(error) if isinstance(error, Interrupted) else set[int]()
-        if self._mesh.rank:
-            self._say("heard", None)
-        elif not isinstance(error, Left):
-            self._said("heard", self._others - lost)
+        match error:
+            case Interrupted():
+                self._say("ended", None)
+                self._part(self._others - self._blame(error))
+            case Left():
+                self._say("ended", None)
+                self._part(set())
+            case _:
+                self._say("ended", str(error))
+                self._part(self._others)
+
+    def _part(self, left: set[int]) -> None:
+        """This rank goes on; rank 0 when those that are left have heard."""
+        self._say("heard", None) if self._mesh.rank else self._said("heard", left)
 
     @property
     def _others(self) -> set[int]:
