@@ -2,6 +2,7 @@
 
 BEGIN = """
 import os
+import time
 from contextlib import nullcontext
 
 import torch
@@ -65,6 +66,10 @@ assert len(set(map(float, others))) == 1
 TOLD = """
 STEPS, host, port = 12, "127.0.0.1", int(os.environ["PORT"])
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+loaded = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+loaded.add("loaded", 1)
+while loaded.add("loaded", 0) < 3:  # who comes 5 seconds after the others is a newcomer
+    time.sleep(0.05)
 """
 LOST = """
 def batch(step):

@@ -58,8 +58,18 @@ def test_a_job_goes_on_where_a_rank_is_lost(tmp_path: Path):
     script = of.BEGIN + of.TOLD + of.LOST + trains + "step = 0\n" + compares + of.SAME
     told = {"PORT": str(store.port), "GLOO_SOCKET_IFNAME": "lo"}
     processes = [python(script, tmp_path, **told, NUMBER=str(number)) for number in range(3)]
-    finished = [(process.communicate(timeout=300), process.returncode) for process in processes]
-    assert [code for _, code in finished] == [0, 0, 1], finished
+    finished = [ended(process) for process in processes]
+    assert [code for code, _ in finished] == [0, 0, 1], finished
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, tuple[str, str]]:
+    """Its exit code, and what it has said."""
+    try:
+        said = process.communicate(timeout=100)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said = process.communicate()
+    return process.returncode, said
 
 
 def test_a_job_under_slurm_is_what_its_script_says(tmp_path: Path):

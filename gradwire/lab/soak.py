@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -67,7 +67,8 @@ class Rank:
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=_environment(interface)
         )
-        Thread(target=self._read, args=(heard,), daemon=True).start()
+        self._reader = Thread(target=self._read, args=(heard,), daemon=True)
+        self._reader.start()
 
     def _read(self, heard: "SimpleQueue[Heard]") -> None:
         assert self.process.stdout
@@ -80,6 +81,15 @@ class Rank:
         assert self.process.stdin
         self.process.stdin.write(json.dumps(words) + "\n")
         self.process.stdin.flush()
+
+    def end(self) -> None:
+        """Kills it, and hears what it has said until then."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        for pipe in filter(None, (self.process.stdin, self.process.stdout)):
+            with suppress(BrokenPipeError):  # of a line that it did not read
+                pipe.close()
 
     def signal(self, number: int) -> None:
         """Sends it a signal."""
@@ -137,8 +147,7 @@ class Soak:
     def close(self) -> None:
         """Ends all processes."""
         for rank in self._all:
-            rank.process.kill()
-            rank.process.wait()
+            rank.end()
 
     # Processes
 

@@ -17,7 +17,7 @@ import pytest
 import torch.distributed as dist
 
 STEPS = 40
-TOLD = {"steps": STEPS, "at_least": 3, "quiet_s": 5.0, "timeout_s": 60, "pause_s": 0.05}
+TOLD = {"steps": STEPS, "at_least": 3, "quiet_s": 8.0, "timeout_s": 60, "pause_s": 0.05}
 
 
 class Rank:
