@@ -22,7 +22,7 @@ class Laws:
     def hear(self, name: str, words: Words) -> None:
         """What the rank of this name has said."""
         if "life" in words:
-            self._hear_state(name, words, words.get("step", words.get("resumed")))
+            self._hear_state(name, words, words["step" if "step" in words else "resumed"])
         if words.get("phase") == "training" and not _NAMED.search(words["error"]):
             self.broken.append(f"{name} raised an error that names nobody: {words['error']}")
 

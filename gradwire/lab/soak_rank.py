@@ -18,7 +18,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.checkpoint import SEPARATOR
@@ -57,7 +57,7 @@ def plan(model: nn.Module, turn: int) -> Plan:
 class SoakRank:
     """What a rank trains, whoever else is there."""
 
-    def __init__(self, store: dist.Store, told: dict[str, Any]) -> None:
+    def __init__(self, store: Store, told: dict[str, Any]) -> None:
         torch.set_num_threads(1)
         self.model, self.alone, self._told = network(), network(), told
         self._inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
@@ -176,7 +176,7 @@ def say(**words: Any) -> None:
 
 def main(what: str, host: str, port: str) -> None:
     """`store` serves the store; `rank` waits for a line and trains."""
-    store = dist.TCPStore(host, int(port), is_master=what == "store", wait_for_workers=False)
+    store = TCPStore(host, int(port), is_master=what == "store", wait_for_workers=False)
     say(ready=True)
     line = sys.stdin.readline()
     if what == "rank" and line:
