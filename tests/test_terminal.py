@@ -121,7 +121,7 @@ def test_one_compressor_in_depth(capsys: pytest.CaptureFixture[str]) -> None:
     assert "https://arxiv.org/abs/1704.05021" in out
     assert "ratio=0.01" in out
     assert "residual; or dgcmemory, nomemory" in out
-    assert "63.0 (66.6×)" in out  # 10,485 of 1024 x 1024 elements in 6 bytes each, one payload to the other rank
+    assert "53.2 (78.9×)" in out  # 10,485 of 1024 x 1024 elements: 4 bytes and 8.56 bits each, one payload
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
