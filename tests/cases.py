@@ -96,6 +96,7 @@ CASES = [
     Case(gw.SIDCo(0.05, "pareto", stages=2), RESIDUAL, GATHER, 48 * 0.05),
     Case(gw.ReusedThreshold(0.05, warmup=1), RESIDUAL, GATHER, 48 * 0.05),
     Case(gw.MultiLevel(gw.TopK(0.1), 10, 0.1), RESIDUAL, REDUCE, 48 * 0.1),
+    Case(gw.MultiLevel(gw.TopK(0.1), 10, 0.1, smoothing=0.3), RESIDUAL, REDUCE, 48 * 0.1),
     Case(gw.MultiLevel(gw.TopK(0.1), 10, 0.1, "magnitude"), RESIDUAL, REDUCE, 48 * 0.1),
     Case(gw.MultiLevel(gw.TopK(0.1), 4, 0.9), gw.Residual(decay=0.9), REDUCE, 32),
     Case(gw.MultiLevel(gw.DGC(0.1), 10, 0.0), gw.DGCMemory(), REDUCE, 48 * 0.01),

@@ -103,9 +103,6 @@ class Sparse(Sparsifier, Selective):
     def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
         decode_entries(rows, mean.parts(), self.layout(context.layout.numel))
 
-    def slot_bytes(self, slot: Slot) -> float:
-        return 6 * self.count(slot.numel) if self.value_bits == 32 else super().slot_bytes(slot)
-
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
         return beyond_largest(x, [choice.count(slot.numel) for choice in choices])

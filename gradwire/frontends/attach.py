@@ -67,7 +67,6 @@ def attach(
     For FSDP2, `mesh` is the mesh of all ranks, whose first dimension counts replicas (hosts); the model was wrapped on
     what remains of it, `fully_shard(model, mesh=mesh["shard"])`, or on all of it, where `mesh` may be left out. Where
     some parameters may get no gradient, pass `find_unused_parameters`; DDP has an argument of that name itself.
-
     With `elastic`, ranks may be lost and come while training goes on: see `gradwire.Rendezvous`.
 
     Call it on all ranks, before training. Raises ValueError, naming the call that works, for pairings that make
@@ -81,13 +80,17 @@ def attach(
     choices.check()
     if not isinstance(model, nn.Module):
         raise ValueError(f"attach() takes a model, not {model!r}; pass DistributedDataParallel(model)")
-    check_type("transport", transport, (Transport, Mesh), "gw.ProcessGroup.own()")
-    check_type("scaler", scaler, (torch.amp.GradScaler,), "torch.amp.GradScaler()")
-    check_type("seed", seed, (int,), "0")
+    _check_types(transport, scaler, seed)
     model = uncompiled(model)
     if mesh is None and not isinstance(model, FSDPModule):
         return _attach_ddp(model, choices, transport, scaler, seed)
     return attach_shards(model, choices, mesh, transport, find_unused=find_unused_parameters, scaler=scaler, seed=seed)
+
+
+def _check_types(transport: object, scaler: object, seed: object) -> None:
+    check_type("transport", transport, (Transport, Mesh), "gw.ProcessGroup.own()")
+    check_type("scaler", scaler, (torch.amp.GradScaler,), "torch.amp.GradScaler()")
+    check_type("seed", seed, (int,), "0")
 
 
 def _attach_ddp(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,28 +95,26 @@ class LocalSteps(Optimizer):
         replica = replica_of(model, mesh, process_group)
         parameters, device = replica.parameters, device_of(replica.parameters)
         parts: list[tuple[str, ...]] = []
+        schedule_of = partial(Schedule, inner_steps, delay=delay, mix=mix, eager=eager)
 
         def plan() -> Plan:
             _check_holds(inner_optimizer, parameters)
             parts.extend(cut(model, parameters, fragments))
-            Schedule(inner_steps, len(parts), delay, mix, eager)
+            schedule_of(len(parts))
             return fragmented(parts, replica.planned, choices.plan(parameters))
 
         axes = mesh_of(transport, replica.axes, device)
-        words = {
-            "front end": "LocalSteps",
-            "inner_steps, delay, mix and eager": f"{inner_steps}, {delay}, {mix} and {eager}",
-        }
+        agreed = {"inner_steps, delay, mix and eager": f"{inner_steps}, {delay}, {mix} and {eager}"}
         settings = Settings(
-            seed=seed, others=replica.others, owns_mesh=transport is None, words=words, planned=replica.planned
-        )
+            seed=seed, others=replica.others, owns_mesh=transport is None, planned=replica.planned,
+            words={"front end": "LocalSteps"} | agreed,
+        )  # fmt: skip
         runtime = Runtime(plan, replica.slots, axes, device, settings)
         replica.share(axes)
-        schedule = Schedule(inner_steps, len(parts), delay, mix, eager)
+        schedule = schedule_of(len(parts))
         made = fragments_of(runtime.plan, parts, replica.local, schedule)
         self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
-        self._model, self._replica = model, replica
-        self.handle = Handle(runtime, self._rounds)
+        self.handle, self._model, self._replica = Handle(runtime, self._rounds), model, replica
         self.inner: Optimizer | None = None
         super().__init__(inner_optimizer.param_groups, inner_optimizer.defaults)
         self.inner = inner_optimizer

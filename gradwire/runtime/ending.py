@@ -63,7 +63,10 @@ class Ending:
 
     def _part(self, left: set[int]) -> None:
         """This rank goes on; rank 0 when those that are left have heard."""
-        self._say("heard", None) if self._mesh.rank else self._said("heard", left)
+        if self._mesh.rank:
+            self._say("heard", None)
+        else:
+            self._said("heard", left)
 
     @property
     def _others(self) -> set[int]:

@@ -4,7 +4,7 @@
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,22 @@ def inner(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
 
 
+def inner_losses(
+    models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], first: int, steps: int, data=batch
+) -> list[list[float]]:
+    """What each replica loses in its inner steps of a round, number `first` and on; all in one process."""
+    losses: list[list[float]] = [[] for _ in models]
+    for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+        for step in range(first, first + steps):
+            inputs, targets = data(step, rank)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            losses[rank].append(loss.item())
+    return losses
+
+
 def reference_diloco(
     replicas: int, rounds: int, inner_steps: int, lr: float, momentum: float, data=batch
 ) -> Iterator[list[float]]:
@@ -36,15 +52,7 @@ def reference_diloco(
     optimizers = [inner(model) for model in models]
     outer = torch.optim.SGD(shared.parameters(), lr=lr, momentum=momentum, nesterov=momentum > 0)
     for t in range(rounds):
-        losses: list[list[float]] = [[] for _ in models]
-        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            for h in range(inner_steps):
-                inputs, targets = data(t * inner_steps + h, rank)
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(inputs), targets)
-                loss.backward()
-                optimizer.step()
-                losses[rank].append(loss.item())
+        losses = inner_losses(models, optimizers, t * inner_steps, inner_steps, data)
         for own, *replicated in zip(shared.parameters(), *(m.parameters() for m in models), strict=True):
             own.grad = torch.stack([own.detach() - p.detach() for p in replicated]).mean(0)
         outer.step()
@@ -85,15 +93,7 @@ def reference_eager(replicas: int, rounds: int, inner_steps: int, lr: float, mom
     outers = [torch.optim.SGD(each.parameters(), lr=lr, momentum=momentum, nesterov=True) for each in anchors]
     last = [torch.zeros_like(flat(model)) for model in models]
     for t in range(rounds):
-        losses: list[list[float]] = [[] for _ in models]
-        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            for h in range(inner_steps):
-                inputs, targets = batch(t * inner_steps + h, rank)
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(inputs), targets)
-                loss.backward()
-                optimizer.step()
-                losses[rank].append(loss.item())
+        losses = inner_losses(models, optimizers, t * inner_steps, inner_steps)
         moved = [flat(anchor) - flat(model) for anchor, model in zip(anchors, models, strict=True)]
         for rank, (anchor, outer) in enumerate(zip(anchors, outers, strict=True)):
             parts = [*last[:rank], moved[rank], *last[rank + 1 :]]  # all others' of the round before
