@@ -12,8 +12,8 @@ DEV := $(VENV)/.dev
 demo: $(LAB)  ## the main job: a language model over slow links, dense against compressed
 	$(BIN)/gradwire demo
 
-test: $(DEV)  ## every test
-	$(BIN)/python -m pytest -q
+test: $(DEV)  ## every test, a worker on each core; those with processes, which take longest, first
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 test-ray: $(DEV)  ## the tests that need Ray, which takes 500 MB more
 	$(PIP) --editable '.[ray]'

@@ -42,11 +42,11 @@ def gpu() -> Iterator[PretendedGPU]:
 
 
 def steps(case: Case, slots: Sequence[Slot], gpu: PretendedGPU) -> Iterator[Lane]:
-    """The job in front of each of three steps that are looked at."""
+    """The job in front of each of two steps that are looked at."""
     lane = Lane(case, slots, GPU, gpu)
     for number in range(WARM):
         lane.step(draw(slots, WORLD, number))
-    for _ in range(3):
+    for _ in range(2):
         gpu.forget()
         yield lane
 
@@ -120,7 +120,7 @@ def is_estimated(compressor: Compressor) -> bool:
 def test_means_are_lawful_and_those_of_a_cpu(case: Case, gpu: PretendedGPU):
     here, there = Lane(case, SLOTS, GPU, gpu), Lane(case, SLOTS, torch.device("cpu"))
     conserves = case.memory == gw.Residual() and case.communicator != gw.AllGather(over_senders=True)
-    for number in range(4):
+    for number in range(3):
         grads = draw(SLOTS, WORLD, number)
         before = here.residuals() if conserves else []
         means, expected = here.step(grads), there.step(grads)
@@ -152,7 +152,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("codec", ESTIMATES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("n", [1, 1000, 600_000])
+@pytest.mark.parametrize("n", [1, 300_000])
 def test_estimates_on_a_gpu_choose_k_among_the_largest(codec: Estimated, shape: str, n: int, gpu: PretendedGPU):
     """k elements, each once; no sync; and but for where an estimate is none, at least 0.7 of them as on a CPU."""
     x = SHAPES[shape](n, generator=torch.Generator().manual_seed(n))

@@ -195,7 +195,7 @@ class Played:  # the host's wait for a stream: it ends when the work is done or 
 class LikeNCCL(gw.ProcessGroup):
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.silent, self.aborted = True, threading.Event()
+        self._queues, self.aborted = True, threading.Event()
         self._direct = False  # gloo never says that what goes from rank to rank is complete
 
     def _start(self, op):

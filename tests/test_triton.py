@@ -120,7 +120,7 @@ def test_sums_of_blocks_are_the_references(n: int, seed: int, code: Code, cut: f
 
 
 @given(n=st.sampled_from([1, 100, 65_536, 65_537, 200_000]), ratio=st.floats(0.001, 0.2), seed=st.integers(0, 1000))
-@few
+@settings(max_examples=10, deadline=None)
 def test_entries_are_the_references(n: int, ratio: float, seed: int):
     layout = Entries(n, max(1, int(n * ratio)))
     old, gradient = numbers(n, seed, 1.0, 0.3), numbers(n, seed + 1)
@@ -195,6 +195,7 @@ ROWS = [
     if type(case.compressor) in LAUNCHES
     and case.communicator == gw.AllGather()
     and getattr(case.compressor, "value_bits", 32) == 32
+    and getattr(case.compressor, "ratio", 0) < 1  # what keeps everything is slow in the interpreter
     and not isinstance(case.memory, gw.DGCMemory)
 ]  # fmt: skip
 
@@ -204,7 +205,7 @@ def test_whole_exchanges_are_the_references_in_fewer_launches(case: Case, monkey
     with pretended_cuda() as gpu, torch.no_grad():
         ours, theirs = Lane(case, SLOTS, GPU, gpu), Lane(case, SLOTS, GPU, gpu)
         monkeypatch.setattr(launching, "launch", Counted(gpu))
-        for number in range(3):
+        for number in range(2):
             grads = draw(SLOTS, WORLD, number)
             expected = theirs.step(grads)
             gpu.forget()

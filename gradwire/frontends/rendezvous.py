@@ -13,7 +13,9 @@ from torch.distributed.checkpoint.stateful import Stateful
 from gradwire.checkpoint import GROUP, SHARED, STEP, Exported, StateDict, Unpacked, pack, unpack
 from gradwire.frontends.handle import Handle
 from gradwire.plans import Plan
+from gradwire.transports.connections import Connections, let_go
 from gradwire.transports.members import Generation, Members
+from gradwire.transports.process_group import world_or
 
 
 class Rendezvous:
@@ -38,6 +40,7 @@ class Rendezvous:
         self._store, self._timeout, self._backend = store, timeout, backend
         self._members = Members(store, at_least, quiet_s, timeout.total_seconds())
         self._generation: Generation | None = None
+        self._connections = Connections()
         self._resumed: Handle | None = None
         self._states: dict[int, StateDict] = {}
         self._steps = -1
@@ -54,13 +57,17 @@ class Rendezvous:
         if error := sys.exception():  # its frames hold the group that is given up, and that its connections
             traceback.clear_frames(error.__traceback__)
         if dist.is_initialized():
+            self._connections.shut_down()
+            held = [world_or(None)]
             dist.destroy_process_group()
+            let_go(held)
         # over the store alone, for there is no group: who is there, and who has come furthest, which is rank 0
         self._generation = made = self._members.meet(self._steps)
         store = PrefixStore(f"gradwire/generation/{made.number}", self._store)
-        dist.init_process_group(
-            self._backend, store=store, rank=made.rank, world_size=len(made.claims), timeout=self._timeout
-        )
+        with self._connections:
+            dist.init_process_group(
+                self._backend, store=store, rank=made.rank, world_size=len(made.claims), timeout=self._timeout
+            )
 
     def resume(self, handle: Handle, *alike: Stateful) -> int:
         """After how many steps all ranks go on; 0 at the first beginning. All call this together, when `handle` is

@@ -14,8 +14,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from concurrent.futures import Future, InvalidStateError
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +27,7 @@ T = TypeVar("T")
 Mark = float | torch.cuda.Event
 """A moment: seconds of `time.perf_counter`, or an event on a CUDA stream."""
 
-CLOSE_S = 5.0
+CLOSE_S = 2.0
 
 
 class Executor:
@@ -41,6 +41,8 @@ class Executor:
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Any] | None] = queue.SimpleQueue()
         self.fail: Callable[[BaseException], None] = lambda error: None
         self.aborted = False
+        self._awaited: Future[Any] | None = None
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
         self._thread.start()
 
@@ -52,25 +54,44 @@ class Executor:
         """What `function` returns on the worker, where the state belongs; raises what it raises."""
         if threading.current_thread() is self._thread:
             return function()
-        result: Future[T] = Future()
+
+        def whole() -> T:
+            value = function()
+            self.synchronize()
+            return value
+
+        return self._result(whole)
+
+    def flush(self) -> None:
+        """Returns when all that was posted is done, on a GPU when all of it is queued."""
+        self._result(lambda: None)
+
+    def give_up(self, error: BaseException) -> None:
+        """Whoever waits for the worker gets the error, now and from now on. Any thread may say so, for the worker may
+        be in a collective that never ends."""
+        self._error = error
+        if awaited := self._awaited:
+            _settle(awaited, error)
+
+    def _result(self, function: Callable[[], T]) -> T:
+        """What `function` returns on the worker. One thread waits at a time, that which trains."""
+        self._awaited = result = Future[T]()
 
         def task() -> None:
             try:
                 value = function()
             except BaseException as error:
-                result.set_exception(error)
+                _settle(result, error)
             else:
-                self.synchronize()
-                result.set_result(value)
+                _settle(result, None, value)
 
         self.post(task)
-        return result.result()
-
-    def flush(self) -> None:
-        """Returns when all that was posted is done, on a GPU when all of it is queued."""
-        done = threading.Event()
-        self.post(done.set)
-        done.wait()
+        if self._error:  # it was said before anybody waited
+            _settle(result, self._error)
+        try:
+            return result.result()
+        finally:
+            self._awaited = None
 
     def mark(self) -> Mark:
         """Now, on the current stream of the executor's device."""
@@ -138,6 +159,12 @@ class Executor:
                 except BaseException as error:
                     self.fail(error)
                 del task, item
+
+
+def _settle(result: Future[Any], error: BaseException | None, value: object = None) -> None:
+    """The first to come decides."""
+    with suppress(InvalidStateError):
+        result.set_exception(error) if error else result.set_result(value)
 
 
 def elapsed_s(start: Mark, end: Mark) -> float:

@@ -1,4 +1,4 @@
-"""A thread that notices a lost rank where no wait does."""
+"""A thread that notices a lost rank where a wait may not."""
 
 import threading
 
@@ -11,8 +11,9 @@ PERIOD_S = 1.0
 
 class Monitor:
     """On NCCL the worker waits for a stream, not for the ranks: a wait returns at once, and where a rank is lost the
-    stream never ends. So every second this thread asks the transports that are `silent`; what they say fails the
-    job, which aborts the collectives under way, and so ends the wait of whoever waits for the stream."""
+    stream never ends. gloo's waits mostly end with an error; but it forgets some messages to a rank that is gone. So
+    every second this thread asks the transports that are `silent`; what they say fails the job, which aborts the
+    collectives under way, and so ends the wait of whoever waits for the stream, or for the worker."""
 
     def __init__(self, mesh: Mesh, executor: Executor) -> None:
         self._mesh, self._executor, self._closed = mesh, executor, threading.Event()
@@ -28,7 +29,8 @@ class Monitor:
     def _watch(self) -> None:
         while not self._closed.wait(PERIOD_S):
             if (why := self._lost()) is not None:
-                self._executor.aborted = True  # first: what an ended collective leaves is nobody's result
+                # first: what a collective leaves on a stream where it was ended is nobody's result
+                self._executor.aborted = not self._executor.is_immediate
                 self._executor.fail(Interrupted("reducing ended", why))
                 return
 

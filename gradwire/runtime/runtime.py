@@ -124,7 +124,10 @@ class Runtime:
     def watch(self, buffer: Tensor) -> Future[Tensor]:
         """A future of `buffer`, complete when the step's means are in place."""
         future: Future[Tensor] = Future(devices=self.executor.future_devices())  # pyright: ignore[reportArgumentType]
-        self.executor.post(partial(self._wait, self._intake.step, future, buffer))
+        self._waiting.add(self._intake.step, future, buffer)
+        if self.error:
+            self._serve()
+        self.executor.post(self._serve)
         return future.then(Future.value)  # where `future` fails, only this way does DDP raise the error itself
 
     def finish(self) -> None:
@@ -191,7 +194,8 @@ class Runtime:
         """Ends the job at once, and tells the other ranks: the state after the last whole step; then that after the
         next one, if it is the others who know whether that counts."""
         self.fail(Left(f"rank {self.mesh.rank} has left the job"))
-        states = self.executor.call(self._states.last)
+        self.executor.order_behind()
+        states = self._states.last()  # on this thread: the worker may be in a collective that only the timeout ends
         self.close()
         return states
 
@@ -247,13 +251,15 @@ class Runtime:
         """Ends the job: this rank's calls raise the error, and the other ranks are told."""
         with self._failing:  # on any thread: the first error counts
             if self.error:
+                forget_frames(error)
                 return
             self.error = error
             self._steps.machine.fail()  # the worker starts nothing more
             self._pipeline.drain()
             forget_frames(error)  # they hold messages under way, and those the connections that abort is to close
-            self._ending.end(error)  # the others' collectives end, and so does the worker's wait for one
-            self.executor.post(self._serve)  # futures fail on the worker, which alone completes them
+            self._ending.end(error)  # the others' collectives end, and so does most often the worker's wait for one
+            self._waiting.serve(self._ended, error)
+            self.executor.give_up(error)
 
     def _call(self, task: Callable[[], T]) -> T:
         """Has the worker do what all ranks do now; where this one cannot, the others are told."""
@@ -277,10 +283,6 @@ class Runtime:
         self._plans.step_ended()
         self.recorder.add("wait", self._intake.last_arrival)
         self._ended = self._steps.opened
-        self._serve()
-
-    def _wait(self, step: int, future: Future[Tensor], buffer: Tensor) -> None:
-        self._waiting.add(step, future, buffer)
         self._serve()
 
     def _serve(self) -> None:

@@ -14,7 +14,7 @@ from gradwire.runtime.steps import Steps
 
 class States:
     """The state dicts of a job. `read` is for the thread that trains, while the worker is idle, `gather` and `take` for
-    the worker, `save` for any thread."""
+    the worker, `save` and `last` for any thread."""
 
     def __init__(self, steps: Steps, plans: Plans, agreement: Agreement, settings: Settings) -> None:
         self._steps, self._plans, self._agreement, self._settings = steps, plans, agreement, settings
@@ -29,11 +29,14 @@ class States:
             return checkpoint.pack(steps.store.export(), plans.export(), steps.number, about)
 
     def last(self) -> list[checkpoint.StateDict]:
-        """The state after the last whole step; then that after the next one, if the others may have counted it."""
-        states = [self.save()]
-        if self._steps.promised:
-            self._steps.count()
-            states.append(self.save())
+        """The state after the last whole step; then that after the next one, if the others may have counted it.
+        Whatever the worker is still in, no step counts any more."""
+        with self._steps.changing:
+            states = [self.save()]
+            if self._steps.promised:
+                self._steps.count()
+                states.append(self.save())
+            self._steps.over = True
         return states
 
     def gather(self) -> checkpoint.StateDict:

@@ -14,7 +14,7 @@ Every rank comes to the same collectives in the same order, for the script, the 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from threading import Lock
+from threading import RLock
 
 import torch
 from torch import Tensor
@@ -41,10 +41,10 @@ class Steps:
 
     `number` counts them, those before a resume included; `members` are the slots of each group. `used` tells which
     slots had a gradient on some rank in the last step, where that is to be found out. `promised` says that this rank
-    has told the others that it has all of a step, and does not know yet whether they have. Whoever looks at the state
-    from another thread holds `changing`. `skipped` counts the steps that no rank took, and `spoilt` says so in words,
-    with the group that was not finite in the last one. `ended()` is called when a step's means are in place; what it
-    does is over before whoever waits for them goes on.
+    has told the others that it has all of a step, and has not counted it yet; `over`, that none is to count any more.
+    Whoever looks at the state from another thread holds `changing`. `skipped` counts the steps that no rank took, and
+    `spoilt` says so in words, with the group that was not finite in the last one. `ended()` is called when a step's
+    means are in place; what it does is over before whoever waits for them goes on.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Steps:
     ) -> None:
         self.store, self.pipeline, self.executor, self.control = store, pipeline, executor, control
         self.machine = Machine()
-        self.changing = Lock()
+        self.changing = RLock()
         self.number = self.opened = self.skipped = 0
         self.spoilt = ""
         self.members: list[tuple[int, ...]] = []
@@ -60,7 +60,7 @@ class Steps:
         self.used: Callable[[], Tensor] | None = None
         self.ended: Callable[[], None] = lambda: None
         self._find_unused, self._scale, self._elastic = settings.find_unused, settings.scale, settings.elastic
-        self.promised = False
+        self.promised = self.over = False
         self._job = JobContext(pipeline.mesh, settings.seed, Workspace(executor.device), look=control.look)
         self._all_used = torch.ones(len(store.slots), device=executor.device)
         self._word = self._flags = torch.zeros(1, device=executor.device)
@@ -174,6 +174,9 @@ class Steps:
     def count(self) -> None:
         """The step that was reduced is over."""
         with self.changing:  # state_dict() of another thread sees the step before or this one, nothing between
+            if self.over:
+                return
+            self.promised = False
             self._verdict = self.executor.on_host(self._flags)
             self.number += 1
             if self.executor.is_immediate:
@@ -186,7 +189,6 @@ class Steps:
         self.promised = True
         self.pipeline.agree(partial(self.pipeline.mesh.sum, self._word))
         self.executor.synchronize()  # the optimizer is not to run before this is known
-        self.promised = False
 
     def _agree_used(self) -> Tensor:
         """1 for each slot of the job that had a gradient on some rank, else 0."""

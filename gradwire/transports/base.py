@@ -48,7 +48,7 @@ class Transport(ABC):
     jobs: int = 0
     """How many jobs have begun on it."""
     silent: bool = False
-    """Whether waits return at once and say nothing of a lost rank, as on NCCL; then `lost` is asked every second."""
+    """Whether a wait may say nothing of a lost rank: on NCCL all return at once. Then `lost` is asked every second."""
 
     @abstractmethod
     def start(self, op: Collective) -> Pending:

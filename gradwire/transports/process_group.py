@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gradwire.collective import HOST, REPLICA, SHARD, AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
 from gradwire.torch_private import abort_group, backend_of, close_group, new_group_of_members, timeout_of
 from gradwire.transports.base import Pending, Transport
+from gradwire.transports.connections import Connections, let_go
 from gradwire.transports.heartbeat import Heartbeat
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.torch_store import TorchStore
@@ -51,9 +52,12 @@ class ProcessGroup(Transport):
         self._tag = 0
         self.timeout_s = timeout_of(group).total_seconds()
         self.store = self._words = TorchStore(name or f"gradwire/{group.group_name}")
-        self.silent = backend_of(group, GPU) == "nccl"
-        self._works: deque[tuple[float, Any]] = deque()  # that were started when; only where this is silent
+        self._queues = backend_of(group, GPU) == "nccl"
+        self.silent = self._queues or backend_of(group, CPU) == "gloo"
+        self._works: deque[tuple[float, Any]] = deque()  # that were queued on a stream when
         self._heart: tuple[TorchStore, Heartbeat] | None = None
+        self._failed = False
+        self._connections = Connections()
 
     @classmethod
     def own(cls, like: dist.ProcessGroup | None = None) -> "ProcessGroup":
@@ -94,11 +98,15 @@ class ProcessGroup(Transport):
     @classmethod
     def _of(cls, ranks: list[int], parent: dist.ProcessGroup) -> "ProcessGroup":
         name = cls._name(ranks)
-        if len(ranks) == dist.get_world_size():
-            group = dist.new_group(ranks, timeout=timeout_of(parent))
-            assert isinstance(group, dist.ProcessGroup)
-            return cls(group, name)
-        return cls(new_group_of_members(name, ranks, parent), name)
+        with Connections() as connections:
+            if len(ranks) == dist.get_world_size():
+                group = dist.new_group(ranks, timeout=timeout_of(parent))
+                assert isinstance(group, dist.ProcessGroup)
+            else:
+                group = new_group_of_members(name, ranks, parent)
+        made = cls(group, name)
+        made._connections = connections
+        return made
 
     @classmethod
     def _name(cls, ranks: list[int]) -> str:
@@ -109,7 +117,7 @@ class ProcessGroup(Transport):
 
     def start(self, op: Collective) -> Pending:
         pending = self._start(op)
-        if self.silent:
+        if self._queues:
             self._works.append((time.monotonic(), pending))
         return pending
 
@@ -174,9 +182,12 @@ class ProcessGroup(Transport):
         """Leaves the reason where the others look for it, and closes this rank's connections."""
         with suppress(RuntimeError):  # the store's host may be gone as well
             self._words.set_first("failure", reason)
-        group, self._group = self._group, None
-        if group is not None and dist.is_initialized():
-            abort_group(group)
+        held = [] if self._group is None else [self._group]
+        self._group = None
+        if held and dist.is_initialized():
+            self._connections.shut_down()
+            abort_group(held[0])
+            let_go(held)
 
     def close(self) -> None:
         group, self._group = self._group, None
@@ -193,6 +204,8 @@ class ProcessGroup(Transport):
 
     def lost(self) -> str | None:
         words, heart = self._heart = self._heart or self._beating()
+        if not self._queues:
+            return self._missed(words)
         heart.beat()
         while self._works and self._works[0][1].is_completed():
             self._works.popleft()
@@ -203,6 +216,15 @@ class ProcessGroup(Transport):
             return None
         rank = heart.silent(SILENT_S)
         return None if rank is None else f"a rank was lost ({rank} has given no sign of life for {SILENT_S:.0f} s)"
+
+    def _missed(self, words: TorchStore) -> str | None:
+        """Why another rank gave up, where a wait has not said so within the time between two questions."""
+        try:
+            why = words.get("failure", 0)
+        except RuntimeError:  # the store's host is gone, as it may be when the job is over
+            return None
+        missed, self._failed = why if self._failed else None, why is not None
+        return missed
 
     def _beating(self) -> tuple[TorchStore, Heartbeat]:
         words = self._words.apart()

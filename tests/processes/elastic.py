@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
 import torch
@@ -123,6 +124,20 @@ def dies_on_its_way_to_a_meeting(rank: int, which: int) -> None:
     Rendezvous._leave, Meeting.gather = leave, ask
 
 
+def fails_in_backward(model: nn.Module, generation: int) -> None:
+    """In each generation another rank does, when its first gradients are under way and others have yet to come."""
+    if generation % dist.get_world_size() != dist.get_rank():
+        return
+    steps = count(1)
+
+    def fail(gradient: Tensor) -> None:
+        if next(steps) == 3 + generation:
+            hook.remove()
+            raise RuntimeError("a fault of this rank's own")
+
+    hook = model[0].weight.register_hook(fail)
+
+
 def main(port: str, text: str) -> None:
     told = json.loads(text)
     if "dies" in told:
@@ -136,7 +151,7 @@ def main(port: str, text: str) -> None:
         timeout=timedelta(seconds=told["timeout_s"]),
         backend="gloo",
     )
-    handle, step = None, 0
+    handle, step, generation = None, 0, 0
     say(ready=True)
     sys.stdin.readline()
     while step < told["steps"]:
@@ -144,6 +159,9 @@ def main(port: str, text: str) -> None:
             rendezvous.meet(handle)
             handle = training.begin()
             step = rendezvous.resume(handle, training.inner)
+            generation += 1
+            if generation <= told.get("faults", 0):
+                fails_in_backward(training.model, generation)
             say(resumed=step, ranks=dist.get_world_size(), kept=hash_of({"kept": residuals(handle, training.model)}))
             while step < told["steps"] and not (step % 4 == 0 and dist.get_rank() == 0 and rendezvous.newcomers()):
                 training.step(handle, step)

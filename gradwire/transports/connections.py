@@ -1,0 +1,52 @@
+"""The connections of a gloo group, and how they end at once."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import torch.distributed as dist
+
+OPEN = Path("/proc/self/fd")
+
+
+class Connections:
+    """Those that are made inside a `with`: of the one group that is made there.
+
+    gloo closes a group's connections when nothing refers to the group any more, and its threads have ended; and these
+    may wait, up to the group's timeout, for ranks that wait for this one. Where there is no /proc, that is how it is.
+    """
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def __enter__(self) -> "Connections":
+        self._names = {name for name, _ in _sockets()}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._names = {name for name, _ in _sockets()} - self._names
+
+    def shut_down(self) -> None:
+        """What is under way over them ends with an error on the other side; here most of it does."""
+        for name, number in _sockets():
+            if name in self._names:
+                with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                    connection.getpeername()  # raises where it only listens: gloo's thread would not survive that
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def let_go(held: list[dist.ProcessGroup]) -> None:
+    """Drops what may be the last references to groups that were ended, without waiting. A gloo group's end waits for
+    its threads, and these for what was under way: some of it only the timeout ends."""
+    threading.Thread(target=held.clear, name="gradwire let go", daemon=True).start()
+
+
+def _sockets() -> Iterator[tuple[str, int]]:
+    """The name of each socket of this process, which no other has or gets, and its file descriptor."""
+    for entry in OPEN.iterdir() if OPEN.exists() else ():
+        with suppress(OSError):  # it was closed meanwhile
+            if (name := os.readlink(entry)).startswith("socket:"):
+                yield name, int(entry.name)
