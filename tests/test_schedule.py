@@ -17,7 +17,7 @@ RULES = [
 
 @pytest.mark.parametrize("regime", [*REGIMES, Worker(0.5)], ids=str)
 def test_the_search_equals_brute_force(regime):
-    for seed in range(24):
+    for seed in range(12):
         problem = random_problem(seed, most=8)
         found = search(problem, regime)
         assert found.step_s == pytest.approx(brute_force(problem, regime), rel=1e-9), seed
@@ -56,7 +56,7 @@ def affine_problem(seed: int) -> Problem:
 
 
 def test_cupcakes_algorithm_is_optimal_under_its_own_model():
-    for seed in range(40):
+    for seed in range(20):
         problem = affine_problem(seed)
         found = rules.cupcake(problem, ComputeStream(), 0)
         assert found.step_s == pytest.approx(search(problem, ComputeStream()).step_s, rel=1e-9)

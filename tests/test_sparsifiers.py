@@ -127,7 +127,7 @@ USED = [(codec, normal) for codec in ESTIMATED[:-1]] + [
 ]
 
 
-@pytest.mark.parametrize(("codec", "shape"), USED, ids=str)
+@pytest.mark.parametrize(("codec", "shape"), USED, ids=lambda part: getattr(part, "__name__", str(part)))
 def test_estimates_are_used(codec: Estimated, shape, monkeypatch: pytest.MonkeyPatch):
     """Where the gradient is of the kind that the estimate is made for, no exact selection is needed."""
 

@@ -125,9 +125,7 @@ class Runtime:
         """A future of `buffer`, complete when the step's means are in place."""
         future: Future[Tensor] = Future(devices=self.executor.future_devices())  # pyright: ignore[reportArgumentType]
         self._waiting.add(self._intake.step, future, buffer)
-        if self.error:
-            self._serve()
-        self.executor.post(self._serve)
+        self.executor.post(self._serve) if self.error is None else self._serve()
         return future.then(Future.value)  # where `future` fails, only this way does DDP raise the error itself
 
     def finish(self) -> None:

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-
-import torch.distributed as dist
+from typing import Any
 
 OPEN = Path("/proc/self/fd")
 
@@ -38,7 +37,7 @@ class Connections:
                     connection.shutdown(socket.SHUT_RDWR)
 
 
-def let_go(held: list[dist.ProcessGroup]) -> None:
+def let_go(held: list[Any]) -> None:
     """Drops what may be the last references to groups that were ended, without waiting. A gloo group's end waits for
     its threads, and these for what was under way: some of it only the timeout ends."""
     threading.Thread(target=held.clear, name="gradwire let go", daemon=True).start()

@@ -247,7 +247,7 @@ def replicas_stay_the_same_with_shards() -> None:
             handle = gw.attach(model, compressor, mesh=mesh)
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
             losses = []
-            for step in range(40):
+            for step in range(30):
                 optimizer.zero_grad()
                 loss = loss_of(model, step % 10)
                 loss.backward()
@@ -326,13 +326,14 @@ def parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, objec
 
 @scenario(4)
 def a_training_goes_on_bit_for_bit_from_a_distributed_checkpoint() -> None:
-    for compressor in (gw.TopK(0.1), gw.PowerSGD(1), gw.DGC(0.1), gw.Quantized(bits=4)):
+    for compressor in (gw.ReusedThreshold(0.1, warmup=2), gw.PowerSGD(1), gw.DGC(0.1), gw.Quantized(bits=4)):
         for mesh in meshes():
             model, path = wrapped(mesh["shard"]), folder()
             handle = gw.attach(model, compressor, mesh=mesh)
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
             steps(model, optimizer, range(6))
             dcp.save(parts(model, optimizer) | {"gradwire": handle.stateful()}, checkpoint_id=path)
+            saved = handle.state_dict()
             steps(model, optimizer, range(6, 12))
 
             other = wrapped(mesh["shard"])
@@ -340,6 +341,9 @@ def a_training_goes_on_bit_for_bit_from_a_distributed_checkpoint() -> None:
             second = torch.optim.AdamW(other.parameters(), lr=0.01)
             loaded = parts(other, second) | {"gradwire": resumed.stateful(path)}
             dcp.load(loaded, checkpoint_id=path)
+            read = resumed.state_dict()
+            assert read.keys() == saved.keys()
+            assert all(torch.equal(read[key], saved[key]) for key in read), compressor
             set_state_dict(other, second, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
             steps(other, second, range(6, 12))
             assert torch.equal(shards_of(other), shards_of(model)), compressor
@@ -472,25 +476,25 @@ def replicas_begin_with_the_first_ones_values() -> None:
 
 @scenario(4)
 def controllers_decide_alike_for_the_whole_mesh() -> None:
-    for mesh in meshes():
-        controllers = [
-            gw.GraVAC(2, 64, window=5), gw.LGreCo(interval=10), gw.Accordion(0.3, 0.05, Halving(), interval=8),
-            gw.WarmUp(0.5, steps=20), gw.CAT(2, 64), None,
-        ]  # fmt: skip
-        for controller in controllers:
-            model = wrapped(mesh["shard"])
-            handle = gw.attach(model, gw.TopK(0.1) if controller else None, mesh=mesh, controller=controller)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-            plans = []
-            for step in range(40):
-                optimizer.zero_grad()
-                loss_of(model, step).backward()
-                optimizer.step()
-                plans.append(crc32(handle.plan.to_json().encode()))
-            assert same_between_replicas(shards_of(model), mesh), controller
-            assert same_on_all_ranks(torch.tensor(plans)), controller
-            assert len(set(plans)) > 1, controller
-            handle.detach()
+    mesh = meshes()[0]
+    controllers = [
+        gw.GraVAC(2, 64, window=5), gw.LGreCo(interval=10), gw.Accordion(0.3, 0.05, Halving(), interval=8),
+        gw.WarmUp(0.5, steps=20), gw.CAT(2, 64), None,
+    ]  # fmt: skip
+    for controller in controllers:
+        model = wrapped(mesh["shard"])
+        handle = gw.attach(model, gw.TopK(0.1) if controller else None, mesh=mesh, controller=controller)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        plans = []
+        for step in range(40):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+            plans.append(crc32(handle.plan.to_json().encode()))
+        assert same_between_replicas(shards_of(model), mesh), controller
+        assert same_on_all_ranks(torch.tensor(plans)), controller
+        assert len(set(plans)) > 1, controller
+        handle.detach()
 
 
 # Plain FSDP over a slow link
@@ -640,7 +644,7 @@ def models_train_with_a_memory_of_what_shards_did_not_send() -> None:
         if codec:
             gw.compress_shards(model, codec, memory=memory)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(60):
+        for step in range(48):
             loss = loss_of(model, step % 6, side=step % 2 == 0)  # an unused branch moves nothing in the buffer
             loss.backward()
             optimizer.step()
@@ -650,7 +654,7 @@ def models_train_with_a_memory_of_what_shards_did_not_send() -> None:
     first = loss_of(wrapped(line()), 5, side=False).item()
     dense, forgetting = run(None), run(gw.Quantized(2))
     assert abs(run(gw.Quantized(2), gw.Residual()) - dense) < abs(forgetting - dense)
-    for codec in (gw.TopK(0.2), gw.ChunkTopK(8, of=64), gw.EFSignSGD()):
+    for codec in (gw.ChunkTopK(8, of=64), gw.EFSignSGD()):
         assert run(codec, gw.Residual()) < first / 2, codec
 
 

@@ -111,11 +111,11 @@ def test_one_of_four_is_killed_and_a_newcomer_joins(front_end):
     assert len({rank.all("ended")[0] for rank in [*ranks, newcomer]}) == 1
 
 
-@pytest.mark.parametrize("front_end", ["ddp", "optimizer"])
-def test_nobody_is_late_when_ranks_fail_in_the_middle_of_a_step(front_end):
+def test_nobody_is_late_when_ranks_fail_in_the_middle_of_a_step():
     """gloo ends a group when what is under way in it has ended, and ranks wait for each other in a circle."""
-    generations = 6
-    with processes(4, front_end=front_end, at_least=2, quiet_s=2.0, pause_s=0.0, faults=generations, steps=60) as ranks:
+    generations = 4
+    told = {"front_end": "optimizer", "at_least": 2, "quiet_s": 2.0, "pause_s": 0.0, "steps": 60}
+    with processes(4, faults=generations, **told) as ranks:
         for rank in ranks:
             rank.let_in()
         for rank in ranks:
@@ -129,7 +129,7 @@ def test_nobody_is_late_when_ranks_fail_in_the_middle_of_a_step(front_end):
 @pytest.mark.parametrize(("front_end", "rank", "meeting"), [("ddp", 0, 1), ("optimizer", 1, 2)])
 def test_a_rank_that_is_lost_before_the_first_step_is_one_more_loss(front_end, rank, meeting):
     """In attach(), or in resume(); `rank` is its new number."""
-    told = {"front_end": front_end, "at_least": 2, "timeout_s": 30, "dies": (rank, meeting)}
+    told = {"front_end": front_end, "at_least": 2, "timeout_s": 15, "dies": (rank, meeting)}
     with processes(4, **told) as (killed, *ranks):
         for each in [killed, *ranks]:
             each.let_in()
