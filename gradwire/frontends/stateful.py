@@ -6,6 +6,7 @@ that there are now and cut as the parameter is now; each replica adds up its own
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -30,6 +31,9 @@ ABOUT = "gradwire"
 
 Saved = Mapping[str, TensorStorageMetadata]
 """What a checkpoint has of a state, by key."""
+
+OWNER = re.compile(r" \((shard \d+ of \d+)(?:, replica (\d+) of (\d+))?\)$")
+"""How the key of a small tensor ends: whose it is."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +136,13 @@ class DistributedState:
     """The state of a job, a `Stateful` for `dcp.save({"gradwire": ...})` and `dcp.load`. To load what was saved on
     another mesh it must know what is in the checkpoint. Raises ValueError for parameters that the model lacks.
 
-    Small tensors have keys of their own for each shard; for shards of another size they are made anew."""
+    Small tensors have keys of their own for each shard, and where replicas differ in them, for each replica: of m, r goes
+    to every replica r modulo m. For shards of another size they are made anew."""
 
     def __init__(self, job: HasState, placed: Mapping[str, Placed], saved: Saved) -> None:
         self._job, self._placed, self._saved = job, placed, saved
-        self._suffix = f" ({next(iter(placed.values())).shard})"
+        first = next(iter(placed.values()))
+        self._shard, self._replica, self._replicas = first.shard, first.mesh.get_local_rank(0), first.mesh.size(0)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What is to be saved; or as much as was, to load it into."""
@@ -156,16 +162,22 @@ class DistributedState:
         about = About(mine.rank, mine.ranks, told["plan"], tuple(told["order"]))
         exported: dict[str, dict[str, Tensor]] = {}
         for key, tensor in state.items():
-            name, separator, kind = key.removesuffix(self._suffix).partition(SEPARATOR)
+            name, separator, kind = OWNER.sub("", key).partition(SEPARATOR)
             if separator:
                 exported.setdefault(name, {})[kind] = self._kept(key, tensor)
         self._job.load_state_dict(pack(exported, exported.pop("", {}), step, about))
 
     def _key(self, key: str) -> str:
-        return key + self._suffix if _is_small(key) else key
+        if not _is_small(key):
+            return key
+        replica = f", replica {self._replica} of {self._replicas}" if _kind(key).startswith(GROUP) else ""
+        return f"{key} ({self._shard}{replica})"
 
     def _is_for_me(self, key: str) -> bool:
-        return not _is_small(key) or key.endswith(self._suffix)
+        if (owner := OWNER.search(key)) is None:
+            return True
+        shard, replica, replicas = owner.groups()
+        return shard == self._shard and (replica is None or int(replica) == self._replica % int(replicas))
 
     def _row(self, key: str, tensor: Tensor) -> Tensor:
         return self._placed[_name(key)].row(tensor) if _is_flat(key) else tensor
@@ -187,8 +199,12 @@ def _name(key: str) -> str:
     return key.partition(SEPARATOR)[0]
 
 
+def _kind(key: str) -> str:
+    return key.partition(SEPARATOR)[2]
+
+
 def _is_small(key: str) -> bool:
-    return key.partition(SEPARATOR)[2].startswith((SHARED, GROUP))
+    return _kind(key).startswith((SHARED, GROUP))
 
 
 def _is_flat(key: str) -> bool:
