@@ -49,9 +49,8 @@ dist.recv(torch.zeros(1), src=1)
 
 # Starts two ranks that write their process ids and sleep.
 LAUNCHER = """
-import signal, sys
+import sys
 from gradwire.lab.launch import launch
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts without
 launch(["-c", sys.argv[1], sys.argv[2]], 2)
 """
 SLEEP = """

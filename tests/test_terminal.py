@@ -161,7 +161,10 @@ def test_ctrl_c_says_where_the_run_is(tmp_path: Path) -> None:
         first = process.stderr.readline()
         assert first.startswith(f"writing to {tmp_path}/")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert f"stopped; what there is by now is in {first.split()[-1]}" in err
     assert "Traceback" not in out + err
