@@ -28,7 +28,7 @@ from page import markdown as _grid
 from provenance import ROOT, load
 
 KINDS = ("Compressors", "Memories", "Communicators", "Controllers")
-STEPS = ("steps_100mbit_dense", "steps_100mbit", "steps_1gbit", "steps_4ranks")
+STEPS = ("steps_100mbit", "steps_1gbit", "steps_4ranks")
 RUNGS = {
     "4 bits": "gw.Quantized(4)", "PowerSGD 1/3 in 4 bits": "gw.PowerSGD(1 / 3, bits=4)",
     "PowerSGD 1/6 in 4 bits": "gw.PowerSGD(1 / 6, bits=4)", "top-k 1/16 in 10 bits": "gw.TopK(1 / 16, value_bits=4)",
