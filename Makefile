@@ -7,7 +7,7 @@ TORCH := $(VENV)/.torch
 LAB := $(VENV)/.lab
 DEV := $(VENV)/.dev
 
-.PHONY: demo test test-ray test-titan lint docs benchmarks sanitize fuzz wheels clean
+.PHONY: demo test test-ray test-titan lint docs benchmarks sanitize fuzz wheels extras clean
 
 demo: $(LAB)  ## the main job: a language model over slow links, dense against compressed
 	$(BIN)/gradwire demo
@@ -44,6 +44,9 @@ fuzz:  ## ten minutes for each decoder; needs Clang
 
 wheels:  ## builds both wheels and tries each in an empty environment
 	native/check/wheels.sh
+
+extras:  ## the package, and it with each extra, each in an empty environment
+	.ci/extras
 
 $(TORCH): constraints.txt
 	$(PYTHON) -m venv $(VENV)
