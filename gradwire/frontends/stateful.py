@@ -136,8 +136,8 @@ class DistributedState:
     """The state of a job, a `Stateful` for `dcp.save({"gradwire": ...})` and `dcp.load`. To load what was saved on
     another mesh it must know what is in the checkpoint. Raises ValueError for parameters that the model lacks.
 
-    Small tensors have keys of their own for each shard, and where replicas differ in them, for each replica: of m, r goes
-    to every replica r modulo m. For shards of another size they are made anew."""
+    Small tensors have keys of their own for each shard, and for each replica where these differ in them: of those of m
+    replicas, r loads the (r modulo m)th. For shards of another size they are made anew."""
 
     def __init__(self, job: HasState, placed: Mapping[str, Placed], saved: Saved) -> None:
         self._job, self._placed, self._saved = job, placed, saved

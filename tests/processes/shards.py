@@ -355,7 +355,7 @@ def a_training_goes_on_bit_for_bit_from_a_distributed_checkpoint() -> None:
 @scenario(4)
 def what_memories_keep_adds_up_to_the_same_on_another_mesh() -> None:
     for before in meshes():
-        for compressor in (gw.TopK(0.1), gw.PowerSGD(1)):
+        for compressor in (gw.ReusedThreshold(0.1, warmup=2), gw.PowerSGD(1)):
             model, path = wrapped(before["shard"]), folder()
             handle = gw.attach(model, compressor, mesh=before)
             steps(model, torch.optim.SGD(model.parameters(), lr=0.1), range(5))
