@@ -25,7 +25,7 @@ def python(script: str, folder: Path, *launcher: str, **environment: str) -> sub
 
 def on(ranks: int, script: str, folder: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    process = python(script, folder, *launcher)
+    process = python(script + of.ENDED, folder, *launcher)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors[-4000:]
 
