@@ -32,9 +32,10 @@ class Connections:
         """What is under way over them ends with an error on the other side; here most of it does."""
         for name, number in _sockets():
             if name in self._names:
-                with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                with suppress(OSError), _duplicate(number) as connection:
                     connection.getpeername()  # raises where it only listens: gloo's thread would not survive that
-                    connection.shutdown(socket.SHUT_RDWR)
+                    if _name(connection.fileno()) == name:  # gloo may have closed it, and the number be another's
+                        connection.shutdown(socket.SHUT_RDWR)
 
 
 def let_go(held: list[Any]) -> None:
@@ -47,5 +48,14 @@ def _sockets() -> Iterator[tuple[str, int]]:
     """The name of each socket of this process, which no other has or gets, and its file descriptor."""
     for entry in OPEN.iterdir() if OPEN.exists() else ():
         with suppress(OSError):  # it was closed meanwhile
-            if (name := os.readlink(entry)).startswith("socket:"):
+            if (name := _name(int(entry.name))).startswith("socket:"):
                 yield name, int(entry.name)
+
+
+def _name(number: int) -> str:
+    return os.readlink(OPEN / str(number))
+
+
+def _duplicate(number: int) -> socket.socket:
+    """Raises OSError where it was closed meanwhile."""
+    return socket.socket(fileno=os.dup(number))

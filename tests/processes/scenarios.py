@@ -35,6 +35,7 @@ from gradwire import tuner
 from gradwire.lab import planning
 from gradwire.lab.job import Peers
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.torch_private import default_store
 
 SCENARIOS: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {}
 COMPRESSORS = [
@@ -1131,6 +1132,14 @@ def replicas_on_hosts_are_compared_and_mended() -> None:
         assert torch.equal(flat(ddp), before)
 
 
+def errors_of_all(name: str, error: str | None) -> dict[int, str]:
+    """What failed in a scenario, by rank. A rank that waits for one that failed is waited for: both are heard of."""
+    store, keys = default_store(), [f"{name}/{rank}" for rank in range(dist.get_world_size())]
+    store.set(keys[dist.get_rank()], error or "")
+    store.wait(keys, timedelta(seconds=150))
+    return {rank: text.decode() for rank, text in enumerate(store.multi_get(keys)) if text}
+
+
 def main(out: str, *names: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -1144,10 +1153,9 @@ def main(out: str, *names: str) -> None:
             except (Exception, pytest.fail.Exception):
                 error = traceback.format_exc()
                 print(f"{name} on rank {dist.get_rank()}: {error}", file=sys.stderr, flush=True)
-            errors: list[str | None] = [None] * world
-            dist.all_gather_object(errors, error)
-            outcome[name] = next((f"rank {r}: {text}" for r, text in enumerate(errors) if text), None)
-            if any(errors):
+            errors = errors_of_all(name, error)
+            outcome[name] = "\n".join(f"rank {rank}: {text}" for rank, text in errors.items()) or None
+            if errors:
                 break  # the ranks may be out of step
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(outcome))
