@@ -46,11 +46,6 @@ def zero_each(targets: Sequence[Tensor]) -> None:
         torch._foreach_zero_(list(targets))  # pyright: ignore[reportPrivateImportUsage]
 
 
-def product_each(left: Sequence[Tensor], right: Sequence[Tensor]) -> Sequence[Tensor]:
-    """left[i]·right[i], as new tensors."""
-    return torch._foreach_mul(list(left), list(right))  # pyright: ignore[reportPrivateImportUsage]
-
-
 def largest_of(tensors: Sequence[Tensor]) -> Tensor:
     """The largest absolute value of each tensor, NaN where one of its elements is, (len(tensors),)."""
     return torch.stack(torch._foreach_norm(list(tensors), float("inf")))  # pyright: ignore[reportPrivateImportUsage]

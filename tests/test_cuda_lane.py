@@ -66,7 +66,7 @@ def launches(case: Case) -> int:
     """The bound."""
     compressor = case.compressor.first if isinstance(case.compressor, gw.Interleaved) else case.compressor
     if has_coded_factors(case):
-        return 250 if isinstance(case.communicator, gw.AllGather) else 800
+        return 255 if isinstance(case.communicator, gw.AllGather) else 800
     if isinstance(compressor, Estimated):
         times = WORLD + 1 if isinstance(case.communicator, gw.ScatterReduce) else 1  # so often one rank selects
         more = times * (130 if isinstance(compressor, gw.SIDCo) else 40) + (210 if has_short_values(case) else 0)

@@ -13,8 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.compressors import LowRank
+from gradwire.ops.matrices import batches
 from gradwire.ops.orthogonal import orthogonalize
-from gradwire.slots import Slot
+from gradwire.slots import Layout, Slot
 
 PARAMETERS = {
     "linear": torch.empty(11, 23),
@@ -322,7 +323,7 @@ def test_orthogonalize(shape: tuple[int, int], fill: str):
         "near": a[:1] + 1e-5 * a,
     }[fill].clone()
     before = factor.double().clone()
-    orthogonalize([factor])
+    orthogonalize([factor[None]])
     torch.testing.assert_close(factor @ factor.T, torch.eye(shape[0]), rtol=0, atol=1e-5)
     projected = before @ factor.double().T @ factor.double()
     assert (projected - before).norm() <= 1e-5 * before.norm()
@@ -332,11 +333,43 @@ def test_orthogonalize(shape: tuple[int, int], fill: str):
 def test_orthogonalize_gives_equal_shapes_what_each_would_get_alone(rank: int):
     factors = [normal(rank, 40, seed=seed) for seed in range(3)]
     factors[1].zero_()
-    alone = [factor.clone() for factor in factors]
-    orthogonalize(factors)
-    for factor, own in zip(factors, alone, strict=True):
-        orthogonalize([own])
+    together = [torch.stack(factors[:2]), factors[2][None].clone()]
+    orthogonalize(together)
+    for factor, own in zip(torch.cat(together), factors, strict=True):
+        orthogonalize([own[None]])
         torch.testing.assert_close(factor.abs(), own.abs(), rtol=1e-3, atol=1e-4)
+
+
+def layout_of(*shapes: tuple[int, ...]) -> Layout:
+    """Slots of these shapes, one after another."""
+    return Layout(tuple(slots_of({str(i): torch.empty(shape) for i, shape in enumerate(shapes)})))
+
+
+def test_equal_shapes_that_are_equally_far_apart_are_one_batch():
+    layout = layout_of(*[(4, 3), (4,)] * 3, (4, 3), (2, 6), (4, 3), (4, 3))
+    matrices = [i for i, slot in enumerate(layout.slots) if len(slot.shape) > 1]
+    found = batches(layout, matrices)
+    assert [batch.slots for batch in found] == [(0, 2, 4, 6), (8, 9), (7,)]
+    flat = torch.arange(float(layout.numel))
+    parts = layout.parts(flat)
+    for batch in found:
+        for i, view in zip(batch.slots, batch.of(flat[batch.start :]), strict=True):
+            assert torch.equal(view, parts[i].view(layout.slots[i].matrix))
+            assert view.data_ptr() == parts[i].data_ptr()
+
+
+@both
+@pytest.mark.parametrize("bits", [32, 4])
+def test_matrices_in_batches_get_what_each_would_get_alone(kind: type[LowRank], bits: int):
+    """The same slots in one group, where they are batches, and each in a group of its own."""
+    layout = layout_of(*[(12, 9), (12,)] * 3, (7, 30), (12, 9), (30, 7), (12, 9))
+    slots, means = list(layout.slots), []
+    for groups in (1, len(slots)):
+        compressor = kind(2, min_compression_rate=1, bits=bits)
+        communicator = gw.AllReduce() if bits == 32 else gw.AllGather()
+        with job(plan_of(slots, compressor, gw.Residual(), communicator, groups=groups), slots, 2) as running:
+            means.append([running.step(draw(slots, 2, step))[0] for step in range(4)])
+    torch.testing.assert_close(means[0], means[1], rtol=1e-3, atol=1e-5)
 
 
 def test_the_first_basis_depends_on_names_alone():

@@ -10,7 +10,6 @@ from torch import Tensor
 from gradwire.compressors.base import AddUp, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.low_rank import COLUMNS, ROWS, LowRank, Views, keep
-from gradwire.ops.matrices import multiply
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
 from gradwire.ops.orthogonal import orthogonalize
@@ -43,11 +42,11 @@ class ACPSGD(LowRank):
         even = context.step % 2 == 0
         sides = ("q", views.q), ("p", views.p)
         (held, basis), (name, factors) = sides if even else sides[::-1]
-        copy_each(basis.sums, context.slots.all(held))
+        copy_each(basis.slot_sums, context.slots.all(held))
         orthogonalize(basis.sums)
-        multiply(basis.sums, [matrix.T if even else matrix for matrix in views.matrices], factors.own)
+        views.project(basis, factors)
         yield from views.add_up(factors, context, add_up)
-        views.decode(factors.dense_sums, mean, context)
+        views.decode(factors.dense_sums, mean)
         if context.remember:
             views.take(*((factors.sent, basis.sums) if even else (basis.sums, factors.sent)))
-        keep(name, factors.sums, context)
+        keep(name, factors, context)

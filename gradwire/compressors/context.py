@@ -27,6 +27,7 @@ class SlotState:
     """The small tensors that an algorithm keeps for each slot of a group, such as low-rank factors, on the device.
 
     They change only when a step is good: until then the next values are staged, and forgotten where it is not.
+    `nonfinite` is NaN () where something that was staged is not finite, else 0; None where nothing was staged.
     """
 
     def __init__(self, slots: Sequence[dict[str, Tensor]]) -> None:
@@ -34,6 +35,7 @@ class SlotState:
         self._named: dict[str, list[Tensor]] = {}
         self._targets: list[Tensor] = []
         self._values: list[Tensor] = []
+        self.nonfinite: Tensor | None = None
 
     def all(self, name: str) -> list[Tensor]:
         """The tensors of this name of the slots that have one, in the group's order."""
@@ -41,16 +43,14 @@ class SlotState:
             self._named[name] = [slot[name] for slot in self._slots if name in slot]
         return self._named[name]
 
-    def stage(self, name: str, values: Sequence[Tensor]) -> None:
-        """The next values of `all(name)`; they must stay as they are until the group's next reduction."""
-        self._targets += self.all(name)
-        self._values += values
-
-    @property
-    def largest(self) -> Tensor | None:
-        """The largest absolute value of each tensor that was staged, (k,), NaN where one of its numbers is; None where
-        nothing was."""
-        return largest_of(self._values) if self._values else None
+    def stage(self, name: str, values: Sequence[Tensor], largest: Tensor | None = None) -> None:
+        """The next values of `all(name)`; they must stay as they are until the group's next reduction. `largest` (k,)
+        are numbers that are finite if, and only if, all values are, where the algorithm has them."""
+        if values:
+            self._targets += self.all(name)
+            self._values += values
+            nonfinite = (largest_of(values) if largest is None else largest).sum().mul_(0)
+            self.nonfinite = nonfinite if self.nonfinite is None else self.nonfinite + nonfinite
 
     def commit(self) -> None:
         """The step was good: what was staged is now the state."""
@@ -59,7 +59,7 @@ class SlotState:
 
     def forget(self) -> None:
         """The step was not good."""
-        self._targets, self._values = [], []
+        self._targets, self._values, self.nonfinite = [], [], None
 
 
 class GroupState:

@@ -3,7 +3,8 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
+from math import prod
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -17,12 +18,12 @@ from gradwire.compressors.factors import FactorCodec
 from gradwire.compressors.losses import beyond_rank
 from gradwire.ops.formats import nearest
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.matrices import multiply, subtract_product
+from gradwire.ops.matrices import Batch, batches, multiply, subtract_product
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
 from gradwire.ops.orthogonal import orthogonalize
 from gradwire.slots import Layout, Slot
-from gradwire.torch_private import add_each, copy_each, largest_of, product_each, scale_each_by
+from gradwire.torch_private import copy_each
 
 ROWS, COLUMNS = 0, 1
 """What P's rows are as long as, and Q's."""
@@ -95,17 +96,22 @@ class LowRank(MultiRound, Predictable):
     def _vectors(self, layout: Layout, step: int) -> Sequence[Layout]:
         """What each round adds up."""
 
+    def batches(self, layout: Layout) -> tuple[list[Batch], list[Batch]]:
+        """The slots that are factored, and the others, in the order in which they travel."""
+        factored = [bool(self.factor_rank(*slot.matrix)) for slot in layout.slots]
+        low, dense = ([i for i, is_low in enumerate(factored) if is_low == wanted] for wanted in (True, False))
+        return batches(layout, low), batches(layout, dense)
+
     def vector(self, layout: Layout, side: int, dense: bool) -> Layout:
         """The factors of one side, row by row, and then, where `dense`, the slots that are not factored."""
-        rows: list[Slot] = []
-        others: list[Slot] = []
-        for slot in layout.slots:
-            length = slot.matrix[side]
-            if r := self.factor_rank(*slot.matrix):
-                rows += [Slot(slot.name, (1, length), (length, 1), torch.float32)] * r
-            elif dense:
-                others.append(Slot(slot.name, (slot.numel,), (1,), torch.float32))
-        return Layout((*rows, *others))
+        low, others = ([layout.slots[i] for batch in part for i in batch.slots] for part in self.batches(layout))
+        vectors = [Slot(slot.name, (slot.numel,), (1,), torch.float32) for slot in others if dense]
+        return Layout((*(row for slot in low for row in self._rows(slot, side)), *vectors))
+
+    def _rows(self, slot: Slot, side: int) -> list[Slot]:
+        """The rows of a slot's factor of one side."""
+        length = slot.matrix[side]
+        return [Slot(slot.name, (1, length), (length, 1), torch.float32)] * self.factor_rank(*slot.matrix)
 
     def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction:
         x = vector.total()
@@ -127,24 +133,23 @@ class LowRank(MultiRound, Predictable):
 
 
 class Factors:
-    """One side's factors (r, length) of all matrices, and what travels with them: this rank's `own`, what of it this
-    rank `sent`, and the `sums` over the ranks; `dense` and `dense_sums` are the slots that are not factored."""
+    """One side's factors (k, r, length) of all batches of matrices, and what travels with them: this rank's `own`, what
+    of it this rank `sent`, and the `sums` over the ranks; `dense` and `dense_sums` (k, rows, columns) are the slots
+    that are not factored. `slots` and `slot_sums` are the factors (r, length) of each slot in `own` and `sums`, in the
+    group's order."""
 
     def __init__(self, compressor: LowRank, side: int, dense: bool, context: GroupContext) -> None:
         self._codec, self._layout = compressor.codec, compressor.vector(context.layout, side, dense)
         n, buffers = self._layout.numel, context.buffers
-        matrices = [slot.matrix for slot in context.layout.slots]
-        shapes = [(r, matrix[side]) for matrix in matrices if (r := compressor.factor_rank(*matrix))]
-        sizes = [r * length for r, length in shapes]
-        rest = [slot.numel for slot in self._layout.slots if len(slot.shape) == 1]
+        low, others = compressor.batches(context.layout)
+        shapes = [(len(batch.slots), compressor.factor_rank(*batch.shape), batch.shape[side]) for batch in low]
+        rest = [(len(batch.slots), *batch.shape) for batch in others if dense]
         self._own, self._sum = (buffers.tensor(f"{kind} {side}", (n,)) for kind in ("own", "sum"))
-        self._sent = buffers.tensor(f"sent {side}", (sum(sizes),))
-        pieces = [vector.split([*sizes, *rest]) for vector in (self._own, self._sum)]
-        self.dense, self.dense_sums = (piece[len(sizes) :] for piece in pieces)
-        self.own, self.sums, self.sent = (
-            [factor.view(shape) for factor, shape in zip(piece, shapes, strict=False)]
-            for piece in (*pieces, self._sent.split(sizes))
-        )
+        self._sent = buffers.tensor(f"sent {side}", (sum(map(prod, shapes)),))
+        pieces = [_shaped(vector, [*shapes, *rest]) for vector in (self._own, self._sum)]
+        (self.own, self.dense), (self.sums, self.dense_sums) = ((it[: len(low)], it[len(low) :]) for it in pieces)
+        self.sent = _shaped(self._sent, shapes)
+        self.slots, self.slot_sums = (_by_slot(low, factors) for factors in (self.own, self.sums))
 
     def add_up(self, context: GroupContext, add_up: AddUp) -> Reduction:
         """Own factors become sums; what of dense slots is not sent stays in `dense`."""
@@ -153,19 +158,40 @@ class Factors:
         yield from add_up(self._codec, LazySum.of(self._own), Mean.of(self._sum), replace(context, layout=self._layout))
         self._sent.sub_(factors)
 
+    def largest(self) -> Tensor:
+        """The largest absolute value of each slot's sum, batch after batch; `own`, which was sent, makes room."""
+        n = len(self._sent)
+        torch.abs(self._sum[:n], out=self._own[:n])
+        return torch.cat([magnitudes.amax((1, 2)) for magnitudes in self.own])
+
+
+def _shaped(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Tensors of these shapes, one after another in a vector (n,)."""
+    return [part.view(shape) for part, shape in zip(vector.split([*map(prod, shapes)]), shapes, strict=True)]
+
+
+def _by_slot(low: Sequence[Batch], factors: Sequence[Tensor]) -> list[Tensor]:
+    """The factors of each slot, in the group's order."""
+    slots = [i for batch in low for i in batch.slots]
+    views = dict(zip(slots, (view for factor in factors for view in factor), strict=True))
+    return [views[i] for i in sorted(slots)]
+
 
 class Views:
-    """One group's tensors, made once: `matrices` (rows, columns) and `dense` slots of x (n,), and both sides'
+    """One group's tensors, made once: `matrices` (k, rows, columns) of x (n,) that are factored, and both sides'
     factors."""
 
     def __init__(self, compressor: LowRank, x: Tensor, context: GroupContext) -> None:
-        slots = context.layout.slots
-        self._low = [bool(compressor.factor_rank(*slot.matrix)) for slot in slots]
-        parts = list(zip(self._low, slots, context.layout.parts(x), strict=True))
-        self.matrices = [part.view(slot.matrix) for factored, slot, part in parts if factored]
-        self._dense = [part for factored, _, part in parts if not factored]
+        self._low, self._others = compressor.batches(context.layout)
+        self.matrices = [batch.of(x[batch.start :]) for batch in self._low]
+        self._dense = [batch.of(x[batch.start :]) for batch in self._others]
         self.p = Factors(compressor, ROWS, True, context)
         self.q = Factors(compressor, COLUMNS, compressor.rounds == 1, context)
+
+    def project(self, basis: Factors, factors: Factors) -> None:
+        """This rank's own factors: the matrices along the basis."""
+        for held, matrix, own in zip(basis.sums, self.matrices, factors.own, strict=True):
+            multiply(held, matrix if factors is self.q else matrix.mT, [own])
 
     def add_up(self, factors: Factors, context: GroupContext, add_up: AddUp) -> Reduction:
         """Adds up these factors and, with them, what is not factored."""
@@ -173,29 +199,34 @@ class Views:
         yield from factors.add_up(context, add_up)
         copy_each(self._dense, factors.dense)
 
-    def decode(self, dense: Sequence[Tensor], mean: Mean, context: GroupContext) -> None:
+    def decode(self, dense: Sequence[Tensor], mean: Mean) -> None:
         """The mean: Pᵀ Q, and of what is not factored these sums."""
-        slots = mean.slots(context.layout)
-        copy_each([slot for slot, factored in zip(slots, self._low, strict=True) if not factored], dense)
-        products = [slot for slot, factored in zip(slots, self._low, strict=True) if factored]
-        shaped = [product.view(matrix.shape) for product, matrix in zip(products, self.matrices, strict=True)]
-        multiply([p.T for p in self.p.sums], self.q.sums, shaped)
+        slots = [mean.matrices(batch) for batch in self._others]
+        parts = [sums.split([len(view) for view in views]) for views, sums in zip(slots, dense, strict=True)]
+        copy_each([*chain(*slots)], [*chain(*parts)])
+        for batch, p, q in zip(self._low, self.p.sums, self.q.sums, strict=True):
+            multiply(p.mT, q, mean.matrices(batch))
 
     def take(self, p: Sequence[Tensor], q: Sequence[Tensor]) -> None:
         """Takes out of x what this rank sent: Pᵀ Q."""
-        subtract_product(self.matrices, [left.T for left in p], q)
+        for matrix, left, right in zip(self.matrices, p, q, strict=True):
+            subtract_product(matrix, left.mT, right)
 
 
-def keep(name: str, sums: Sequence[Tensor], context: GroupContext) -> None:
+def keep(name: str, factors: Factors, context: GroupContext) -> None:
     """The next step starts from these sums of factors; where there was no gradient at all, from the last ones.
 
     They become about 1 in size: as large as the gradient, its product with the next one could be no float32 any more.
     A power of two changes no bit of the bases that are made of them."""
-    if sums:
-        before, largest = context.slots.all(name), largest_of(sums)
-        add_each(sums, product_each(before, largest.eq(0).unbind()))
-        scale_each_by(sums, _to_one(largest).unbind())
-        context.slots.stage(name, sums)
+    if not factors.sums:
+        return
+    largest = factors.largest()
+    copy_each(factors.slots, context.slots.all(name))
+    counts = [len(sums) for sums in factors.sums]
+    zero, scales = (numbers[:, None, None].split(counts) for numbers in (largest.eq(0).float(), _to_one(largest)))
+    for sums, before, is_zero, scale in zip(factors.sums, factors.own, zero, scales, strict=True):
+        sums.addcmul_(before, is_zero).mul_(scale)
+    context.slots.stage(name, factors.slot_sums, largest)
 
 
 def _to_one(sizes: Tensor) -> Tensor:
@@ -224,13 +255,14 @@ class PowerSGD(LowRank):
         return [self.vector(layout, ROWS, dense=True), self.vector(layout, COLUMNS, dense=False)]
 
     def _reduce_factors(self, views: Views, mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction:
-        multiply(context.slots.all("q"), [matrix.T for matrix in views.matrices], views.p.own)
-        yield from views.add_up(views.p, context, add_up)
-        basis = views.p.sums
-        orthogonalize(basis)
-        multiply(basis, views.matrices, views.q.own)
-        yield from views.q.add_up(context, add_up)
-        views.decode(views.p.dense_sums, mean, context)
+        p, q = views.p, views.q
+        copy_each(q.slot_sums, context.slots.all("q"))
+        views.project(q, p)
+        yield from views.add_up(p, context, add_up)
+        orthogonalize(p.sums)
+        views.project(p, q)
+        yield from q.add_up(context, add_up)
+        views.decode(p.dense_sums, mean)
         if context.remember:
-            views.take(basis, views.q.sent)
-        keep("q", views.q.sums, context)
+            views.take(p.sums, q.sent)
+        keep("q", q, context)

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gradwire.ops.matrices import Batch
 from gradwire.ops.vectors import Gradient, Share
 from gradwire.slots import Layout, Slot
 from gradwire.torch_private import add_each, copy_each, scale_each
@@ -46,6 +47,11 @@ class Pieces:
     def by_slot(cls, layout: Layout) -> "Pieces":
         """A tensor for each slot."""
         return cls(layout, tuple(map(Piece, layout.offsets, layout.offsets[1:], layout.slots)))
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where each piece starts."""
+        return [piece.start for piece in self.pieces]
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """The pieces of a flat vector (n,), made once for each place in memory."""
@@ -144,17 +150,18 @@ class Gradients:
             return None
         return [tensor.as_strided((tensor.numel(),), (1,)) for tensor in self.tensors]
 
-    @cached_property
-    def slots_in_place(self) -> list[Tensor] | None:
-        """`in_place`, a vector for each slot."""
+    def matrices_in_place(self, batch: Batch) -> list[Tensor] | None:
+        """`in_place`, the batch's matrices (k, rows, columns) in as many views as tensors hold them."""
         if self.in_place is None:
             return None
-        offsets, starts = self.pieces.layout.offsets, [piece.start for piece in self.pieces.pieces]
-        holders = [bisect_right(starts, start) - 1 for start in offsets[:-1]]
-        return [
-            self.in_place[holder][start - starts[holder] : end - starts[holder]]
-            for holder, start, end in zip(holders, offsets, offsets[1:], strict=False)
-        ]
+        views: list[Tensor] = []
+        left, starts = batch, self.pieces.starts
+        while left.slots:
+            holder = bisect_right(starts, left.start) - 1
+            piece, vector = self.pieces.pieces[holder], self.in_place[holder]
+            here, left = left.split(-(-(piece.end - left.start) // left.apart))
+            views.append(here.of(vector[here.start - piece.start :]))
+        return views
 
     def take(self, means: Tensor | None, scale: Share | None) -> None:
         """Puts the means (n,) where the gradients were, unless they are there already, times `scale`."""

@@ -1,13 +1,18 @@
-"""Products of many matrices. A GPU multiplies those of equal shape in one call, a CPU one after another."""
+"""Matrices of equal shape that lie equally far from each other are worked on in one call, so that a thousand small ones
+cost little more than a large one."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from gradwire.torch_private import add_each, copy_each
+from gradwire.slots import Layout
+from gradwire.torch_private import copy_each
+
+SMALL = 1024
+"""Elements that a CPU copies in the time that torch takes to begin the product of two matrices."""
 
 
 def alike(keys: Iterable[Hashable]) -> list[list[int]]:
@@ -18,53 +23,72 @@ def alike(keys: Iterable[Hashable]) -> list[list[int]]:
     return list(places.values())
 
 
-def multiply(left: Sequence[Tensor], right: Sequence[Tensor], out: Sequence[Tensor]) -> None:
-    """out[i] = left[i] @ right[i]."""
-    for a, b, c in _batches(left, right, out):
-        if len(c) == 1:
-            torch.mm(a[0], b[0], out=c[0])
-        elif (room := _spaced(c)) is not None:
-            torch.bmm(stacked(a), stacked(b), out=room)
-        else:
-            copy_each(c, torch.bmm(stacked(a), stacked(b)).unbind())
+@dataclass(frozen=True)
+class Batch:
+    """Slots of a layout, by number, whose matrices have one `shape` (rows, columns); in a flat vector the first begins
+    at `start` and each of the others `apart` elements after the one before."""
+
+    slots: tuple[int, ...]
+    shape: tuple[int, int]
+    start: int
+    apart: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """A view of the matrices, the first of which begins where `flat` does, (k, rows, columns)."""
+        rows, columns = self.shape
+        return flat.as_strided((len(self.slots), rows, columns), (self.apart, columns, 1))
+
+    def split(self, count: int) -> "tuple[Batch, Batch]":
+        """The first so many of the matrices, and the others."""
+        start = self.start + count * self.apart
+        return replace(self, slots=self.slots[:count]), replace(self, slots=self.slots[count:], start=start)
 
 
-def subtract_product(from_: Sequence[Tensor], left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
-    """from_[i] -= left[i] @ right[i]."""
-    for a, b, c in _batches(left, right, from_):
-        if len(c) == 1:
-            c[0].addmm_(a[0], b[0], alpha=-1)
-        elif (room := _spaced(c)) is not None:
-            room.baddbmm_(stacked(a), stacked(b), alpha=-1)
-        else:
-            add_each(c, torch.bmm(stacked(a), stacked(b)).unbind(), -1)
+def batches(layout: Layout, slots: Sequence[int]) -> list[Batch]:
+    """These slots of a layout in few batches, one after another those of a shape."""
+    found: list[Batch] = []
+    for places in alike(layout.slots[i].matrix for i in slots):
+        for slot in (slots[place] for place in places):
+            shape, start = layout.slots[slot].matrix, layout.offsets[slot]
+            last = found[-1] if found and found[-1].shape == shape else None
+            gap = start - layout.offsets[last.slots[-1]] if last else 0
+            if last and (gap == last.apart or len(last.slots) == 1):
+                found[-1] = replace(last, slots=(*last.slots, slot), apart=gap)
+            else:
+                found.append(Batch((slot,), shape, start, layout.slots[slot].numel))
+    return found
 
 
-def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors of one shape as a batch: where they lie, if they are equally far from each other, else a copy."""
-    room = _spaced(tensors)
-    return torch.stack(list(tensors)) if room is None else room
+def multiply(left: Tensor, right: Tensor, out: Sequence[Tensor]) -> None:
+    """out = left @ right, batches (k, rows, columns); `out` is so many matrices in one tensor or in several.
+
+    A CPU writes to each of several, for it has no room for all; a GPU to all at once."""
+    sizes = [len(part) for part in out]
+    if left.device.type == "cpu":
+        for a, b, part in zip(left.split(sizes), right.split(sizes), out, strict=True):
+            _multiply_on_cpu(a, b, part)
+    elif len(out) == 1:
+        torch.bmm(left, right, out=out[0])
+    else:
+        copy_each(out, torch.bmm(left, right).split(sizes))
 
 
-def _batches(
-    left: Sequence[Tensor], right: Sequence[Tensor], out: Sequence[Tensor]
-) -> Iterator[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
-    """Factors and products that are worked on together."""
-    if not out or out[0].device.type == "cpu":
-        yield from (([a], [b], [c]) for a, b, c in zip(left, right, out, strict=True))
-        return
-    for places in alike((*a.shape, *b.shape) for a, b in zip(left, right, strict=True)):
-        yield [left[i] for i in places], [right[i] for i in places], [out[i] for i in places]
+def subtract_product(from_: Tensor, left: Tensor, right: Tensor) -> None:
+    """from_ -= left @ right, batches (k, rows, columns)."""
+    if _is_slow(from_):
+        from_.sub_(torch.bmm(left, right))
+    else:
+        from_.baddbmm_(left, right, alpha=-1)
 
 
-def _spaced(tensors: Sequence[Tensor]) -> Tensor | None:
-    """A view of all of them, where they are equally far from each other in one memory."""
-    first = tensors[0]
-    starts = [tensor.data_ptr() for tensor in tensors]
-    step = starts[1] - starts[0]
-    memory = first.untyped_storage().data_ptr()
-    if step < first.nbytes or any(b - a != step for a, b in pairwise(starts)):
-        return None
-    if any(t.stride() != first.stride() or t.untyped_storage().data_ptr() != memory for t in tensors):
-        return None
-    return first.as_strided((len(tensors), *first.shape), (step // first.itemsize, *first.stride()))
+def _multiply_on_cpu(left: Tensor, right: Tensor, out: Tensor) -> None:
+    if _is_slow(out):
+        out.copy_(torch.bmm(left, right))
+    else:
+        torch.bmm(left, right, out=out)
+
+
+def _is_slow(out: Tensor) -> bool:
+    """Whether torch would take longer to turn from one matrix to the next, for these do not lie one after another, than
+    for a copy of all."""
+    return out.device.type == "cpu" and not out.is_contiguous() and out[0].numel() < SMALL

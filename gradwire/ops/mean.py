@@ -6,13 +6,13 @@ from torch import Tensor
 
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.kernels import native_for
+from gradwire.ops.matrices import Batch
 from gradwire.ops.vectors import Share
-from gradwire.slots import Layout
 
 
 class Mean:
-    """A group's mean (n,), which is yet to be written: all of it as one `vector`, or all of it by `parts` or `slots`,
-    which spares a copy where the gradients do not lie one after another."""
+    """A group's mean (n,), which is yet to be written: all of it as one `vector`, or all of it by `parts` or
+    `matrices`, which spares a copy where the gradients do not lie one after another."""
 
     def __init__(self, room: Callable[[], Tensor], gradients: Gradients | None = None) -> None:
         self._room, self._gradients = room, gradients
@@ -35,10 +35,11 @@ class Mean:
         in_place = self._gradients and self._vector is None and self._gradients.in_place
         return in_place if in_place and native_for(in_place[0]) else [self.vector()]
 
-    def slots(self, layout: Layout) -> Sequence[Tensor]:
-        """A vector for each slot of the layout, its elements in their order in memory."""
-        in_place = self._gradients and self._vector is None and self._gradients.slots_in_place
-        return in_place or layout.parts(self.vector())
+    def matrices(self, batch: Batch) -> Sequence[Tensor]:
+        """The batch's matrices (k, rows, columns) in one view, or in several where the gradients do not lie one after
+        another."""
+        in_place = self._gradients and self._vector is None and self._gradients.matrices_in_place(batch)
+        return in_place or [batch.of(self.vector()[batch.start :])]
 
     def hand_out(self, scale: Share | None) -> None:
         """The gradients become the mean, times `scale`."""

@@ -16,16 +16,19 @@ NOISE = 1e-6
 
 
 def orthogonalize(factors: Sequence[Tensor]) -> None:
-    """Makes the rows of each (r, n) tensor, r <= n, orthonormal, in place; equal shapes share one batched call.
+    """Makes the rows of each matrix of the batches (k, r, n), r <= n, orthonormal, in place; equal shapes share one
+    call.
 
     Whatever the rows are, zero and linearly dependent ones too, the result is finite and orthonormal and spans
     them, so that nothing divides by zero and a later gradient finds a basis.
     """
     bases: list[Tensor] = []
-    batches = alike(factor.shape for factor in factors)
-    for places in batches:
-        bases += _orthonormal(torch.stack([factors[i] for i in places]))
-    copy_each([factors[i] for places in batches for i in places], bases)
+    shapes = alike(factor.shape[1:] for factor in factors)
+    for places in shapes:
+        batches = [factors[i] for i in places]
+        together = batches[0] if len(batches) == 1 else torch.cat(batches)
+        bases += _orthonormal(together).split([len(batch) for batch in batches])
+    copy_each([factors[i] for places in shapes for i in places], bases)
 
 
 def _orthonormal(a: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def _arithmetic(device: torch.device) -> str:
     """What this rank's hardware makes of the operations whose results all ranks must have alike."""
     matrix = uniform((8, 97), torch.Generator().manual_seed(0)).to(device)
     product = matrix @ matrix.T
-    orthogonalize([matrix])
+    orthogonalize([matrix[None]])
     draw = torch.rand(64, generator=torch.Generator(device).manual_seed(0), device=device, dtype=torch.float64)
     numbers = torch.cat([matrix.flatten().double(), product.flatten().double(), draw])
     return f"{crc32(numbers.cpu().numpy().tobytes()):08x}"

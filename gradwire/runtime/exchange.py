@@ -159,8 +159,8 @@ class ReplicaExchange(Exchange):
             self._job.look(self.context, x.total())
         mean = Mean(self._room(x), given.gradients)
         yield from flagged(self.group.communicator.reduce(self.group.compressor, x, mean, self.context), self.nonfinite)
-        if (largest := self.context.slots.largest) is not None:  # the same on all ranks: none has to be told
-            self.nonfinite.add_(largest.sum().mul_(0))
+        if (nonfinite := self.context.slots.nonfinite) is not None:  # the same on all ranks: none has to be told
+            self.nonfinite.add_(nonfinite)
         self.group.memory.sent(self.context.flat)
         mean.hand_out(given.scale)
 
