@@ -71,6 +71,8 @@ def test_a_result_is_older_once_what_it_measured_has_changed(measured: Path):
     (measured / "gradwire" / "schedule" / "core.py").write_text("x = 2\n")  # which wire.py does not measure
     assert "older" not in str(page)
     assert not page.is_older
+    (measured / "gradwire" / "runtime" / "core.py").write_text('"""One."""\n\nx = 1  # not two\n"""Of what."""\n')
+    assert not page.is_older
     (measured / "gradwire" / "runtime" / "core.py").write_text("x = 2\n")
     assert "(older)" in str(page)
     assert page.is_older
