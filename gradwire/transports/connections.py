@@ -12,7 +12,7 @@ OPEN = Path("/proc/self/fd")
 
 
 class Connections:
-    """Those that are made inside a `with`: of the one group that is made there.
+    """Those that are made inside a `with`: of the one group that is made there, and whatever another thread opens then.
 
     gloo closes a group's connections when nothing refers to the group any more, and its threads have ended; and these
     may wait, up to the group's timeout, for ranks that wait for this one. Where there is no /proc, that is how it is.

@@ -55,7 +55,8 @@ class ProcessGroup(Transport):
         self._queues = backend_of(group, GPU) == "nccl"
         self.silent = self._queues or backend_of(group, CPU) == "gloo"
         self._works: deque[tuple[float, Any]] = deque()  # that were queued on a stream when
-        self._heart: tuple[TorchStore, Heartbeat] | None = None
+        self._beside = self._words.apart()  # opened here: what another thread opened, the next group would count as its
+        self._heart = Heartbeat(self._beside, self.rank, self.world)
         self._failed = False
         self._connections = Connections()
 
@@ -203,32 +204,27 @@ class ProcessGroup(Transport):
     # On the monitor's thread, once a second. `_works` is the worker's to append to and this thread's to pop from
 
     def lost(self) -> str | None:
-        words, heart = self._heart = self._heart or self._beating()
         if not self._queues:
-            return self._missed(words)
-        heart.beat()
+            return self._missed()
+        self._heart.beat()
         while self._works and self._works[0][1].is_completed():
             self._works.popleft()
-        if why := words.get("failure", 0):
+        if why := self._beside.get("failure", 0):
             return why
         if not self._works or time.monotonic() - self._works[0][0] < WAITS_S:
-            heart.forget()  # nobody is waited for: silence is counted anew
+            self._heart.forget()  # nobody is waited for: silence is counted anew
             return None
-        rank = heart.silent(SILENT_S)
+        rank = self._heart.silent(SILENT_S)
         return None if rank is None else f"a rank was lost ({rank} has given no sign of life for {SILENT_S:.0f} s)"
 
-    def _missed(self, words: TorchStore) -> str | None:
+    def _missed(self) -> str | None:
         """Why another rank gave up, where a wait has not said so within the time between two questions."""
         try:
-            why = words.get("failure", 0)
+            why = self._beside.get("failure", 0)
         except RuntimeError:  # the store's host is gone, as it may be when the job is over
             return None
         missed, self._failed = why if self._failed else None, why is not None
         return missed
-
-    def _beating(self) -> tuple[TorchStore, Heartbeat]:
-        words = self._words.apart()
-        return words, Heartbeat(words, self.rank, self.world)
 
 
 def world_or(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -36,6 +36,7 @@ from gradwire.lab import planning
 from gradwire.lab.job import Peers
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.torch_private import default_store
+from gradwire.transports.connections import Connections
 
 SCENARIOS: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {}
 COMPRESSORS = [
@@ -647,6 +648,15 @@ def threads_of_process() -> int:
     """Those of Python and of torch."""
     gc.collect()
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+@scenario(2)
+def who_watches_a_group_opens_no_connection_that_the_next_group_would_count_as_its() -> None:
+    group = gw.ProcessGroup.own()
+    with Connections() as opened:
+        assert group.lost() is None
+    assert opened._names == set()
+    group.close()
 
 
 @scenario(2)
