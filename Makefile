@@ -29,9 +29,9 @@ lint: $(DEV)  ## what CI checks besides the tests
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-docs: $(DEV)  ## the site, into build/site; it needs no network, its search a server
+docs: $(DEV)  ## the site, into build/site; it needs no network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	@echo "read it: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1"
+	@echo "read it: build/site/index.html"
 
 benchmarks: $(DEV)  ## docs/benchmarks/ from benchmarks/results/; it measures nothing
 	$(BIN)/python benchmarks/document.py

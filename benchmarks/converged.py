@@ -8,8 +8,8 @@ standard library's sources with a two-layer LSTM, gradients clipped to norm 1. S
 falls to 0 along a cosine, alike for all. After each epoch all that is held out is evaluated. Two ranks; losses do not
 depend on the link.
 
-Writes benchmarks/results/converged.json and converged.png after every seed, and prints a Markdown table. A command that
-was cut short goes on from its last epoch; remove benchmarks/results/.converged after a change here.
+Writes benchmarks/results/converged.json and docs/converged.png after every seed, and prints a Markdown table. A command
+that was cut short goes on from its last epoch; remove benchmarks/results/.converged after a change here.
 """
 
 import argparse
@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import mean
 
 from matplotlib.figure import Figure
-from provenance import RESULTS, save
+from matplotlib.ticker import MaxNLocator
+from provenance import RESULTS, ROOT, save
 
 from gradwire.lab.link import LOOPBACK, link_of
 from gradwire.lab.recipe import Recipe
@@ -53,7 +54,7 @@ def main() -> None:
     for seed, task in product(arguments.seeds.split(","), arguments.tasks.split(",")):
         rows += trained(task, int(seed), arguments)
         save("converged.json", link=arguments.link, hosts=arguments.hosts, rows=rows)
-        picture(rows).savefig(RESULTS / "converged.png", dpi=130)
+        picture(rows).savefig(ROOT / "docs" / "converged.png", dpi=110)
     print(f"\n{markdown(rows)}")
 
 
@@ -119,6 +120,7 @@ def picture(rows: list[dict]) -> Figure:
             )
         metric = own[0]["metric"]
         panel.set(title=task, xlabel="epochs", ylabel=shown(metric))
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.legend(loc="lower right" if metric in LARGER_IS_BETTER else "upper right")
     return drawn
 

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,25 @@ def test_pages_fit_screens_and_are_as_dark_as_the_reader_asks(
             assert tab.value("document.documentElement.scrollWidth") <= width
             paper = re.findall(r"\d+", tab.value("getComputedStyle(document.body).backgroundColor"))
             assert (sum(map(int, paper[:3])) < 300) == dark
+
+
+SEARCH = """(() => {
+  const query = document.querySelector("[data-md-component=search-query]");
+  query.focus();
+  query.value = "residual";
+  query.dispatchEvent(new KeyboardEvent("keyup", {bubbles: true}));
+  return document.querySelectorAll(".md-search-result__link").length;
+})()"""
+
+
+def test_the_search_needs_no_server(site: Path, tmp_path: Path) -> None:
+    if not CHROMIUM:
+        pytest.skip("no Chromium on this machine")
+    with browser(tmp_path / "browser") as tab:
+        tab.open(site / "benchmarks" / "steps.html")
+        tab.value('document.querySelector("#__search").click()')
+        until = time.monotonic() + 60
+        while not tab.value(SEARCH) and time.monotonic() < until:
+            time.sleep(0.5)
+        assert tab.value(SEARCH) > 3
+        assert tab.complaints() == []
