@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.compressors import LowRank
+from gradwire.ops import matrices
 from gradwire.ops.matrices import batches
 from gradwire.ops.orthogonal import orthogonalize
 from gradwire.slots import Layout, Slot
@@ -347,8 +348,7 @@ def layout_of(*shapes: tuple[int, ...]) -> Layout:
 
 def test_equal_shapes_that_are_equally_far_apart_are_one_batch():
     layout = layout_of(*[(4, 3), (4,)] * 3, (4, 3), (2, 6), (4, 3), (4, 3))
-    matrices = [i for i, slot in enumerate(layout.slots) if len(slot.shape) > 1]
-    found = batches(layout, matrices)
+    found = batches(layout, [i for i, slot in enumerate(layout.slots) if len(slot.shape) > 1])
     assert [batch.slots for batch in found] == [(0, 2, 4, 6), (8, 9), (7,)]
     flat = torch.arange(float(layout.numel))
     parts = layout.parts(flat)
@@ -360,8 +360,11 @@ def test_equal_shapes_that_are_equally_far_apart_are_one_batch():
 
 @both
 @pytest.mark.parametrize("bits", [32, 4])
-def test_matrices_in_batches_get_what_each_would_get_alone(kind: type[LowRank], bits: int):
-    """The same slots in one group, where they are batches, and each in a group of its own."""
+def test_matrices_in_batches_get_what_each_would_get_alone(
+    kind: type[LowRank], bits: int, monkeypatch: pytest.MonkeyPatch
+):
+    """The same slots in one group, where they are batches of several tiles, and each in a group of its own."""
+    monkeypatch.setattr(matrices, "TILE", 250)
     layout = layout_of(*[(12, 9), (12,)] * 3, (7, 30), (12, 9), (30, 7), (12, 9))
     slots, means = list(layout.slots), []
     for groups in (1, len(slots)):

@@ -2,12 +2,13 @@
 cost little more than a large one."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from gradwire.ops.tiles import TILE
 from gradwire.slots import Layout
 from gradwire.torch_private import copy_each
 
@@ -76,14 +77,16 @@ def multiply(left: Tensor, right: Tensor, out: Sequence[Tensor]) -> None:
 def subtract_product(from_: Tensor, left: Tensor, right: Tensor) -> None:
     """from_ -= left @ right, batches (k, rows, columns)."""
     if _is_slow(from_):
-        from_.sub_(torch.bmm(left, right))
+        for part, product in _products(from_, left, right):
+            part.sub_(product)
     else:
         from_.baddbmm_(left, right, alpha=-1)
 
 
 def _multiply_on_cpu(left: Tensor, right: Tensor, out: Tensor) -> None:
     if _is_slow(out):
-        out.copy_(torch.bmm(left, right))
+        for part, product in _products(out, left, right):
+            part.copy_(product)
     else:
         torch.bmm(left, right, out=out)
 
@@ -92,3 +95,10 @@ def _is_slow(out: Tensor) -> bool:
     """Whether torch would take longer to turn from one matrix to the next, for these do not lie one after another, than
     for a copy of all."""
     return out.device.type == "cpu" and not out.is_contiguous() and out[0].numel() < SMALL
+
+
+def _products(out: Tensor, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Parts of `out` and the products that belong there, a tile at a time."""
+    count = TILE // out[0].numel()
+    for part, a, b in zip(out.split(count), left.split(count), right.split(count), strict=True):
+        yield part, torch.bmm(a, b)
