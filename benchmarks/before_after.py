@@ -1,6 +1,6 @@
 """What a step costs with this code beside another commit of it, in turns in one run.
 
-    git worktree add ../before 2967820
+    pip install --no-deps --target ../before git+file://$PWD@2967820
     python benchmarks/before_after.py --before ../before                       # 2 ranks, 100mbit and 1gbit
     python benchmarks/before_after.py --before ../before --links loopback --models small --steps 20
 
@@ -17,6 +17,7 @@ import statistics
 import sys
 import threading
 import time
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from provenance import save
@@ -30,6 +31,7 @@ WARM_UP = 4
 def main() -> None:
     arguments = parse()
     if arguments.out:
+        import_from(Path(arguments.tree))
         as_rank(arguments.out, lambda: rank_job(arguments))
     trees = {"before": Path(arguments.before).resolve(), "now": HERE.parent}
     rows: list[dict] = []
@@ -39,7 +41,8 @@ def main() -> None:
             for repeat in range(arguments.repeats):
                 for tree in list(trees)[:: 1 if repeat % 2 else -1]:
                     os.environ["PYTHONPATH"] = f"{trees[tree]}{os.pathsep}{HERE}"
-                    cells[tree].append(collect(__file__, [*sys.argv[1:], "--model", model], arguments.ranks, link))
+                    own = [*sys.argv[1:], "--model", model, "--tree", str(trees[tree])]
+                    cells[tree].append(collect(__file__, own, arguments.ranks, link))
             rows += [row(link, model, arguments.ranks, name, cells) for name in cells["now"][0]]
             print(f"{link} {model}: done", flush=True)
             save(arguments.save, rows=rows)
@@ -48,7 +51,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", required=True, help="a work tree of the other commit")
+    parser.add_argument("--before", required=True, help="the folder with the other commit's package")
     parser.add_argument("--links", default="100mbit,1gbit")
     parser.add_argument("--models", default="vgg16,lstm,gpt")
     parser.add_argument("--ranks", type=int, default=2)
@@ -58,7 +61,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--save", default="before_after.json")
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--tree", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def import_from(tree: Path) -> None:
+    """The package is imported from `tree`, though an editable install's finder would come before PYTHONPATH."""
+    if tree != HERE.parent:
+        sys.meta_path.insert(0, PathFinder)
+    import gradwire
+
+    assert Path(gradwire.__file__).is_relative_to(tree), f"{gradwire.__file__} is not in {tree}"
 
 
 def rank_job(arguments: argparse.Namespace) -> dict:

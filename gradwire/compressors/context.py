@@ -49,7 +49,7 @@ class SlotState:
         if values:
             self._targets += self.all(name)
             self._values += values
-            nonfinite = (largest_of(values) if largest is None else largest).sum().mul_(0)
+            nonfinite = (largest_of(values) if largest is None else largest).amax().mul_(0)
             self.nonfinite = nonfinite if self.nonfinite is None else self.nonfinite + nonfinite
 
     def commit(self) -> None:

@@ -232,7 +232,7 @@ def keep(name: str, factors: Factors, context: GroupContext) -> None:
 def _to_one(sizes: Tensor) -> Tensor:
     """The power of two that makes each of sizes (k,) 1/2 to 1; 1 for 0."""
     _, exponents = torch.frexp(sizes)
-    return torch.ldexp(torch.ones_like(sizes), -exponents.clamp(-126, 126))
+    return torch.pow(2.0, -exponents.clamp(-126, 126))
 
 
 @dataclass(frozen=True)
