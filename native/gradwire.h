@@ -11,7 +11,7 @@
 #endif
 
 // Changes whenever a function's meaning or a struct's layout does. The loader refuses any other.
-#define GW_ABI 3
+#define GW_ABI 4
 
 enum gw_dtype { GW_ABSENT, GW_FLOAT32, GW_BFLOAT16, GW_FLOAT16 };
 enum gw_kind { GW_NEAREST, GW_STOCHASTIC, GW_SIGN, GW_ONE_BIT };
@@ -68,6 +68,16 @@ struct gw_rows {
   int64_t ranks;
 };
 
+// `count` matrices M (rows, columns), each `apart` elements after the one before, and their thin factors P (rank, rows)
+// and Q (rank, columns), which lie one after another.
+struct gw_matrices {
+  int64_t count;
+  int64_t apart;
+  int64_t rows;
+  int64_t columns;
+  int64_t rank;
+};
+
 GW_API int gw_abi(void);
 // 1 baseline (SSE2, NEON or plain), 3 AVX2, 4 AVX-512: what is in use.
 GW_API int gw_level(void);
@@ -109,3 +119,9 @@ GW_API void gw_pack_signs(const float* x, int64_t n, int zero_is_plus, uint8_t* 
 GW_API void gw_unpack_signs(const uint8_t* codes, int64_t n, float* out);
 GW_API void gw_pack_codes(const int8_t* numbers, int64_t n, int bits, uint8_t* codes);
 GW_API void gw_unpack_codes(const uint8_t* codes, int64_t n, int bits, int8_t* numbers);
+
+// P = Q Mᵀ and Q = P M.
+GW_API void gw_project_rows(const float* m, const gw_matrices* shape, const float* q, float* p);
+GW_API void gw_project_columns(const float* m, const gw_matrices* shape, const float* p, float* q);
+// M = Pᵀ Q, or where `subtract`, M -= Pᵀ Q.
+GW_API void gw_product(float* m, const gw_matrices* shape, const float* p, const float* q, int subtract);

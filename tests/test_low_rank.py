@@ -13,9 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.compressors import LowRank
-from gradwire.ops import matrices
+from gradwire.ops import native
 from gradwire.ops.matrices import batches
 from gradwire.ops.orthogonal import orthogonalize
+from gradwire.ops.reference import low_rank as in_torch
 from gradwire.slots import Layout, Slot
 
 PARAMETERS = {
@@ -360,11 +361,14 @@ def test_equal_shapes_that_are_equally_far_apart_are_one_batch():
 
 @both
 @pytest.mark.parametrize("bits", [32, 4])
+@pytest.mark.parametrize("library", [True, False])
 def test_matrices_in_batches_get_what_each_would_get_alone(
-    kind: type[LowRank], bits: int, monkeypatch: pytest.MonkeyPatch
+    kind: type[LowRank], bits: int, library: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """The same slots in one group, where they are batches of several tiles, and each in a group of its own."""
-    monkeypatch.setattr(matrices, "TILE", 250)
+    monkeypatch.setattr(in_torch, "TILE", 250)
+    if not library:
+        monkeypatch.setattr(native, "available", lambda: False)
     layout = layout_of(*[(12, 9), (12,)] * 3, (7, 30), (12, 9), (30, 7), (12, 9))
     slots, means = list(layout.slots), []
     for groups in (1, len(slots)):

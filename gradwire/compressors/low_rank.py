@@ -18,7 +18,7 @@ from gradwire.compressors.factors import FactorCodec
 from gradwire.compressors.losses import beyond_rank
 from gradwire.ops.formats import nearest
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.matrices import Batch, batches, multiply, subtract_product
+from gradwire.ops.matrices import Batch, batches, product, project_columns, project_rows, subtract_product
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
 from gradwire.ops.orthogonal import orthogonalize
@@ -190,8 +190,9 @@ class Views:
 
     def project(self, basis: Factors, factors: Factors) -> None:
         """This rank's own factors: the matrices along the basis."""
+        project = project_columns if factors is self.q else project_rows
         for held, matrix, own in zip(basis.sums, self.matrices, factors.own, strict=True):
-            multiply(held, matrix if factors is self.q else matrix.mT, [own])
+            project(matrix, held, own)
 
     def add_up(self, factors: Factors, context: GroupContext, add_up: AddUp) -> Reduction:
         """Adds up these factors and, with them, what is not factored."""
@@ -205,12 +206,12 @@ class Views:
         parts = [sums.split([len(view) for view in views]) for views, sums in zip(slots, dense, strict=True)]
         copy_each([*chain(*slots)], [*chain(*parts)])
         for batch, p, q in zip(self._low, self.p.sums, self.q.sums, strict=True):
-            multiply(p.mT, q, mean.matrices(batch))
+            product(p, q, mean.matrices(batch))
 
     def take(self, p: Sequence[Tensor], q: Sequence[Tensor]) -> None:
         """Takes out of x what this rank sent: Pᵀ Q."""
         for matrix, left, right in zip(self.matrices, p, q, strict=True):
-            subtract_product(matrix, left.mT, right)
+            subtract_product(matrix, left, right)
 
 
 def keep(name: str, factors: Factors, context: GroupContext) -> None:

@@ -2,18 +2,18 @@
 cost little more than a large one."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 
-import torch
 from torch import Tensor
 
-from gradwire.ops.tiles import TILE
+from gradwire.ops import reference
+from gradwire.ops.kernels import kernels_for
 from gradwire.slots import Layout
-from gradwire.torch_private import copy_each
 
-SMALL = 1024
-"""Elements that a CPU copies in the time that torch takes to begin the product of two matrices."""
+THIN = 8
+"""Up to this rank products are bound by memory, and the library's are the fastest; above it BLAS's are."""
 
 
 def alike(keys: Iterable[Hashable]) -> list[list[int]]:
@@ -60,45 +60,25 @@ def batches(layout: Layout, slots: Sequence[int]) -> list[Batch]:
     return found
 
 
-def multiply(left: Tensor, right: Tensor, out: Sequence[Tensor]) -> None:
-    """out = left @ right, batches (k, rows, columns); `out` is so many matrices in one tensor or in several.
-
-    A CPU writes to each of several, for it has no room for all; a GPU to all at once."""
-    sizes = [len(part) for part in out]
-    if left.device.type == "cpu":
-        for a, b, part in zip(left.split(sizes), right.split(sizes), out, strict=True):
-            _multiply_on_cpu(a, b, part)
-    elif len(out) == 1:
-        torch.bmm(left, right, out=out[0])
-    else:
-        copy_each(out, torch.bmm(left, right).split(sizes))
+def project_rows(matrices: Tensor, q: Tensor, out: Tensor) -> None:
+    """out = Q Mᵀ: batches M (k, rows, columns), Q (k, rank, columns)."""
+    _products_for(matrices, q).project_rows(matrices, q, out)
 
 
-def subtract_product(from_: Tensor, left: Tensor, right: Tensor) -> None:
-    """from_ -= left @ right, batches (k, rows, columns)."""
-    if _is_slow(from_):
-        for part, product in _products(from_, left, right):
-            part.sub_(product)
-    else:
-        from_.baddbmm_(left, right, alpha=-1)
+def project_columns(matrices: Tensor, p: Tensor, out: Tensor) -> None:
+    """out = P M: batches M (k, rows, columns), P (k, rank, rows)."""
+    _products_for(matrices, p).project_columns(matrices, p, out)
 
 
-def _multiply_on_cpu(left: Tensor, right: Tensor, out: Tensor) -> None:
-    if _is_slow(out):
-        for part, product in _products(out, left, right):
-            part.copy_(product)
-    else:
-        torch.bmm(left, right, out=out)
+def product(p: Tensor, q: Tensor, out: Sequence[Tensor]) -> None:
+    """out = Pᵀ Q; `out` is k matrices (rows, columns) in one tensor or in several."""
+    _products_for(p, p).product(p, q, out)
 
 
-def _is_slow(out: Tensor) -> bool:
-    """Whether torch would take longer to turn from one matrix to the next, for these do not lie one after another, than
-    for a copy of all."""
-    return out.device.type == "cpu" and not out.is_contiguous() and out[0].numel() < SMALL
+def subtract_product(from_: Tensor, p: Tensor, q: Tensor) -> None:
+    """from_ -= Pᵀ Q, for `from_` (k, rows, columns)."""
+    _products_for(from_, p).subtract_product(from_, p, q)
 
 
-def _products(out: Tensor, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parts of `out` and the products that belong there, a tile at a time."""
-    count = TILE // out[0].numel()
-    for part, a, b in zip(out.split(count), left.split(count), right.split(count), strict=True):
-        yield part, torch.bmm(a, b)
+def _products_for(x: Tensor, factor: Tensor) -> ModuleType:
+    return kernels_for(x) if factor.shape[1] <= THIN else reference

@@ -9,6 +9,7 @@ import torch
 
 from gradwire.controllers import Controller
 from gradwire.ops.host import kind_of
+from gradwire.ops.matrices import product
 from gradwire.ops.noise import uniform
 from gradwire.ops.orthogonal import orthogonalize
 from gradwire.plans import Plan
@@ -83,8 +84,9 @@ def _local_arithmetic(plan: Plan) -> bool:
 def _arithmetic(device: torch.device) -> str:
     """What this rank's hardware makes of the operations whose results all ranks must have alike."""
     matrix = uniform((8, 97), torch.Generator().manual_seed(0)).to(device)
-    product = matrix @ matrix.T
+    square, thin = matrix @ matrix.T, matrix.new_empty(1, 97, 97)
+    product(matrix[None], matrix[None], [thin])
     orthogonalize([matrix[None]])
     draw = torch.rand(64, generator=torch.Generator(device).manual_seed(0), device=device, dtype=torch.float64)
-    numbers = torch.cat([matrix.flatten().double(), product.flatten().double(), draw])
+    numbers = torch.cat([matrix.flatten().double(), square.flatten().double(), thin.flatten().double(), draw])
     return f"{crc32(numbers.cpu().numpy().tobytes()):08x}"

@@ -81,6 +81,20 @@ void rows(int64_t length) {
   digest(indices);
 }
 
+void thin(int64_t rows, int64_t columns, int64_t rank) {
+  const auto room = [](int64_t n) { return std::vector<float>(static_cast<size_t>(n)); };
+  const gw_matrices shape{2, rows * columns + 3, rows, columns, rank};
+  std::vector<float> m = numbers(2 * shape.apart, 4), p = room(2 * rank * rows), q = numbers(2 * rank * columns, 5);
+  gw_project_rows(m.data(), &shape, q.data(), p.data());
+  digest(p);
+  gw_project_columns(m.data(), &shape, p.data(), q.data());
+  digest(q);
+  for (const int subtract : {1, 0}) {
+    gw_product(m.data(), &shape, p.data(), q.data(), subtract);
+    digest(m);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -88,7 +102,7 @@ int main() {
     if (gw_set_level(level) != level) continue;
     hash = 1469598103934665603ull;
     for (const int64_t n : {1, 7, 100, 5000, 70001}) {
-      entries(n), rows(n);
+      entries(n), rows(n), thin(n % 97 + 1, n / 97 + 1, n % 7 + 1);
       for (const gw_code code : {gw_code{GW_NEAREST, 8, 127, 128},
                                  {GW_NEAREST, 4, 7, 64},
                                  {GW_NEAREST, 3, 3, 8},

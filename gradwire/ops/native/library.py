@@ -12,7 +12,7 @@ import numpy as np
 
 import gradwire.ops.native as package
 
-ABI = 3
+ABI = 4
 """What `gw_abi()` of a library that fits returns: `GW_ABI` in native/gradwire.h."""
 
 LEVELS = {1: "baseline", 3: "avx2", 4: "avx512"}
@@ -38,6 +38,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gw_unpack_signs": (None, (c_void_p, c_int64, c_void_p)),
     "gw_pack_codes": (None, (c_void_p, c_int64, c_int, c_void_p)),
     "gw_unpack_codes": (None, (c_void_p, c_int64, c_int, c_void_p)),
+    "gw_project_rows": (None, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "gw_project_columns": (None, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "gw_product": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int)),
 }
 
 _rooms = threading.local()

@@ -57,6 +57,14 @@ class Rows(Structure):
     _fields_: ClassVar = [("data", c_void_p), ("stride", c_int64), ("ranks", c_int64)]
 
 
+class Matrices(Structure):
+    """`gw_matrices`."""
+
+    _fields_: ClassVar = [
+        ("count", c_int64), ("apart", c_int64), ("rows", c_int64), ("columns", c_int64), ("rank", c_int64)
+    ]  # fmt: skip
+
+
 def segment_array(parts: Sequence[tuple[Tensor | None, int]]) -> Array[Segment]:
     """Gradients and their lengths, as `vectors.segments` gives them."""
     return (Segment * len(parts))(

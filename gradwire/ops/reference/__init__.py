@@ -4,11 +4,12 @@ from gradwire.ops.reference.adding import add_in, add_quantise, add_select
 from gradwire.ops.reference.bits import pack_codes, pack_signs, unpack_codes, unpack_signs
 from gradwire.ops.reference.decoding import decode_blocks, decode_entries
 from gradwire.ops.reference.entries import pack_entries, unpack_entries
+from gradwire.ops.reference.low_rank import product, project_columns, project_rows, subtract_product
 from gradwire.ops.reference.places import pack_places, unpack_places
 from gradwire.ops.reference.selecting import above, top_k, top_k_columns, top_k_rows
 
 __all__ = [
     "above", "add_in", "add_quantise", "add_select", "decode_blocks", "decode_entries", "pack_codes", "pack_entries",
-    "pack_places", "pack_signs", "top_k", "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries",
-    "unpack_places", "unpack_signs",
+    "pack_places", "pack_signs", "product", "project_columns", "project_rows", "subtract_product", "top_k",
+    "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries", "unpack_places", "unpack_signs",
 ]  # fmt: skip

@@ -9,6 +9,10 @@ from gradwire.ops.reference import (
     pack_codes,
     pack_places,
     pack_signs,
+    product,
+    project_columns,
+    project_rows,
+    subtract_product,
     top_k,
     top_k_columns,
     top_k_rows,
@@ -23,6 +27,6 @@ from gradwire.ops.triton.entries import decode_entries, pack_entries
 
 __all__ = [
     "above", "add_in", "add_quantise", "add_select", "decode_blocks", "decode_entries", "pack_codes", "pack_entries",
-    "pack_places", "pack_signs", "top_k", "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries",
-    "unpack_places", "unpack_signs",
+    "pack_places", "pack_signs", "product", "project_columns", "project_rows", "subtract_product", "top_k",
+    "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries", "unpack_places", "unpack_signs",
 ]  # fmt: skip

@@ -1,0 +1,66 @@
+"""Products of batches of matrices with thin factors on their left: P (k, rank, rows) and Q (k, rank, columns)."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.ops.tiles import TILE
+from gradwire.torch_private import copy_each
+
+SMALL = 1024
+"""Elements that a CPU copies in the time that torch takes to begin the product of two matrices."""
+
+
+def project_rows(matrices: Tensor, q: Tensor, out: Tensor) -> None:
+    """out = Q Mᵀ, for M (k, rows, columns)."""
+    torch.bmm(q, matrices.mT, out=out)
+
+
+def project_columns(matrices: Tensor, p: Tensor, out: Tensor) -> None:
+    """out = P M, for M (k, rows, columns)."""
+    torch.bmm(p, matrices, out=out)
+
+
+def product(p: Tensor, q: Tensor, out: Sequence[Tensor]) -> None:
+    """out = Pᵀ Q; `out` is k matrices in one tensor or in several.
+
+    A CPU writes to each of several, for it has no room for all; a GPU to all at once."""
+    sizes = [len(part) for part in out]
+    if p.device.type == "cpu":
+        for part, left, right in zip(out, p.split(sizes), q.split(sizes), strict=True):
+            _write(part, left.mT, right)
+    elif len(out) == 1:
+        torch.bmm(p.mT, q, out=out[0])
+    else:
+        copy_each(out, torch.bmm(p.mT, q).split(sizes))
+
+
+def subtract_product(from_: Tensor, p: Tensor, q: Tensor) -> None:
+    """from_ -= Pᵀ Q, for `from_` (k, rows, columns)."""
+    if _is_slow(from_):
+        for part, tile in _products(from_, p.mT, q):
+            part.sub_(tile)
+    else:
+        from_.baddbmm_(p.mT, q, alpha=-1)
+
+
+def _write(out: Tensor, left: Tensor, right: Tensor) -> None:
+    if _is_slow(out):
+        for part, tile in _products(out, left, right):
+            part.copy_(tile)
+    else:
+        torch.bmm(left, right, out=out)
+
+
+def _is_slow(out: Tensor) -> bool:
+    """Whether torch would take longer to turn from one matrix to the next, for these do not lie one after another, than
+    for a copy of all."""
+    return out.device.type == "cpu" and not out.is_contiguous() and out[0].numel() < SMALL
+
+
+def _products(out: Tensor, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Parts of `out` and the products that belong there, a tile at a time."""
+    count = TILE // out[0].numel()
+    for part, a, b in zip(out.split(count), left.split(count), right.split(count), strict=True):
+        yield part, torch.bmm(a, b)
