@@ -130,7 +130,7 @@ class LowRank:
     """PowerSGD, factors coded by `code`, vectors in 8 bits."""
 
     share: float
-    code: Code = partial(nearest, bits=4)
+    code: Code = field(default_factory=lambda: partial(nearest, bits=4))
     bases: dict[int, Tensor] = field(default_factory=dict)
 
     def __call__(self, xs: list[Matrices]) -> tuple[Matrices, list[Matrices]]:
@@ -216,7 +216,9 @@ class Scaled:
     left: list[Matrices] = field(default_factory=list)
 
     def __call__(self, gradients: list[Matrices], step: int) -> Matrices:
-        w = [(s := each.sqrt()) + 0.1 * s.mean() + 1e-12 for each in self.v] or [torch.ones_like(x) for x in gradients[0]]
+        w = [(s := each.sqrt()) + 0.1 * s.mean() + 1e-12 for each in self.v] or [
+            torch.ones_like(x) for x in gradients[0]
+        ]
         xs = [plus(g, e) for g, e in zip(gradients, self.left, strict=True)] if self.left else gradients
         mean, sent = self.send([[x / s for x, s in zip(own, w, strict=True)] for own in xs])
         mean = [x * s for x, s in zip(mean, w, strict=True)]
@@ -331,7 +333,7 @@ def train(task: str, way: str, seed: int) -> dict[str, float]:
             optimizer.zero_grad()
             loss = setting.task.training_loss(model, next(own))
             loss.backward()
-            losses.append(float(loss))
+            losses.append(loss.item())
             gradients.append([p.grad.detach().clone() for p in model.parameters()])
         mean = send(gradients, step)
         if isinstance(optimizer, AdamW):
