@@ -74,7 +74,7 @@ class Setting:
         return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
 
 
-TASKS = ("lstm-sgd", "gpt-adamw", "cnn-sgd", "cnn-adamw")
+TASKS = ("lstm-sgd", "gpt-adamw", "cnn-sgd", "cnn-adamw", "lstm-sgd-2m", "gpt-adamw-2m")
 
 
 @cache
@@ -88,6 +88,12 @@ def setting_of(task: str) -> Setting:
         case "gpt-adamw":
             gpt = LanguageModel(model="gpt", width=96, layers=2, heads=3, **text)
             return Setting(gpt, "adamw", 0.004, (0.002, 0.004, 0.008))
+        case "lstm-sgd-2m":
+            lstm = LanguageModel(model="lstm", width=480, layers=1, **text)
+            return Setting(lstm, "sgd", 2.0, (1.0, 2.0, 3.0))
+        case "gpt-adamw-2m":
+            gpt = LanguageModel(model="gpt", width=240, layers=3, heads=3, **text)
+            return Setting(gpt, "adamw", 0.002, (0.001, 0.002, 0.004))
     clothes = FashionMnist(model="cnn", width=16, batch=32)
     if task == "cnn-sgd":
         return Setting(clothes, "sgd", 0.05, (0.02, 0.05, 0.1))
@@ -101,23 +107,27 @@ def main() -> None:
     for seed, task in product(arguments.seeds.split(","), arguments.tasks.split(",")):
         if missing(arguments, task, int(seed)):
             given = ["--seeds", seed, "--tasks", task, "--steps", str(arguments.steps)]
+            given += ["--names", arguments.names, "--save", arguments.save]
             collect(__file__, [*given, *(["--rates"] if arguments.rates else [])], RANKS, "loopback")
-    tasks = [task for task in TASKS if of_task(task, arguments.steps, known())]
-    print("\n\n".join(markdown(task, arguments.steps, known()) for task in tasks))
+    runs = known(arguments.save)
+    tasks = [task for task in TASKS if of_task(task, arguments.steps, runs)]
+    print("\n\n".join(markdown(task, arguments.steps, runs) for task in tasks))
 
 
 def arguments_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--names", default=";".join(CONFIGURATIONS), help="of configurations, between semicolons")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--save", default=FILE)
     parser.add_argument("--rates", action="store_true", help="dense at several rates instead")
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def known() -> list[dict[str, Any]]:
-    path = RESULTS / FILE
+def known(file: str) -> list[dict[str, Any]]:
+    path = RESULTS / file
     return json.loads(path.read_text())["runs"] if path.exists() else []
 
 
@@ -125,8 +135,8 @@ def missing(arguments: argparse.Namespace, task: str, seed: int) -> list[tuple[s
     """Names and rates of the runs that the results file lacks."""
     setting = setting_of(task)
     rates = setting.rates if arguments.rates else (setting.lr,)
-    names = ("dense",) if arguments.rates else tuple(CONFIGURATIONS)
-    done = {(run["task"], run["seed"], run["steps"], run["name"], run["lr"]) for run in known()}
+    names = ("dense",) if arguments.rates else tuple(arguments.names.split(";"))
+    done = {(run["task"], run["seed"], run["steps"], run["name"], run["lr"]) for run in known(arguments.save)}
     return [run for run in product(names, rates) if (task, seed, arguments.steps, *run) not in done]
 
 
@@ -135,15 +145,16 @@ def job(arguments: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     task, seed = arguments.tasks, int(arguments.seeds)
-    results, transport = known(), ProcessGroup.own()
+    results, transport = known(arguments.save), ProcessGroup.own()
     for name, lr in missing(arguments, task, seed):
         found = train(CONFIGURATIONS[name], task, seed, lr, arguments.steps, transport)
         found = {"task": task, "seed": seed, "name": name, "lr": lr} | found
         results.append(found)
         if dist.get_rank() == 0:
             print(f"{task} {seed} {name} at {lr}: {found['loss']:.4f}, {found['bytes']:.0f} bytes", end="", flush=True)
-            save(FILE, ranks=RANKS, runs=results)
-            picture(arguments.steps, results).savefig(RESULTS / "fidelity.png", dpi=130)
+            save(arguments.save, ranks=RANKS, runs=results)
+            if arguments.save == FILE:
+                picture(arguments.steps, results).savefig(RESULTS / "fidelity.png", dpi=130)
 
 
 def train(text: str, task: str, seed: int, lr: float, steps: int, transport: Transport) -> dict[str, Any]:

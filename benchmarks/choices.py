@@ -1,0 +1,178 @@
+"""Does `gw.attach(ddp, candidates=[...])` choose what reaches dense's loss soonest? Its choice beside every candidate.
+
+    python benchmarks/choices.py --curves                     # losses by step: any load will do; 6 minutes a task
+    python benchmarks/choices.py                              # step times on a quiet machine; a minute a cell
+    python benchmarks/choices.py --tasks lstm-sgd --links 1gbit
+
+The tasks of `fidelity.py`, two ranks. Time to dense's last loss + 1 % is steps times seconds: the steps at which a
+candidate first comes so near, training as many steps as dense or half as many more, and the median seconds of its steps
+over the link, all candidates in turns. Auto's seconds are those of the plan that it chose, its steps those of what most
+of that plan's elements are sent by, whichever plan they go in; the steps in which it chooses are not counted.
+
+Writes benchmarks/results/choices_curves.json and choices.json, and prints Markdown tables.
+"""
+
+import argparse
+import time
+from math import inf
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fidelity import RANKS, STEPS, TASKS, rate, setting_of
+from provenance import RESULTS, load, save
+from ranks import as_rank, collect
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire as gw
+from gradwire.lab.configuration import parse
+from gradwire.tuner import CHOOSING_STEPS
+
+DENSE, NEAR, LONGER, EVERY, WARM = "ddp", 1.01, 1.5, 15, 3
+CANDIDATES = (
+    "bf16", "quantized:4", "powersgd:0.3333,bits=4", "powersgd:0.16667,bits=4", "powersgd:4",
+    "topk:0.0625,value_bits=4", "topk:0.01", "efsignsgd", "randomk:0.01",
+)  # fmt: skip
+
+
+def main() -> None:
+    arguments = arguments_of()
+    if arguments.out:
+        as_rank(arguments.out, lambda: curves(arguments) if arguments.curves else cell(arguments))
+    file, links = ("choices_curves", ["loopback"]) if arguments.curves else ("choices", arguments.links.split(","))
+    rows: list[dict[str, Any]] = load(file)["rows"] if (RESULTS / f"{file}.json").exists() else []
+    for link in links:
+        for task in arguments.tasks.split(","):
+            given = ["--tasks", task, "--steps", str(arguments.steps), *(["--curves"] if arguments.curves else [])]
+            found = collect(__file__, given, RANKS, link)
+            rows = [row for row in rows if (row["link"], row["task"]) != (link, task)]
+            rows.append({"link": link, "task": task, "found": found})
+            save(f"{file}.json", rows=rows)
+    if not arguments.curves:
+        print(markdown(rows, {row["task"]: row["found"] for row in load("choices_curves")["rows"]}))
+
+
+def arguments_of() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", default=",".join(TASKS[:4]))
+    parser.add_argument("--links", default="1gbit,100mbit,20mbit")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--curves", action="store_true")
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+class Training:
+    """A fresh model in training; `handle` is what `attach` returned."""
+
+    def __init__(self, task: str, steps: int, attach: Any) -> None:
+        self.setting = setting_of(task)
+        self.ddp = DistributedDataParallel(self.setting.task.build_model(0))
+        self.handle = attach(self.ddp)
+        self.optimizer = self.setting.optimizer_of(self.ddp.parameters(), self.setting.lr)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: rate(step, steps))
+        self.batches = self.setting.task.batches(dist.get_rank(), RANKS, 0)
+
+    def step(self) -> float:
+        """One step's seconds."""
+        batch, start = next(self.batches), time.perf_counter()
+        self.optimizer.zero_grad()
+        self.setting.task.training_loss(self.ddp, batch).backward()
+        self.optimizer.step()
+        seconds = time.perf_counter() - start
+        self.schedule.step()
+        return seconds
+
+    def loss(self) -> float:
+        """Held out, the same on all ranks."""
+        sums = torch.tensor(self.setting.task.sums(self.ddp.module, dist.get_rank(), RANKS), dtype=torch.float64)
+        dist.all_reduce(sums)
+        return self.setting.task.figures(sums.tolist())["loss"]
+
+    def end(self) -> None:
+        if self.handle:
+            self.handle.detach()
+
+
+def attached(text: str) -> Any:
+    return lambda ddp: None if text == DENSE else gw.attach(ddp, text)
+
+
+def curves(arguments: argparse.Namespace) -> dict[str, list[tuple[int, float]]]:
+    """Steps and losses of each candidate; who does not come near in as many steps as dense trains again, longer."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for text in (DENSE, *CANDIDATES):
+        found[text] = curve(arguments.tasks, text, arguments.steps)
+        if steps_to(found[text], found[DENSE]) == inf:
+            found[text] = curve(arguments.tasks, text, round(LONGER * arguments.steps))
+    return found
+
+
+def curve(task: str, text: str, steps: int) -> list[tuple[int, float]]:
+    training, points = Training(task, steps, attached(text)), []
+    for step in range(1, steps + 1):
+        training.step()
+        if step % EVERY == 0 or step == steps:
+            points.append((step, training.loss()))
+    training.end()
+    return points
+
+
+def steps_to(own: list[tuple[int, float]], dense: list[tuple[int, float]]) -> float:
+    """Steps to dense's last loss + 1 %; infinite where it is never reached."""
+    return next((step for step, loss in own if loss <= NEAR * dense[-1][1]), inf)
+
+
+def cell(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What Auto chose, in how many steps, what it said, and the median seconds of each candidate's steps."""
+    task, controller = arguments.tasks, gw.Auto([parse(text).compressor or gw.FP32() for text in CANDIDATES])
+    training = Training(task, arguments.steps, lambda ddp: gw.attach(ddp, gw.FP32(), controller=controller))
+    taken = 0
+    while not controller.chosen and taken <= CHOOSING_STEPS:
+        training.step()
+        taken += 1
+    training.step()
+    plan = training.handle.plan
+    native = plan.native
+    ways = {DENSE: attached(DENSE)} | {text: attached(text) for text in CANDIDATES}
+    ways["auto"] = attached(DENSE) if native else lambda ddp: gw.attach(ddp, plan)
+    sent = DENSE if native else most_of(plan, training.ddp)
+    training.end()
+    seconds: dict[str, list[float]] = {text: [] for text in ways}
+    for _ in range(2):
+        for text, attach in ways.items():
+            own = Training(task, arguments.steps, attach)
+            seconds[text] += [own.step() for _ in range(2 * WARM)][WARM:]
+            own.end()
+    said = [decision.decision for decision in controller.decisions]
+    return {"sent": sent, "steps": taken, "said": said, "s": {text: median(own) for text, own in seconds.items()}}
+
+
+def most_of(plan: gw.Plan, ddp: DistributedDataParallel) -> str:
+    """The candidate that most elements go by."""
+    sizes = {name: p.numel() for name, p in ddp.module.named_parameters()}
+    texts = {str(parse(text).compressor): text for text in CANDIDATES}
+    elements: dict[str, int] = {}
+    for group in plan.groups:
+        text = texts.get(str(group.compressor), DENSE)
+        elements[text] = elements.get(text, 0) + sum(sizes[slot.removeprefix("module.")] for slot in group.slots)
+    return max(elements, key=elements.__getitem__)
+
+
+def markdown(rows: list[dict[str, Any]], found: dict[str, Any]) -> str:
+    lines = ["| link | task | Auto | s to dense's loss + 1 % | best candidate | s | Auto / best |", "|---" * 7 + "|"]
+    for row in rows:
+        own = found[row["task"]]
+        taken = {text: steps_to(own[text], own[DENSE]) * row["found"]["s"][text] for text in own}
+        sent, best = row["found"]["sent"], min(taken, key=taken.__getitem__)
+        auto = steps_to(own[sent], own[DENSE]) * row["found"]["s"]["auto"]
+        lines.append(
+            f"| {row['link']} | {row['task']} | {sent} | {auto:.1f} | {best} | {taken[best]:.1f} "
+            f"| {auto / taken[best]:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
