@@ -91,7 +91,7 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     name, steps = arguments.only, arguments.steps
     task = LanguageModel(width=64, layers=2, batch=4)
     model = task.build_model(arguments.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = inner_optimizer(model)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, steps))
     every = gw.DistributedOptimizer(optimizer, model, gw.FP32()) if name in ("dense", "single") else optimizer
     stepper = every if name == "dense" else gw.LocalSteps(every, model, **settings()[name])
@@ -115,6 +115,12 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
         "bytes": sent,
         "parameters": sum(p.numel() for p in model.parameters()),
     }
+
+
+def inner_optimizer(model: Any) -> Any:
+    from torch.optim import AdamW
+
+    return AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
 
 
 def factor(step: int, steps: int) -> float:
