@@ -14,6 +14,7 @@ import json
 import math
 import statistics
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -81,10 +82,6 @@ def parse() -> argparse.Namespace:
 
 
 def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-
     import gradwire as gw
     from gradwire.lab.workloads.language import LanguageModel
 
@@ -92,22 +89,10 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     task = LanguageModel(width=64, layers=2, batch=4)
     model = task.build_model(arguments.seed)
     optimizer = inner_optimizer(model)
-    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, steps))
     every = gw.DistributedOptimizer(optimizer, model, gw.FP32()) if name in ("dense", "single") else optimizer
     stepper = every if name == "dense" else gw.LocalSteps(every, model, **settings()[name])
-    losses: list[float] = []
-    batches = task.batches(dist.get_rank(), dist.get_world_size(), arguments.seed)
-    for step in range(1, steps + 1):
-        stepper.zero_grad()
-        task.training_loss(model, next(batches)).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        stepper.step()
-        rate.step()
-        if step in (steps // 2, steps):
-            with nullcontext() if name == "dense" else stepper.shared_parameters():
-                sums = torch.tensor(task.sums(model, dist.get_rank(), dist.get_world_size()), dtype=torch.float64)
-            dist.all_reduce(sums)
-            losses.append(task.figures(sums.tolist())["loss"])
+    at = (steps // 2, steps)
+    losses = [loss for _, loss in curve(task, model, stepper, scheduled(optimizer, steps), at, arguments.seed)]
     sent = (every if name == "single" else stepper).handle.stats().wire_bytes / steps
     return {
         "half": losses[0],
@@ -117,10 +102,38 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def curve(
+    task: Any, model: Any, stepper: Any, rate: Any, at: Sequence[int], seed: int, forward: Any = None
+) -> Iterator[tuple[int, float]]:
+    """Trains, and yields the held-out loss of what all replicas share `at` these steps, to the last of them. `forward`
+    is the model, or what has wrapped it."""
+    import torch
+    import torch.distributed as dist
+
+    batches = task.batches(dist.get_rank(), dist.get_world_size(), seed)
+    for step in range(1, at[-1] + 1):
+        stepper.zero_grad()
+        task.training_loss(forward or model, next(batches)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        stepper.step()
+        rate.step()
+        if step in at:
+            with getattr(stepper, "shared_parameters", nullcontext)():
+                sums = torch.tensor(task.sums(model, dist.get_rank(), dist.get_world_size()), dtype=torch.float64)
+            dist.all_reduce(sums)
+            yield step, task.figures(sums.tolist())["loss"]
+
+
 def inner_optimizer(model: Any) -> Any:
     from torch.optim import AdamW
 
     return AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
+
+
+def scheduled(optimizer: Any, steps: int) -> Any:
+    from torch.optim.lr_scheduler import LambdaLR
+
+    return LambdaLR(optimizer, lambda step: factor(step, steps))
 
 
 def factor(step: int, steps: int) -> float:

@@ -15,7 +15,7 @@ import sys
 from statistics import mean
 from typing import Any
 
-from local_steps import factor, inner_optimizer
+from local_steps import inner_optimizer, scheduled
 from page import markdown, span
 from provenance import save
 from ranks import as_rank, collect
@@ -79,7 +79,7 @@ def train(compressor: str, arguments: argparse.Namespace, sharded: bool) -> dict
         trained = DistributedDataParallel(model)
         handle = gw.attach(trained, compressor, transport=gw.ProcessGroup.by_host(HOST), seed=arguments.seed)
     optimizer = inner_optimizer(trained)
-    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, arguments.steps))
+    rate = scheduled(optimizer, arguments.steps)
     batches = task.batches(dist.get_rank(), RANKS, arguments.seed)
     for _ in range(arguments.steps):
         optimizer.zero_grad()
