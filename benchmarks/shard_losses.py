@@ -1,23 +1,25 @@
 """Losses of sharded replicas beside those of whole ones, at equal bytes between hosts. No timing.
 
-    python benchmarks/shard_losses.py              # 500 steps, three seeds; 10 minutes
+    python benchmarks/shard_losses.py              # 500 steps, three seeds; 6 minutes each, on two cores
     python benchmarks/shard_losses.py --seeds 1 --steps 50
 
 2 hosts of 2 ranks, dense inside of a host and compressed between them: by FSDP2 with `mesh=`, and by DDP with
 `ProcessGroup.by_host(2)`. Byte-level GPT (width 64, 2 layers), 4 windows of 64 bytes a rank and step, AdamW and its
 schedule as in local_steps.py. On shards PowerSGD sends (rows / 2 + columns) * rank from each rank, so that rank 4 there
 sends what rank 6 does elsewhere. After the last step every shard has to be bit-equal to that of the other replica.
-Writes benchmarks/results/shard_losses.json and prints a Markdown table.
+Writes
+benchmarks/results/shard_losses.json after each seed, skips what is there, and prints a Markdown table.
 """
 
 import argparse
+import json
 import sys
 from statistics import mean
 from typing import Any
 
 from local_steps import inner_optimizer, scheduled
 from page import markdown, span
-from provenance import save
+from provenance import RESULTS, save
 from ranks import as_rank, collect
 
 RANKS, HOST = 4, 2
@@ -32,10 +34,12 @@ def main() -> None:
     arguments = parse()
     if arguments.out:
         as_rank(arguments.out, lambda: rank_job(arguments))
-    rows: list[dict[str, Any]] = []
-    for seed in range(arguments.seeds):
+    path = RESULTS / "shard_losses.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    rows: list[dict[str, Any]] = found["rows"] if found.get("steps") == arguments.steps else []
+    for seed in {*range(arguments.seeds)} - {row["seed"] for row in rows}:
         rows += collect(__file__, [*sys.argv[1:], "--seed", str(seed)], RANKS, "loopback")
-        save("shard_losses.json", steps=arguments.steps, rows=rows)
+        save(path.name, steps=arguments.steps, rows=rows)
     print(f"\n{markdown(COLUMNS, cells(rows))}")
 
 

@@ -4,10 +4,10 @@
     python benchmarks/shards.py --link 1gbit       # beside it, in the same file
 
 Native HSDP (`fully_shard` on the whole mesh) in float32, and reducing in bf16, beside `gw.attach`, and beside nothing
-between the hosts. Byte-level GPT (width 320, 4 layers), sharded block by block, 1 x 64 bytes a rank and step, SGD. Each
-configuration gets a fresh model, three steps to warm up, then `--steps` timed ones; this is repeated `--repeats` times
-in turn. Bytes are those that a host's interface has sent, over steps and hosts, beside what is declared: by Gradwire, or
-of a dense ring. Writes benchmarks/results/shards.json and prints a Markdown table.
+between the hosts. Byte-level GPT (width 320, 4 layers), sharded block by block, 1 x 64 bytes a rank and step, SGD.
+Each configuration gets a fresh model, three steps to warm up, then `--steps` timed ones; this is repeated `--repeats`
+times in turn. Bytes are those that a host's interface has sent, over steps and hosts, beside what is declared: by
+Gradwire, or of a dense ring. Writes benchmarks/results/shards.json and prints a Markdown table.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def measured(name: str, steps: int) -> tuple[int, dict[str, Any]]:
-    """How many parameters there are, and of one turn the milliseconds of every step and the bytes of one from a host."""
+    """How many parameters there are, and of a turn the milliseconds of every step and the bytes of one from a host."""
     import torch
     import torch.distributed as dist
 
