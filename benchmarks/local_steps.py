@@ -32,6 +32,11 @@ def settings() -> dict[str, dict[str, Any]]:
 
     sparse = {"memory": gw.Residual(decay=0.95), "outer": gw.Outer(lr=1.0)}
     loco = gw.ChunkTopK(64, of=4096, bits=2)
+
+    def nesterov(compressor: gw.ChunkTopK) -> dict[str, Any]:
+        """With DiLoCo's outer optimizer."""
+        return {"compressor": compressor, "inner_steps": H, "memory": gw.Residual(decay=0.95)}
+
     return {
         "dense": {},
         "single": {"inner_steps": H},
@@ -44,10 +49,13 @@ def settings() -> dict[str, dict[str, Any]]:
         },
         "sparseloco-15": {"compressor": loco, "inner_steps": H, **sparse},
         "sparseloco-30": {"compressor": loco, "inner_steps": LONG, **sparse},
-        "sparseloco-15-256": {"compressor": gw.ChunkTopK(256, of=4096, bits=2), "inner_steps": H, **sparse},
-        "sparseloco-15-senders": {
-            "compressor": loco, "communicator": gw.AllGather(over_senders=True), "inner_steps": H, **sparse,
-        },
+        "sparseloco-15-eighth": {"compressor": gw.ChunkTopK(64, of=512), "inner_steps": H, **sparse},
+        "sparseloco-15-eighth-nesterov": nesterov(gw.ChunkTopK(64, of=512)),
+        "sparseloco-15-quarter-nesterov": nesterov(gw.ChunkTopK(64, of=256)),
+        "sparseloco-15-half-nesterov": nesterov(gw.ChunkTopK(64, of=128)),
+        "sparseloco-15-half-nesterov-0.8": nesterov(gw.ChunkTopK(64, of=128)) | {"outer": gw.Outer(1.0, momentum=0.8)},
+        "sparseloco-15-eighth-nesterov-senders": nesterov(gw.ChunkTopK(64, of=512))
+        | {"communicator": gw.AllGather(over_senders=True)},
         "local-sgd-15": {"inner_steps": H, "outer": gw.Outer(lr=1.0)},
     }  # fmt: skip
 
