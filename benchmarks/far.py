@@ -7,7 +7,7 @@ from typing import Any
 import shard_losses
 import time_to_loss as reached
 from page import Page, Shown, span
-from provenance import load
+from provenance import RESULTS, load
 
 
 def shards() -> Page:
@@ -22,8 +22,7 @@ def shards() -> Page:
     columns = ["", *(f"{row['link']}: ms" for row in links), "MB sent/declared"]
     note = f"GPT of {links[0]['parameters'] / 1e6:.1f}M, 2 hosts of 2 ranks; (times native float32's speed)."
     timed = Shown(["shards"], columns, rows, note)
-    verdict += f"; losses within {_off():.3f} of DDP's."
-    return Page("shards", "How fast is FSDP2 between hosts?", verdict, [timed, _shard_losses()])
+    return Page("shards", "How fast is FSDP2 between hosts?", f"{verdict}.", [timed])
 
 
 def _against_native(row: dict[str, Any]) -> dict[str, list[float]]:
@@ -46,20 +45,16 @@ def _bytes(way: dict[str, Any]) -> str:
     return "/".join(f"{way[key] / 1e6:.2f}" for key in ("measured", "declared"))
 
 
-def _off() -> float:
-    """The most by which the mean loss over seeds differs between shards and DDP."""
-    rows = load("shard_losses")["rows"]
-    pairs = {row["name"]: [] for row in rows}
-    for row in rows:
-        pairs[row["name"]].append(row["shards"]["loss"] - row["whole"]["loss"])
-    return max(abs(mean(own)) for own in pairs.values())
-
-
-def _shard_losses() -> Shown:
+def losses_on_shards() -> Page:
     found = load("shard_losses")
-    seeds = len({row["seed"] for row in found["rows"]})
-    note = f"GPT of 137k, {found['steps']} steps, {seeds} seeds; DDP sends as much between hosts."
-    return Shown(["shard_losses"], shard_losses.COLUMNS, shard_losses.cells(found["rows"]), note)
+    rows = found["rows"]
+    seeds = len({row["seed"] for row in rows})
+    lines = shard_losses.cells(rows)
+    off = max(abs(float(line[3])) for line in lines)
+    verdict = f"Their means are within {off:.3f} of DDP's, replicas {' and '.join({line[-1] for line in lines})}."
+    note = f"GPT of 137k, 2 hosts of 2 ranks, {found['steps']} steps, {seeds} seeds; at equal bytes between hosts."
+    shown = Shown(["shard_losses"], shard_losses.COLUMNS, lines, note)
+    return Page("shard_losses", "Are losses on shards DDP's?", verdict, [shown])
 
 
 def local_steps() -> Page:
@@ -72,30 +67,28 @@ def local_steps() -> Page:
     sparse = min((row for name, row in found.items() if name.startswith("sparse")), key=lambda row: row["loss"])
     verdict = (
         f"DiLoCo ends below dense's loss with {_fewer(dense, diloco)} fewer bytes; SparseLoCo at best "
-        f"{sparse['loss'] / diloco['loss'] - 1:+.1%} of DiLoCo's, with {_fewer(dense, sparse)}; {_streaming_verdict()}."
+        f"{sparse['loss'] / diloco['loss'] - 1:+.1%} of DiLoCo's, with {_fewer(dense, sparse)}."
     )
-    note = "GPT of 137k, 4 ranks, 2,250 steps, one seed, untuned; numbers are steps a round."
+    note = "GPT of 137k, 4 ranks, 2,250 steps, one seed; numbers are steps a round."
     shown = Shown(["local_steps"], ["configuration", "held-out loss", "fewer bytes"], rows, note)
-    return Page("local_steps", "What do local steps save?", verdict, [shown, _streaming()])
+    return Page("local_steps", "What do local steps save?", verdict, [shown])
 
 
 def _fewer(dense: dict[str, Any], row: dict[str, Any]) -> str:
     return f"{dense['bytes'] / row['bytes']:.0f}x"
 
 
-def _streaming_verdict() -> str:
-    turns = load("streaming")["turns"]
-    idle, waited = (100 * mean(turn[key] for turn in turns) for key in ("idle", "waited"))
-    return f"streaming leaves the wire idle {idle:.0f}% of the time and waits {waited:.0f}%"
-
-
-def _streaming() -> Shown:
+def streaming() -> Page:
     found = load("streaming")
-    delay, every = found["turns"][0]["delay"], 2 * found["turns"][0]["delay"]
+    turns = found["turns"]
+    idle, waited = (100 * mean(turn[key] for turn in turns) for key in ("idle", "waited"))
     shares = {"wire idle": "idle", "training waited": "waited"}
-    rows = [[name, span((100 * turn[key] for turn in found["turns"]), ".1f") + "%"] for name, key in shares.items()]
-    note = f"Streaming, {found['bits']} bits, {found['link']}, GPT of 1.7M, 2 fragments, H = {every}, delay {delay}."
-    return Shown(["streaming"], ["", "of the time"], rows, note)
+    rows = [[name, span((100 * turn[key] for turn in turns), ".1f") + "%"] for name, key in shares.items()]
+    delay = turns[0]["delay"]
+    note = f"{found['bits']} bits, {found['link']}, GPT of 1.7M, 2 fragments, H = {2 * delay}, delay {delay}."
+    verdict = f"The wire is idle {idle:.0f}% of the time, and training waits {waited:.0f}%."
+    shown = Shown(["streaming"], ["", "of the time"], rows, note)
+    return Page("streaming", "Does streaming hide the wire?", verdict, [shown])
 
 
 def time_to_loss() -> Page:
@@ -116,3 +109,14 @@ def _soonest(lines: list[list[str]]) -> str:
     times = {line[0]: float(line[5].removesuffix("x")) for line in lines if line[5] != "not"}
     best = max(times, key=lambda name: times[name])
     return f"{times[best]:.0f} times with {best}"
+
+
+FAR = tuple(
+    make
+    for make, results in {
+        shards: ["shards"], losses_on_shards: ["shard_losses"], local_steps: ["local_steps"],
+        streaming: ["streaming"], time_to_loss: [reached.CURVES, reached.TIMES],
+    }.items()
+    if all((RESULTS / f"{name}.json").exists() for name in results)
+)  # fmt: skip
+"""What has been measured."""

@@ -4,9 +4,10 @@
     python benchmarks/local_steps.py --only sparseloco-15 --seeds 1
 
 Byte-level GPT (width 64, 2 layers) on the standard library's sources, 4 windows of 64 bytes a rank and step, AdamW at
-one rate for all, warmed up over 5 % of the steps and then decaying to a tenth; nothing is tuned. The loss is that of
-the parameters that all replicas share. "single" is one replica with all of the data, which takes Nesterov's outer step
-as well. Writes benchmarks/results/local_steps.json after each run, skips what is there, and prints a Markdown table.
+one rate for all, warmed up over 5 % of the steps and then decaying to a tenth; nothing is tuned but SparseLoCo's outer
+steps. The loss is that of the parameters that all replicas share. "single" is one replica with all of the data, which
+takes Nesterov's outer step as well. Writes benchmarks/results/local_steps.json after each run, skips what is there, and
+prints a Markdown table.
 """
 
 import argparse
@@ -54,6 +55,8 @@ def settings() -> dict[str, dict[str, Any]]:
         "sparseloco-15-quarter-nesterov": nesterov(gw.ChunkTopK(64, of=256)),
         "sparseloco-15-half-nesterov": nesterov(gw.ChunkTopK(64, of=128)),
         "sparseloco-15-half-nesterov-0.8": nesterov(gw.ChunkTopK(64, of=128)) | {"outer": gw.Outer(1.0, momentum=0.8)},
+        "sparseloco-15-half-nesterov-0.8-4bits": nesterov(gw.ChunkTopK(64, of=128, bits=4))
+        | {"outer": gw.Outer(1.0, momentum=0.8)},
         "sparseloco-15-eighth-nesterov-senders": nesterov(gw.ChunkTopK(64, of=512))
         | {"communicator": gw.AllGather(over_senders=True)},
         "local-sgd-15": {"inner_steps": H, "outer": gw.Outer(lr=1.0)},

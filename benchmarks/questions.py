@@ -6,7 +6,7 @@ from math import isfinite
 from statistics import mean, median
 from typing import Any
 
-from far import local_steps, shards, time_to_loss
+from far import FAR
 from page import Page, Shown, middle, span
 from provenance import load
 from training import NEAR, time_to
@@ -253,6 +253,6 @@ def lgreco() -> Page:
 
 
 QUESTIONS = (
-    steps, core, auto, slower_links, training, losses, shards, local_steps, time_to_loss, lgreco, wire, collectives,
-    codecs, search, replicas,
+    steps, core, auto, slower_links, training, losses, *FAR, lgreco, wire, collectives, codecs, search,
+    replicas,
 )  # fmt: skip
