@@ -4,9 +4,10 @@
     python benchmarks/local_steps.py --only sparseloco-15 --seeds 1
 
 Byte-level GPT (width 64, 2 layers) on the standard library's sources, 4 windows of 64 bytes a rank and step, AdamW at
-one rate for all, warmed up over 5 % of the steps and then decaying to a tenth; nothing is tuned. The loss is that of
-the parameters that all replicas share. "single" is one replica with all of the data, which takes Nesterov's outer step
-as well. Writes benchmarks/results/local_steps.json after each run, skips what is there, and prints a Markdown table.
+one rate for all, warmed up over 5 % of the steps and then decaying to a tenth; nothing is tuned but SparseLoCo's outer
+steps. The loss is that of the parameters that all replicas share. "single" is one replica with all of the data, which
+takes Nesterov's outer step as well. Writes benchmarks/results/local_steps.json after each run, skips what is there, and
+prints a Markdown table.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import math
 import statistics
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -31,6 +33,11 @@ def settings() -> dict[str, dict[str, Any]]:
 
     sparse = {"memory": gw.Residual(decay=0.95), "outer": gw.Outer(lr=1.0)}
     loco = gw.ChunkTopK(64, of=4096, bits=2)
+
+    def nesterov(compressor: gw.ChunkTopK) -> dict[str, Any]:
+        """With DiLoCo's outer optimizer."""
+        return {"compressor": compressor, "inner_steps": H, "memory": gw.Residual(decay=0.95)}
+
     return {
         "dense": {},
         "single": {"inner_steps": H},
@@ -43,10 +50,15 @@ def settings() -> dict[str, dict[str, Any]]:
         },
         "sparseloco-15": {"compressor": loco, "inner_steps": H, **sparse},
         "sparseloco-30": {"compressor": loco, "inner_steps": LONG, **sparse},
-        "sparseloco-15-256": {"compressor": gw.ChunkTopK(256, of=4096, bits=2), "inner_steps": H, **sparse},
-        "sparseloco-15-senders": {
-            "compressor": loco, "communicator": gw.AllGather(over_senders=True), "inner_steps": H, **sparse,
-        },
+        "sparseloco-15-eighth": {"compressor": gw.ChunkTopK(64, of=512), "inner_steps": H, **sparse},
+        "sparseloco-15-eighth-nesterov": nesterov(gw.ChunkTopK(64, of=512)),
+        "sparseloco-15-quarter-nesterov": nesterov(gw.ChunkTopK(64, of=256)),
+        "sparseloco-15-half-nesterov": nesterov(gw.ChunkTopK(64, of=128)),
+        "sparseloco-15-half-nesterov-0.8": nesterov(gw.ChunkTopK(64, of=128)) | {"outer": gw.Outer(1.0, momentum=0.8)},
+        "sparseloco-15-half-nesterov-0.8-4bits": nesterov(gw.ChunkTopK(64, of=128, bits=4))
+        | {"outer": gw.Outer(1.0, momentum=0.8)},
+        "sparseloco-15-eighth-nesterov-senders": nesterov(gw.ChunkTopK(64, of=512))
+        | {"communicator": gw.AllGather(over_senders=True)},
         "local-sgd-15": {"inner_steps": H, "outer": gw.Outer(lr=1.0)},
     }  # fmt: skip
 
@@ -81,33 +93,17 @@ def parse() -> argparse.Namespace:
 
 
 def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-
     import gradwire as gw
     from gradwire.lab.workloads.language import LanguageModel
 
     name, steps = arguments.only, arguments.steps
     task = LanguageModel(width=64, layers=2, batch=4)
     model = task.build_model(arguments.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
-    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, steps))
+    optimizer = inner_optimizer(model)
     every = gw.DistributedOptimizer(optimizer, model, gw.FP32()) if name in ("dense", "single") else optimizer
     stepper = every if name == "dense" else gw.LocalSteps(every, model, **settings()[name])
-    losses: list[float] = []
-    batches = task.batches(dist.get_rank(), dist.get_world_size(), arguments.seed)
-    for step in range(1, steps + 1):
-        stepper.zero_grad()
-        task.training_loss(model, next(batches)).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        stepper.step()
-        rate.step()
-        if step in (steps // 2, steps):
-            with nullcontext() if name == "dense" else stepper.shared_parameters():
-                sums = torch.tensor(task.sums(model, dist.get_rank(), dist.get_world_size()), dtype=torch.float64)
-            dist.all_reduce(sums)
-            losses.append(task.figures(sums.tolist())["loss"])
+    at = (steps // 2, steps)
+    losses = [loss for _, loss in curve(task, model, stepper, scheduled(optimizer, steps), at, arguments.seed)]
     sent = (every if name == "single" else stepper).handle.stats().wire_bytes / steps
     return {
         "half": losses[0],
@@ -115,6 +111,40 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
         "bytes": sent,
         "parameters": sum(p.numel() for p in model.parameters()),
     }
+
+
+def curve(
+    task: Any, model: Any, stepper: Any, rate: Any, at: Sequence[int], seed: int, forward: Any = None
+) -> Iterator[tuple[int, float]]:
+    """Trains, and yields the held-out loss of what all replicas share `at` these steps, to the last of them. `forward`
+    is the model, or what has wrapped it."""
+    import torch
+    import torch.distributed as dist
+
+    batches = task.batches(dist.get_rank(), dist.get_world_size(), seed)
+    for step in range(1, at[-1] + 1):
+        stepper.zero_grad()
+        task.training_loss(forward or model, next(batches)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        stepper.step()
+        rate.step()
+        if step in at:
+            with getattr(stepper, "shared_parameters", nullcontext)():
+                sums = torch.tensor(task.sums(model, dist.get_rank(), dist.get_world_size()), dtype=torch.float64)
+            dist.all_reduce(sums)
+            yield step, task.figures(sums.tolist())["loss"]
+
+
+def inner_optimizer(model: Any) -> Any:
+    from torch.optim import AdamW
+
+    return AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
+
+
+def scheduled(optimizer: Any, steps: int) -> Any:
+    from torch.optim.lr_scheduler import LambdaLR
+
+    return LambdaLR(optimizer, lambda step: factor(step, steps))
 
 
 def factor(step: int, steps: int) -> float:

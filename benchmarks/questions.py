@@ -6,6 +6,7 @@ from math import isfinite
 from statistics import mean, median
 from typing import Any
 
+from far import FAR
 from page import Page, Shown, middle, span
 from provenance import load
 from training import NEAR, time_to
@@ -234,25 +235,6 @@ def replicas() -> Page:
     return Page("replicas", "Do replicas stay equal?", verdict, [Shown(["replicas"], [], [], note)])
 
 
-def _fewer(dense: dict[str, Any], row: dict[str, Any]) -> str:
-    return f"{dense['bytes'] / row['bytes']:.0f}x"
-
-
-def local_steps() -> Page:
-    found = {row["name"]: row for row in load("local_steps")["rows"]}
-    dense = found["dense"]
-    rows = [[name, f"{row['loss']:.3f}", _fewer(dense, row)] for name, row in found.items()]
-    better = [name for name, row in found.items() if row["loss"] < dense["loss"] and row["bytes"] < dense["bytes"]]
-    least = min(found.values(), key=lambda row: row["bytes"])
-    verdict = (
-        f"{' and '.join(better)} end below dense's loss; {least['name']} sends least, {_fewer(dense, least)}, and ends "
-        f"{least['loss'] / dense['loss'] - 1:.0%} above."
-    )
-    note = "GPT of 137k, 4 ranks, 2,250 steps, one seed, untuned; numbers are steps a round."
-    shown = Shown(["local_steps"], ["configuration", "held-out loss", "fewer bytes"], rows, note)
-    return Page("local_steps", "What do local steps save?", verdict, [shown])
-
-
 def lgreco() -> Page:
     cells = defaultdict(list)
     for row in load("lgreco")["rows"]:
@@ -271,5 +253,6 @@ def lgreco() -> Page:
 
 
 QUESTIONS = (
-    steps, core, auto, slower_links, training, losses, local_steps, lgreco, wire, collectives, codecs, search, replicas,
+    steps, core, auto, slower_links, training, losses, *FAR, lgreco, wire, collectives, codecs, search,
+    replicas,
 )  # fmt: skip

@@ -10,8 +10,9 @@ from typing import Any
 from provenance import RESULTS
 
 
-def collect(script: str, arguments: list[str], ranks: int, link: str) -> Any:
-    """Starts `script arguments --out FILE` on every rank, over "loopback" or an emulated link; what rank 0 wrote."""
+def collect(script: str, arguments: list[str], ranks: int, link: str, hosts: int | None = None) -> Any:
+    """Starts `script arguments --out FILE` on every rank, over "loopback" or emulated links between `hosts`, by default
+    as many as ranks; what rank 0 wrote."""
     from gradwire.lab.launch import launch
     from gradwire.lab.link import Link
     from gradwire.lab.network import Network
@@ -22,7 +23,7 @@ def collect(script: str, arguments: list[str], ranks: int, link: str) -> Any:
     if link == "loopback":
         launch(argv, ranks)
     else:
-        with Network(ranks, Link.parse(link)) as network:
+        with Network(hosts or ranks, Link.parse(link)) as network:
             launch(argv, ranks, network=network)
     found = json.loads(out.read_text())
     out.unlink()

@@ -1,0 +1,122 @@
+"""What is asked of sharded models and of local steps, whose hosts are far apart: a page each."""
+
+from itertools import chain
+from statistics import mean, median
+from typing import Any
+
+import shard_losses
+import time_to_loss as reached
+from page import Page, Shown, span
+from provenance import RESULTS, load
+
+
+def shards() -> Page:
+    links = load("shards")["rows"]
+    sooner = {row["link"]: _against_native(row) for row in links}
+    best = {link: max(ways, key=lambda way: median(ways[way])) for link, ways in sooner.items()}
+    verdict = "; ".join(
+        f"{link}: {span(ways[best[link]])} times as fast as native float32 with {best[link]}"
+        for link, ways in sooner.items()
+    )
+    rows = [[way, *(_shard_cell(row, way) for row in links), _bytes(links[0]["ways"][way])] for way in links[0]["ways"]]
+    columns = ["", *(f"{row['link']}: ms" for row in links), "MB sent/declared"]
+    note = f"GPT of {links[0]['parameters'] / 1e6:.1f}M, 2 hosts of 2 ranks; (times native float32's speed)."
+    timed = Shown(["shards"], columns, rows, note)
+    return Page("shards", "How fast is FSDP2 between hosts?", f"{verdict}.", [timed])
+
+
+def _against_native(row: dict[str, Any]) -> dict[str, list[float]]:
+    """How many times as fast as native float32, turn by turn, each of Gradwire's ways is."""
+    turns = {way: [median(ms) for ms in own["ms"]] for way, own in row["ways"].items()}
+    dense = turns["native float32"]
+    return {
+        way: [theirs / ours for theirs, ours in zip(dense, own, strict=True)]
+        for way, own in turns.items()
+        if not way.startswith(("native", "nothing"))
+    }
+
+
+def _shard_cell(row: dict[str, Any], way: str) -> str:
+    took, dense = (median(chain(*row["ways"][name]["ms"])) for name in (way, "native float32"))
+    return f"{took:.0f} ({dense / took:.1f}x)"
+
+
+def _bytes(way: dict[str, Any]) -> str:
+    return "/".join(f"{way[key] / 1e6:.2f}" for key in ("measured", "declared"))
+
+
+def losses_on_shards() -> Page:
+    found = load("shard_losses")
+    rows = found["rows"]
+    seeds = len({row["seed"] for row in rows})
+    lines = shard_losses.cells(rows)
+    off = max(abs(float(line[3])) for line in lines)
+    verdict = f"Their means are within {off:.3f} of DDP's, replicas {' and '.join({line[-1] for line in lines})}."
+    note = f"GPT of 137k, 2 hosts of 2 ranks, {found['steps']} steps, {seeds} seeds; at equal bytes between hosts."
+    shown = Shown(["shard_losses"], shard_losses.COLUMNS, lines, note)
+    return Page("shard_losses", "Are losses on shards DDP's?", verdict, [shown])
+
+
+def local_steps() -> Page:
+    found = {row["name"]: row for row in load("local_steps")["rows"]}
+    dense, diloco = found["dense"], found["diloco-15"]
+    rows = [
+        [name, f"{row['loss']:.3f}", _fewer(dense, row)]
+        for name, row in sorted(found.items(), key=lambda pair: pair[1]["bytes"], reverse=True)
+    ]
+    sparse = min((row for name, row in found.items() if name.startswith("sparse")), key=lambda row: row["loss"])
+    verdict = (
+        f"DiLoCo ends below dense's loss with {_fewer(dense, diloco)} fewer bytes; SparseLoCo at best "
+        f"{sparse['loss'] / diloco['loss'] - 1:+.1%} of DiLoCo's, with {_fewer(dense, sparse)}."
+    )
+    note = "GPT of 137k, 4 ranks, 2,250 steps, one seed; numbers are steps a round."
+    shown = Shown(["local_steps"], ["configuration", "held-out loss", "fewer bytes"], rows, note)
+    return Page("local_steps", "What do local steps save?", verdict, [shown])
+
+
+def _fewer(dense: dict[str, Any], row: dict[str, Any]) -> str:
+    return f"{dense['bytes'] / row['bytes']:.0f}x"
+
+
+def streaming() -> Page:
+    found = load("streaming")
+    turns = found["turns"]
+    idle, waited = (100 * mean(turn[key] for turn in turns) for key in ("idle", "waited"))
+    shares = {"wire idle": "idle", "training waited": "waited"}
+    rows = [[name, span((100 * turn[key] for turn in turns), ".1f") + "%"] for name, key in shares.items()]
+    delay = turns[0]["delay"]
+    note = f"{found['bits']} bits, {found['link']}, GPT of 1.7M, 2 fragments, H = {2 * delay}, delay {delay}."
+    verdict = f"The wire is idle {idle:.0f}% of the time, and training waits {waited:.0f}%."
+    shown = Shown(["streaming"], ["", "of the time"], rows, note)
+    return Page("streaming", "Does streaming hide the wire?", verdict, [shown])
+
+
+def time_to_loss() -> Page:
+    curves, links = load(reached.CURVES), load(reached.TIMES)["links"]
+    lines = {found["link"]: reached.cells(found["seconds"], curves["runs"]) for found in links}
+    rows = [
+        [*own[0][:2], own[0][3], *(cell for line in own for cell in (line[2], line[5]))]
+        for own in zip(*lines.values(), strict=True)
+    ]
+    columns = ["", "loss", "steps", *(f"{link}: {what}" for link in lines for what in ("ms", "sooner"))]
+    verdict = "; ".join(f"{link}: {_soonest(own)}" for link, own in lines.items())
+    note = f"GPT of 0.5M, 4 hosts, {curves['steps']} steps; steps to there by loopback, times each link's mean step."
+    shown = Shown([reached.CURVES, reached.TIMES], columns, rows, note)
+    return Page("time_to_loss", "How much sooner is dense's loss + 1% reached far apart?", verdict, [shown])
+
+
+def _soonest(lines: list[list[str]]) -> str:
+    times = {line[0]: float(line[5].removesuffix("x")) for line in lines if line[5] != "not"}
+    best = max(times, key=lambda name: times[name])
+    return f"{times[best]:.0f} times with {best}"
+
+
+FAR = tuple(
+    make
+    for make, results in {
+        shards: ["shards"], losses_on_shards: ["shard_losses"], local_steps: ["local_steps"],
+        streaming: ["streaming"], time_to_loss: [reached.CURVES, reached.TIMES],
+    }.items()
+    if all((RESULTS / f"{name}.json").exists() for name in results)
+)  # fmt: skip
+"""What has been measured."""

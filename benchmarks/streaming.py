@@ -1,0 +1,122 @@
+"""Streaming DiLoCo on a slow link: is the wire ever idle, and does training ever wait?
+
+    python benchmarks/streaming.py                          # 4 hosts, 10mbit; 3 minutes
+    python benchmarks/streaming.py --link 100mbit --bits 32
+
+Byte-level GPT (width 256, 2 layers) in two fragments of a block each, 1 x 64 bytes a rank and step, AdamW. A few rounds
+tell how long a fragment travels and how long an inner step takes; `delay` becomes the one over the other and 4 % more,
+and the next fragment is sent when the last one was used: inner_steps = 2 * delay. Then whole rounds are timed. Idle is
+what a host's interface did not send, of what the link could have carried. Waited is by how much the ends of steps that
+received and sent took longer than those of other steps, so that outer steps count as well. Writes
+benchmarks/results/streaming.json and prints a Markdown table.
+"""
+
+import argparse
+import math
+import os
+import sys
+import time
+from statistics import mean, median
+from typing import Any
+
+from local_steps import inner_optimizer
+from page import markdown
+from provenance import save
+from ranks import as_rank, collect
+
+RANKS, FRAGMENTS, SLACK = 4, 2, 1.04
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.out:
+        as_rank(arguments.out, lambda: rank_job(arguments))
+    found = collect(__file__, sys.argv[1:], RANKS, arguments.link)
+    save("streaming.json", link=arguments.link, bits=arguments.bits, **found)
+    print(f"\n{markdown(COLUMNS, cells(found['turns']))}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--link", default="10mbit")
+    parser.add_argument("--bits", type=int, default=32, help="of what travels, 32 or 2 to 8")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    delay = torch.tensor(2)
+    for _ in range(2):  # once more, for what travels beside training takes longer, and so do steps
+        probe = rounds(arguments, int(delay), count=1)
+        delay = torch.tensor(math.ceil(SLACK * probe["travels_s"] / probe["step_s"]))
+        dist.broadcast(delay, 0)
+    return {"turns": [rounds(arguments, int(delay), arguments.rounds) for _ in range(arguments.repeats)]}
+
+
+def rounds(arguments: argparse.Namespace, delay: int, count: int) -> dict[str, Any]:
+    """Times `count` rounds behind one that warms up; bytes and seconds are rank 0's."""
+    import torch.distributed as dist
+
+    import gradwire as gw
+    from gradwire.lab.link import Link
+    from gradwire.lab.workloads import LanguageModel
+
+    task = LanguageModel(width=256, layers=2, batch=1, max_bytes=1_000_000)
+    model = task.build_model(0)
+    codec = gw.FP32() if arguments.bits == 32 else gw.Quantized(arguments.bits)
+    every = FRAGMENTS * delay
+    schedule = {"inner_steps": every, "fragments": FRAGMENTS, "delay": delay}
+    optimizer = gw.LocalSteps(inner_optimizer(model), model, codec, **schedule)
+    batches = task.batches(dist.get_rank(), RANKS, 0)
+    taken: list[tuple[bool, float, float]] = []  # whether something is received, the whole step's and its end's seconds
+    before, sent, start = optimizer.handle.stats(), 0, 0.0
+    for step in range(1, (1 + count) * every + 1):
+        if step == every + 1:
+            before, sent, start = optimizer.handle.stats(), sent_bytes(), time.perf_counter()
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        task.training_loss(model, next(batches)).backward()
+        computed = time.perf_counter()
+        optimizer.step()
+        ended = time.perf_counter()
+        taken.append((step % delay == 0, ended - began, ended - computed))
+    seconds, after, sent = time.perf_counter() - start, optimizer.handle.stats(), sent_bytes() - sent
+    optimizer.handle.detach()
+    timed = taken[every:]
+    inner = median(end for receives, _, end in timed if not receives)
+    return {
+        "delay": delay,
+        "step_s": mean(whole for receives, whole, _ in timed if not receives),
+        "travels_s": (after.wait_s - before.wait_s) / (after.steps - before.steps),
+        "idle": 1 - 8 * sent / seconds / Link.parse(arguments.link).bits_per_second,
+        "waited": sum(max(0.0, end - inner) for receives, _, end in timed if receives) / seconds,
+    }
+
+
+def sent_bytes() -> int:
+    from gradwire.lab.traffic import interface_traffic
+
+    return interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes
+
+
+COLUMNS = ("", "delay, steps", "ms a step", "wire idle", "training waited")
+
+
+def cells(turns: list[dict[str, Any]]) -> list[list[str]]:
+    """A line for each turn, and their mean."""
+    lines = [(f"turn {number}", turn) for number, turn in enumerate(turns, 1)]
+    lines.append(("mean", {key: mean(turn[key] for turn in turns) for key in turns[0]}))
+    shares = ("idle", "waited")
+    return [
+        [name, f"{own['delay']:.0f}", f"{1e3 * own['step_s']:.0f}", *(f"{own[share]:.1%}" for share in shares)]
+        for name, own in lines
+    ]
+
+
+if __name__ == "__main__":
+    main()
