@@ -4,11 +4,11 @@
     python benchmarks/checks.py --link loopback --models small --steps 4 --repeats 1
 
 Checked or not: `elastic=True`, whose message ends each step; the heartbeat, and the watch over store and ranks, every
-second. `verify()` is timed by itself, and counts a hundredth, as it is called every 100 steps. That gradients are finite
-is seen by the kernels as they add, and cannot be turned off; nor can torch's checks.
+second. `verify()` is timed by itself, and counts a hundredth, as it is called every 100 steps. Whether gradients are
+finite is seen by the kernels as they add, and cannot be turned off.
 
-Ratios are of medians of a block and of the one beside it; CPU time per step is by thread, the least of all blocks. Writes
-benchmarks/results/checks.json and prints a table.
+Ratios are of medians of a block and of the one beside it; CPU time per step is by thread, the least of all blocks.
+Writes benchmarks/results/checks.json and prints a table.
 """
 
 import argparse
@@ -99,11 +99,12 @@ def row(model: str, compressor: str, blocks: dict[bool, list[dict]]) -> dict:
         "model": model, "compressor": compressor, "ms": statistics.median(other for _, other in pairs),
         "ratios": [one / other for one, other in pairs],
         "verify_ms": statistics.median(each["verify_ms"] for each in blocks[True]),
-        "cpu_ms": {
-            kind: {thread: min(each["cpu_ms"][thread] for each in blocks[checked]) for thread in blocks[checked][0]["cpu_ms"]}
-            for kind, checked in (("without", False), ("with", True))
-        },
+        "cpu_ms": {"without": least_cpu(blocks[False]), "with": least_cpu(blocks[True])},
     }  # fmt: skip
+
+
+def least_cpu(blocks: list[dict]) -> dict[str, float]:
+    return {thread: min(each["cpu_ms"][thread] for each in blocks) for thread in blocks[0]["cpu_ms"]}
 
 
 def told(row: dict) -> list[str]:
