@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 KINDS = ("kill", "stop", "slow", "corrupt", "overflow", "resize")
-TIMEOUT_S = 10.0
+TIMEOUT_S = 15.0
 """Of the job's collectives; one stop in twenty lasts for longer."""
 _LONG_STOP_S = TIMEOUT_S + 3
 

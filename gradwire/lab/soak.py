@@ -18,7 +18,7 @@ from gradwire.lab.soak_laws import Laws, Words
 from gradwire.lab.soak_processes import Heard, Host, Rank
 from gradwire.lab.soak_rank import FRONT_ENDS, QUIET_S
 
-PATIENCE_S = TIMEOUT_S + QUIET_S + 10.0
+PATIENCE_S = TIMEOUT_S + QUIET_S + 15.0
 """Within this all ranks have gone on: the group's timeout, a meeting, and some steps on a busy machine."""
 EPISODE = 25
 """Faults with the same plan."""
