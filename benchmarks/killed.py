@@ -89,6 +89,8 @@ class Training:
     def _hear(self, rank: Rank, words: dict) -> None:
         if "loss" in words:
             self._losses[rank.name] = words["loss"]
+        if "error" in words:
+            print(f"  {rank.name}: {words['error']}", flush=True)
         if "step" not in words:
             return
         assert self._models.setdefault((words["life"], words["step"]), words["model"]) == words["model"]

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import traceback
 from collections.abc import Callable
 
 from gradwire.lab.nsenter import die_with
@@ -36,5 +37,7 @@ def _become(rank: Callable[[], None], pipes: list[int], parent: int) -> None:
         os.close(pipe)
     try:
         rank()
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(1)

@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from datetime import timedelta
 from hashlib import sha256
@@ -188,10 +187,7 @@ def main() -> None:
         say(ready=True)
         sys.stdin.read()
     else:
-        try:
-            SoakRank(PrefixStore(told["job"], store), told).live()
-        except Exception:
-            traceback.print_exc()
+        SoakRank(PrefixStore(told["job"], store), told).live()
 
 
 if __name__ == "__main__":
