@@ -41,7 +41,7 @@ PLAN_OF_SLOTS = json.dumps(json.loads(PLAN_OF_SLOTS)).replace('["SLOTS"]', "SLOT
         '{"version": 1, "groups": [3]}',
     ],
 )
-def test_what_a_fuzzer_found_to_be_no_plan_is_refused(text: str):
+def test_what_is_no_plan_is_refused(text: str):
     with pytest.raises(ValueError):  # noqa: PT011
         gw.Plan.from_json(text)
 

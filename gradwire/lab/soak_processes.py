@@ -73,7 +73,7 @@ class Host:
         self._asked, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, *arguments(["-m", module], network, number)]
         environment = _environment(network.interface if network else "lo")
-        self.process = subprocess.Popen(command, stdin=theirs, stderr=log, env=environment)
+        self.process = subprocess.Popen(command, stdin=theirs.fileno(), stderr=log, env=environment)
         theirs.close()
 
     def load(self) -> None:
