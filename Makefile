@@ -39,8 +39,10 @@ benchmarks: $(DEV)  ## docs/benchmarks/ from benchmarks/results/; it measures no
 sanitize: $(DEV)  ## the kernels' tests under AddressSanitizer and UBSan
 	PYTHON=$(BIN)/python native/check/sanitize.sh
 
-fuzz:  ## ten minutes for each decoder; needs Clang
+fuzz: $(DEV)  ## ten minutes for each reader; the native decoders need Clang, the others Python 3.11 to 3.13
 	native/check/fuzz/fuzz.sh
+	$(PIP) atheris
+	cd tests && printf '%s\n' plan state entries blocks | xargs -n 1 -P 2 ../$(BIN)/python fuzz.py
 
 wheels:  ## builds both wheels and tries each in an empty environment
 	native/check/wheels.sh

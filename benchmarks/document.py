@@ -5,6 +5,7 @@ python benchmarks/document.py
 
 from pathlib import Path
 
+from fault_questions import FAULTS
 from page import Page, markdown
 from provenance import ROOT
 from questions import QUESTIONS
@@ -31,7 +32,7 @@ def main() -> None:
 
 def pages() -> dict[Path, str]:
     """Every page's text."""
-    questions, systems = ([make() for make in makers] for makers in (QUESTIONS, SYSTEMS))
+    questions, systems = ([make() for make in makers] for makers in (QUESTIONS + FAULTS, SYSTEMS))
     code = {True: "older", False: "this"}
     answers = [[_link(page), page.verdict, code[page.is_older]] for page in questions]
     table = markdown(["question", "answer", "code"], answers)

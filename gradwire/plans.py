@@ -67,14 +67,20 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """Raises ValueError for text that is no plan of this version."""
-        data = json.loads(text)
+        try:
+            return cls._read(json.loads(text))
+        except RecursionError as error:
+            raise ValueError("this is no plan that Plan.to_json() wrote: it is nested too deeply") from error
+
+    @classmethod
+    def _read(cls, data: Any) -> "Plan":
         version = data.get("version") if isinstance(data, dict) else None
         if version != 1:
             raise ValueError(f"plan version {version!r} is not known; this Gradwire reads version 1")
         try:
             return cls(tuple(
                 Group(
-                    tuple(g["slots"]),
+                    _names(g["slots"]),
                     _from_dict(g["compressor"], compressors, Compressor),
                     _from_dict(g["memory"], memories, Memory),
                     _from_dict(g["communicator"], communicators, Communicator),
@@ -206,6 +212,12 @@ def _to_dict(part: Any) -> dict[str, Any]:
     values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     inner = {name: _to_dict(value) for name, value in values.items() if dataclasses.is_dataclass(value)}
     return {"name": type(part).__name__} | values | inner
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    if not isinstance(slots, list) or not all(isinstance(name, str) for name in slots):  # pyright: ignore
+        raise TypeError(f"{slots!r} are no names of parameters")
+    return tuple(slots)  # pyright: ignore
 
 
 def _from_dict(data: dict[str, Any], module: Any, base: type) -> Any:

@@ -11,6 +11,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import provenance
 from document import FOLDER, pages
+from fault_questions import FAULTS
 from page import Page, Shown
 from questions import QUESTIONS
 from systems import SYSTEMS
@@ -41,7 +42,7 @@ def test_everything_is_read_in_minutes():
 def test_no_result_is_kept_that_no_page_shows():
     """Pages are those here and the written ones, which name their results."""
     written = "".join(path.read_text() for path in (provenance.ROOT / "docs").glob("*.md"))
-    shown = {name for make in (*QUESTIONS, *SYSTEMS) for table in make().tables for name in table.results}
+    shown = {name for make in (*QUESTIONS, *FAULTS, *SYSTEMS) for table in make().tables for name in table.results}
     found = {path.stem for path in provenance.RESULTS.glob("*.json")}
     assert not [name for name in found - shown if f"results/{name}.json" not in written]
 

@@ -25,6 +25,10 @@ def test_json_round_trip(case: Case):
     assert again.to_json() == plan.to_json()
 
 
+PLAN_OF_SLOTS = gw.Plan((gw.Group(("SLOTS",), gw.TopK(0.1), gw.Residual(), gw.AllGather()),)).to_json()
+PLAN_OF_SLOTS = json.dumps(json.loads(PLAN_OF_SLOTS)).replace('["SLOTS"]', "SLOTS")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -198,3 +202,17 @@ def test_a_new_plan_that_differs_is_refused_on_all_ranks_and_the_old_one_stays()
         assert running.runtimes[0].plan == uniform(SLOTS, TOP_K)
         raising(together(2, lambda rank: running.runtimes[rank].install(plans[0])))
         assert running.runtimes[1].plan == plans[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"version": 1, "groups": ' + "[" * 5000 + "]" * 5000 + "}",
+        *(PLAN_OF_SLOTS.replace("SLOTS", slots) for slots in ('"ab"', "[1]", "[[1]]", "[{}]")),
+    ],
+    ids=range(6),
+)
+def test_what_a_fuzzer_found_to_be_no_plan_is_refused(text: str):
+    with pytest.raises(ValueError, match="no plan that"):
+        gw.Plan.from_json(text)

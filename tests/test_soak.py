@@ -19,6 +19,7 @@ def test_the_same_seed_draws_the_same_faults(seed, kinds):
     drawn = [*islice(faults(seed, kinds), 50)]
     assert drawn == [*islice(faults(seed, kinds), 50)]
     assert {fault.kind for fault in drawn} <= {*kinds}
+    assert {fault.kind for fault in drawn if fault.outlasts} <= {"stop"}
     assert drawn != [*islice(faults(seed + 1, kinds), 50)]
 
 
@@ -43,6 +44,7 @@ def test_laws_that_are_broken_are_told():
     again = {"resumed": 3, **KEPT, "life": "b", "owed": "p"}
     assert "another memory" in broken({"step": 3, **KEPT}, {**again, "stayed": True})[0]
     assert broken({"step": 3, **KEPT}, {**again, "stayed": False}) == []
+    assert "its memory is lost" in broken({**again, "stayed": False, "late": True})[0]
     assert broken({"error": "rank 2 on host b was lost", "phase": "training"}) == []
     assert "names nobody" in broken({"error": "a rank was lost (closed by peer)", "phase": "training"})[0]
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from random import Random
 
 KINDS = ("kill", "stop", "slow", "corrupt", "overflow", "resize")
-TIMEOUT_S = 20.0
+TIMEOUT_S = 15.0
 """Of the job's collectives; one stop in twenty lasts for longer."""
-_LONG_STOP_S = TIMEOUT_S + 5
+_LONG_STOP_S = TIMEOUT_S + 3
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Fault:
 
     kill: kill -9, and another process in its place afterwards. stop: SIGSTOP, then SIGCONT. slow: the links, or where
     there are none the rank. corrupt: a bit of a parameter. overflow: a loss that is not finite. resize: a rank leaves,
-    or where one is missing another comes."""
+    or where one is missing another comes; of two, one leaves and another comes."""
 
     kind: str
     steps: int
@@ -26,12 +26,17 @@ class Fault:
     seconds: float
     word: int
 
+    @property
+    def outlasts(self) -> bool:
+        """Whether the others go on without the victim."""
+        return self.seconds > TIMEOUT_S
+
 
 def faults(seed: int, kinds: Sequence[str]) -> Iterator[Fault]:
     """As many as are wanted."""
     chance = Random(seed)
     while True:
-        kind, seconds = chance.choice(kinds), chance.uniform(0.1, 2.0)
+        kind, seconds = chance.choice(kinds), chance.uniform(0.05, 1.0)
         if chance.random() < 0.05 and kind == "stop":
             seconds = _LONG_STOP_S
         yield Fault(

@@ -1,28 +1,24 @@
 """Long runs under faults: ranks train, faults befall them, and laws are held against all that they say."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Thread
 from time import monotonic
 from typing import IO, Any
 
 from gradwire.lab.faults import TIMEOUT_S, Fault, faults
-from gradwire.lab.launch import arguments, free_port
+from gradwire.lab.launch import free_port
 from gradwire.lab.link import Link
 from gradwire.lab.network import Network
 from gradwire.lab.soak_laws import Laws, Words
+from gradwire.lab.soak_processes import Heard, Host, Rank
 from gradwire.lab.soak_rank import FRONT_ENDS, QUIET_S
 
-PATIENCE_S = TIMEOUT_S + QUIET_S + 20.0
+PATIENCE_S = TIMEOUT_S + QUIET_S + 15.0
 """Within this all ranks have gone on: the group's timeout, a meeting, and some steps on a busy machine."""
 EPISODE = 25
 """Faults with the same plan."""
@@ -54,86 +50,28 @@ class Soaked:
     broken: list[str] = field(default_factory=list)
 
 
-class Rank:
-    """A process on a host, and where it stands: in which group, of how many, and how many steps it has made there since
-    it was last asked."""
-
-    def __init__(
-        self, name: str, host: int, command: list[str], interface: str, heard: "SimpleQueue[Heard]", log: IO[bytes]
-    ) -> None:
-        self.name, self.host = name, host
-        self.life, self.ranks, self.made, self.ready = "", 0, 0, False
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=_environment(interface)
-        )
-        self._reader = Thread(target=self._read, args=(heard,), daemon=True)
-        self._reader.start()
-
-    def _read(self, heard: "SimpleQueue[Heard]") -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            heard.put((self, json.loads(line)))
-        heard.put((self, {"ended": True}))
-
-    def tell(self, **words: Any) -> None:
-        """Gives it a line."""
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps(words) + "\n")
-        self.process.stdin.flush()
-
-    def end(self) -> None:
-        """Kills it, and hears what it has said until then."""
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        for pipe in filter(None, (self.process.stdin, self.process.stdout)):
-            with suppress(BrokenPipeError):  # of a line that it did not read
-                pipe.close()
-
-    def signal(self, number: int) -> None:
-        """Sends it a signal."""
-        self.process.send_signal(number)
-
-    def hear(self, words: Words) -> None:
-        """What it said of where it stands."""
-        if "resumed" in words:
-            self.life, self.ranks, self.made = words["life"], words["ranks"], 0
-        self.made += "step" in words
-        self.ready |= "ready" in words
-
-
-Heard = tuple[Rank, Words]
-
-
-def _environment(interface: str) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, sys.path))
-    own = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return {**os.environ, **own}
-
-
 class Soak:
     """A job on `hosts`, and what befalls it."""
 
     def __init__(self, hosts: int, network: Network | None, seed: int, log: IO[bytes]) -> None:
-        self._hosts, self._network, self._log = hosts, network, log
-        self.came = Soaked(seed, f"{hosts} hosts, {network.link} links" if network else f"{hosts} ranks over loopback")
+        self._hosts, self._network = hosts, network
+        where = f"hosts, {network.link} links" if network else "ranks over loopback"
+        self.came = Soaked(seed, f"2 to {hosts} {where}")
         self._laws = Laws()
         self.came.broken = self._laws.broken
         self._heard: SimpleQueue[Heard] = SimpleQueue()
-        self._numbers, self._episode = count(), -1
-        self._interface = network.interface if network else "lo"
-        self._address = (network.address(0), "29500") if network else ("127.0.0.1", str(free_port()))
+        self._numbers, self._episode, self._size = count(), -1, 2
+        self._address = (network.address(0), 29500) if network else ("127.0.0.1", free_port())
         self._began, self._said = monotonic(), list[str]()
         self._all: list[Rank] = []
-        self._start("store", 0)
         self._members: dict[int, Rank] = {}
-        self._spares = {host: self._start("rank", host) for host in range(hosts)}
+        self._places = [Host(host, network, log, "gradwire.lab.soak_rank") for host in range(hosts)]
 
     def run(self, minutes: float, kinds: list[str], follow: Callable[[Followed], None]) -> None:
         """Faults one after another, until the time is over, which begins when all processes have loaded."""
-        for host in range(self._hosts):
-            self._load(host)
+        for place in self._places:
+            place.load()
+        self._start("store", 0)
         self._began = monotonic()
         for fault in faults(self.came.seed, kinds):
             if monotonic() - self._began > 60 * minutes:
@@ -148,41 +86,31 @@ class Soak:
         """Ends all processes."""
         for rank in self._all:
             rank.end()
+        for place in self._places:
+            place.close()
 
     # Processes
 
-    def _start(self, what: str, host: int) -> Rank:
-        argv = ["-m", "gradwire.lab.soak_rank", what, *self._address]
-        command = [sys.executable, *arguments(argv, self._network, host)]
-        rank = Rank(f"{what} {next(self._numbers)}", host, command, self._interface, self._heard, self._log)
+    def _start(self, what: str, host: int, **told: Any) -> Rank:
+        name = f"{what} {next(self._numbers)}"
+        rank = self._places[host].start(name, self._heard, what=what, address=self._address, **told)
         self._all.append(rank)
         return rank
 
     def _begin(self) -> None:
-        """Ends what is there, and has all hosts train with the next plan."""
+        """Ends what is there, and has hosts train with the next plan: two of them, then one more, up to all."""
         self._episode += 1
+        self._size = 2 + self._episode // len(FRONT_ENDS) % (self._hosts - 1)
         for host in [*self._members]:
-            self._members.pop(host).process.kill()
-        for host in [*self._spares]:
-            self._load(host)
-        for host in [*self._spares]:
+            self._members.pop(host).end()
+        for host in range(self._size):
             self._enter(host)
 
     def _enter(self, host: int) -> None:
-        """The host's spare process comes to the job, or begins it."""
-        rank = self._members[host] = self._load(host)
+        """A rank on the host comes to the job, or begins it."""
+        told = {"job": f"episode/{self._episode}", "turn": self._episode}
         front_end = FRONT_ENDS[self._episode % len(FRONT_ENDS)]
-        rank.tell(name=f"episode/{self._episode}", front_end=front_end, turn=self._episode)
-        self._spares[host] = self._start("rank", host)
-
-    def _load(self, host: int) -> Rank:
-        """The host's spare process, once it has loaded torch."""
-        rank = self._spares[host]
-        while not rank.ready:
-            if rank.process.poll() is not None:
-                raise RuntimeError(f"{rank.name} ended before it began; ranks.log says why")
-            self._listen()
-        return rank
+        self._members[host] = self._start("rank", host, front_end=front_end, **told)
 
     # Faults
 
@@ -205,6 +133,8 @@ class Soak:
         self._enter(victim.host)
 
     def _stop(self, fault: Fault, victim: Rank) -> None:
+        if fault.outlasts:
+            self._laws.excused.add(victim.name)
         victim.signal(signal.SIGSTOP)
         self._listen_for(fault.seconds)
         victim.signal(signal.SIGCONT)
@@ -221,10 +151,12 @@ class Soak:
         victim.tell(do=fault.kind, word=fault.word)
 
     def _resize(self, fault: Fault, victim: Rank) -> None:
-        if missing := set(range(self._hosts)) - self._members.keys():
+        if missing := set(range(self._size)) - self._members.keys():
             return self._enter(min(missing))
         del self._members[victim.host]
         victim.tell(do="leave")
+        if self._size == 2:  # one alone does not go on
+            self._enter(victim.host)
 
     # What ranks say
 
@@ -234,12 +166,12 @@ class Soak:
         for rank in self._members.values():
             rank.made = 0
         while not (self._are_well(steps) and seen()):
-            lost = [rank.name for rank in self._members.values() if rank.process.poll() is not None]
+            lost = [rank.name for rank in self._members.values() if rank.ended]
             if lost or monotonic() - start > PATIENCE_S:
                 why = f"{lost[0]} ended by itself" if lost else f"not all went on within {PATIENCE_S:.0f} s"
                 self._laws.broken.append(f"fault {number}: {why}")
                 for host in [*self._members]:
-                    self._members.pop(host).process.kill()
+                    self._members.pop(host).end()
                 return None
             self._listen()
         return monotonic() - start

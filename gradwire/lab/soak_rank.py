@@ -1,6 +1,6 @@
 """One rank of a job that faults befall, as `gradwire.lab.soak` starts it; or the store that outlives all ranks.
 
-It waits for a line that says what to train, and says in lines of JSON what it does. Every step is held against the law
+A line says what to train. It says in lines of JSON what it does. Every step is held against the law
 that what memories held, and the gradients, are what was sent and what memories hold now.
 """
 
@@ -25,16 +25,19 @@ from gradwire.checkpoint import SEPARATOR
 from gradwire.frontends import DistributedOptimizer, Handle, Rendezvous, attach
 from gradwire.lab.configuration import parse
 from gradwire.lab.faults import TIMEOUT_S
+from gradwire.lab.soak_host import serve
 from gradwire.memories import RESIDUAL
 from gradwire.plans import Group, Plan, default_communicator, default_memory
 
 FRONT_ENDS = ("DDP", "DistributedOptimizer")
 WAYS = (
     "topk:0.05", "fp32", "powersgd:2", "quantized:4+scatterreduce", "acpsgd:2", "topk:0.1+oktopk", "efsignsgd",
-    "randomk:0.1", "topk:0.1+globaltopk", "onebit", "topk:0.1,4",
+    "randomk:0.1", "topk:0.1+globaltopk", "onebit", "topk:0.1,4", "bf16+residual", "qsgd+residual", "chunktopk:8,64",
+    "gaussiank:0.1", "alldimensiontopk:0.1+residual", "topk:0.1+splitgather", "terngrad+residual", "sidco:0.1",
+    "redsync:0.1", "topk:0.1+exclusive", "topk:0.1+leaderindices", "reusedthreshold:0.1",
 )  # fmt: skip
 """A plan has another one for each parameter."""
-QUIET_S = 5.0
+QUIET_S = 1.5
 
 
 def network() -> nn.Module:
@@ -82,6 +85,7 @@ class SoakRank:
     def _listen(self) -> None:
         for line in sys.stdin:
             self._orders.append(json.loads(line))
+        os._exit(1)  # nobody is there any more
 
     def _begin(self) -> Handle:
         way = plan(self.model, self._told["turn"])
@@ -96,8 +100,9 @@ class SoakRank:
     def _train(self, handle: Handle, step: int) -> None:
         """Until somebody new waits."""
         life, before = handle.from_first([uuid4().hex, self._life])
-        stayed, self._life = bool(before) and before == self._life, life
-        say(resumed=step, life=life, stayed=stayed, ranks=dist.get_world_size(), **self._hashes(handle))
+        stayed, late = bool(before) and before == self._life, self._life not in ("", before)
+        self._life = life
+        say(resumed=step, life=life, stayed=stayed, late=late, ranks=dist.get_world_size(), **self._hashes(handle))
         while not (step % 2 == 0 and dist.get_rank() == 0 and self._rendezvous.newcomers()):
             orders = [self._orders.popleft() for _ in range(len(self._orders))]
             taken = self._step(handle, step, orders)
@@ -174,15 +179,16 @@ def say(**words: Any) -> None:
     sys.stdout.flush()
 
 
-def main(what: str, host: str, port: str) -> None:
-    """`store` serves the store; `rank` waits for a line and trains."""
-    store = TCPStore(host, int(port), is_master=what == "store", wait_for_workers=False)
-    say(ready=True)
-    line = sys.stdin.readline()
-    if what == "rank" and line:
-        told = json.loads(line)
-        SoakRank(PrefixStore(told["name"], store), told).live()
+def main() -> None:
+    """Serves the store, or trains, as a line says."""
+    told = json.loads(sys.stdin.readline())
+    store = TCPStore(*told["address"], is_master=told["what"] == "store", wait_for_workers=False)
+    if told["what"] == "store":
+        say(ready=True)
+        sys.stdin.read()
+    else:
+        SoakRank(PrefixStore(told["job"], store), told).live()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve(main)

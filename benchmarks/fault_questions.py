@@ -1,0 +1,53 @@
+"""The questions about faults that there are results for."""
+
+from statistics import median
+
+from page import Page, Shown, middle, span
+from provenance import RESULTS, load
+
+
+def soak() -> Page:
+    found = load("soak")
+    kinds = {kind: seconds for kind, seconds in found["kinds"].items() if seconds}
+    rows = [
+        [kind, str(len(seconds)), middle(each for each in seconds if each is not None), str(seconds.count(None))]
+        for kind, seconds in kinds.items()
+    ]
+    faults, broken = sum(map(len, kinds.values())), len(found["broken"])
+    held = "every law held" if not broken else f"{broken} times a law did not hold"
+    verdict = f"{faults:,} random faults in {found['seconds'] / 60:.0f} minutes: {held}."
+    columns = ["fault", "how many", "s until all went on", "hung"]
+    note = f"{found['place']}; DDP and `DistributedOptimizer`; a run hangs after {found['patience_s']:.0f} s."
+    return Page("soak", "What do random faults break?", verdict, [Shown(["soak"], columns, rows, note)])
+
+
+def checks() -> Page:
+    found = load("checks")
+    every, rows, costs = found["every"], [], []
+    for row in found["rows"]:
+        verify = row["verify_ms"] / every / row["ms"]
+        costs.append(100 * (median(row["ratios"]) + verify - 1))
+        without, checked = row["cpu_ms"]["without"], row["cpu_ms"]["with"]
+        cpu = ", ".join(f"{thread} {without[thread]:.1f}→{checked[thread]:.1f}" for thread in without)
+        rows.append([row["model"], row["compressor"], middle(row["ratios"], ".3f"), f"{100 * verify:.2f}%", cpu])
+    verdict = f"{span(costs, '+.1f')}% of a step over {found['link']}."
+    columns = ["model", "compressor", "step, with over without", "verify", "CPU ms by thread"]
+    note = f"2 ranks; `elastic=True`, watching and heartbeat on and off; `verify()` every {every} steps."
+    return Page("checks", "What do all checks cost?", verdict, [Shown(["checks"], columns, rows, note)])
+
+
+def killed() -> Page:
+    found = load("killed")
+    whole, faulty = ([row for row in found["rows"] if (row["kill"] is None) == is_whole] for is_whole in (True, False))
+    seconds = [row["seconds"] for row in faulty]
+    rows = [
+        ["uninterrupted", str(len(whole)), span((row["loss"] for row in whole), ".4f")],
+        ["one killed, one joins", str(len(faulty)), span((row["loss"] for row in faulty), ".4f")],
+    ]
+    verdict = f"It goes on after {span(seconds)} s, survivors and newcomer bit-equal at every step."
+    note = f"{found['ranks']} ranks, {found['steps']} steps, three seeds; timeout {found['timeout_s']:.0f} s."
+    shown = Shown(["killed"], ["trainings", "how many", "held-out loss"], rows, note)
+    return Page("killed", "What if one of four replicas is killed?", verdict, [shown])
+
+
+FAULTS = tuple(each for each in (soak, checks, killed) if (RESULTS / f"{each.__name__}.json").exists())
