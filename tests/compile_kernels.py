@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from gradwire.ops.triton import codes, places, sums
+from gradwire.ops.triton import adding, codes, places, sums
 from gradwire.ops.triton.tables import ELEMENTS
 
 F, I, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
@@ -48,7 +48,7 @@ def usage(ptx: str, capability: int) -> tuple[int, int]:
 def main(capability: int) -> None:
     for scaled in (False, True):
         share = {"share": F if scaled else "fp32"}
-        constants = {**ADDENDS, "SCALED": scaled, "SIZE": 4096}
+        constants = {**ADDENDS, "SCALED": scaled, "SIZE": adding.SIZE}
         compiled(sums.add_kernel, ADDING | share | {"n": "i32"}, constants, capability)
         selecting = {"n": "i32", "magnitude": F, "places": I, "words": "i32"}
         compiled(sums.measure_kernel, ADDING | share | selecting, constants, capability)

@@ -221,7 +221,7 @@ def test_whole_exchanges_are_the_references_in_fewer_launches(case: Case, monkey
 
 
 REGISTERS = {
-    "add_kernel": 96, "measure_kernel": 112, "quantise_kernel": 128, "dequantise_kernel": 160, "pack_kernel": 80,
+    "add_kernel": 96, "measure_kernel": 112, "quantise_kernel": 192, "dequantise_kernel": 180, "pack_kernel": 80,
     "ends_kernel": 48, "sum_kernel": 32,
 }  # fmt: skip
 """Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""

@@ -17,7 +17,7 @@ from gradwire.ops.triton.sums import add_kernel, measure_kernel
 from gradwire.ops.triton.tables import KINDS, shape_of, table_of
 from gradwire.ops.vectors import Gradient, Share
 
-SIZE = 4096
+SIZE = 2048
 """Elements of a program."""
 
 

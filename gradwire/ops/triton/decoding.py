@@ -19,5 +19,6 @@ def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
         table = table_of(layout, total.device)
         launching.launch(
             dequantise_kernel, programs_for(layout.count, each), total, rows, rows.stride(0), len(rows),
-            layout.codes_at, table, layout.count, KIND=KINDS[code.kind], BITS=code.bits, TOP=code.top, ROWS=each, WIDTH=width,
+            layout.codes_at, table, layout.count, KIND=KINDS[code.kind], BITS=code.bits, TOP=code.top, ROWS=each,
+            WIDTH=width,
         )  # fmt: skip
