@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 from gradwire.ops.triton import adding, codes, places, sums
 from gradwire.ops.triton.tables import ELEMENTS
 
-F, I, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
+F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
 ADDING = {"next": F, "old": F, "gradient": "*bf16", "finite": "*i32", "decay": "fp32"}
 TABLE = {"table": "*i64", "count": "i32"}
 CODES = [(0, 4, 7, 64, "*i16"), (0, 3, 3, 64, "*i16"), (1, 8, 127, 1024, F), (2, 1, 1, 256, F), (3, 1, 1, 4096, F)]
@@ -50,7 +50,7 @@ def main(capability: int) -> None:
         share = {"share": F if scaled else "fp32"}
         constants = {**ADDENDS, "SCALED": scaled, "SIZE": adding.SIZE}
         compiled(sums.add_kernel, ADDING | share | {"n": "i32"}, constants, capability)
-        selecting = {"n": "i32", "magnitude": F, "places": I, "words": "i32"}
+        selecting = {"n": "i32", "magnitude": F, "places": WORDS, "words": "i32"}
         compiled(sums.measure_kernel, ADDING | share | selecting, constants, capability)
     for kind, bits, top, width, scales in CODES:
         code = {"KIND": kind, "BITS": bits, "TOP": top, "ROWS": max(1, ELEMENTS // width), "WIDTH": width}
@@ -59,8 +59,8 @@ def main(capability: int) -> None:
         compiled(codes.quantise_kernel, ADDING | TABLE | more, constants, capability)
         rows = {"out": F, "rows": "*u8", "stride": "i32", "ranks": "i32", "codes_at": "i32"}
         compiled(codes.dequantise_kernel, rows | TABLE, code, capability)
-    entries, more = {"values": F, "upper": I, "lower": I}, {"indices": "*i64", "chosen": F, "m": "i32"}
-    words = {"rows": I, "stride": "i32", "ends": I, "words": "i32"}
+    entries, more = {"values": F, "upper": WORDS, "lower": WORDS}, {"indices": "*i64", "chosen": F, "m": "i32"}
+    words = {"rows": WORDS, "stride": "i32", "ends": WORDS, "words": "i32"}
     for low in (0, 6):
         compiled(places.pack_kernel, entries | more, {"TAKE": True, "LOW": low, "SIZE": 1024}, capability)
         sums_of = words | {"out": F, "low_words": "i32", "k": "i32", "n": "i32", "ranks": "i32"}
