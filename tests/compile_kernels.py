@@ -1,15 +1,21 @@
 """Compiles the kernels for a GPU that is not there: python tests/compile_kernels.py 80. The interpreter takes more than
 the compiler does."""
 
+import os
+import re
+import subprocess
 import sys
+from tempfile import NamedTemporaryFile
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from gradwire.ops.triton import codes, places, sums
+from gradwire.ops.triton import adding, codes, places, sums
+from gradwire.ops.triton.tables import ELEMENTS
 
-F, ADDENDS = "*fp32", {"HAS_OLD": True, "HAS_GRADIENT": True}
+F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
 ADDING = {"next": F, "old": F, "gradient": "*bf16", "finite": "*i32", "decay": "fp32"}
 TABLE = {"table": "*i64", "count": "i32"}
 CODES = [(0, 4, 7, 64, "*i16"), (0, 3, 3, 64, "*i16"), (1, 8, 127, 1024, F), (2, 1, 1, 256, F), (3, 1, 1, 4096, F)]
@@ -17,34 +23,50 @@ CODES = [(0, 4, 7, 64, "*i16"), (0, 3, 3, 64, "*i16"), (1, 8, 127, 1024, F), (2,
 
 
 def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capability: int) -> None:
+    """Prints the kernel's name, with what tells its builds apart, registers per thread and bytes that are spilled."""
     signature = {name: arguments.get(name, "constexpr") for name in kernel.arg_names}
     places_of = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     made = triton.compile(ASTSource(kernel, signature, places_of), target=GPUTarget("cuda", capability, 32))
     assert made.asm["cubin"]
+    kind = "".join(f" {name.lower()} {constants[name]}" for name in ("KIND", "BITS", "LOW") if name in constants)
+    print(f"{kernel.__name__}{kind}: {' '.join(map(str, usage(made.asm['ptx'], capability)))}")
+
+
+def usage(ptx: str, capability: int) -> tuple[int, int]:
+    """Registers per thread, and bytes that are spilled, as Triton's own assembler tells."""
+    assembler = get_ptxas(capability).path
+    with NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        architecture = f"sm_{capability}{'a' if capability >= 90 else ''}"
+        command = [assembler, "-v", f"--gpu-name={architecture}", "-o", os.devnull, file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill", told)))
+    return int(re.findall(r"Used (\d+) registers", told)[0]), spilled
 
 
 def main(capability: int) -> None:
     for scaled in (False, True):
         share = {"share": F if scaled else "fp32"}
-        constants = {**ADDENDS, "SCALED": scaled, "SIZE": 4096}
+        constants = {**ADDENDS, "SCALED": scaled, "SIZE": adding.SIZE}
         compiled(sums.add_kernel, ADDING | share | {"n": "i32"}, constants, capability)
+        selecting = {"n": "i32", "magnitude": F, "places": WORDS, "words": "i32"}
+        compiled(sums.measure_kernel, ADDING | share | selecting, constants, capability)
     for kind, bits, top, width, scales in CODES:
-        code = {"KIND": kind, "BITS": bits, "TOP": top, "ROWS": 4096 // width, "WIDTH": width}
+        code = {"KIND": kind, "BITS": bits, "TOP": top, "ROWS": max(1, ELEMENTS // width), "WIDTH": width}
         more = {"share": "fp32", "scales": scales, "codes": "*u8", "seed": "i32"}
         constants = {**ADDENDS, "SCALED": False, "KEEP": True, **code}
         compiled(codes.quantise_kernel, ADDING | TABLE | more, constants, capability)
-        rows = {"out": F, "rows": "*u8", "stride": "i32", "codes_at": "i32"}
-        compiled(codes.dequantise_kernel, rows | TABLE, {"RANKS": 8, **code}, capability)
-    entries, more = {"values": F, "upper": "*i32", "lower": "*i32"}, {"indices": "*i64", "chosen": F, "m": "i32"}
-    words = {"words": "i32", "low_words": "i32", "k": "i32", "n": "i32"}
+        rows = {"out": F, "rows": "*u8", "stride": "i32", "ranks": "i32", "codes_at": "i32"}
+        compiled(codes.dequantise_kernel, rows | TABLE, code, capability)
+    entries, more = {"values": F, "upper": WORDS, "lower": WORDS}, {"indices": "*i64", "chosen": F, "m": "i32"}
+    words = {"rows": WORDS, "stride": "i32", "ends": WORDS, "words": "i32"}
     for low in (0, 6):
-        compiled(places.pack_kernel, entries | more, {"LOW": low, "SIZE": 1024}, capability)
-        sums_of = entries | words | {"out": F, "ends": "*i32"}
-        compiled(places.scatter_kernel, sums_of, {"LOW": low, "SIZE": 128}, capability)
-    counting = {"counts": "*i32", "rows": "*i32", "stride": "i32", "words": "i32"}
-    compiled(places.count_kernel, counting, {"SIZE": 1024}, capability)
+        compiled(places.pack_kernel, entries | more, {"TAKE": True, "LOW": low, "SIZE": 1024}, capability)
+        sums_of = words | {"out": F, "low_words": "i32", "k": "i32", "n": "i32", "ranks": "i32"}
+        compiled(places.sum_kernel, sums_of, {"LOW": low, "SPAN": 1024, "SIZE": 64}, capability)
+    compiled(places.ends_kernel, words, {"SIZE": 1024}, capability)
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))
-    print("compiled")

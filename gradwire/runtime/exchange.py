@@ -136,16 +136,24 @@ class ReplicaExchange(Exchange):
         )  # fmt: skip
         self.rounds = group.communicator.rounds(group.compressor, axis.world)
         self.nonfinite = torch.zeros(1, device=stored.buffers.device)
+        self._was_good = True
 
     def run(self, given: Given, step: int) -> Reduction:
-        self.nonfinite.zero_()
+        self.begin()
         dense_dtype = self.group.communicator.dense_dtype(self.group.compressor)
         if dense_dtype and not (self.group.memory.remembers or self.stored.pending):
             return self._reduce_dense(dense_dtype, given)
         return self.reduce(given, step)
 
+    def begin(self) -> None:
+        """Nothing is known yet to be not finite. After a good step that is so, and nothing is launched."""
+        if not self._was_good:
+            self.nonfinite.zero_()
+        self._was_good = False
+
     def commit(self) -> None:
         assert self.given is not None
+        self._was_good = True
         if self.stored.pending:
             self.stored.spend(whole=not self.given.absent)
         self.stored.commit()
@@ -218,8 +226,10 @@ def flagged(reduction: Reduction, nonfinite: Tensor) -> Reduction:
             op.send.flags.copy_(nonfinite.expand_as(op.send.flags))
         yield op
         flags = _heard(op)
-        if flags is not None:
-            nonfinite.add_(flags.sum())
+        if flags is not None and len(flags) > 1:  # this rank's own is among them
+            torch.sum(flags[:, 0], 0, keepdim=True, out=nonfinite)
+        elif flags is not None:
+            nonfinite.add_(flags.view(1))
 
 
 def _heard(op: Collective | None) -> Tensor | None:

@@ -8,15 +8,16 @@ from gradwire.ops import reference
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks
 from gradwire.ops.reference.adding import gathered
+from gradwire.ops.reference.selecting import scratch_for
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.codes import quantise_kernel
-from gradwire.ops.triton.entries import pack_entries
+from gradwire.ops.triton.entries import pack_entries, take_entries
 from gradwire.ops.triton.launching import programs_for
-from gradwire.ops.triton.sums import add_kernel
+from gradwire.ops.triton.sums import add_kernel, measure_kernel
 from gradwire.ops.triton.tables import KINDS, shape_of, table_of
 from gradwire.ops.vectors import Gradient, Share
 
-SIZE = 4096
+SIZE = 2048
 """Elements of a program."""
 
 
@@ -46,12 +47,18 @@ def add_select(
     payload: Tensor,
 ) -> Tensor:  # fmt: skip
     """See the reference."""
-    finite = add_in(next, old, gradient, decay, share)
-    indices = reference.top_k(next, layout.k)
-    values = next[indices]
-    sent = pack_entries(payload, layout, indices, values)
-    next.index_add_(0, indices, sent, alpha=-1)
-    return finite
+    if not layout.exact:
+        finite, indices = add_in(next, old, gradient, decay, share), reference.top_k(next, layout.k)
+        next.index_add_(0, indices, pack_entries(payload, layout, indices, next[indices]), alpha=-1)
+        return finite
+    adding, n, places = _Adding(next, old, gradient, decay, share), len(next), payload[: layout.values_at]
+    magnitude = scratch_for(next).tensor("magnitude", (n,))
+    launching.launch(
+        measure_kernel, programs_for(n, SIZE), *adding.tensors, *adding.numbers, n, magnitude, places.view(torch.int32),
+        len(places) // 4, **adding.has, SIZE=SIZE,
+    )  # fmt: skip
+    take_entries(next, payload, layout, magnitude.topk(layout.k, sorted=False).indices.sort().values)
+    return adding.finite
 
 
 def add_quantise(

@@ -110,9 +110,8 @@ def quantise_kernel(
 
 @triton.jit
 def dequantise_kernel(
-    out, rows, stride, codes_at, table, count,
-    RANKS: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    out, rows, stride, ranks, codes_at, table, count, KIND: tl.constexpr, BITS: tl.constexpr,
+    TOP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """`decode_blocks` of ROWS blocks, rank by rank: the same rounding on every replica."""
     row, known, start, width, byte = blocks_of_program(table, count, ROWS)
@@ -121,25 +120,25 @@ def dequantise_kernel(
     used = (width[:, None] * BITS + 7) // 8
     place, shift = (column * BITS // 8)[None, :], (column * BITS % 8)[None, :]
     total = tl.zeros((ROWS, WIDTH), tl.float32)
-    for rank in tl.static_range(RANKS):
-        payload = rows + rank * stride
-        codes = payload + codes_at + byte[:, None] + place
+    for _ in range(ranks):
+        codes = rows + codes_at + byte[:, None] + place
         code = tl.load(codes, live, 0).to(tl.int32)
         if BITS == 3:  # may lie across two bytes
             code += tl.load(codes + 1, live & (place + 1 < used), 0).to(tl.int32) << 8
         code = (code >> shift) & ((1 << BITS) - 1)
         if KIND == SIGN:
-            scale = tl.load(payload.to(tl.pointer_type(tl.float32)) + row, known, 0.0)[:, None]
+            scale = tl.load(rows.to(tl.pointer_type(tl.float32)) + row, known, 0.0)[:, None]
             total += tl.where(code == 1, scale, -scale)
         elif KIND == ONE_BIT:
-            low = tl.load(payload.to(tl.pointer_type(tl.float32)) + 2 * row, known, 0.0)[:, None]
-            high = tl.load(payload.to(tl.pointer_type(tl.float32)) + 2 * row + 1, known, 0.0)[:, None]
+            low = tl.load(rows.to(tl.pointer_type(tl.float32)) + 2 * row, known, 0.0)[:, None]
+            high = tl.load(rows.to(tl.pointer_type(tl.float32)) + 2 * row + 1, known, 0.0)[:, None]
             total += tl.where(code == 1, high, low)
         else:
             if KIND == NEAREST:
-                step = tl.load(payload.to(tl.pointer_type(tl.bfloat16)) + row, known, 0.0).to(tl.float32)
+                step = tl.load(rows.to(tl.pointer_type(tl.bfloat16)) + row, known, 0.0).to(tl.float32)
             else:
-                step = tl.load(payload.to(tl.pointer_type(tl.float32)) + row, known, 0.0) / TOP
+                step = tl.load(rows.to(tl.pointer_type(tl.float32)) + row, known, 0.0) / TOP
             number = (code ^ (1 << (BITS - 1))) - (1 << (BITS - 1))
             total += number.to(tl.float32) * step[:, None]
+        rows += stride
     tl.store(out + start[:, None] + column[None, :], total, live)

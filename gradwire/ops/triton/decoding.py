@@ -16,8 +16,9 @@ def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
     """See the reference."""
     code, (each, width) = layout.code, shape_of(layout)
     with whole(out, layout.numel) as total:
-        arguments = total, rows, rows.stride(0), layout.codes_at, table_of(layout, total.device), layout.count
+        table = table_of(layout, total.device)
         launching.launch(
-            dequantise_kernel, programs_for(layout.count, each), *arguments,
-            RANKS=len(rows), KIND=KINDS[code.kind], BITS=code.bits, TOP=code.top, ROWS=each, WIDTH=width,
+            dequantise_kernel, programs_for(layout.count, each), total, rows, rows.stride(0), len(rows),
+            layout.codes_at, table, layout.count, KIND=KINDS[code.kind], BITS=code.bits, TOP=code.top, ROWS=each,
+            WIDTH=width,
         )  # fmt: skip

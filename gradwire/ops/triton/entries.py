@@ -9,13 +9,15 @@ from gradwire.ops.entries import Entries
 from gradwire.ops.reference.decoding import whole
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.launching import programs_for
-from gradwire.ops.triton.places import count_kernel, pack_kernel, scatter_kernel
+from gradwire.ops.triton.places import ends_kernel, pack_kernel, sum_kernel
 from gradwire.ops.vectors import Output
 
 SIZE = 1024
 """Entries, or words, of a program."""
-WORDS = 128
-"""Words whose bits a program looks at, one after another."""
+SPAN = 1024
+"""Of the upper halves of indices, those that belong to a program that adds up; so these, and about as many entries."""
+WORDS = 64
+"""Upper words that it looks at, one bit of each after another."""
 
 
 def pack_entries(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
@@ -23,13 +25,23 @@ def pack_entries(payload: Tensor, layout: Entries, indices: Tensor, values: Tens
     if not layout.exact:
         return reference.pack_entries(payload, layout, indices, values)
     payload[: layout.nbytes].zero_()
-    upper, lower, room = _parts(payload, layout)
-    m = len(indices)
-    launching.launch(
-        pack_kernel, programs_for(m, SIZE), room, upper, lower, indices, values, m,
-        LOW=layout.places.low_bits, SIZE=SIZE,
-    )  # fmt: skip
+    _pack(payload, layout, indices, values, take=False)
     return values
+
+
+def take_entries(x: Tensor, payload: Tensor, layout: Entries, indices: Tensor) -> None:
+    """Moves k elements of x (n,) with ascending indices to a payload whose places are zero."""
+    _pack(payload, layout, indices, x, take=True)
+
+
+def _pack(payload: Tensor, layout: Entries, indices: Tensor, chosen: Tensor, *, take: bool) -> None:
+    upper_end, places_end = layout.places.upper_bytes, layout.values_at
+    upper, lower = (payload[a:b].view(torch.int32) for a, b in ((0, upper_end), (upper_end, places_end)))
+    values, m = payload[places_end : layout.nbytes].view(torch.float32), len(indices)
+    launching.launch(
+        pack_kernel, programs_for(m, SIZE), values, upper, lower, indices, chosen, m,
+        TAKE=take, LOW=layout.places.low_bits, SIZE=SIZE,
+    )  # fmt: skip
 
 
 def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:
@@ -37,31 +49,12 @@ def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:
     if not layout.exact:
         reference.decode_entries(rows, out, layout)
         return
-    ends = _ends(rows, layout)
+    payloads, places = rows[:, : layout.nbytes].view(torch.int32), layout.places
+    words, low_words = places.upper_bytes // 4, (places.nbytes - places.upper_bytes) // 4
+    ends = torch.empty(len(rows), words, dtype=torch.int32, device=rows.device)
+    launching.launch(ends_kernel, len(rows), ends, payloads, payloads.stride(0), words, SIZE=SIZE)
     with whole(out, layout.n) as total:
-        total.zero_()
-        for row, own in zip(rows, ends, strict=True):  # rank by rank: the same rounding on every replica
-            upper, lower, values = _parts(row, layout)
-            launching.launch(
-                scatter_kernel, programs_for(len(upper), WORDS), total, values, upper, lower, own, len(upper),
-                len(lower), layout.k, layout.n, LOW=layout.places.low_bits, SIZE=WORDS,
-            )  # fmt: skip
-
-
-def _ends(rows: Tensor, layout: Entries) -> Tensor:
-    """How many entries there are up to the end of each upper word, (rows, words)."""
-    upper = rows[:, : layout.places.upper_bytes].view(torch.int32)
-    counts = torch.empty(upper.shape, dtype=torch.int32, device=rows.device)
-    words = upper.shape[1]
-    launching.launch(
-        count_kernel, len(rows) * programs_for(words, SIZE), counts, upper, upper.stride(0), words, SIZE=SIZE
-    )
-    return counts.cumsum(1, dtype=torch.int32)
-
-
-def _parts(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor, Tensor]:
-    """Upper and lower words, and values."""
-    """Upper and lower words, and values."""
-    upper_end, places_end = layout.places.upper_bytes, layout.values_at
-    upper, lower, values = payload[:upper_end], payload[upper_end:places_end], payload[places_end : layout.nbytes]
-    return upper.view(torch.int32), lower.view(torch.int32), values.view(torch.float32)
+        launching.launch(
+            sum_kernel, programs_for(layout.n, SPAN << places.low_bits), total, payloads, payloads.stride(0), ends,
+            words, low_words, layout.k, layout.n, len(rows), LOW=places.low_bits, SPAN=SPAN, SIZE=WORDS,
+        )  # fmt: skip

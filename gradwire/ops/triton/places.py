@@ -6,12 +6,19 @@ import triton.language as tl
 
 
 @triton.jit
-def pack_kernel(values, upper, lower, indices, chosen, m, LOW: tl.constexpr, SIZE: tl.constexpr):
-    """Writes SIZE of m entries; upper and lower, int32, were zero. LOW: how many bits the lower ones are."""
+def pack_kernel(
+    values, upper, lower, indices, chosen, m, TAKE: tl.constexpr, LOW: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
+    """Writes SIZE of m entries; upper and lower, int32, were zero. Their values are those of `chosen` (m,) or, to TAKE
+    them, of the elements of a vector `chosen` that indices name, which become 0. LOW: how many bits the lower ones
+    are."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     live = at < m
     index = tl.load(indices + at, live, 0)
-    tl.store(values + at, tl.load(chosen + at, live, 0.0), live)
+    source = chosen + (index if TAKE else at)
+    tl.store(values + at, tl.load(source, live, 0.0), live)
+    if TAKE:
+        tl.store(source, 0.0, live)
     place = (index >> LOW) + at
     one = tl.full((SIZE,), 1, tl.int64)
     tl.atomic_or(upper + (place >> 5), (one << (place & 31)).to(tl.int32), live)
@@ -23,39 +30,89 @@ def pack_kernel(values, upper, lower, indices, chosen, m, LOW: tl.constexpr, SIZ
 
 
 @triton.jit
-def count_kernel(counts, rows, stride, words, SIZE: tl.constexpr):
-    """How many bits are set in each of `words` words of a row: counts (rows, words) int32."""
-    row = tl.program_id(0) // tl.cdiv(words, SIZE)
-    at = tl.program_id(0) % tl.cdiv(words, SIZE) * SIZE + tl.arange(0, SIZE)
-    word = tl.load(rows + row.to(tl.int64) * stride + at, at < words, 0).to(tl.int64) & 0xFFFFFFFF
+def set_bits(word):
+    """How many bits are set in each of these words, 0 to 2^32 - 1 in int64."""
     word -= (word >> 1) & 0x55555555
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
     word = (word + (word >> 4)) & 0x0F0F0F0F
-    word = (word * 0x01010101 >> 24) & 0xFF
-    tl.store(counts + row.to(tl.int64) * words + at, word.to(tl.int32), at < words)
+    return ((word * 0x01010101 >> 24) & 0xFF).to(tl.int32)
 
 
 @triton.jit
-def scatter_kernel(
-    out, values, upper, lower, ends, words, low_words, k, n, LOW: tl.constexpr, SIZE: tl.constexpr
+def ends_kernel(ends, rows, stride, words, SIZE: tl.constexpr):
+    """How many entries there are up to the end of each of a row's `words` upper words: ends (rows, words) int32."""
+    row = tl.program_id(0).to(tl.int64)
+    before = 0
+    for start in range(0, words, SIZE):
+        at = start + tl.arange(0, SIZE)
+        counts = set_bits(tl.load(rows + row * stride + at, at < words, 0).to(tl.int64) & 0xFFFFFFFF)
+        tl.store(ends + row * words + at, before + tl.cumsum(counts, 0), at < words)
+        before += tl.sum(counts, 0)
+
+
+@triton.jit
+def entries_before(ends, word):
+    """How many entries there are before a word."""
+    return tl.load(ends + word - 1, word > 0, 0)
+
+
+@triton.jit
+def first_word(ends, words, zeros):
+    """The first word with so many zeros before its end; `words` where there is none."""
+    low, high = 0, words
+    while low < high:
+        middle = (low + high) // 2
+        if 32 * (middle + 1) - tl.load(ends + middle) >= zeros:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@triton.jit
+def scatter_words(
+    out, values, upper, lower, ends, first, words, low_words, k, n, zeros, LOW: tl.constexpr, SPAN: tl.constexpr,
+    SIZE: tl.constexpr,
 ):  # fmt: skip
-    """out[index] += value for the entries of one payload that SIZE of its `words` upper words hold, whose indices are
-    all different; ends (words,) says how many there are up to each word's end. What is more than k, and what lies
-    behind n, counts for nothing."""
-    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    """out[index] += value for those entries of SIZE upper words from the `first` on that have `zeros` to `zeros` + SPAN
+    zeros before them. What is more than k, and what lies behind n, counts for nothing."""
+    at = first + tl.arange(0, SIZE)
     word = tl.load(upper + at, at < words, 0).to(tl.int64) & 0xFFFFFFFF
     entry = tl.load(ends + at - 1, (at > 0) & (at < words), 0).to(tl.int64)
     for bit in range(32):
         is_set = ((word >> bit) & 1) == 1
-        index = (at.to(tl.int64) * 32 + bit - entry) << LOW
-        live = is_set & (entry < k)
+        high = at.to(tl.int64) * 32 + bit - entry
+        index = high << LOW
+        live = is_set & (entry < k) & (high >= zeros) & (high < zeros + SPAN)
         if LOW > 0:
-            first = entry * LOW
-            here = first >> 5
+            place = entry * LOW
+            here = place >> 5
             field = tl.load(lower + here, live, 0).to(tl.int64) & 0xFFFFFFFF
             field |= (tl.load(lower + here + 1, live & (here + 1 < low_words), 0).to(tl.int64) & 0xFFFFFFFF) << 32
-            index += (field >> (first & 31)) & ((1 << LOW) - 1)
+            index += (field >> (place & 31)) & ((1 << LOW) - 1)
         live = live & (index < n)
         value = tl.load(values + entry, live, 0.0)
         tl.store(out + index, tl.load(out + index, live, 0.0) + value, live)
         entry += tl.where(is_set, 1, 0)
+
+
+@triton.jit
+def sum_kernel(
+    out, rows, stride, ends, words, low_words, k, n, ranks, LOW: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
+    """Writes to SPAN·2^LOW elements of out (n,) what the entries of all payloads there add up to, rank by rank; rows
+    (ranks, stride) int32. In one payload all indices differ, so only ranks have to wait for each other."""
+    zeros = tl.program_id(0) * SPAN
+    for part in range(1 << LOW):
+        at = (zeros.to(tl.int64) << LOW) + part * SPAN + tl.arange(0, SPAN)
+        tl.store(out + at, 0.0, at < n)
+    for _ in range(ranks):
+        tl.debug_barrier()  # what others of this program have written is there
+        lower = rows + words
+        values = (lower + low_words).to(tl.pointer_type(tl.float32))
+        first = first_word(ends, words, zeros)
+        while (first < words) & (32 * first - entries_before(ends, first) < zeros + SPAN):
+            scatter_words(out, values, rows, lower, ends, first, words, low_words, k, n, zeros, LOW, SPAN, SIZE)
+            first += SIZE
+        rows += stride
+        ends += words

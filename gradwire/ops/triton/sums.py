@@ -47,3 +47,17 @@ def add_kernel(
     total = summed(old, gradient, at, at < n, decay, share_of(share, SCALED), HAS_OLD, HAS_GRADIENT)
     tl.store(next + at, total, at < n)
     note_unless_finite(total, finite)
+
+
+@triton.jit
+def measure_kernel(
+    next, old, gradient, finite, decay, share, n, magnitude, places, words,
+    HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """`add_kernel`, and what selects needs: the magnitudes (n,), and zeros in `words` <= n words of places, int32."""
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    total = summed(old, gradient, at, at < n, decay, share_of(share, SCALED), HAS_OLD, HAS_GRADIENT)
+    tl.store(next + at, total, at < n)
+    tl.store(magnitude + at, tl.abs(total), at < n)
+    tl.store(places + at, 0, at < words)
+    note_unless_finite(total, finite)

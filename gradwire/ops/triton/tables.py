@@ -10,7 +10,7 @@ from gradwire.ops.formats import Blocks
 from gradwire.ops.host import to_device
 
 KINDS = {"nearest": 0, "stochastic": 1, "sign": 2, "one bit": 3}
-ELEMENTS = 4096
+ELEMENTS = 2048
 """Of a program, about."""
 
 
