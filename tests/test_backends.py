@@ -9,6 +9,7 @@ from harness import SMALL, draw, slots_of
 from kernel_cases import needs_library
 from lane import WORLD, Lane
 
+from gradwire.compressors import LowRank
 from gradwire.ops import native
 
 CPU = torch.device("cpu")
@@ -18,6 +19,7 @@ SLOTS = slots_of(SMALL | {"wide.weight": torch.empty(301, 257)})
 @needs_library
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_means_and_residuals_are_the_same(case: Case):
+    near = 1e-5 if isinstance(case.compressor, LowRank) else 1e-6  # products are added up in another order
     with torch.no_grad():
         ours, theirs = Lane(case, SLOTS, CPU), Lane(case, SLOTS, CPU)
         for number in range(3):
@@ -26,7 +28,7 @@ def test_means_and_residuals_are_the_same(case: Case):
             with mock.patch.object(native, "available", return_value=False):
                 expected = theirs.step(grads)
             for mean, other in zip(means[0], expected[0], strict=True):
-                torch.testing.assert_close(mean, other, rtol=0, atol=1e-6)
+                torch.testing.assert_close(mean, other, rtol=0, atol=near)
             if case.conserves:
                 for kept, other in zip(ours.residuals(), theirs.residuals(), strict=True):
-                    torch.testing.assert_close(kept, other, rtol=0, atol=4e-6)
+                    torch.testing.assert_close(kept, other, rtol=0, atol=4 * near)
