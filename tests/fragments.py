@@ -64,7 +64,7 @@ dist.all_gather(others, total)
 assert len(set(map(float, others))) == 1
 """
 ENDED = "dist.destroy_process_group()\nos._exit(0)\n"
-"""DDP still refers to the group, whose threads may let go of the last collective while Python goes down: that aborts the
+"""DDP still refers to the group, whose threads may let go of the last collective while Python goes down: that aborts a
 process, with plain DDP as well."""
 TOLD = """
 STEPS, host, port = 12, "127.0.0.1", int(os.environ["PORT"])
