@@ -20,12 +20,17 @@ import time
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from page import markdown, middle
 from provenance import save
 from ranks import as_rank, collect
 
 HERE = Path(__file__).resolve().parent
 CONFIGURATIONS = ["nocomm", "ddp", "fp32", "topk", "powersgd", "acpsgd", "qsgd", "efsignsgd"]
 WARM_UP = 4
+COLUMNS = (
+    "link", "model", "configuration", "before ms", "now ms", "now / before", "trains: CPU ms", "Gradwire: CPU ms",
+    "others: CPU ms",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -46,7 +51,7 @@ def main() -> None:
             rows += [row(link, model, arguments.ranks, name, cells) for name in cells["now"][0]]
             print(f"{link} {model}: done", flush=True)
             save(arguments.save, rows=rows)
-    print(f"\n{markdown(rows)}")
+    print(f"\n{markdown(COLUMNS, map(cells_of, rows))}")
 
 
 def parse() -> argparse.Namespace:
@@ -79,16 +84,25 @@ def rank_job(arguments: argparse.Namespace) -> dict:
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict:
-    """One configuration's steps in ms and CPU ms per step by thread."""
-    import torch
+    """One configuration's steps."""
     import torch.distributed as dist
 
     model, run = task(arguments.model)
     others = set(threading.enumerate())
     ddp, end = wrapped(name, model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    seconds, cpu = [], {}
-    for step in range(WARM_UP + arguments.steps):
+    found = timed_steps(ddp, run, arguments.steps, others)
+    end()
+    dist.barrier()
+    return found
+
+
+def timed_steps(ddp, run, steps: int, others: set[threading.Thread]) -> dict:
+    """Steps in ms after some to warm up, and CPU ms per step by thread; `others`: threads that are not Gradwire's."""
+    import torch
+
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    ms, own, cpu = [], [], {}
+    for step in range(WARM_UP + steps):
         if step == WARM_UP:
             own = [thread for thread in threading.enumerate() if thread not in others]
             cpu = cpu_ms(own)
@@ -96,11 +110,9 @@ def measure(name: str, arguments: argparse.Namespace) -> dict:
         optimizer.zero_grad()
         run(ddp).backward()
         optimizer.step()
-        seconds.append(time.perf_counter() - start)
-    cpu = {thread: (after - cpu[thread]) / arguments.steps for thread, after in cpu_ms(own).items()}
-    end()
-    dist.barrier()
-    return {"ms": [1e3 * each for each in seconds[WARM_UP:]], "cpu_ms": cpu}
+        ms.append(1e3 * (time.perf_counter() - start))
+    cpu = {thread: (after - cpu[thread]) / steps for thread, after in cpu_ms(own).items()}
+    return {"ms": ms[WARM_UP:], "cpu_ms": cpu}
 
 
 def task(model: str):
@@ -173,21 +185,15 @@ def pairs(cells: dict[str, list[dict]]) -> list[tuple[dict, dict]]:
     return list(zip(cells["before"], cells["now"], strict=True))
 
 
-def markdown(rows: list[dict]) -> str:
-    lines = [
-        "| link | model | configuration | before ms | now ms | now / before | trains: CPU ms | Gradwire: CPU ms "
-        "| others: CPU ms |",
-        "|---" * 9 + "|",
-    ]
-    for each in rows:
-        before, now = each["before"], each["now"]
-        least, *_, most = each["ratios"]
-        cells = [each["link"], each["model"], each["configuration"]]
-        cells += [f"{tree['ms']:.1f} ± {tree['spread']:.1f}" for tree in (before, now)]
-        cells.append(f"{each['ratio']:.2f} ({least:.2f} to {most:.2f})")
-        cells += [f"{before['cpu_ms'][thread]:.1f} → {ms:.1f}" for thread, ms in now["cpu_ms"].items()]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def cells_of(each: dict) -> list[str]:
+    """A row of the table."""
+    before, now = each["before"], each["now"]
+    return [
+        each["link"], each["model"], each["configuration"],
+        *(f"{tree['ms']:.1f} ± {tree['spread']:.1f}" for tree in (before, now)),
+        middle(each["ratios"]),
+        *(f"{before['cpu_ms'][thread]:.1f} → {ms:.1f}" for thread, ms in now["cpu_ms"].items()),
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ import sys
 import threading
 import time
 
-from before_after import cpu_ms, task
+from before_after import task, timed_steps
 from page import markdown, middle
 from provenance import save
 from ranks import as_rank, collect
 
-WARM_UP, EVERY = 4, 100
+EVERY = 100
 COMPRESSORS = ("fp32", "powersgd", "topk")
 NEVER_S = 1e6
 
@@ -58,7 +58,6 @@ def job(given: argparse.Namespace) -> list[dict]:
 
 def block(name: str, compressor: str, checked: bool, steps: int) -> dict:
     """The median step in ms, CPU ms per step by thread, and of checked ones what a `verify()` takes in ms."""
-    import torch
     from torch.nn.parallel import DistributedDataParallel
 
     import gradwire as gw
@@ -70,21 +69,10 @@ def block(name: str, compressor: str, checked: bool, steps: int) -> dict:
     ddp = DistributedDataParallel(model)
     compressors = {"fp32": gw.FP32(), "powersgd": gw.PowerSGD(4), "topk": gw.TopK(0.01)}
     handle = gw.attach(ddp, compressors[compressor], elastic=checked)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    ms: list[float] = []
-    for step in range(WARM_UP + steps):
-        if step == WARM_UP:
-            own = [thread for thread in threading.enumerate() if thread not in others]
-            cpu = cpu_ms(own)
-        start = time.perf_counter()
-        optimizer.zero_grad()
-        run(ddp).backward()
-        optimizer.step()
-        ms.append(1e3 * (time.perf_counter() - start))
-    spent = {thread: (after - cpu[thread]) / steps for thread, after in cpu_ms(own).items()}
+    found = timed_steps(ddp, run, steps, others)
     verify = [timed(handle.verify) for _ in range(3)] if checked else [0.0]
     handle.detach()
-    return {"ms": statistics.median(ms[WARM_UP:]), "cpu_ms": spent, "verify_ms": min(verify)}
+    return {"ms": statistics.median(found["ms"]), "cpu_ms": found["cpu_ms"], "verify_ms": min(verify)}
 
 
 def timed(call) -> float:

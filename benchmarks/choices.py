@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fidelity import RANKS, STEPS, TASKS, rate, setting_of
+from page import markdown
 from provenance import RESULTS, load, save
 from ranks import as_rank, collect
 from torch.nn.parallel import DistributedDataParallel
@@ -50,7 +51,8 @@ def main() -> None:
             rows.append({"link": link, "task": task, "found": found})
             save(f"{file}.json", rows=rows)
     if not arguments.curves:
-        print(markdown(rows, {row["task"]: row["found"] for row in load("choices_curves")["rows"]}))
+        found = {row["task"]: row["found"] for row in load("choices_curves")["rows"]}
+        print(markdown(COLUMNS, [cells(row, found[row["task"]]) for row in rows]))
 
 
 def arguments_of() -> argparse.Namespace:
@@ -160,18 +162,16 @@ def most_of(plan: gw.Plan, ddp: DistributedDataParallel) -> str:
     return max(elements, key=elements.__getitem__)
 
 
-def markdown(rows: list[dict[str, Any]], found: dict[str, Any]) -> str:
-    lines = ["| link | task | Auto | s to dense's loss + 1 % | best candidate | s | Auto / best |", "|---" * 7 + "|"]
-    for row in rows:
-        own = found[row["task"]]
-        taken = {text: steps_to(own[text], own[DENSE]) * row["found"]["s"][text] for text in own}
-        sent, best = row["found"]["sent"], min(taken, key=taken.__getitem__)
-        auto = steps_to(own[sent], own[DENSE]) * row["found"]["s"]["auto"]
-        lines.append(
-            f"| {row['link']} | {row['task']} | {sent} | {auto:.1f} | {best} | {taken[best]:.1f} "
-            f"| {auto / taken[best]:.2f} |"
-        )
-    return "\n".join(lines)
+COLUMNS = ("link", "task", "Auto", "s to dense's loss + 1 %", "best candidate", "s", "Auto / best")
+
+
+def cells(row: dict[str, Any], own: dict[str, list[tuple[int, float]]]) -> list[str]:
+    """A row of the table, and the curves of its task."""
+    seconds, sent = row["found"]["s"], row["found"]["sent"]
+    taken = {text: steps_to(own[text], own[DENSE]) * seconds[text] for text in own}
+    best, auto = min(taken, key=taken.__getitem__), steps_to(own[sent], own[DENSE]) * seconds["auto"]
+    times = f"{auto:.1f}", best, f"{taken[best]:.1f}", f"{auto / taken[best]:.2f}"
+    return [row["link"], row["task"], sent, *times]
 
 
 if __name__ == "__main__":

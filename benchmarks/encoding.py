@@ -17,6 +17,7 @@ import time
 from statistics import median
 
 import torch
+from page import markdown
 from provenance import save
 
 import gradwire as gw
@@ -56,7 +57,7 @@ def main() -> None:
             all_ms[name][way] += ms
     ms = {name: {way: median(own) for way, own in ways.items()} for name, ways in all_ms.items()}
     save("encoding.json", kernels=kernels, ms=ms)
-    print(markdown(ms))
+    print(markdown(COLUMNS, [cells(name, ms) for name in COMPRESSORS]))
 
 
 def elsewhere(kernels: str, repeats: int) -> dict:
@@ -102,12 +103,13 @@ def encoded(exchange: ReplicaExchange, gradient: torch.Tensor, step: int) -> flo
     return 1e3 * (last - start)
 
 
-def markdown(ms: dict[str, dict[str, float]]) -> str:
-    lines = ["| | torch ms | of TopK 1 % | native ms | of TopK 1 % |", "|---|---|---|---|---|"]
-    for name in COMPRESSORS:
-        cells = " | ".join(f"{own[name]:.1f} | {own[name] / own['TopK 1 %']:.2f}" for own in ms.values())
-        lines.append(f"| {name} | {cells} |")
-    return "\n".join(lines)
+COLUMNS = ("", *(told for kernels in KERNELS for told in (f"{kernels} ms", "of TopK 1 %")))
+
+
+def cells(name: str, ms: dict[str, dict[str, float]]) -> list[str]:
+    """A compressor's row of the table."""
+    times = [(own[name], own[name] / own["TopK 1 %"]) for own in ms.values()]
+    return [name, *(cell for own, share in times for cell in (f"{own:.1f}", f"{share:.2f}"))]
 
 
 if __name__ == "__main__":

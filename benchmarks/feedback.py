@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from fidelity import STEPS, rate, setting_of
+from page import markdown
 from provenance import RESULTS, save
 from torch import Tensor
 
@@ -308,7 +309,7 @@ def main() -> None:
         runs.append({"task": task, "way": way, "seed": int(seed)} | train(task, way, int(seed)))
         save(f"feedback_{task}.json", runs=runs)
         print(f"{task}, seed {seed}, {way}: {runs[-1]}", flush=True)
-    print("\n\n".join(markdown(known(task)) for task in arguments.tasks.split(",")))
+    print("\n\n".join(map(table, arguments.tasks.split(","))))
 
 
 def known(task: str) -> list[dict[str, Any]]:
@@ -369,15 +370,16 @@ class AdamW(torch.optim.Optimizer):
             p.addcdiv_(m, size, value=-group["lr"] / (1 - 0.9**self.steps))
 
 
-def markdown(runs: list[dict[str, Any]]) -> str:
+def table(task: str) -> str:
+    """The task's runs in Markdown."""
+    runs = known(task)
     dense = {run["seed"]: run for run in runs if run["way"] == "dense"}
-    lines = [f"| {runs[0]['task'] if runs else ''} | held out against dense, by seed | training |", "|---|---|---|"]
+    rows = []
     for way in dict.fromkeys(run["way"] for run in runs):
         own = sorted((r for r in runs if r["way"] == way and r["seed"] in dense), key=lambda run: run["seed"])
         gaps = [[run[key] / dense[run["seed"]][key] - 1 for run in own] for key in ("loss", "training")]
-        held, training = (", ".join(f"{gap:+.1%}" for gap in each) for each in gaps)
-        lines.append(f"| {way} | {held} | {training} |")
-    return "\n".join(lines)
+        rows.append([way, *(", ".join(f"{gap:+.1%}" for gap in each) for each in gaps)])
+    return markdown((task, "held out against dense, by seed", "training"), rows)
 
 
 if __name__ == "__main__":

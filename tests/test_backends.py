@@ -19,7 +19,7 @@ SLOTS = slots_of(SMALL | {"wide.weight": torch.empty(301, 257)})
 @needs_library
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_means_and_residuals_are_the_same(case: Case):
-    near = 1e-5 if isinstance(case.compressor, LowRank) else 1e-6  # products are added up in another order
+    near = 3e-6 if isinstance(case.compressor, LowRank) else 1e-6  # products are added up in another order
     with torch.no_grad():
         ours, theirs = Lane(case, SLOTS, CPU), Lane(case, SLOTS, CPU)
         for number in range(3):
@@ -31,4 +31,4 @@ def test_means_and_residuals_are_the_same(case: Case):
                 torch.testing.assert_close(mean, other, rtol=0, atol=near)
             if case.conserves:
                 for kept, other in zip(ours.residuals(), theirs.residuals(), strict=True):
-                    torch.testing.assert_close(kept, other, rtol=0, atol=4 * near)
+                    torch.testing.assert_close(kept, other, rtol=0, atol=4e-6)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.compressors import GroupContext
+from gradwire.compressors.context import SlotState
 
 SLOTS = slots_of(SMALL)
 
@@ -54,6 +55,15 @@ def test_a_groups_number_that_is_not_finite_is_not_kept():
         for state in running.states():
             assert state["scale//group/seen"].tolist() == [1, 1, 1]
         assert [runtime.stats().skipped for runtime in running.runtimes] == [0, 0]
+
+
+def test_numbers_whose_sum_is_too_large_are_finite():
+    state = SlotState([{"seen": torch.zeros(2)}])
+    for largest in (None, torch.tensor([3e38, 3e38])):
+        state.stage("seen", [torch.full((2,), 3e38)], largest)
+        assert state.nonfinite is not None
+        assert state.nonfinite == 0
+        state.forget()
 
 
 def test_what_spoilt_a_step_is_named_on_all_ranks():

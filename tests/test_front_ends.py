@@ -3,15 +3,18 @@
 import os
 import subprocess
 import sys
+import threading
 from itertools import count
 
 import pytest
 import torch
 from harness import CPU, SMALL, draw, job, plan_of, raising, slots_of, together
+from kernel_cases import needs_library
 from torch import nn
 
 import gradwire as gw
 from gradwire.frontends.job import Choices, mesh_of, parameters_of
+from gradwire.ops import native
 from gradwire.runtime import agreement
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.settings import Settings
@@ -72,6 +75,21 @@ def test_ranks_whose_arithmetic_differs_are_refused_where_all_must_compute_alike
 
         errors = together(2, begin)
         assert ["differ in arithmetic" in str(error) for error in errors] == [differ, differ]
+
+
+@needs_library
+def test_a_rank_without_the_library_is_refused_where_all_must_compute_alike(monkeypatch: pytest.MonkeyPatch):
+    """Low rank's products are added up in another order there."""
+    mine = threading.local()
+    monkeypatch.setattr(native, "available", lambda: not getattr(mine, "lacks_it", False))
+    plan = gw.plans.uniform(SLOTS, gw.PowerSGD(2))
+    transports = gw.Threads.group(2)
+
+    def begin(rank: int) -> None:
+        mine.lacks_it = rank == 1
+        Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, Settings()).close()
+
+    assert all("differ in arithmetic" in str(error) for error in together(2, begin))
 
 
 def test_jobs_follow_each_other_on_one_transport():
