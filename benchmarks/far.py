@@ -11,7 +11,8 @@ from provenance import RESULTS, load
 
 
 def shards() -> Page:
-    links = load("shards")["rows"]
+    names = [name for name in ("shards_100mbit", "shards_1gbit") if (RESULTS / f"{name}.json").exists()]
+    links = [load(name) for name in names]
     sooner = {row["link"]: _against_native(row) for row in links}
     best = {link: max(ways, key=lambda way: median(ways[way])) for link, ways in sooner.items()}
     verdict = "; ".join(
@@ -21,7 +22,7 @@ def shards() -> Page:
     rows = [[way, *(_shard_cell(row, way) for row in links), _bytes(links[0]["ways"][way])] for way in links[0]["ways"]]
     columns = ["", *(f"{row['link']}: ms" for row in links), "MB sent/declared"]
     note = f"GPT of {links[0]['parameters'] / 1e6:.1f}M, 2 hosts of 2 ranks; (times native float32's speed)."
-    timed = Shown(["shards"], columns, rows, note)
+    timed = Shown(names, columns, rows, note)
     return Page("shards", "How fast is FSDP2 between hosts?", f"{verdict}.", [timed])
 
 
@@ -114,7 +115,7 @@ def _soonest(lines: list[list[str]]) -> str:
 FAR = tuple(
     make
     for make, results in {
-        shards: ["shards"], losses_on_shards: ["shard_losses"], local_steps: ["local_steps"],
+        shards: ["shards_100mbit"], losses_on_shards: ["shard_losses"], local_steps: ["local_steps"],
         streaming: ["streaming"], time_to_loss: [reached.CURVES, reached.TIMES],
     }.items()
     if all((RESULTS / f"{name}.json").exists() for name in results)

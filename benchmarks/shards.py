@@ -1,17 +1,16 @@
 """Step times of a sharded language model: 2 hosts of 2 ranks, a slow link between the hosts alone, in turns.
 
     python benchmarks/shards.py                    # 100mbit; 5 minutes
-    python benchmarks/shards.py --link 1gbit       # beside it, in the same file
+    python benchmarks/shards.py --link 1gbit
 
 Native HSDP (`fully_shard` on the whole mesh) in float32, and reducing in bf16, beside `gw.attach`, and beside nothing
 between the hosts. Byte-level GPT (width 320, 4 layers), sharded block by block, 1 x 64 bytes a rank and step, SGD.
 Each configuration gets a fresh model, three steps to warm up, then `--steps` timed ones; this is repeated `--repeats`
 times in turn. Bytes are those that a host's interface has sent, over steps and hosts, beside what is declared: by
-Gradwire, or of a dense ring. Writes benchmarks/results/shards.json and prints a Markdown table.
+Gradwire, or of a dense ring. Writes benchmarks/results/shards_LINK.json and prints a Markdown table.
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -19,7 +18,7 @@ import time
 from typing import Any
 
 from page import markdown, middle
-from provenance import RESULTS, save
+from provenance import save
 from ranks import as_rank, collect
 
 HOSTS, RANKS, WARM_UP = 2, 4, 3
@@ -35,13 +34,9 @@ def main() -> None:
     arguments = parse()
     if arguments.out:
         as_rank(arguments.out, lambda: rank_job(arguments))
-    path = RESULTS / "shards.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
     found = collect(__file__, sys.argv[1:], RANKS, arguments.link, HOSTS)
-    rows = [row for row in rows if row["link"] != arguments.link] + [{"link": arguments.link, **found}]
-    save("shards.json", rows=rows)
-    for row in rows:
-        print(f"\n{row['link']}, {row['parameters']:,} parameters\n\n{markdown(COLUMNS, cells(row))}")
+    save(f"shards_{arguments.link}.json", link=arguments.link, **found)
+    print(f"\n{arguments.link}, {found['parameters']:,} parameters\n\n{markdown(COLUMNS, cells(found))}")
 
 
 def parse() -> argparse.Namespace:
