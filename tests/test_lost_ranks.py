@@ -1,15 +1,18 @@
 """A rank that is lost where no wait says so, as on NCCL: played by a transport of threads and by one of processes."""
 
+import re
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from socket import gethostname
 
 import pytest
 import torch
+import torch.distributed as dist
 from harness import SMALL, WAIT_S, draw, hand_over, job, slots_of, together
 
 import gradwire as gw
@@ -233,3 +236,49 @@ def test_a_process_that_stops_is_noticed_by_those_that_wait_for_it():
             survivor.kill()
             stopped.kill()
     assert f"reducing ended: rank 1 (host {gethostname()}) was lost".encode() in said
+
+
+PAUSED = """
+import os, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+import gradwire as gw
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=4))
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(50, 50))
+gw.attach(ddp, gw.TopK(0.1))
+try:
+    for step in range(1000):
+        ddp(torch.ones(2, 50)).sum().backward()
+        if step == 3:
+            print("ready", flush=True)
+            sys.stdin.readline()
+except RuntimeError as error:
+    print(" ".join(str(error).split()), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_process_that_was_stopped_and_goes_on_learns_that_the_others_went_on_without_it():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    shared |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""}
+    with ExitStack() as stack:
+        command, pipes = [sys.executable, "-c", PAUSED], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        ranks = [
+            stack.enter_context(subprocess.Popen(command, env=shared | {"RANK": rank}, text=True, **pipes))
+            for rank in ("0", "1")
+        ]
+        for rank in ranks:
+            stack.callback(rank.kill)
+        for rank in ranks:
+            assert rank.stdout.readline() == "ready\n"
+        ranks[1].send_signal(signal.SIGSTOP)
+        for rank in ranks:
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+        survived = ranks[0].stdout.read()
+        ranks[1].send_signal(signal.SIGCONT)
+        paused = ranks[1].stdout.read()
+    assert f"rank 1 (host {gethostname()}) was lost" in survived
+    assert re.search(rf"ended: rank 1 \(host {gethostname()}\) did not run for \d+ s", paused), paused

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic, sleep
+from typing import NamedTuple
 
 from gradwire.transports import Mesh
 
@@ -31,6 +32,13 @@ class Left(RuntimeError):
     """This rank goes, as it was told to."""
 
 
+class Mark(NamedTuple):
+    """What a rank says of its end: its own fault, if there was one; and for how long it did not run, lately."""
+
+    fault: str | None
+    paused_s: float
+
+
 class Ending:
     """The end of one rank's job.
 
@@ -39,12 +47,16 @@ class Ending:
        hears of it at the step's end. `step_s` is how long one takes, `hosts` names every rank's.
     3. Who was interrupted waits for the marks until then. A rank that has a fault of its own says so in its mark, and
        is blamed at once; else those without a mark are lost. Where the store is gone, it went with rank 0, or with its
-       own host.
+       own host. Where nobody is lost, it was who did not run for the longest: stopped, it comes back to a job that has
+       ended, for the others went on without it.
     4. The store may be in rank 0's process, which therefore goes on when the others have heard.
     """
 
-    def __init__(self, mesh: Mesh, hosts: Callable[[], Sequence[str]], step_s: Callable[[], float]) -> None:
-        self._mesh, self._hosts, self._step_s = mesh, hosts, step_s
+    def __init__(
+        self, mesh: Mesh, hosts: Callable[[], Sequence[str]], step_s: Callable[[], float],
+        paused_s: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._mesh, self._hosts, self._step_s, self._paused_s = mesh, hosts, step_s, paused_s
 
     def end(self, error: BaseException) -> None:
         """This rank ends with an error, which is told who is to blame."""
@@ -74,35 +86,40 @@ class Ending:
 
     def _blame(self, error: Interrupted) -> set[int]:
         """Tells the error what the others' marks say; the ranks that are lost."""
-        faults, store_is_there = self._said("ended", self._others)
-        if fault := next(filter(None, faults.values()), None):
+        marks, store_is_there = self._said("ended", self._others)
+        if fault := next((mark.fault for mark in marks.values() if mark.fault), None):
             error.blame(fault)
             return set()
-        lost = self._others - faults.keys()
+        lost = self._others - marks.keys()
         if 0 in lost and not store_is_there:
             error.blame(f"{self._named([0])}, or the store's host, was lost")
         elif lost:
             error.blame(f"{self._named(sorted(lost))} {'was' if len(lost) == 1 else 'were'} lost")
+        else:
+            pauses = {rank: mark.paused_s for rank, mark in marks.items()} | {self._mesh.rank: self._paused_s()}
+            rank = max(pauses, key=pauses.__getitem__)
+            if pauses[rank]:
+                error.blame(f"{self._named([rank])} did not run for {pauses[rank]:.0f} s")
         return lost
 
     def _say(self, word: str, fault: str | None) -> None:
         with suppress(RuntimeError):  # the store is gone
-            self._mesh.store.set(f"{word}/{self._mesh.rank}", json.dumps(fault))
+            self._mesh.store.set(f"{word}/{self._mesh.rank}", json.dumps(Mark(fault, self._paused_s())))
 
-    def _said(self, word: str, ranks: set[int]) -> tuple[dict[int, str | None], bool]:
-        """The faults, by rank, of those who have said a word: all of them, or until time is over or one has a fault.
+    def _said(self, word: str, ranks: set[int]) -> tuple[dict[int, Mark], bool]:
+        """The marks, by rank, of those who have said a word: all of them, or until time is over or one has a fault.
         And whether the store is still there."""
-        faults: dict[int, str | None] = {}
+        marks: dict[int, Mark] = {}
         until = monotonic() + min(self._mesh.timeout_s, OTHERS_S + self._step_s())
         try:
-            while ranks - faults.keys() and not any(faults.values()) and monotonic() < until:
-                for rank in ranks - faults.keys():
+            while ranks - marks.keys() and not any(mark.fault for mark in marks.values()) and monotonic() < until:
+                for rank in ranks - marks.keys():
                     if (said := self._mesh.store.get(f"{word}/{rank}", 0)) is not None:
-                        faults[rank] = json.loads(said)
+                        marks[rank] = Mark(*json.loads(said))
                 sleep(POLL_S)
         except RuntimeError:
-            return faults, False
-        return faults, True
+            return marks, False
+        return marks, True
 
     def _named(self, ranks: Sequence[int]) -> str:
         hosts = self._hosts()

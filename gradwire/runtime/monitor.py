@@ -1,6 +1,7 @@
 """A thread that notices a lost rank where a wait may not."""
 
 import threading
+from time import monotonic
 
 from gradwire.runtime.ending import Interrupted
 from gradwire.runtime.executor import Executor
@@ -13,10 +14,14 @@ class Monitor:
     """On NCCL the worker waits for a stream, not for the ranks: a wait returns at once, and where a rank is lost the
     stream never ends. gloo's waits mostly end with an error; but it forgets some messages to a rank that is gone. So
     every second this thread asks the transports that are `silent`; what they say fails the job, which aborts the
-    collectives under way, and so ends the wait of whoever waits for the stream, or for the worker."""
+    collectives under way, and so ends the wait of whoever waits for the stream, or for the worker.
+
+    Where it is itself late by half the collectives' timeout, this process did not run, and others may have given it up.
+    """
 
     def __init__(self, mesh: Mesh, executor: Executor) -> None:
         self._mesh, self._executor, self._closed = mesh, executor, threading.Event()
+        self._awake_s, self._pause = monotonic(), (0.0, 0.0)
         self._thread = threading.Thread(target=self._watch, name="gradwire-monitor", daemon=True)
         self._thread.start()
 
@@ -26,9 +31,23 @@ class Monitor:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def paused_s(self) -> float:
+        """For how long this process did not run, where that could end the collectives now under way; otherwise 0."""
+        self._note_pause()
+        ended_s, seconds = self._pause
+        return seconds if monotonic() - ended_s < self._mesh.timeout_s else 0.0
+
+    def _note_pause(self) -> None:
+        now, awake_s = monotonic(), self._awake_s
+        if (late_s := now - awake_s - PERIOD_S) > self._mesh.timeout_s / 2:
+            self._pause = now, late_s
+
     def _watch(self) -> None:
         while not self._closed.wait(PERIOD_S):
-            if (why := self._lost()) is not None:
+            self._note_pause()
+            why = self._lost()
+            self._awake_s = monotonic()
+            if why is not None:
                 # first: what a collective leaves on a stream where it was ended is nobody's result
                 self._executor.aborted = not self._executor.is_immediate
                 self._executor.fail(Interrupted("reducing ended", why))

@@ -77,7 +77,8 @@ class Runtime:
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         self._states = States(self._steps, self._plans, self._agreement, settings)
         self._intake = Intake(self._steps, self.executor, self.recorder)
-        self._ending = Ending(self.mesh, self._agreement.hosts, self._intake.step_s)
+        paused_s = monitor.paused_s if monitor else lambda: 0.0
+        self._ending = Ending(self.mesh, self._agreement.hosts, self._intake.step_s, paused_s)
         self.arrivals, self.arrive = self._intake.arrivals, self._intake.arrivals.arrive
         self._waiting, self._ended, self._reduced = Waiting(), 0, 0
         self.executor.call(partial(self._plans.work_with, self._steps, control, self._pipeline))
