@@ -18,6 +18,7 @@ from gradwire.runtime.alike import from_first
 from gradwire.runtime.replicas import differences, mend
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.stats import Stats
+from gradwire.runtime.stragglers import Straggler
 from gradwire.runtime.trace import Trace
 
 
@@ -151,6 +152,15 @@ class Handle:
         if found:
             self._runtime.together(partial(mend, held, found), None)
         return list(dict.fromkeys(each.name for each in found))
+
+    def stragglers(self, factor: float = 1.2) -> list[Straggler]:
+        """The ranks that the others wait for, the slowest first: whose own part of a step takes more than `factor`
+        times the median of all ranks, in the mean since this was last called. All ranks call this together, between
+        steps, every so many of them, and get the same; print one to read it.
+
+        A rank's own part is all but its wait for the means, so loading data and evaluating are among it. Where DDP
+        reduces by itself, as under `gradwire.plans.NATIVE`, nobody's wait is known, and nobody is named."""
+        return self._runtime.stragglers(factor)
 
     def replan(self, plan: Plan) -> None:
         """Puts `plan` in force from the next step on; all ranks must do so after the same step. Every parameter keeps

@@ -9,6 +9,7 @@ from torch import Tensor
 from gradwire import checkpoint
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.stats import Stats
+from gradwire.runtime.stragglers import Straggler
 
 T = TypeVar("T")
 
@@ -71,6 +72,10 @@ class Idle:
     def together(self, task: object, alone: T) -> T:
         """There is no other rank."""
         return alone
+
+    def stragglers(self, factor: float) -> list[Straggler]:
+        """Nobody is waited for."""
+        return []
 
     def install(self, plan: Plan) -> None:
         """Nothing follows a plan here."""

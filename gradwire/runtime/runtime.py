@@ -31,6 +31,7 @@ from gradwire.runtime.states import States
 from gradwire.runtime.stats import Stats, dense_bytes
 from gradwire.runtime.steps import Steps
 from gradwire.runtime.store import Store
+from gradwire.runtime.stragglers import OwnTime, Straggler, stragglers
 from gradwire.runtime.trace import Trace
 from gradwire.runtime.waiting import Waiting
 from gradwire.slots import Slot
@@ -81,6 +82,7 @@ class Runtime:
         self._ending = Ending(self.mesh, self._agreement.hosts, self._intake.step_s, paused_s)
         self.arrivals, self.arrive = self._intake.arrivals, self._intake.arrivals.arrive
         self._waiting, self._ended, self._reduced = Waiting(), 0, 0
+        self._own_time = OwnTime()
         self.executor.call(partial(self._plans.work_with, self._steps, control, self._pipeline))
 
     # A step, on the thread that trains
@@ -202,6 +204,12 @@ class Runtime:
         """What comes of `task`, which all ranks do together, between steps; `alone` is what comes of it for one."""
         self.finish()
         return self._call(partial(self._pipeline.agree, partial(task, self.mesh, self.executor.device)))
+
+    def stragglers(self, factor: float) -> list[Straggler]:
+        """The ranks that take more than `factor` times the median for their own part of a step, since this was last
+        asked, by all together."""
+        own_s = self._own_time.per_step(self._reduced, self.recorder.totals().get("wait", 0.0))
+        return self.together(partial(stragglers, own_s, factor, self._agreement.hosts()), [])
 
     def trace(self, steps: int) -> Trace:
         """Records the next `steps` whole steps. Raises ValueError where the framework reduces by itself."""

@@ -21,6 +21,7 @@ from datetime import timedelta
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from socket import gethostname
 from zlib import crc32
 
 import pytest
@@ -1102,6 +1103,22 @@ def a_flipped_bit_is_named_on_all_ranks_and_mended() -> None:
         assert handle.verify() == []
         train(module, 3, first=4, optimizer=optimizer)
         assert handle.verify() == []
+
+
+@scenario(3)
+def a_rank_that_others_wait_for_is_named_on_all() -> None:
+    for module, optimizer, handle in made_in_every_way():
+        handle.stragglers()  # what comes before is not counted
+        for step in range(3):
+            time.sleep(0.5 if dist.get_rank() == 1 else 0.0)
+            train(module, 1, first=step, optimizer=optimizer)
+        native = handle.plan == gw.NATIVE
+        found = handle.stragglers(factor=2)
+        assert [each.rank for each in found] == ([] if native else [1])
+        assert native or f"rank 1 (host {gethostname()}) takes " in str(found[0])
+        assert not handle.stragglers(factor=1e6)
+        handle.detach()
+        assert not handle.stragglers()
 
 
 @scenario(2)

@@ -1,0 +1,53 @@
+"""Which ranks the others wait for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from time import monotonic
+
+import torch
+
+from gradwire.runtime.meeting import ranks_named
+from gradwire.transports import Mesh
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank whose own part of a step, all but its wait for the means, takes `own_s` seconds. `median_s` is the ranks'
+    median, of an even number the lower one."""
+
+    rank: int
+    host: str
+    own_s: float
+    median_s: float
+
+    def __str__(self) -> str:
+        at = f" (host {self.host})" if self.host else ""
+        return (
+            f"{ranks_named([self.rank])}{at} takes {1000 * self.own_s:.0f} ms a step beside waiting, "
+            f"{self.own_s / self.median_s:.1f} times the median"
+        )
+
+
+class OwnTime:
+    """Of one rank: what of a step is not spent on waiting."""
+
+    def __init__(self) -> None:
+        self._asked_s, self._waited_s, self._steps = monotonic(), 0.0, 0
+
+    def per_step(self, steps: int, waited_s: float) -> float:
+        """Seconds, in the mean since this was last asked. `steps` were made so far, and `waited_s` spent on waiting."""
+        now = monotonic()
+        own_s = now - self._asked_s - (waited_s - self._waited_s)
+        made = max(1, steps - self._steps)
+        self._asked_s, self._waited_s, self._steps = now, waited_s, steps
+        return own_s / made
+
+
+def stragglers(own_s: float, factor: float, hosts: Sequence[str], mesh: Mesh, device: torch.device) -> list[Straggler]:
+    """Those whose own time is more than `factor` times the median, the slowest first. All ranks call this together."""
+    all_s = mesh.gather(torch.tensor([own_s], dtype=torch.float64, device=device)).flatten().tolist()
+    median_s = median_low(all_s)
+    slow = [rank for rank, seconds in enumerate(all_s) if seconds > factor * median_s]
+    slow.sort(key=lambda rank: -all_s[rank])
+    return [Straggler(rank, hosts[rank] if hosts else "", all_s[rank], median_s) for rank in slow]
