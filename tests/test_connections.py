@@ -52,3 +52,12 @@ def test_the_number_of_one_that_was_closed_meanwhile_may_be_anothers(
     monkeypatch.setattr(connections, "_sockets", lambda: iter(seen))
     made.shut_down()
     assert talk(*others)
+
+
+def test_what_a_server_that_was_there_before_accepts_is_not_the_groups():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        with Connections() as made:  # as rank 0, whose process has the store, makes a group, and another rank connects
+            accepted, _ = server.accept()
+        with accepted:
+            made.shut_down()
+            assert talk(client, accepted)

@@ -18,7 +18,7 @@ from gradwire.runtime.alike import from_first
 from gradwire.runtime.replicas import differences, mend
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.stats import Stats
-from gradwire.runtime.stragglers import Straggler
+from gradwire.runtime.stragglers import OwnTime, Straggler, stragglers
 from gradwire.runtime.trace import Trace
 
 
@@ -49,6 +49,7 @@ class Handle:
     def __init__(self, runtime: Runtime | None, front_end: FrontEnd) -> None:
         self._runtime: Runtime | Idle = runtime or Idle()
         self._front_end: FrontEnd | None = front_end
+        self._own_time = OwnTime()
 
     @property
     def plan(self) -> Plan | None:
@@ -160,7 +161,9 @@ class Handle:
 
         A rank's own part is all but its wait for the means, so loading data and evaluating are among it. Where DDP
         reduces by itself, as under `gradwire.plans.NATIVE`, nobody's wait is known, and nobody is named."""
-        return self._runtime.stragglers(factor)
+        stats = self.stats()
+        own_s = self._own_time.per_step(stats.steps, stats.wait_s)
+        return self._runtime.together(partial(stragglers, own_s, factor, self._runtime.hosts()), [])
 
     def replan(self, plan: Plan) -> None:
         """Puts `plan` in force from the next step on; all ranks must do so after the same step. Every parameter keeps

@@ -1,6 +1,6 @@
 """What stands behind a handle where nothing is reduced."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, NoReturn, TypeVar
 
@@ -9,7 +9,6 @@ from torch import Tensor
 from gradwire import checkpoint
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.stats import Stats
-from gradwire.runtime.stragglers import Straggler
 
 T = TypeVar("T")
 
@@ -44,6 +43,10 @@ class Idle:
     def __init__(self) -> None:
         self._state = checkpoint.pack({}, {}, 0, checkpoint.About(0, 1, NATIVE.to_json()))
 
+    def hosts(self) -> Sequence[str]:
+        """Nobody has said its name."""
+        return ()
+
     def status(self) -> str:
         """Nothing happens."""
         return "idle: one rank, or detached"
@@ -72,10 +75,6 @@ class Idle:
     def together(self, task: object, alone: T) -> T:
         """There is no other rank."""
         return alone
-
-    def stragglers(self, factor: float) -> list[Straggler]:
-        """Nobody is waited for."""
-        return []
 
     def install(self, plan: Plan) -> None:
         """Nothing follows a plan here."""

@@ -31,7 +31,6 @@ from gradwire.runtime.states import States
 from gradwire.runtime.stats import Stats, dense_bytes
 from gradwire.runtime.steps import Steps
 from gradwire.runtime.store import Store
-from gradwire.runtime.stragglers import OwnTime, Straggler, stragglers
 from gradwire.runtime.trace import Trace
 from gradwire.runtime.waiting import Waiting
 from gradwire.slots import Slot
@@ -47,7 +46,8 @@ class Runtime:
     trains, and finds the means there when it has waited. Groups start in the plan's order as soon as they are complete,
     and go on as the step's script says, so that the sequence of collectives depends on the plan alone. A step counts
     for all its groups or for none. `error` is what went wrong; every call raises it after that, but those that look at
-    the state. `numel` says how many elements each parameter has; `elastic` that a step counts on all that are left.
+    the state. `numel` says how many elements a parameter has, `hosts()` where ranks are, `elastic` whether all that are
+    left count a step.
 
     Raises ValueError, on all ranks, where ranks have different plans or settings, and RuntimeError where one is lost.
     """
@@ -61,6 +61,7 @@ class Runtime:
         self._failing = Lock()
         planned = self.slots if settings.planned is None else list(settings.planned)
         self._agreement = Agreement(self.mesh, planned, device, {"seed": str(settings.seed), **settings.words})
+        self.hosts = self._agreement.hosts
         own_mesh = mesh if settings.owns_mesh else None
         try:
             self._plans = Plans(plan, self._agreement, settings, planned)
@@ -78,11 +79,9 @@ class Runtime:
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         self._states = States(self._steps, self._plans, self._agreement, settings)
         self._intake = Intake(self._steps, self.executor, self.recorder)
-        paused_s = monitor.paused_s if monitor else lambda: 0.0
-        self._ending = Ending(self.mesh, self._agreement.hosts, self._intake.step_s, paused_s)
+        self._ending = Ending(self.mesh, self.hosts, self._intake.step_s, monitor.paused_s if monitor else float)
         self.arrivals, self.arrive = self._intake.arrivals, self._intake.arrivals.arrive
         self._waiting, self._ended, self._reduced = Waiting(), 0, 0
-        self._own_time = OwnTime()
         self.executor.call(partial(self._plans.work_with, self._steps, control, self._pipeline))
 
     # A step, on the thread that trains
@@ -204,12 +203,6 @@ class Runtime:
         """What comes of `task`, which all ranks do together, between steps; `alone` is what comes of it for one."""
         self.finish()
         return self._call(partial(self._pipeline.agree, partial(task, self.mesh, self.executor.device)))
-
-    def stragglers(self, factor: float) -> list[Straggler]:
-        """The ranks that take more than `factor` times the median for their own part of a step, since this was last
-        asked, by all together."""
-        own_s = self._own_time.per_step(self._reduced, self.recorder.totals().get("wait", 0.0))
-        return self.together(partial(stragglers, own_s, factor, self._agreement.hosts()), [])
 
     def trace(self, steps: int) -> Trace:
         """Records the next `steps` whole steps. Raises ValueError where the framework reduces by itself."""

@@ -12,7 +12,8 @@ OPEN = Path("/proc/self/fd")
 
 
 class Connections:
-    """Those that are made inside a `with`: of the one group that is made there, and whatever another thread opens then.
+    """Those that are made inside a `with`: of the one group that is made there, and whatever another thread opens then,
+    but not what a server accepts that was there before, such as rank 0's store.
 
     gloo closes a group's connections when nothing refers to the group any more, and its threads have ended; and these
     may wait, up to the group's timeout, for ranks that wait for this one. Where there is no /proc, that is how it is.
@@ -20,13 +21,23 @@ class Connections:
 
     def __init__(self) -> None:
         self._names: set[str] = set()
+        self._served: set[int | None] = set()
 
     def __enter__(self) -> "Connections":
-        self._names = {name for name, _ in _sockets()}
+        for name, number in _sockets():
+            self._names.add(name)
+            with suppress(OSError), _duplicate(number) as each:
+                if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    self._served.add(_port(each))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._names = {name for name, _ in _sockets()} - self._names
+        before, self._names = self._names, set()
+        for name, number in _sockets():
+            if name not in before:
+                with suppress(OSError), _duplicate(number) as each:
+                    if _port(each) not in self._served:
+                        self._names.add(name)
 
     def shut_down(self) -> None:
         """What is under way over them ends with an error on the other side; here most of it does."""
@@ -54,6 +65,11 @@ def _sockets() -> Iterator[tuple[str, int]]:
 
 def _name(number: int) -> str:
     return os.readlink(OPEN / str(number))
+
+
+def _port(connection: socket.socket) -> int | None:
+    """On this side."""
+    return connection.getsockname()[1] if connection.family in (socket.AF_INET, socket.AF_INET6) else None
 
 
 def _duplicate(number: int) -> socket.socket:
