@@ -1,6 +1,8 @@
 """The questions about faults that there are results for."""
 
+from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from page import Page, Shown, middle, span
 from provenance import RESULTS, load
@@ -50,4 +52,45 @@ def killed() -> Page:
     return Page("killed", "What if one of four replicas is killed?", verdict, [shown])
 
 
-FAULTS = tuple(each for each in (soak, checks, killed) if (RESULTS / f"{each.__name__}.json").exists())
+SYSTEMS = ("plain DDP", "torchft", "Gradwire")
+
+
+def faults_beside() -> Page:
+    found = load("faults_beside")
+    rows = side_by_side(found["rows"])
+    verdict = (
+        f"One of {found['ranks']} ranks is killed: plain DDP {rows[0][1]}; torchft {rows[0][2]}; Gradwire {rows[0][3]}."
+    )
+    note = (
+        f"Timeout {found['timeout_s']:.0f} s, stopped for {found['stop_s']:.0f} s; every loop looks if the mean is "
+        "finite, Gradwire's calls `verify(heal=True)` after each step."
+    )
+    shown = Shown(["faults_beside"], ["fault", *SYSTEMS], rows, note)
+    return Page("faults_beside", "What do the same faults do to others?", verdict, [shown])
+
+
+def side_by_side(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """A line for each fault, in words."""
+    faults = dict.fromkeys(row["fault"] for row in rows)
+    return [
+        [
+            fault,
+            *(_in_words([row for row in rows if (row["fault"], row["system"]) == (fault, each)]) for each in SYSTEMS),
+        ]
+        for fault in faults
+    ]
+
+
+def _in_words(rows: Sequence[dict[str, Any]]) -> str:
+    went_on = [row for row in rows if row["went_on"]]
+    if not went_on:
+        return f"ended after {middle(row['seconds'] for row in rows)} s"
+    words = [f"goes on after {middle(row['seconds'] for row in went_on)} s"]
+    words += [f"in {len(went_on)} of {len(rows)}"] if len(went_on) < len(rows) else []
+    back = [row["back"] for row in rows if row["back"] is not None]
+    words += [f"a rank came back in {sum(back)} of {len(back)}"] if back else []
+    words += ["models differ"] if not all(row["alike"] for row in rows) else []
+    return ", ".join(words)
+
+
+FAULTS = tuple(each for each in (soak, checks, killed, faults_beside) if (RESULTS / f"{each.__name__}.json").exists())
