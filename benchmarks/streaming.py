@@ -1,7 +1,7 @@
 """Streaming DiLoCo on a slow link: is the wire ever idle, and does training ever wait?
 
     python benchmarks/streaming.py                          # 4 hosts, 10mbit; 3 minutes
-    python benchmarks/streaming.py --link 100mbit --bits 32
+    python benchmarks/streaming.py --bits 32                # all-reduced in a ring, in which ranks wait for each other
 
 Byte-level GPT (width 256, 2 layers) in two fragments of a block each, 1 x 64 bytes a rank and step, AdamW. A few rounds
 tell how long a fragment travels and how long an inner step takes; `delay` becomes the one over the other and 4 % more,
@@ -39,7 +39,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--link", default="10mbit")
-    parser.add_argument("--bits", type=int, default=32, help="of what travels, 32 or 2 to 8")
+    parser.add_argument("--bits", type=int, default=4, help="of what travels, 32 or 2 to 8")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
