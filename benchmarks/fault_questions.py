@@ -84,12 +84,14 @@ def side_by_side(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 def _in_words(rows: Sequence[dict[str, Any]]) -> str:
     went_on = [row for row in rows if row["went_on"]]
     if not went_on:
-        return f"ended after {middle(row['seconds'] for row in rows)} s"
+        ended = all(row["ended"] for row in rows)
+        return f"ended after {middle(row['seconds'] for row in rows)} s" if ended else "hung"
     words = [f"goes on after {middle(row['seconds'] for row in went_on)} s"]
     words += [f"in {len(went_on)} of {len(rows)}"] if len(went_on) < len(rows) else []
     back = [row["back"] for row in rows if row["back"] is not None]
     words += [f"a rank came back in {sum(back)} of {len(back)}"] if back else []
     words += ["models differ"] if not all(row["alike"] for row in rows) else []
+    words += ["not finite"] if not all(row["finite"] for row in rows) else []
     return ", ".join(words)
 
 

@@ -1,18 +1,19 @@
 """The same faults befall plain DDP, torchft's DDP and Gradwire: python benchmarks/faults_beside.py [--repeats 3]
 
 Three ranks over loopback train a small model, with a timeout of 15 s. When each has made 15 steps a fault befalls one:
-it is killed, and later another process comes; it is stopped for 18 s; a bit of a parameter flips; its loss is not
-finite, which the loop looks for before the optimizer's step. Gradwire sends TopK 5 % and calls
-`handle.verify(heal=True)` after each step. Needs torchft (`pip install torchft`). Writes
-benchmarks/results/faults_beside.json: seconds until the others have made three more steps, or why they have not.
+it is killed, and when the others have gone on another process comes; it is stopped for 18 s; a bit of a parameter
+flips; its loss is not finite, which the loop sees in the mean gradients before the optimizer's step. Gradwire sends
+TopK 5 % and calls `handle.verify(heal=True)` after each step. Needs torchft (`pip install torchft`). Writes
+benchmarks/results/faults_beside.json: seconds until those that are to go on have made three more steps, or why not.
 """
 
 import argparse
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import torch.distributed as dist
@@ -65,58 +66,63 @@ class Trial:
         self._steps: dict[str, int] = {}
         self._errors: dict[str, str] = {}
         self._models: dict[tuple[str, int], set[str]] = {}
-        self._healed = self._unlike = False
+        self._done = self._healed = False
+        self._finite = True
+        self._wakes_at = float("inf")
         self._ranks = [self._start(rank) for rank in range(RANKS)]
 
     def run(self) -> dict[str, Any]:
         """What came of it."""
         assert self._wait(lambda: self._made(self._ranks, 15)), self._errors
-        before, struck_at = dict(self._steps), monotonic()
         self._models.clear()
-        others = self._strike()
+        others, struck_at = self._strike(), monotonic()
+        before = dict(self._steps)
         went_on = self._wait(lambda: all(self._steps[rank.name] >= before[rank.name] + 3 for rank in others), others)
-        seconds = monotonic() - struck_at
-        back = self._return(struck_at) if went_on or self._fault == "stop" else None
+        seconds, ended = monotonic() - struck_at, any(rank.ended for rank in others)
+        back = self._return() if went_on or self._fault == "stop" else None
         if went_on and self._fault == "corrupt":
             self._models.clear()
-            self._wait(lambda: self._made(others, max(self._steps.values()) + 20), others)
-        alike = all(len(models) == 1 for models in self._models.values())
+            last = max(self._steps.values())
+            self._wait(lambda: self._made(others, last + 20), others)
         for rank in self._ranks:
             rank.end()
+        self._hear_all()
         if self._lighthouse:
             self._lighthouse.shutdown()
+        alike = all(len(models) == 1 for models in self._models.values())
         return {
-            "system": self._system, "fault": self._fault, "repeat": self._repeat, "went_on": went_on,
-            "seconds": seconds, "back": back, "alike": alike, "healed": self._healed, "errors": self._errors,
+            "system": self._system, "fault": self._fault, "repeat": self._repeat, "went_on": went_on, "ended": ended,
+            "seconds": seconds, "back": back, "alike": alike, "finite": self._finite, "healed": self._healed,
+            "errors": self._errors,
         }  # fmt: skip
 
     def _start(self, rank: int) -> Rank:
         return self._host.start(f"{rank}", self._heard, rank=rank, **self._told)
 
     def _strike(self) -> list[Rank]:
-        """The ranks that are to go on."""
+        """The ranks that are to go on, once it has happened."""
         victim = self._ranks[1]
         match self._fault:
             case "kill":
                 victim.signal(signal.SIGKILL)
             case "stop":
                 victim.signal(signal.SIGSTOP)
+                self._wakes_at = monotonic() + STOP_S
             case _:
                 victim.tell(do=self._fault)
+                assert self._wait(lambda: self._done), self._errors
                 return self._ranks
         return [self._ranks[0], self._ranks[2]]
 
-    def _return(self, struck_at: float) -> bool | None:
+    def _return(self) -> bool | None:
         """Whether the rank that was lost, or a new process in its place, makes steps with the others."""
         if self._fault == "kill":
             self._ranks.append(self._start(RANKS))
-        elif self._fault == "stop":
-            self._wait(lambda: monotonic() - struck_at > STOP_S, [])
-            self._ranks[1].signal(signal.SIGCONT)
-        else:
-            return None
-        name, made = ("1", self._steps["1"]) if self._fault == "stop" else (str(RANKS), 0)
-        return self._wait(lambda: self._steps.get(name, 0) > made + 1)
+            return self._wait(lambda: str(RANKS) in self._steps)
+        if self._fault == "stop":
+            made = self._steps["1"]
+            return self._wait(lambda: self._steps["1"] > made + 1, self._ranks[1:2])
+        return None
 
     def _made(self, ranks: Sequence[Rank], steps: int) -> bool:
         return all(self._steps.get(rank.name, 0) >= steps for rank in ranks)
@@ -127,17 +133,25 @@ class Trial:
         while not seen():
             if monotonic() > until or any(rank.ended for rank in alive):
                 return False
-            try:
-                rank, words = self._heard.get(timeout=0.02)
-            except Empty:
-                continue
-            self._hear(rank.name, words)
+            if monotonic() > self._wakes_at:
+                self._ranks[1].signal(signal.SIGCONT)
+                self._wakes_at = float("inf")
+            sleep(0.01)
+            self._hear_all()
         return True
+
+    def _hear_all(self) -> None:
+        with suppress(Empty):
+            while True:
+                rank, words = self._heard.get_nowait()
+                self._hear(rank.name, words)
 
     def _hear(self, name: str, words: dict[str, Any]) -> None:
         if "error" in words:
             self._errors[name] = words["error"].split("\n")[0]
         self._healed |= "healed" in words
+        self._done |= "did" in words
+        self._finite &= words.get("finite", True)
         if "step" in words:
             self._steps[name] = words["step"]
             self._models.setdefault((words["life"], words["step"]), set()).add(words["model"])

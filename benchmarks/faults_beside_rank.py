@@ -54,6 +54,8 @@ class Loop:
             optimizer.step()
         if "corrupt" in orders:
             next(self.model.parameters()).detach().view(-1).view(torch.int32)[7] ^= 1 << 20
+        for order in orders:
+            say(did=order)
 
     def tell(self, step: int, life: str = "") -> None:
         parameters = torch.cat([p.detach().flatten() for p in self.model.parameters()])

@@ -4,11 +4,11 @@
     python benchmarks/streaming.py --bits 32                # all-reduced in a ring, in which ranks wait for each other
 
 Byte-level GPT (width 256, 2 layers) in two fragments of a block each, 1 x 64 bytes a rank and step, AdamW. A few rounds
-tell how long a fragment travels and how long an inner step takes; `delay` becomes the one over the other and 4 % more,
-and the next fragment is sent when the last one was used: inner_steps = 2 * delay. Then whole rounds are timed. Idle is
-what a host's interface did not send, of what the link could have carried. Waited is by how much the ends of steps that
-received and sent took longer than those of other steps, so that outer steps count as well. Writes
-benchmarks/results/streaming.json and prints a Markdown table.
+tell how many bytes a fragment is and how long an inner step takes; `delay` is as many steps as the link needs for them,
+and 4 % more (`--slack`), and the next fragment is sent when the last one was used: inner_steps = 2 * delay. Then whole
+rounds are timed. Idle is what a host's interface did not send, of what the link could have carried. Waited is by how
+much the ends of steps that received and sent took longer than those of other steps, so that outer steps count as well.
+Writes benchmarks/results/streaming.json and prints a Markdown table.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from page import markdown
 from provenance import save
 from ranks import as_rank, collect
 
-RANKS, FRAGMENTS, SLACK = 4, 2, 1.04
+RANKS, FRAGMENTS = 4, 2
 
 
 def main() -> None:
@@ -40,6 +40,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--link", default="10mbit")
     parser.add_argument("--bits", type=int, default=4, help="of what travels, 32 or 2 to 8")
+    parser.add_argument("--slack", type=float, default=1.04)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
@@ -51,9 +52,9 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch.distributed as dist
 
     delay = torch.tensor(2)
-    for _ in range(2):  # once more, for what travels beside training takes longer, and so do steps
+    for _ in range(2):  # once more, for steps take longer beside what travels
         probe = rounds(arguments, int(delay), count=1)
-        delay = torch.tensor(math.ceil(SLACK * probe["travels_s"] / probe["step_s"]))
+        delay = torch.tensor(math.ceil(arguments.slack * probe["wire_s"] / probe["step_s"]))
         dist.broadcast(delay, 0)
     return {"turns": [rounds(arguments, int(delay), arguments.rounds) for _ in range(arguments.repeats)]}
 
@@ -87,13 +88,14 @@ def rounds(arguments: argparse.Namespace, delay: int, count: int) -> dict[str, A
         taken.append((step % delay == 0, ended - began, ended - computed))
     seconds, after, sent = time.perf_counter() - start, optimizer.handle.stats(), sent_bytes() - sent
     optimizer.handle.detach()
-    timed = taken[every:]
+    wire_s, timed = 8 * sent / Link.parse(arguments.link).bits_per_second, taken[every:]
     inner = median(end for receives, _, end in timed if not receives)
     return {
         "delay": delay,
         "step_s": mean(whole for receives, whole, _ in timed if not receives),
         "travels_s": (after.wait_s - before.wait_s) / (after.steps - before.steps),
-        "idle": 1 - 8 * sent / seconds / Link.parse(arguments.link).bits_per_second,
+        "wire_s": wire_s / (count * FRAGMENTS),
+        "idle": 1 - wire_s / seconds,
         "waited": sum(max(0.0, end - inner) for receives, _, end in timed if receives) / seconds,
     }
 

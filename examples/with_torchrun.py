@@ -15,13 +15,13 @@ import gradwire as gw
 
 CHECKPOINT = Path("checkpoint.pt")  # where all hosts read it
 
-dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+dist.init_process_group("gloo")
 torch.manual_seed(0)
 ddp = DistributedDataParallel(nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 10)))
 optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
 handle = gw.attach(ddp, gw.TopK(0.01))
 done = 0
-if CHECKPOINT.exists():
+if handle.from_first(CHECKPOINT.exists()):  # as rank 0 sees it
     saved = torch.load(CHECKPOINT, weights_only=True)
     done = saved["step"]
     ddp.load_state_dict(saved["model"])

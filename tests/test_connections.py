@@ -61,3 +61,18 @@ def test_what_a_server_that_was_there_before_accepts_is_not_the_groups():
         with accepted:
             made.shut_down()
             assert talk(client, accepted)
+
+
+def test_what_was_served_before_an_earlier_group_does_not_count():
+    made = Connections()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with made:
+            pass
+    with made:
+        server = socket.create_server(("127.0.0.1", port))
+        client = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+    with server, client, accepted:
+        made.shut_down()
+        assert accepted.recv(1) == b""

@@ -269,8 +269,9 @@ def test_a_process_that_was_stopped_and_goes_on_learns_that_the_others_went_on_w
             stack.enter_context(subprocess.Popen(command, env=shared | {"RANK": rank}, text=True, **pipes))
             for rank in ("0", "1")
         ]
-        for rank in ranks:
-            stack.callback(rank.kill)
+        late = threading.Timer(5 * WAIT_S, lambda: [rank.kill() for rank in ranks])
+        late.start()
+        stack.callback(late.cancel)
         for rank in ranks:
             assert rank.stdout.readline() == "ready\n"
         ranks[1].send_signal(signal.SIGSTOP)

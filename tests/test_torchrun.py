@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gradwire.lab.launch import free_port
@@ -15,9 +17,15 @@ STEP = 25
 
 DYING = f"""
 import os, runpy, signal
+from contextlib import suppress
 from torch import nn
 
-loss, steps = nn.functional.cross_entropy, 0
+loss, steps, agent = nn.functional.cross_entropy, 0, os.getppid()
+
+def kill(*processes):
+    for process in processes:
+        with suppress(ProcessLookupError):  # the other worker was faster
+            os.kill(process, signal.SIGKILL)
 
 def dying(*arguments):
     global steps
@@ -29,11 +37,12 @@ def dying(*arguments):
 nn.functional.cross_entropy = dying
 runpy.run_path({str(EXAMPLE)!r})
 """
-A_WORKER = 'os.environ["RANK"] == "1" and os.kill(os.getpid(), signal.SIGKILL)'
-A_HOST = "[os.kill(process, signal.SIGKILL) for process in (os.getppid(), os.getpid())]"
+A_WORKER = 'os.environ["RANK"] == "1" and kill(os.getpid())'
+A_HOST = "kill(agent, os.getpid())"
 
 
-def torchrun(folder: Path, death: str, *options: str) -> "subprocess.Popen[str]":
+@contextmanager
+def torchrun(folder: Path, death: str, *options: str) -> Iterator["subprocess.Popen[str]"]:
     """The example in the folder, on two ranks of one host."""
     script = folder / f"{len([*folder.glob('*.py')])}.py"
     script.write_text(DYING.format(death=death))
@@ -41,7 +50,11 @@ def torchrun(folder: Path, death: str, *options: str) -> "subprocess.Popen[str]"
     # else workers that are started again read in the store where those before them listened: pytorch/pytorch#135712
     environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True) as agent:
+        try:
+            yield agent
+        finally:
+            agent.kill()
 
 
 def told(agent: "subprocess.Popen[str]") -> list[tuple[str, str]]:
@@ -62,10 +75,10 @@ def test_a_worker_that_dies_changes_nothing(tmp_path: Path):
 
 
 def test_fewer_hosts_go_on(tmp_path: Path):
-    options = ["--nnodes", "1:2", "--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-conf", "last_call_timeout=5"]
-    options += ["--rdzv-endpoint", f"localhost:{free_port()}"]
-    with torchrun(tmp_path, "pass", *options) as agent:  # its process has torchrun's own store
-        with torchrun(tmp_path, A_HOST, *options) as dying:
+    options = ["--nnodes", "1:2", "--max-restarts", "3", "--rdzv-backend", "c10d"]
+    options += ["--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-conf"]
+    with torchrun(tmp_path, "pass", *options, "is_host=true,last_call_timeout=15") as agent:
+        with torchrun(tmp_path, A_HOST, *options, "is_host=false,last_call_timeout=15") as dying:
             dying.communicate(timeout=150)
         assert dying.returncode == -signal.SIGKILL
         resumed = told(agent)

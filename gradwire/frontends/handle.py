@@ -46,10 +46,10 @@ class FrontEnd(Protocol):
 class Handle:
     """Looks into a job's runtime, saves its state, and ends it."""
 
-    def __init__(self, runtime: Runtime | None, front_end: FrontEnd) -> None:
+    def __init__(self, runtime: Runtime | None, front_end: FrontEnd, waits: bool = True) -> None:
         self._runtime: Runtime | Idle = runtime or Idle()
         self._front_end: FrontEnd | None = front_end
-        self._own_time = OwnTime()
+        self._own_time, self._waits = OwnTime(), waits
 
     @property
     def plan(self) -> Plan | None:
@@ -159,11 +159,19 @@ class Handle:
         times the median of all ranks, in the mean since this was last called. All ranks call this together, between
         steps, every so many of them, and get the same; print one to read it.
 
-        A rank's own part is all but its wait for the means, so loading data and evaluating are among it. Where DDP
-        reduces by itself, as under `gradwire.plans.NATIVE`, nobody's wait is known, and nobody is named."""
+        A rank's own part is all but the time from its last gradient to the means: loading data and evaluating are among
+        it, and waits in collectives of your own, which hide a straggler. Where DDP reduces by itself, as under
+        `gradwire.plans.NATIVE`, nobody's wait is known, and nobody is named. Raises ValueError for a factor below 1,
+        and for local steps with `delay` or `eager`, which wait for nobody."""
+        if not factor >= 1:
+            raise ValueError(f"factor={factor}: give 1 or more, of what the ranks' median takes")
+        if not self._waits:
+            raise ValueError("local steps with delay or eager wait for nobody; there are no stragglers to name")
         stats = self.stats()
         own_s = self._own_time.per_step(stats.steps, stats.wait_s)
-        return self._runtime.together(partial(stragglers, own_s, factor, self._runtime.hosts()), [])
+        found = self._runtime.together(partial(stragglers, own_s, factor, self._runtime.hosts()), [])
+        self._own_time.begin(stats.steps, stats.wait_s)
+        return found
 
     def replan(self, plan: Plan) -> None:
         """Puts `plan` in force from the next step on; all ranks must do so after the same step. Every parameter keeps

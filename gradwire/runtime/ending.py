@@ -33,9 +33,11 @@ class Left(RuntimeError):
 
 
 class Mark(NamedTuple):
-    """What a rank says of its end: its own fault, if there was one; and for how long it did not run, lately."""
+    """What a rank says of its end: its own fault, if there was one; whether it has left; and for how long it did not
+    run, lately."""
 
     fault: str | None
+    left: bool
     paused_s: float
 
 
@@ -47,8 +49,8 @@ class Ending:
        hears of it at the step's end. `step_s` is how long one takes, `hosts` names every rank's.
     3. Who was interrupted waits for the marks until then. A rank that has a fault of its own says so in its mark, and
        is blamed at once; else those without a mark are lost. Where the store is gone, it went with rank 0, or with its
-       own host. Where nobody is lost, it was who did not run for the longest: stopped, it comes back to a job that has
-       ended, for the others went on without it.
+       own host. Where nobody is lost and nobody has left, it was who did not run for the longest: stopped, it comes
+       back to a job that has ended, for the others went on without it.
     4. The store may be in rank 0's process, which therefore goes on when the others have heard.
     """
 
@@ -67,7 +69,7 @@ class Ending:
                 self._say("ended", None)
                 self._part(self._others - self._blame(error))
             case Left():
-                self._say("ended", None)
+                self._say("ended", None, left=True)
                 self._part(set())
             case _:
                 self._say("ended", str(error))
@@ -95,16 +97,16 @@ class Ending:
             error.blame(f"{self._named([0])}, or the store's host, was lost")
         elif lost:
             error.blame(f"{self._named(sorted(lost))} {'was' if len(lost) == 1 else 'were'} lost")
-        else:
+        elif not any(mark.left for mark in marks.values()):
             pauses = {rank: mark.paused_s for rank, mark in marks.items()} | {self._mesh.rank: self._paused_s()}
             rank = max(pauses, key=pauses.__getitem__)
             if pauses[rank]:
                 error.blame(f"{self._named([rank])} did not run for {pauses[rank]:.0f} s")
         return lost
 
-    def _say(self, word: str, fault: str | None) -> None:
+    def _say(self, word: str, fault: str | None, left: bool = False) -> None:
         with suppress(RuntimeError):  # the store is gone
-            self._mesh.store.set(f"{word}/{self._mesh.rank}", json.dumps(Mark(fault, self._paused_s())))
+            self._mesh.store.set(f"{word}/{self._mesh.rank}", json.dumps(Mark(fault, left, self._paused_s())))
 
     def _said(self, word: str, ranks: set[int]) -> tuple[dict[int, Mark], bool]:
         """The marks, by rank, of those who have said a word: all of them, or until time is over or one has a fault.

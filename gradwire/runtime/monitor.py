@@ -7,7 +7,8 @@ from gradwire.runtime.ending import Interrupted
 from gradwire.runtime.executor import Executor
 from gradwire.transports import Mesh
 
-PERIOD_S = 1.0
+PERIOD_S, PAUSE_S = 1.0, 5.0
+"""How often it looks; and being late by so much, or by half the collectives' timeout, is a pause."""
 
 
 class Monitor:
@@ -16,12 +17,13 @@ class Monitor:
     every second this thread asks the transports that are `silent`; what they say fails the job, which aborts the
     collectives under way, and so ends the wait of whoever waits for the stream, or for the worker.
 
-    Where it is itself late by half the collectives' timeout, this process did not run, and others may have given it up.
+    Where it is itself late, this process did not run, and others may have given it up.
     """
 
     def __init__(self, mesh: Mesh, executor: Executor) -> None:
         self._mesh, self._executor, self._closed = mesh, executor, threading.Event()
-        self._awake_s, self._pause = monotonic(), (0.0, 0.0)
+        self._waits_since: float | None = None
+        self._pause = (0.0, 0.0)
         self._thread = threading.Thread(target=self._watch, name="gradwire-monitor", daemon=True)
         self._thread.start()
 
@@ -33,21 +35,27 @@ class Monitor:
 
     def paused_s(self) -> float:
         """For how long this process did not run, where that could end the collectives now under way; otherwise 0."""
-        self._note_pause()
+        self._note_pause()  # who asks may have woken before the thread
         ended_s, seconds = self._pause
         return seconds if monotonic() - ended_s < self._mesh.timeout_s else 0.0
 
     def _note_pause(self) -> None:
-        now, awake_s = monotonic(), self._awake_s
-        if (late_s := now - awake_s - PERIOD_S) > self._mesh.timeout_s / 2:
+        now, since = monotonic(), self._waits_since
+        late_s = 0.0 if since is None else now - since - PERIOD_S
+        if late_s > min(PAUSE_S, self._mesh.timeout_s / 2):
             self._pause = now, late_s
 
+    def _waited(self) -> bool:
+        """Whether to go on, after a while in which only this process itself can be late: no question is asked."""
+        self._waits_since = monotonic()
+        closed = self._closed.wait(PERIOD_S)
+        self._note_pause()
+        self._waits_since = None
+        return not closed
+
     def _watch(self) -> None:
-        while not self._closed.wait(PERIOD_S):
-            self._note_pause()
-            why = self._lost()
-            self._awake_s = monotonic()
-            if why is not None:
+        while self._waited():
+            if (why := self._lost()) is not None:
                 # first: what a collective leaves on a stream where it was ended is nobody's result
                 self._executor.aborted = not self._executor.is_immediate
                 self._executor.fail(Interrupted("reducing ended", why))

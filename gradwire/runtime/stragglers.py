@@ -30,18 +30,19 @@ class Straggler:
 
 
 class OwnTime:
-    """Of one rank: what of a step is not spent on waiting."""
+    """Of one rank: what of a step is not spent on waiting for the means. `steps` are those made so far, and `waited_s`
+    what was waited in them."""
 
     def __init__(self) -> None:
-        self._asked_s, self._waited_s, self._steps = monotonic(), 0.0, 0
+        self.begin(0, 0.0)
+
+    def begin(self, steps: int, waited_s: float) -> None:
+        """Time counts from now on."""
+        self._began_s, self._steps, self._waited_s = monotonic(), steps, waited_s
 
     def per_step(self, steps: int, waited_s: float) -> float:
-        """Seconds, in the mean since this was last asked. `steps` were made so far, and `waited_s` spent on waiting."""
-        now = monotonic()
-        own_s = now - self._asked_s - (waited_s - self._waited_s)
-        made = max(1, steps - self._steps)
-        self._asked_s, self._waited_s, self._steps = now, waited_s, steps
-        return own_s / made
+        """Seconds, in the mean since time counts."""
+        return (monotonic() - self._began_s - (waited_s - self._waited_s)) / max(1, steps - self._steps)
 
 
 def stragglers(own_s: float, factor: float, hosts: Sequence[str], mesh: Mesh, device: torch.device) -> list[Straggler]:

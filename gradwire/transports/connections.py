@@ -21,14 +21,15 @@ class Connections:
 
     def __init__(self) -> None:
         self._names: set[str] = set()
-        self._served: set[int | None] = set()
+        self._served: set[int] = set()
 
     def __enter__(self) -> "Connections":
+        self._names, self._served = set(), set()
         for name, number in _sockets():
             self._names.add(name)
             with suppress(OSError), _duplicate(number) as each:
                 if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    self._served.add(_port(each))
+                    self._served |= _port(each)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -36,7 +37,7 @@ class Connections:
         for name, number in _sockets():
             if name not in before:
                 with suppress(OSError), _duplicate(number) as each:
-                    if _port(each) not in self._served:
+                    if not _port(each) & self._served:
                         self._names.add(name)
 
     def shut_down(self) -> None:
@@ -67,9 +68,9 @@ def _name(number: int) -> str:
     return os.readlink(OPEN / str(number))
 
 
-def _port(connection: socket.socket) -> int | None:
-    """On this side."""
-    return connection.getsockname()[1] if connection.family in (socket.AF_INET, socket.AF_INET6) else None
+def _port(connection: socket.socket) -> set[int]:
+    """On this side; none of what is no connection over IP."""
+    return {connection.getsockname()[1]} if connection.family in (socket.AF_INET, socket.AF_INET6) else set()
 
 
 def _duplicate(number: int) -> socket.socket:

@@ -1117,8 +1117,12 @@ def a_rank_that_others_wait_for_is_named_on_all() -> None:
         assert [each.rank for each in found] == ([] if native else [1])
         assert native or f"rank 1 (host {gethostname()}) takes " in str(found[0])
         assert not handle.stragglers(factor=1e6)
+        refused(ValueError, "factor=0.5: give 1 or more", partial(handle.stragglers, 0.5))
         handle.detach()
         assert not handle.stragglers()
+    model = network()
+    delayed = gw.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model, inner_steps=4, delay=1)
+    refused(ValueError, "wait for nobody", delayed.handle.stragglers)
 
 
 @scenario(2)

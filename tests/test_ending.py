@@ -1,0 +1,46 @@
+"""Who is blamed for the end of a job, by what the ranks' marks say."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from gradwire.runtime import ending
+from gradwire.runtime.ending import Ending, Interrupted, Left, Mark
+
+WELL = Mark(None, False, 0.0)
+HOSTS = ["a", "b", "c"]
+
+
+def blamed(marks: dict[int, Mark], paused_s: float, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By rank 0 of three, whose wait ended for a reason that names nobody."""
+    monkeypatch.setattr(ending, "OTHERS_S", 0.1)
+    words = {f"{word}/{rank}": json.dumps(mark) for rank, mark in marks.items() for word in ("ended", "heard")}
+    store = SimpleNamespace(set=words.__setitem__, get=lambda key, timeout_s: words.get(key))
+    mesh = SimpleNamespace(rank=0, ranks=3, store=store, timeout_s=1.0, abort=lambda reason: None)
+    error = Interrupted("reducing ended", "timed out")
+    Ending(mesh, lambda: HOSTS, lambda: 0.0, lambda: paused_s).end(error)  # pyright: ignore[reportArgumentType]
+    return str(error).removeprefix("reducing ended: ")
+
+
+@pytest.mark.parametrize(
+    ("marks", "paused_s", "why"),
+    [
+        ({1: WELL, 2: WELL}, 0.0, "timed out"),
+        ({1: Mark("out of memory", False, 0.0), 2: WELL}, 18.0, "out of memory"),
+        ({1: WELL}, 18.0, "rank 2 (host c) was lost"),
+        ({1: WELL, 2: WELL}, 18.0, "rank 0 (host a) did not run for 18 s"),
+        ({1: WELL, 2: Mark(None, False, 9.0)}, 7.0, "rank 2 (host c) did not run for 9 s"),
+        ({1: Mark(None, True, 0.0), 2: Mark(None, False, 9.0)}, 0.0, "timed out"),  # what ended it was a rank that left
+    ],
+)
+def test_who_is_blamed(marks: dict[int, Mark], paused_s: float, why: str, monkeypatch: pytest.MonkeyPatch):
+    assert blamed(marks, paused_s, monkeypatch) == why
+
+
+def test_a_rank_that_leaves_says_so():
+    words: dict[str, str] = {}
+    store = SimpleNamespace(set=words.__setitem__, get=lambda key, timeout_s: words.get(key))
+    mesh = SimpleNamespace(rank=1, ranks=3, store=store, timeout_s=1.0, abort=lambda reason: None)
+    Ending(mesh, lambda: HOSTS, lambda: 0.0, lambda: 0.0).end(Left("rank 1 has left the job"))  # pyright: ignore[reportArgumentType]
+    assert json.loads(words["ended/1"]) == [None, True, 0.0]
