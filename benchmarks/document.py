@@ -21,7 +21,6 @@ Beside what was published: {systems}.
 
 CPUs, gloo, torch 2.13; a network namespace per rank behind `tc tbf`. Ranks and network share two cores. Timings vary by
 10 to 20%: configurations take turns, and ratios count. Older results were measured before the code changed.
-`make benchmarks` writes these pages from `benchmarks/results/`.
 """
 
 

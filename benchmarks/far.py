@@ -16,7 +16,7 @@ def shards() -> Page:
     sooner = {row["link"]: _against_native(row) for row in links}
     best = {link: max(ways, key=lambda way: median(ways[way])) for link, ways in sooner.items()}
     verdict = "; ".join(
-        f"{link}: {span(ways[best[link]])} times as fast as native float32 with {best[link]}"
+        f"{link}: {span(ways[best[link]])} times native float32's speed with {best[link]}"
         for link, ways in sooner.items()
     )
     rows = [[way, *(_shard_cell(row, way) for row in links), _bytes(links[0]["ways"][way])] for way in links[0]["ways"]]

@@ -51,7 +51,8 @@ def _origins(names: Sequence[str]) -> list[str]:
     for found in map(load, names):
         command = re.sub(r" --save \S+", "", found["command"])
         older = " (older)" if is_older(found) else ""
-        commands[f"{found['date']}, {found['commit']}{older}, {found['machine']}"].append(f"`{command}`")
+        machine = found["machine"].replace("2 cores, 2 threads", "2 cores")
+        commands[f"{found['date']}, {found['commit']}{older}, {machine}"].append(f"`{command}`")
     return [f"- {origin}: {', '.join(own)}" for origin, own in commands.items()]
 
 
