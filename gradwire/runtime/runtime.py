@@ -46,8 +46,7 @@ class Runtime:
     trains, and finds the means there when it has waited. Groups start in the plan's order as soon as they are complete,
     and go on as the step's script says, so that the sequence of collectives depends on the plan alone. A step counts
     for all its groups or for none. `error` is what went wrong; every call raises it after that, but those that look at
-    the state. `numel` says how many elements a parameter has, `hosts()` where ranks are, `elastic` whether all that are
-    left count a step.
+    the state. `numel` are the elements of each parameter, `hosts()` the ranks' hosts; `elastic`: all left count a step.
 
     Raises ValueError, on all ranks, where ranks have different plans or settings, and RuntimeError where one is lost.
     """
