@@ -80,3 +80,4 @@ def batch(step):
         os._exit(1)
     return torch.randn(4, 16)
 """
+LOGGED = "import logging\nlog = logging.getLogger()\n"

@@ -50,12 +50,12 @@ def test_shards_are_trained_and_saved(tmp_path: Path):
 
 
 def test_a_job_goes_on_where_a_rank_is_lost(tmp_path: Path):
-    serves, trains, compares = shown("faults")
+    serves, trains, compares, names = shown("faults")
     here: dict[str, object] = {"host": "127.0.0.1", "port": 0, "dist": dist}
     exec(serves, here)
     store = here["store"]
     assert isinstance(store, dist.TCPStore)
-    script = of.BEGIN + of.TOLD + of.LOST + trains + "step = 0\n" + compares + of.SAME
+    script = of.BEGIN + of.TOLD + of.LOST + trains + "step = 0\n" + compares + of.LOGGED + names + of.SAME
     told = {"PORT": str(store.port), "GLOO_SOCKET_IFNAME": "lo"}
     processes = [python(script, tmp_path, **told, NUMBER=str(number)) for number in range(3)]
     finished = [ended(process) for process in processes]
