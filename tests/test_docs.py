@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, browser
+from browser import CHROMIUM, Page, browser
 
 import gradwire as gw
 from gradwire.lab.catalogue import catalogue
@@ -97,8 +97,21 @@ def test_pages_fit_screens_and_are_as_dark_as_the_reader_asks(
         for name in ("index", "choose", "extend", "troubleshooting", "algorithms/topk"):
             tab.open(site / f"{name}.html", width=width, dark=dark)
             assert tab.value("document.documentElement.scrollWidth") <= width
-            paper = re.findall(r"\d+", tab.value("getComputedStyle(document.body).backgroundColor"))
-            assert (sum(map(int, paper[:3])) < 300) == dark
+            assert is_dark(tab) == dark
+
+
+def is_dark(tab: Page) -> bool:
+    paper = re.findall(r"\d+", tab.value("getComputedStyle(document.body).backgroundColor"))
+    return sum(map(int, paper[:3])) < 300
+
+
+def test_pages_turn_dark_when_the_system_does(site: Path, tmp_path: Path) -> None:
+    if not CHROMIUM:
+        pytest.skip("no Chromium on this machine")
+    with browser(tmp_path / "browser") as tab:
+        for dark in (False, True, False):
+            tab.open(site / "index.html", dark=dark)
+            assert is_dark(tab) == dark
 
 
 SEARCH = """(() => {
