@@ -1,6 +1,6 @@
 """The questions about faults that there are results for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -53,15 +53,18 @@ def killed() -> Page:
 
 
 SYSTEMS = ("plain DDP", "torchft", "Gradwire")
+BESIDE = ["s until it goes on", *SYSTEMS]
 
 
 def faults_beside() -> Page:
     found = load("faults_beside")
     rows = side_by_side(found["rows"])
-    parted = [system for system in SYSTEMS if any(_parts(row) for row in found["rows"] if row["system"] == system)]
-    verdict = f"A kill ends plain DDP; torchft and Gradwire go on. A flipped bit parts {' and '.join(parted)} unseen."
+    ended = _systems(row for row in found["rows"] if row["fault"] == "kill" and not row["went_on"])
+    go_on = _systems(row for row in found["rows"] if row["fault"] == "kill" and row["went_on"])
+    parted = _systems(row for row in found["rows"] if row["fault"] == "corrupt" and not row["alike"])
+    verdict = f"A kill ends {ended}; {go_on} go on. A flipped bit parts {parted} unseen."
     note = f"{found['ranks']} ranks, timeout {found['timeout_s']:.0f} s, stops {found['stop_s']:.0f} s."
-    shown = Shown(["faults_beside"], ["s until it goes on", *SYSTEMS], rows, note)
+    shown = Shown(["faults_beside"], BESIDE, rows, note)
     return Page("faults_beside", "What do the same faults do to others?", verdict, [shown])
 
 
@@ -77,8 +80,8 @@ def side_by_side(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     ]
 
 
-def _parts(row: dict[str, Any]) -> bool:
-    return row["fault"] == "corrupt" and not row["alike"]
+def _systems(rows: Iterable[dict[str, Any]]) -> str:
+    return " and ".join(dict.fromkeys(row["system"] for row in rows))
 
 
 def _in_words(rows: Sequence[dict[str, Any]]) -> str:

@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import torch.distributed as dist
-from fault_questions import SYSTEMS, side_by_side
+from fault_questions import BESIDE, SYSTEMS, side_by_side
 from faults_beside_rank import TIMEOUT_S
 from page import markdown
 from provenance import save
@@ -43,7 +43,7 @@ def main() -> None:
                 rows.append(Trial(host, store.port, system, fault, repeat).run())
                 print(rows[-1], flush=True)
     host.close()
-    print(markdown(("fault", *SYSTEMS), side_by_side(rows)))
+    print(markdown(BESIDE, side_by_side(rows)))
     save("faults_beside.json", ranks=RANKS, timeout_s=TIMEOUT_S, stop_s=STOP_S, patience_s=PATIENCE_S, rows=rows)
 
 

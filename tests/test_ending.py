@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,14 +13,19 @@ WELL = Mark(None, False, 0.0)
 HOSTS = ["a", "b", "c"]
 
 
+def ending_of(rank: int, words: dict[str, str], paused_s: float = 0.0) -> Ending:
+    """Of one rank of three, with the words in the store."""
+    store = SimpleNamespace(set=words.__setitem__, get=lambda key, timeout_s: words.get(key))
+    mesh: Any = SimpleNamespace(rank=rank, ranks=3, store=store, timeout_s=1.0, abort=lambda reason: None)
+    return Ending(mesh, lambda: HOSTS, lambda: 0.0, lambda: paused_s)
+
+
 def blamed(marks: dict[int, Mark], paused_s: float, monkeypatch: pytest.MonkeyPatch) -> str:
     """By rank 0 of three, whose wait ended for a reason that names nobody."""
     monkeypatch.setattr(ending, "OTHERS_S", 0.1)
     words = {f"{word}/{rank}": json.dumps(mark) for rank, mark in marks.items() for word in ("ended", "heard")}
-    store = SimpleNamespace(set=words.__setitem__, get=lambda key, timeout_s: words.get(key))
-    mesh = SimpleNamespace(rank=0, ranks=3, store=store, timeout_s=1.0, abort=lambda reason: None)
     error = Interrupted("reducing ended", "timed out")
-    Ending(mesh, lambda: HOSTS, lambda: 0.0, lambda: paused_s).end(error)  # pyright: ignore[reportArgumentType]
+    ending_of(0, words, paused_s).end(error)
     return str(error).removeprefix("reducing ended: ")
 
 
@@ -40,7 +46,5 @@ def test_who_is_blamed(marks: dict[int, Mark], paused_s: float, why: str, monkey
 
 def test_a_rank_that_leaves_says_so():
     words: dict[str, str] = {}
-    store = SimpleNamespace(set=words.__setitem__, get=lambda key, timeout_s: words.get(key))
-    mesh = SimpleNamespace(rank=1, ranks=3, store=store, timeout_s=1.0, abort=lambda reason: None)
-    Ending(mesh, lambda: HOSTS, lambda: 0.0, lambda: 0.0).end(Left("rank 1 has left the job"))  # pyright: ignore[reportArgumentType]
+    ending_of(1, words).end(Left("rank 1 has left the job"))
     assert json.loads(words["ended/1"]) == [None, True, 0.0]

@@ -114,12 +114,8 @@ class LocalSteps(Optimizer):
         schedule = schedule_of(len(parts))
         made = fragments_of(runtime.plan, parts, replica.local, schedule)
         self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
-        self.handle, self._model, self._replica = (
-            Handle(runtime, self._rounds, waits=not (delay or eager)),
-            model,
-            replica,
-        )
-        self.inner: Optimizer | None = None
+        self.handle = Handle(runtime, self._rounds, waits=not (delay or eager))
+        self._model, self._replica, self.inner = model, replica, None
         super().__init__(inner_optimizer.param_groups, inner_optimizer.defaults)
         self.inner = inner_optimizer
         self.param_groups, self.state = inner_optimizer.param_groups, inner_optimizer.state

@@ -6,6 +6,7 @@ from contextlib import suppress
 from time import monotonic, sleep
 from typing import NamedTuple
 
+from gradwire.runtime.meeting import rank_at
 from gradwire.transports import Mesh
 
 OTHERS_S, POLL_S = 2.0, 0.05
@@ -125,4 +126,4 @@ class Ending:
 
     def _named(self, ranks: Sequence[int]) -> str:
         hosts = self._hosts()
-        return ", ".join(f"rank {rank}" + (f" (host {hosts[rank]})" if hosts else "") for rank in ranks)
+        return ", ".join(rank_at(rank, hosts[rank] if hosts else "") for rank in ranks)

@@ -100,5 +100,10 @@ def ranks_named(ranks: Sequence[int]) -> str:
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
+def rank_at(rank: int, host: str) -> str:
+    """A rank in words, with its host where that is known."""
+    return f"rank {rank} (host {host})" if host else f"rank {rank}"
+
+
 def _short(value: str) -> str:
     return value if len(value) <= SHOWN else value[: SHOWN - 3] + "..."

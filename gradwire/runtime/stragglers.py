@@ -7,7 +7,7 @@ from time import monotonic
 
 import torch
 
-from gradwire.runtime.meeting import ranks_named
+from gradwire.runtime.meeting import rank_at
 from gradwire.transports import Mesh
 
 
@@ -22,9 +22,8 @@ class Straggler:
     median_s: float
 
     def __str__(self) -> str:
-        at = f" (host {self.host})" if self.host else ""
         return (
-            f"{ranks_named([self.rank])}{at} takes {1000 * self.own_s:.0f} ms a step beside waiting, "
+            f"{rank_at(self.rank, self.host)} takes {1000 * self.own_s:.0f} ms a step beside waiting, "
             f"{self.own_s / self.median_s:.1f} times the median"
         )
 
