@@ -4,10 +4,11 @@
     python benchmarks/streaming.py --bits 32                # all-reduced in a ring, in which ranks wait for each other
 
 Byte-level GPT (width 256, 2 layers) in two fragments of a block each, 1 x 64 bytes a rank and step, AdamW. A few rounds
-tell how many bytes a fragment is and how long an inner step takes; `delay` is as many steps as the link needs for them,
-and 4 % more (`--slack`), and the next fragment is sent when the last one was used: inner_steps = 2 * delay. Then whole
-rounds are timed. Idle is what a host's interface did not send, of what the link could have carried. Waited is by how
-much the ends of steps that received and sent took longer than those of other steps, so that outer steps count as well.
+tell how many bytes a fragment is and how long an inner step takes; a fragment is sent every so many steps as the link
+needs for one, and 4 % more (`--slack`), and used twice as many later (`--ahead`), while the next one travels. Then
+whole rounds are timed. Idle is what a host's interface did not send, of what the link could have carried. Waited is by
+how much the ends of steps that received and sent took longer than those of other steps, so that outer steps count as
+well.
 Writes benchmarks/results/streaming.json and prints a Markdown table.
 """
 
@@ -24,7 +25,7 @@ from page import markdown
 from provenance import save
 from ranks import as_rank, collect
 
-RANKS, FRAGMENTS = 4, 2
+RANKS, FRAGMENTS, WARM_UP = 4, 2, 2
 
 
 def main() -> None:
@@ -41,6 +42,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--link", default="10mbit")
     parser.add_argument("--bits", type=int, default=4, help="of what travels, 32 or 2 to 8")
     parser.add_argument("--slack", type=float, default=1.04)
+    parser.add_argument("--ahead", type=float, default=2.0, help="after how many fragments' time one is used; 1 to 2")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
@@ -51,16 +53,16 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    delay = torch.tensor(2)
+    period = torch.tensor(2)
     for _ in range(2):  # once more, for steps take longer beside what travels
-        probe = rounds(arguments, int(delay), count=1)
-        delay = torch.tensor(math.ceil(arguments.slack * probe["wire_s"] / probe["step_s"]))
-        dist.broadcast(delay, 0)
-    return {"turns": [rounds(arguments, int(delay), arguments.rounds) for _ in range(arguments.repeats)]}
+        probe = rounds(arguments, int(period), count=1)
+        period = torch.tensor(math.ceil(arguments.slack * probe["wire_s"] / probe["step_s"]))
+        dist.broadcast(period, 0)
+    return {"turns": [rounds(arguments, int(period), arguments.rounds) for _ in range(arguments.repeats)]}
 
 
-def rounds(arguments: argparse.Namespace, delay: int, count: int) -> dict[str, Any]:
-    """Times `count` rounds behind one that warms up; bytes and seconds are rank 0's."""
+def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, Any]:
+    """Times `count` rounds behind two that warm up; bytes and seconds are rank 0's."""
     import torch.distributed as dist
 
     import gradwire as gw
@@ -70,14 +72,14 @@ def rounds(arguments: argparse.Namespace, delay: int, count: int) -> dict[str, A
     task = LanguageModel(width=256, layers=2, batch=1, max_bytes=1_000_000)
     model = task.build_model(0)
     codec = gw.FP32() if arguments.bits == 32 else gw.Quantized(arguments.bits)
-    every = FRAGMENTS * delay
+    every, delay = FRAGMENTS * period, round(arguments.ahead * period)
     schedule = {"inner_steps": every, "fragments": FRAGMENTS, "delay": delay}
     optimizer = gw.LocalSteps(inner_optimizer(model), model, codec, **schedule)
     batches = task.batches(dist.get_rank(), RANKS, 0)
-    taken: list[tuple[bool, float, float]] = []  # whether something is received, the whole step's and its end's seconds
+    taken: list[tuple[bool, float, float]] = []  # whether something is sent or used, the step's and its end's seconds
     before, sent, start = optimizer.handle.stats(), 0, 0.0
-    for step in range(1, (1 + count) * every + 1):
-        if step == every + 1:
+    for step in range(1, (WARM_UP + count) * every + 1):
+        if step == WARM_UP * every + 1:
             before, sent, start = optimizer.handle.stats(), sent_bytes(), time.perf_counter()
         began = time.perf_counter()
         optimizer.zero_grad()
@@ -85,18 +87,19 @@ def rounds(arguments: argparse.Namespace, delay: int, count: int) -> dict[str, A
         computed = time.perf_counter()
         optimizer.step()
         ended = time.perf_counter()
-        taken.append((step % delay == 0, ended - began, ended - computed))
+        taken.append((step % period == 0 or (step - delay) % period == 0, ended - began, ended - computed))
     seconds, after, sent = time.perf_counter() - start, optimizer.handle.stats(), sent_bytes() - sent
     optimizer.handle.detach()
-    wire_s, timed = 8 * sent / Link.parse(arguments.link).bits_per_second, taken[every:]
-    inner = median(end for receives, _, end in timed if not receives)
+    wire_s, timed = 8 * sent / Link.parse(arguments.link).bits_per_second, taken[WARM_UP * every :]
+    inner = median(end for outer, _, end in timed if not outer)
     return {
+        "period": period,
         "delay": delay,
-        "step_s": mean(whole for receives, whole, _ in timed if not receives),
+        "step_s": mean(whole for outer, whole, _ in timed if not outer),
         "travels_s": (after.wait_s - before.wait_s) / (after.steps - before.steps),
         "wire_s": wire_s / (count * FRAGMENTS),
         "idle": 1 - wire_s / seconds,
-        "waited": sum(max(0.0, end - inner) for receives, _, end in timed if receives) / seconds,
+        "waited": sum(max(0.0, end - inner) for outer, _, end in timed if outer) / seconds,
     }
 
 
@@ -106,16 +109,16 @@ def sent_bytes() -> int:
     return interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes
 
 
-COLUMNS = ("", "delay, steps", "ms a step", "wire idle", "training waited")
+COLUMNS = ("", "sent every", "delay, steps", "ms a step", "wire idle", "training waited")
 
 
 def cells(turns: list[dict[str, Any]]) -> list[list[str]]:
     """A line for each turn, and their mean."""
     lines = [(f"turn {number}", turn) for number, turn in enumerate(turns, 1)]
     lines.append(("mean", {key: mean(turn[key] for turn in turns) for key in turns[0]}))
-    shares = ("idle", "waited")
     return [
-        [name, f"{own['delay']:.0f}", f"{1e3 * own['step_s']:.0f}", *(f"{own[share]:.1%}" for share in shares)]
+        [name, *(f"{own[key]:.0f}" for key in ("period", "delay")), f"{1e3 * own['step_s']:.0f}"]
+        + [f"{own[share]:.1%}" for share in ("idle", "waited")]
         for name, own in lines
     ]
 

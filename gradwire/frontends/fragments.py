@@ -54,7 +54,7 @@ def _cut_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[tupl
 @dataclass(frozen=True)
 class Schedule:
     """When fragments are sent: number f of F after (f + 1)·H/F inner steps, and every H steps from there; and used
-    `delay` steps later, before the next one is sent, so that one at a time is under way. Parameters then become
+    `delay` steps later, before they are sent again; the next ones queue up behind them. Parameters then become
     mix·own + (1 - mix)·anchor; without `mix` they keep what they moved meanwhile. With `eager`, what travels is used
     when its fragment is sent the next time.
 
@@ -72,10 +72,10 @@ class Schedule:
                 f"inner_steps={self.inner_steps} are fewer than the {self.fragments} fragments, which are sent one "
                 f"at a time; use inner_steps={self.fragments} or more, or fewer fragments"
             )
-        if not 0 <= self.delay <= self.inner_steps // self.fragments:
+        if not 0 <= self.delay <= self.inner_steps:
             raise ValueError(
-                f"delay={self.delay} is longer than the {self.inner_steps // self.fragments} inner steps from one "
-                "fragment to the next; use that or less"
+                f"delay={self.delay} is longer than the {self.inner_steps} inner steps after which a fragment is sent "
+                "again; use that or less"
             )
         if self.mix is not None and not 0 <= self.mix < 1:
             raise ValueError(f"mix={self.mix} is no share of a replica's own; use 0 to 1, e.g. mix=0.5, or None")
@@ -124,6 +124,11 @@ class Fragment:
         """`deltas` become anchor - parameter."""
         for name, parameter in self.parameters.items():
             torch.sub(self.anchors[name], parameter, out=self.deltas[name])
+        self.keep_sent()
+
+    @torch.no_grad()
+    def keep_sent(self) -> None:
+        """`sent` become the parameters."""
         for name, copy in self.sent.items():
             copy.copy_(self.parameters[name])
 

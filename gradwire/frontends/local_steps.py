@@ -55,7 +55,7 @@ class LocalSteps(Optimizer):
     take turns; what travels is used `delay` inner steps later, while these go on; parameters then become mix·own +
     (1 - mix)·shared: Streaming DiLoCo (Douillard et al., 2025, https://arxiv.org/abs/2501.18512). Without `mix` they
     keep what they moved meanwhile. With `eager`, a replica takes its outer step at once, with its own part of the new
-    mean and all others' of the one before, and what travels has time until something is sent again (Kale et al., 2025,
+    mean and all others' of the one before, and what travels has time until it is sent again (Kale et al., 2025,
     https://arxiv.org/abs/2502.12996); what replicas share then differs by what is on its way.
     With `ChunkTopK(64, of=4096, bits=2)`, `Residual(decay=0.95)` and `Outer(lr=1.0)`:
     SparseLoCo (Sarfi et al., 2025, https://arxiv.org/abs/2508.15706).

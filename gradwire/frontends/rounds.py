@@ -2,15 +2,18 @@
 
 inner steps     every replica by itself
 send            anchor - parameter of one fragment goes to the runtime, as gradients do, in a step of its groups
-inner steps     `delay` of them, while it travels
+inner steps     `delay` of them, while it travels, and the next fragments behind it
 receive         the mean is the gradient of the outer step; parameters move to the new anchors
 
 With eager updates the outer step is taken at once, with the mean of the round before and this replica's own part of the
 new one; its mean travels during the whole next round.
+
+All ranks send and receive after the same inner steps, so the order of what travels is the same on all of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -19,15 +22,25 @@ from torch.optim import Optimizer
 from gradwire.frontends.fragments import Fragment, Schedule, groups_of
 from gradwire.frontends.replica import Replica
 from gradwire.frontends.stateful import Placed
+from gradwire.runtime.executor import Point
 from gradwire.runtime.runtime import Runtime
 
 OuterOptimizer = Callable[[list[Tensor]], Optimizer]
 """Makes the optimizer of the anchors: a class of torch's, or a function."""
 
 
+@dataclass(frozen=True)
+class Sent:
+    """When a fragment was sent, in inner steps, and the point up to which the worker has its mean; none where the mean
+    is there, for it was loaded."""
+
+    step: int
+    point: Point | None
+
+
 class Rounds:
-    """The outer part of local steps. `step` counts inner steps, `under_way` is the fragment that was sent and not
-    received. `detached`: there will be no more rounds."""
+    """The outer part of local steps. `step` counts inner steps, `under_way` are the fragments that were sent and not
+    received, by number. `detached`: there will be no more rounds."""
 
     def __init__(
         self,
@@ -44,8 +57,8 @@ class Rounds:
             outer([anchor for fragment in fragments for anchor in fragment.anchors.values()]),
         )
         self._parameters, self._undo = replica.parameters, replica.isolate()
-        self.step, self.sent_at, self.detached = 0, 0, False
-        self.under_way: int | None = None
+        self.step, self.detached = 0, False
+        self.under_way: dict[int, Sent] = {}
         runtime.fix_places(True)
 
     def accumulate(self) -> AbstractContextManager[None]:
@@ -74,41 +87,43 @@ class Rounds:
         if fragment is None:
             return
         if self.schedule.eager:
-            self._send_and_step(self.fragments[fragment])
+            self._step_and_send(fragment)
         else:
+            self.fragments[fragment].measure()
             self._send(fragment)
             self._receive_if_due()
 
     def _receive_if_due(self) -> None:
-        if self.under_way is not None and self.step == self.sent_at + self.schedule.delay:
-            self._receive(self.fragments[self.under_way])
-            self.under_way = None
+        due = [index for index, sent in self.under_way.items() if self.step == sent.step + self.schedule.delay]
+        for index in due:
+            self._wait(index)
+            self._receive(self.fragments[index])
+
+    def _wait(self, index: int) -> None:
+        """Returns when a fragment that was sent is there; what was sent after it goes on."""
+        if (sent := self.under_way.pop(index, None)) and sent.point:
+            self.runtime.finish(sent.point)
 
     def _send(self, index: int) -> None:
-        fragment = self.fragments[index]
-        fragment.measure()
-        self._submit(fragment)
-        self.under_way, self.sent_at = index, self.step
+        runtime, deltas = self.runtime, self.fragments[index].deltas
+        runtime.open_step(groups_of(runtime.plan, deltas))
+        for slot, about in enumerate(runtime.slots):
+            if about.name in deltas:
+                runtime.submit(slot, deltas[about.name])
+        self.under_way[index] = Sent(self.step, runtime.executor.point())
 
-    def _send_and_step(self, fragment: Fragment) -> None:
+    def _step_and_send(self, index: int) -> None:
         """An eager update."""
-        self.runtime.finish()
+        self._wait(index)
+        fragment = self.fragments[index]
         gradients = fragment.exchange_own(1 / self.runtime.mesh.replica.world)
         if not fragment.is_finite():  # what this replica has moved; the others see it by the mean, a round later
             self._skip()
-        self._submit(fragment)
+        self._send(index)
         self._outer_step(fragment, gradients)
         fragment.merge(None)
 
-    def _submit(self, fragment: Fragment) -> None:
-        runtime = self.runtime
-        runtime.open_step(groups_of(runtime.plan, fragment.parameters))
-        for slot, about in enumerate(runtime.slots):
-            if about.name in fragment.deltas:
-                runtime.submit(slot, fragment.deltas[about.name])
-
     def _receive(self, fragment: Fragment) -> None:
-        self.runtime.finish()
         if not fragment.is_finite():
             self._skip()
             return
@@ -126,6 +141,7 @@ class Rounds:
         back to the anchors. Inner state that is not finite begins anew."""
         for fragment in self.fragments:
             fragment.reset()
+            fragment.keep_sent()
             for parameter in (self._parameters[name] for name in fragment.parameters):
                 if not _is_finite(self.inner.state.get(parameter, {})):
                     del self.inner.state[parameter]
@@ -159,14 +175,12 @@ class Rounds:
             state["eager"] = [
                 {"means": _copies(fragment.deltas), "moved": _copies(fragment.moved)} for fragment in self.fragments
             ]
-        if self.under_way is not None:
-            fragment = self.fragments[self.under_way]
-            state["under way"] = {
-                "fragment": self.under_way,
-                "sent at": self.sent_at,
-                "means": _copies(fragment.deltas),
-                "sent": _copies(fragment.sent),
-            }
+        else:
+            state["under way"] = [
+                {"fragment": index, "sent at": sent.step, "means": _copies(own.deltas), "sent": _copies(own.sent)}
+                for index, sent in self.under_way.items()
+                for own in [self.fragments[index]]
+            ]
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -176,19 +190,18 @@ class Rounds:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Goes on from a `progress`."""
-        self.step, self.under_way = state["step"], None
+        self.step, self.under_way = state["step"], {}
         self.outer.load_state_dict(state["outer"])
         for fragment in self.fragments:
             _copy_each(fragment.anchors, state["anchors"])
         for fragment, kept in zip(self.fragments, state.get("eager", []), strict=False):
             _copy_each(fragment.deltas, kept["means"])
             _copy_each(fragment.moved, kept["moved"])
-        if "under way" in state:
-            under_way = state["under way"]
-            self.under_way, self.sent_at = under_way["fragment"], under_way["sent at"]
-            fragment = self.fragments[under_way["fragment"]]
-            _copy_each(fragment.deltas, under_way["means"])
-            _copy_each(fragment.sent, under_way["sent"])
+        for kept in state.get("under way", []):
+            index = kept["fragment"]
+            self.under_way[index] = Sent(kept["sent at"], None)
+            _copy_each(self.fragments[index].deltas, kept["means"])
+            _copy_each(self.fragments[index].sent, kept["sent"])
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

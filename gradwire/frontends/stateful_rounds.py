@@ -1,14 +1,14 @@
 """Local steps for torch.distributed.checkpoint, which saves everything once and loads it on any mesh.
 
 "memory"     what memories keep, a row of each replica: see `gradwire.frontends.stateful`
-"shared"     anchors, the outer optimizer's state, and the mean of a fragment under way: equal on all replicas
+"shared"     anchors, the outer optimizer's state, and the means of fragments under way: equal on all replicas
 "replica r"  its parameters, now and as they were sent, and its inner optimizer's state, under a name of its own
 
 Of R replicas that were saved, number r goes on as old number r modulo R did.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -61,12 +61,14 @@ class DistributedRounds:
             folders = {folder: self._room(self._saved[folder]) for folder in (SHARED, self._own)}
             return {MEMORY: self._memory.state_dict(), **folders}
         progress, inner = self._rounds.progress(), self._rounds.inner
-        anchors, under_way = progress["anchors"], progress.get("under way", {})
-        told = {"step": progress["step"]} | {key: under_way[key] for key in ("fragment", "sent at") if under_way}
-        shared = {ROUND: letters(json.dumps(told))}
-        shared |= self._each("anchor", anchors) | self._each("mean", under_way.get("means", {}))
+        under_way = progress["under way"]
+        told = {"step": progress["step"], "under way": [[each["fragment"], each["sent at"]] for each in under_way]}
+        shared = {ROUND: letters(json.dumps(told))} | self._each("anchor", progress["anchors"])
         shared |= self._optimizer("outer", progress["outer"], self._held(self._rounds.outer))
-        own = self._each("parameter", self._replica.local) | self._each("sent", under_way.get("sent", {}))
+        own = self._each("parameter", self._replica.local)
+        for each in under_way:
+            shared |= self._each("mean", each["means"])
+            own |= self._each("sent", each["sent"])
         own |= self._optimizer("inner", inner.state_dict(), self._held(inner))
         return {MEMORY: self._memory.state_dict(), SHARED: shared, self._own: own}
 
@@ -88,19 +90,16 @@ class DistributedRounds:
         told, anchors = json.loads(text_of(shared[ROUND])), self._of("anchor", shared)
         held = self._held(self._rounds.outer)
         progress = {"step": told["step"], "anchors": anchors, "outer": self._optimizer_state("outer", shared, held)}
-        if "fragment" not in told:
-            return progress
-        means = self._of("mean", shared)
-        if means.keys() not in [fragment.parameters.keys() for fragment in self._rounds.fragments]:
+        means, sent, fragments = self._of("mean", shared), self._of("sent", own), self._rounds.fragments
+        parts = [fragments[index].parameters.keys() if index < len(fragments) else () for index, _ in told["under way"]]
+        if means.keys() != {name for part in parts for name in part}:
             raise ValueError(
                 "a fragment was under way that is none here; load it with the fragments that it was saved with"
             )
-        under_way = {
-            "fragment": told["fragment"],
-            "sent at": told["sent at"],
-            "means": means,
-            "sent": self._of("sent", own),
-        }
+        under_way = [
+            {"fragment": index, "sent at": at, "means": _among(part, means), "sent": _among(part, sent)}
+            for (index, at), part in zip(told["under way"], parts, strict=True)
+        ]
         return progress | {"under way": under_way}
 
     # What is saved, by parameter
@@ -167,6 +166,10 @@ class DistributedRounds:
         own, made = self._placed[name].own(saved), torch.empty_like(parameter.detach(), dtype=saved.dtype)
         (made.to_local() if isinstance(made, DTensor) else made).copy_(own)
         return made
+
+
+def _among(names: Collection[str], tensors: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if name in names}
 
 
 def _refuse(value: object) -> NoReturn:

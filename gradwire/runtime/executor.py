@@ -26,6 +26,8 @@ from gradwire.ops.host import to_host
 T = TypeVar("T")
 Mark = float | torch.cuda.Event
 """A moment: seconds of `time.perf_counter`, or an event on a CUDA stream."""
+Point = Future[torch.Event | None]
+"""A point in what the worker was given; with the event there, on a GPU, once the worker has come to it."""
 
 CLOSE_S = 2.0
 
@@ -60,11 +62,15 @@ class Executor:
             self.synchronize()
             return value
 
-        return self._result(whole)
+        return self._wait(self._promise(whole))
 
-    def flush(self) -> None:
-        """Returns when all that was posted is done, on a GPU when all of it is queued."""
-        self._result(lambda: None)
+    def point(self) -> Point:
+        """A point behind all that was posted so far, to `flush` up to."""
+        return self._promise(lambda: self._stream.record_event() if self._stream else None)
+
+    def flush(self, point: Point | None = None) -> None:
+        """Returns when all that was posted is done, or all before `point`, on a GPU when all of it is queued."""
+        self._wait(point or self._promise(lambda: None))
 
     def give_up(self, error: BaseException) -> None:
         """Whoever waits for the worker gets the error, now and from now on. Any thread may say so, for the worker may
@@ -73,9 +79,9 @@ class Executor:
         if awaited := self._awaited:
             _settle(awaited, error)
 
-    def _result(self, function: Callable[[], T]) -> T:
-        """What `function` returns on the worker. One thread waits at a time, that which trains."""
-        self._awaited = result = Future[T]()
+    def _promise(self, function: Callable[[], T]) -> Future[T]:
+        """What `function` will have returned on the worker."""
+        result = Future[T]()
 
         def task() -> None:
             try:
@@ -86,6 +92,11 @@ class Executor:
                 _settle(result, None, value)
 
         self.post(task)
+        return result
+
+    def _wait(self, result: Future[T]) -> T:
+        """The result of a promise. One thread waits at a time, that which trains."""
+        self._awaited = result
         if self._error:  # it was said before anybody waited
             _settle(result, self._error)
         try:
@@ -107,10 +118,13 @@ class Executor:
             for tensor in tensors:
                 tensor.record_stream(self._stream)
 
-    def order_behind(self) -> None:
-        """What the current stream is given from now on comes after what the worker's was given so far."""
+    def order_behind(self, point: Point | None = None) -> None:
+        """What the current stream is given from now on comes after what the worker's was given so far, or before a
+        `point` that was flushed."""
         if self._stream:
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+            event = point.result() if point else self._stream.record_event()
+            assert event is not None
+            torch.cuda.current_stream(self.device).wait_event(event)
 
     def on_host(self, tensor: Tensor) -> Callable[[], Tensor]:
         """A tensor's present value for the host. To call what this returns waits for a GPU; later it is there."""

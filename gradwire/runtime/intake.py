@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.runtime.executor import Executor, Mark
+from gradwire.runtime.executor import Executor
 from gradwire.runtime.machine import Arrivals
 from gradwire.runtime.recorder import Recorder
 from gradwire.runtime.steps import Steps
@@ -27,14 +27,14 @@ class Intake:
     """Counts what arrives. When the last slot of a group is there, the worker is told where its gradients lie, or only
     that they are where they were.
 
-    `step` counts the steps that were opened, `groups` are those of the one that is open, and `last_arrival` is when
-    its latest group was complete. The worker's part of a step begins with its first complete group.
+    `step` counts the steps that were opened, and `groups` are those of the one that is open. The worker's part of a
+    step begins with its first complete group. It may still be at a step before, for a step can be opened once all
+    gradients of the one before are there.
     """
 
     def __init__(self, steps: Steps, executor: Executor, recorder: Recorder) -> None:
         self.step = 0
         self.groups: Sequence[int] = ()
-        self.last_arrival: Mark = 0.0
         self._step_s, self._opened = 0.0, float("inf")
         self.arrivals = Arrivals(partial(Intake._complete, weakref.proxy(self)))
         self._steps, self._executor, self._recorder = steps, executor, recorder
@@ -101,5 +101,5 @@ class Intake:
             if self._fixed:
                 self._known.add(group)
         missing = [members.index(slot) for slot in absent]
-        self.last_arrival = self._recorder.mark()
-        self._executor.post(partial(self._steps.complete, group, tensors, missing, self._fixed))
+        given = partial(self._steps.complete, group, tensors, missing, self._fixed, self._recorder.mark())
+        self._executor.post(given)

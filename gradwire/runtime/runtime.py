@@ -17,7 +17,7 @@ from gradwire.plans import Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.control import Control
 from gradwire.runtime.ending import Ending, Left
-from gradwire.runtime.executor import Executor
+from gradwire.runtime.executor import Executor, Point
 from gradwire.runtime.frames import forget_frames
 from gradwire.runtime.gathering import check
 from gradwire.runtime.intake import Intake
@@ -129,11 +129,11 @@ class Runtime:
         self.executor.post(self._serve) if self.error is None else self._serve()
         return future.then(Future.value)  # where `future` fails, only this way does DDP raise the error itself
 
-    def finish(self) -> None:
-        """Returns when the means of the step are in place; raises what went wrong in it."""
-        self.executor.flush()
+    def finish(self, point: Point | None = None) -> None:
+        """Returns when the means of all steps, or of those up to `point`, are in place; raises what went wrong."""
+        self.executor.flush(point)
         self.raise_error()
-        self.executor.order_behind()
+        self.executor.order_behind(point)
 
     def used(self, slot: int) -> bool:
         """Whether any rank had a gradient for the slot in the last step."""
@@ -280,7 +280,7 @@ class Runtime:
         """Before whoever waits for the means goes on: the next step may find another plan."""
         self._reduced += 1
         self._plans.step_ended()
-        self.recorder.add("wait", self._intake.last_arrival)
+        self.recorder.add("wait", self._steps.last_arrival)
         self._ended = self._steps.opened
         self._serve()
 

@@ -27,7 +27,7 @@ from gradwire.ops.workspace import Workspace
 from gradwire.plans import Plan
 from gradwire.runtime.control import Control
 from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange
-from gradwire.runtime.executor import Executor
+from gradwire.runtime.executor import Executor, Mark
 from gradwire.runtime.hosts import HostExchange
 from gradwire.runtime.machine import Machine
 from gradwire.runtime.pipeline import Pipeline
@@ -44,7 +44,8 @@ class Steps:
     has told the others that it has all of a step, and has not counted it yet; `over`, that none is to count any more.
     Whoever looks at the state from another thread holds `changing`. `skipped` counts the steps that no rank took, and
     `spoilt` says so in words, with the group that was not finite in the last one. `ended()` is called when a step's
-    means are in place; what it does is over before whoever waits for them goes on.
+    means are in place; what it does is over before whoever waits for them goes on. `last_arrival` is when the latest
+    group of the step was complete.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Steps:
         self.changing = RLock()
         self.number = self.opened = self.skipped = 0
         self.spoilt = ""
+        self.last_arrival: Mark = 0.0
         self.members: list[tuple[int, ...]] = []
         self.exchanges: list[Exchange] = []
         self.used: Callable[[], Tensor] | None = None
@@ -102,9 +104,12 @@ class Steps:
         self._active = [self.exchanges[group] for group in groups]
         self.machine.begin(groups, [exchange.rounds for exchange in self.exchanges])
 
-    def complete(self, group: int, tensors: Sequence[Tensor] | None, absent: Sequence[int], fixed: bool) -> None:
-        """All gradients of a group are there, in the order of its slots; none for those that are `absent`. Without
-        `tensors` they lie where they did when `fixed` was said of them."""
+    def complete(
+        self, group: int, tensors: Sequence[Tensor] | None, absent: Sequence[int], fixed: bool, arrival: Mark
+    ) -> None:
+        """All gradients of a group are there since `arrival`, in the order of its slots; none for those that are
+        `absent`. Without `tensors` they lie where they did when `fixed` was said of them."""
+        self.last_arrival = arrival
         self._given[group] = Given(self._gradients(group, tensors, fixed), absent, self._scale(), self._lost)
         self.machine.complete(group)
         while (entry := self.machine.next()) is not None:

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -140,6 +141,51 @@ def eager_updates_go_on_bit_for_bit_and_forget_what_is_not_finite() -> None:
     losses = train(model, 30, first=45, optimizer=optimizer)
     assert torch.tensor(losses).isfinite().all()
     assert flat(model).isfinite().all()
+
+
+def reference_streaming(
+    replicas: int, steps: int, sends: dict[int, int], every: int, delay: int, mix: float | None
+) -> Iterator[list[float]]:
+    """Streaming DiLoCo (https://arxiv.org/abs/2501.18512), all replicas in one process, without momentum. The model's
+    part sends[s] is sent after s steps, and after every `every` from there."""
+    shared = network()
+    models = [copy.deepcopy(shared) for _ in range(replicas)]
+    optimizers = [inner(model) for model in models]
+    sent: dict[int, tuple[int, list[list[Tensor]]]] = {}
+
+    def receive(step: int) -> None:
+        if step not in sent:
+            return
+        part, before = sent.pop(step)
+        for index, anchor in enumerate(shared[part].parameters()):
+            anchor.data -= 0.4 * torch.stack([anchor.data - own[index] for own in before]).mean(0)
+            for model, own in zip(models, before, strict=True):
+                parameter = list(model[part].parameters())[index].data
+                parameter.copy_(anchor + parameter - own[index] if mix is None else parameter.lerp(anchor, 1 - mix))
+
+    for step in range(1, steps + 1):
+        losses = inner_losses(models, optimizers, step - 1, 1)
+        receive(step)
+        for first, part in sends.items():
+            if step >= first and (step - first) % every == 0:
+                sent[step + delay] = part, [[p.detach().clone() for p in model[part].parameters()] for model in models]
+        receive(step)
+        yield [loss for (loss,) in losses]
+
+
+@scenario(2)
+def streaming_is_the_papers_however_many_fragments_travel() -> None:
+    for delay, mix in ((0, None), (2, 0.5), (3, None), (5, None), (9, 0.5), (9, None)):
+        model = network()
+        optimizer = gw.LocalSteps(
+            inner(model), model, inner_steps=9, outer=gw.Outer(0.4), fragments=[model[0], model[2], model[4]],
+            delay=delay, mix=mix,
+        )  # fmt: skip
+        losses = train(model, 60, optimizer=optimizer)
+        sends = {3: 0, 6: 2, 9: 4}
+        expected = list(reference_streaming(dist.get_world_size(), 60, sends, 9, delay, mix))
+        torch.testing.assert_close(losses, [each[dist.get_rank()] for each in expected], rtol=0, atol=1e-6)
+        optimizer.handle.detach()
 
 
 @scenario(4)
@@ -301,7 +347,7 @@ def whole_state(model: nn.Module, optimizer: gw.LocalSteps) -> dict:
     return copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
 
 
-def streaming(model: nn.Module, mix: float | None = 0.5, **others) -> gw.LocalSteps:
+def streaming(model: nn.Module, mix: float | None = 0.5, delay: int = 2, **others) -> gw.LocalSteps:
     return gw.LocalSteps(
         inner(model),
         model,
@@ -309,22 +355,28 @@ def streaming(model: nn.Module, mix: float | None = 0.5, **others) -> gw.LocalSt
         inner_steps=8,
         outer=gw.Outer(0.4, momentum=0.9),
         fragments=3,
-        delay=2,
+        delay=delay,
         mix=mix,
         **others,
     )
 
 
+CUTS = (
+    (13, 0.5, 2), (14, None, 2), (15, None, 2), (16, 0.5, 2), (19, None, 2), (16, None, 5), (17, None, 7), (18, 0.5, 8),
+)  # fmt: skip
+"""After how many steps a job is cut, its `mix` and its `delay`; fragments are sent after 13, 16, 18, 21 steps."""
+
+
 @scenario(2)
 def a_job_cut_anywhere_goes_on_bit_for_bit() -> None:
-    for cut, mix in ((13, 0.5), (14, None), (15, None), (16, 0.5), (19, None)):  # sent after 13, 16, 18, 21 ...
+    for cut, mix, delay in CUTS:
         model = network()
-        optimizer = streaming(model, mix)
+        optimizer = streaming(model, mix, delay)
         train(model, cut, optimizer=optimizer)
         state = whole_state(model, optimizer)
         expected = train(model, 20, first=cut, optimizer=optimizer)
         other = network(seed=1)
-        resumed = streaming(other, mix)
+        resumed = streaming(other, mix, delay)
         train(other, 3, optimizer=resumed)
         resumed.load_state_dict(state["optimizer"])
         other.load_state_dict(state["model"])
@@ -348,8 +400,10 @@ def check_goes_on(make, path: Path, cut: int) -> None:
     assert not different(whole_state(other, resumed), whole_state(model, optimizer)), cut
 
 
-def different(a: object, b: object) -> bool:
+def different(a: Any, b: Any) -> bool:
     """Whether two states differ in a bit."""
+    if isinstance(a, list) and isinstance(b, list):
+        return different(dict(enumerate(a)), dict(enumerate(b)))
     if isinstance(a, dict):
         return a.keys() != b.keys() or any(different(a[key], b[key]) for key in a)
     if isinstance(a, DTensor):
@@ -359,11 +413,11 @@ def different(a: object, b: object) -> bool:
 
 @scenario(2)
 def a_distributed_checkpoint_goes_on_bit_for_bit_from_anywhere() -> None:
-    for cut, mix in ((13, 0.5), (14, None), (15, None), (16, 0.5), (19, None)):
+    for cut, mix, delay in CUTS:
 
-        def make(seed: int, mix=mix) -> tuple[nn.Module, gw.LocalSteps]:
+        def make(seed: int, mix=mix, delay=delay) -> tuple[nn.Module, gw.LocalSteps]:
             model = network(seed)
-            return model, streaming(model, mix)
+            return model, streaming(model, mix, delay)
 
         check_goes_on(make, folder(), cut)
 
@@ -461,9 +515,11 @@ def a_distributed_checkpoint_that_does_not_fit_is_one_clear_line() -> None:
 
 @scenario(2, 3)
 def a_round_that_is_not_finite_counts_for_nobody() -> None:
-    for fragments in (1, 3):
+    for fragments, delay in ((1, 0), (3, 0), (3, 2), (3, 5)):
         model = network()
-        optimizer = gw.LocalSteps(inner(model), model, gw.TopK(0.1), inner_steps=6, fragments=fragments)
+        optimizer = gw.LocalSteps(
+            inner(model), model, gw.TopK(0.1), inner_steps=6, fragments=fragments, delay=delay
+        )  # fmt: skip
         train(model, 12, optimizer=optimizer)
         before = whole_state(model, optimizer)
         with torch.no_grad():
@@ -479,6 +535,24 @@ def a_round_that_is_not_finite_counts_for_nobody() -> None:
         assert flat(model).isfinite().all()
         with optimizer.shared_parameters():
             assert same_on_all_ranks(flat(model))
+
+
+@scenario(2)
+def what_travels_while_a_round_is_given_up_is_not_undone() -> None:
+    """Fragment 0 is sent after step 20, and the round given up after 21, for fragment 1, and 23, for fragment 2."""
+    model = network()
+    optimizer = gw.LocalSteps(inner(model), model, inner_steps=6, outer=gw.Outer(0.4), fragments=3, delay=5)
+    train(model, 12, optimizer=optimizer)
+    with torch.no_grad():
+        if dist.get_rank() == 1:
+            model[2].weight[3, 3] = torch.nan
+    train(model, 8, first=12, optimizer=optimizer)
+    optimizer.param_groups[0]["lr"] = 0.0  # so that replicas differ by nothing new
+    train(model, 5, first=20, optimizer=optimizer)
+    with optimizer.shared_parameters():
+        anchors = flat(model)
+    torch.testing.assert_close(flat(model), anchors, rtol=0, atol=1e-6)
+    assert anchors.isfinite().all()
 
 
 def _flat(state: dict[str, Tensor]) -> Tensor:
@@ -510,7 +584,7 @@ def wrong_use_is_one_clear_line_on_every_rank() -> None:
         lambda: wrap(fragments=[model[0], model[4] if alone else model[2:]]),
     )  # fmt: skip
     refused(ValueError, "two fragments have parameter '0.weight'", lambda: wrap(fragments=[model[0], model]))
-    refused(ValueError, "delay=3 is longer than the 2 inner steps", lambda: wrap(inner_steps=8, fragments=4, delay=3))
+    refused(ValueError, "delay=9 is longer than the 8 inner steps", lambda: wrap(inner_steps=8, fragments=4, delay=9))
     refused(ValueError, "leave out delay and mix", lambda: wrap(delay=2, eager=True))
     refused(ValueError, "mix=1.0 is no share", lambda: wrap(mix=1.0))
     refused(ValueError, "inner_steps, delay, mix and eager", lambda: wrap(inner_steps=8 if alone else 9))
