@@ -3,13 +3,15 @@
     python benchmarks/choices.py --curves                     # losses by step: any load will do; 6 minutes a task
     python benchmarks/choices.py                              # step times on a quiet machine; a minute a cell
     python benchmarks/choices.py --tasks lstm-sgd --links 1gbit
+    python benchmarks/choices.py --tasks gpt-adamw-2m --links 100mbit --ranks 4
 
-The tasks of `fidelity.py`, two ranks. Time to dense's last loss + 1 % is steps times seconds: the steps at which a
-candidate first comes so near, training as many steps as dense or half as many more, and the median seconds of its steps
-over the link, all candidates in turns. Auto's seconds are those of the plan that it chose, its steps those of what most
-of that plan's elements are sent by, whichever plan they go in; the steps in which it chooses are not counted.
+The tasks of `fidelity.py`, two ranks, or more. Time to dense's last loss + 1 % is steps times seconds: the steps at
+which a candidate first comes so near, training as many steps as dense or half as many more, and the median seconds of
+its steps over the link, all candidates in turns. Auto's seconds are those of the plan that it chose, its steps those of
+what most of that plan's elements are sent by, whichever plan they go in; the steps in which it chooses are not counted.
 
-Writes benchmarks/results/choices_curves.json and choices.json, and prints Markdown tables.
+Writes benchmarks/results/choices_curves.json and choices.json, and prints Markdown tables: Auto beside the best, and
+how much sooner than dense each candidate is there.
 """
 
 import argparse
@@ -46,19 +48,23 @@ def main() -> None:
     for link in links:
         for task in arguments.tasks.split(","):
             given = ["--tasks", task, "--steps", str(arguments.steps), *(["--curves"] if arguments.curves else [])]
-            found = collect(__file__, given, RANKS, link)
-            rows = [row for row in rows if (row["link"], row["task"]) != (link, task)]
-            rows.append({"link": link, "task": task, "found": found})
+            found = collect(__file__, given, arguments.ranks, link)
+            told = {"link": link, "task": task, "ranks": arguments.ranks}
+            rows = [row for row in rows if row | told != row]
+            rows.append(told | {"found": found})
             save(f"{file}.json", rows=rows)
     if not arguments.curves:
-        found = {row["task"]: row["found"] for row in load("choices_curves")["rows"]}
-        print(markdown(COLUMNS, [cells(row, found[row["task"]]) for row in rows]))
+        found = {(row["task"], row["ranks"]): row["found"] for row in load("choices_curves")["rows"]}
+        told = [(row, found[row["task"], row["ranks"]]) for row in rows]
+        print(markdown(COLUMNS, [cells(*own) for own in told]))
+        print("\n" + markdown(["", *(f"{row['link']}, {row['task']}" for row in rows)], sooner(told)))
 
 
 def arguments_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(TASKS[:4]))
     parser.add_argument("--links", default="1gbit,100mbit,20mbit")
+    parser.add_argument("--ranks", type=int, default=RANKS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--curves", action="store_true")
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
@@ -74,7 +80,7 @@ class Training:
         self.handle = attach(self.ddp)
         self.optimizer = self.setting.optimizer_of(self.ddp.parameters(), self.setting.lr)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: rate(step, steps))
-        self.batches = self.setting.task.batches(dist.get_rank(), RANKS, 0)
+        self.batches = self.setting.task.batches(dist.get_rank(), dist.get_world_size(), 0)
 
     def step(self) -> float:
         """One step's seconds."""
@@ -88,7 +94,8 @@ class Training:
 
     def loss(self) -> float:
         """Held out, the same on all ranks."""
-        sums = torch.tensor(self.setting.task.sums(self.ddp.module, dist.get_rank(), RANKS), dtype=torch.float64)
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        sums = torch.tensor(self.setting.task.sums(self.ddp.module, rank, ranks), dtype=torch.float64)
         dist.all_reduce(sums)
         return self.setting.task.figures(sums.tolist())["loss"]
 
@@ -168,10 +175,23 @@ COLUMNS = ("link", "task", "Auto", "s to dense's loss + 1 %", "best candidate", 
 def cells(row: dict[str, Any], own: dict[str, list[tuple[int, float]]]) -> list[str]:
     """A row of the table, and the curves of its task."""
     seconds, sent = row["found"]["s"], row["found"]["sent"]
-    taken = {text: steps_to(own[text], own[DENSE]) * seconds[text] for text in own}
+    taken = seconds_to(row, own)
     best, auto = min(taken, key=taken.__getitem__), steps_to(own[sent], own[DENSE]) * seconds["auto"]
     times = f"{auto:.1f}", best, f"{taken[best]:.1f}", f"{auto / taken[best]:.2f}"
-    return [row["link"], row["task"], sent, *times]
+    return [row["link"], f"{row['task']}, {row['ranks']} ranks", sent, *times]
+
+
+def seconds_to(row: dict[str, Any], own: dict[str, list[tuple[int, float]]]) -> dict[str, float]:
+    """Of each candidate, to dense's last loss + 1 %."""
+    return {text: steps_to(points, own[DENSE]) * row["found"]["s"][text] for text, points in own.items()}
+
+
+def sooner(told: list[tuple[dict[str, Any], dict[str, list[tuple[int, float]]]]]) -> list[list[str]]:
+    """A row for each candidate: how many times sooner than dense it is there, on each link and task."""
+    taken = [seconds_to(*own) for own in told]
+    return [
+        [text, *(f"{own[DENSE] / own[text]:.1f}" if own[text] < inf else "not" for own in taken)] for text in taken[0]
+    ]
 
 
 if __name__ == "__main__":
