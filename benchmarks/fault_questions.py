@@ -19,7 +19,7 @@ def soak() -> Page:
     held = "every law held" if not broken else f"{broken} times a law did not hold"
     verdict = f"{faults:,} random faults in {found['seconds'] / 60:.0f} minutes: {held}."
     columns = ["fault", "how many", "s until all went on", "hung"]
-    note = f"{found['place']}; DDP and `DistributedOptimizer`."
+    note = f"{found['place']}; {', '.join(found['front_ends'])}."
     return Page("soak", "What do random faults break?", verdict, [Shown(["soak"], columns, rows, note)])
 
 

@@ -12,6 +12,7 @@ from provenance import save
 from gradwire.lab.faults import KINDS
 from gradwire.lab.link import LOOPBACK, link_of
 from gradwire.lab.soak import PATIENCE_S, soaking
+from gradwire.lab.soak_training import FRONT_ENDS
 from gradwire.report import soak as report
 
 
@@ -32,6 +33,7 @@ def main() -> None:
     kinds = {kind: [each.seconds for each in came.faults if each.kind == kind] for kind in KINDS}
     save(
         "soak.json", place=came.place, seconds=came.seconds, steps=came.steps, patience_s=PATIENCE_S, kinds=kinds,
+        front_ends={name: sum(each.front_end == name for each in came.faults) for name in FRONT_ENDS},
         broken=came.broken,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ import gradwire as gw
 from gradwire.collective import Collective
 from gradwire.lab.launch import free_port
 from gradwire.runtime import monitor
-from gradwire.runtime.ending import ReductionError
+from gradwire.runtime.ending import Interrupted, ReductionError
 from gradwire.runtime.executor import Executor
 from gradwire.transports.base import Pending
 from gradwire.transports.heartbeat import Heartbeat
@@ -116,6 +116,33 @@ def wait_for(happened: Callable[[], bool]) -> None:
             return
         threading.Event().wait(0.001)
     raise AssertionError("it did not happen")
+
+
+def test_a_call_that_was_under_way_raises_what_has_ended_the_job():
+    """And not what came of that on the worker, which names nobody."""
+    with job(PLAN, SLOTS, 2) as running:
+        first = running.runtimes[0]
+
+        def interrupted(mesh: object, device: torch.device) -> None:
+            lost = Interrupted("reducing ended", "a rank was lost")
+            threading.Thread(target=first.fail, args=(lost,)).start()  # as the monitor does: it asks who that was
+            wait_for(lambda: first.error is lost)
+            raise RuntimeError("aborted")
+
+        with pytest.raises(ReductionError, match=rf"^reducing ended: rank 1 \(host {gethostname()}\) was lost$"):
+            first.together(interrupted, None)
+
+
+def test_that_another_rank_has_given_up_is_known_when_it_is_first_asked(tmp_path: Path):
+    """Else this one's mark may come when the others have given it up as well."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        transport = gw.ProcessGroup.own()
+        assert transport.lost() is None
+        transport.abort("rank 1 was lost")
+        assert transport.lost() == "rank 1 was lost"
+    finally:
+        dist.destroy_process_group()
 
 
 def test_slow_ranks_are_not_lost(monkeypatch: pytest.MonkeyPatch):

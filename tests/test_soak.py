@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from gradwire.cli import main
 from gradwire.lab.faults import KINDS, faults, read_kinds
+from gradwire.lab.soak import soaking
 from gradwire.lab.soak_laws import Laws
+from gradwire.lab.soak_training import BY_CHECKPOINT
 
 KEPT = {"life": "a", "model": "m", "owed": "o"}
 
@@ -29,8 +31,9 @@ def test_kinds_are_read():
         read_kinds("kill,flood")
 
 
-def broken(*said: dict[str, object]) -> list[str]:
+def broken(*said: dict[str, object], lost: int | None = None) -> list[str]:
     laws = Laws()
+    laws.lost = lost
     for words in said:
         laws.hear(words.pop("by", "rank 1"), {**words})
     return laws.broken
@@ -49,6 +52,20 @@ def test_laws_that_are_broken_are_told():
     assert "names nobody" in broken({"error": "a rank was lost (closed by peer)", "phase": "training"})[0]
 
 
+def test_who_was_lost_is_to_be_named_alone():
+    one, two = "rank 2 (host b) was lost", "rank 1 (host a), rank 2 (host b) were lost"
+    assert broken({"error": one, "phase": "training"}, lost=2) == []
+    assert "others than rank 1" in broken({"error": one, "phase": "training"}, lost=1)[0]
+    assert "others than rank 2" in broken({"error": two, "phase": "training"}, lost=2)[0]
+
+
+def test_what_is_loaded_is_to_be_what_was_saved():
+    saved = {"step": 3, "saved": True, "job": "j", **KEPT}
+    loaded = {"resumed": 3, "loaded": True, "job": "j", **KEPT, "life": "b"}
+    assert broken(saved, loaded) == []
+    assert "another model than was saved" in broken(saved, {**loaded, "model": "n"})[0]
+
+
 def test_a_short_run_holds_all_laws(tmp_path, capsys):
     arguments = ["--minutes", "0.3", "--hosts", "3", "--faults", "corrupt,overflow,stop", "--seed", "2"]
     assert main(["soak", *arguments, "--out", str(tmp_path)]) == 0, capsys.readouterr().out
@@ -57,3 +74,13 @@ def test_a_short_run_holds_all_laws(tmp_path, capsys):
     assert came["faults"]
     assert came["broken"] == []
     assert "every law held" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("front_end", BY_CHECKPOINT)
+def test_what_ends_where_a_rank_is_lost_begins_again_from_a_checkpoint(front_end, tmp_path, monkeypatch):
+    monkeypatch.setattr("gradwire.lab.soak.FRONT_ENDS", (front_end,))
+    with soaking(2, None, 1, tmp_path) as job:
+        job.run(0.2, ["kill", "overflow"], lambda followed: None)
+    log = (tmp_path / "ranks.log").read_text()
+    assert job.came.broken == [], log
+    assert any("all resumed" in fault.what for fault in job.came.faults if fault.kind == "kill"), log

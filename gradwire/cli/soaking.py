@@ -24,6 +24,7 @@ def soak(minutes: float, faults: str, hosts: int, link: str | None, seed: int, o
         finally:
             if job.came.faults or job.came.broken:
                 show(report.table(job.came))
+                show(report.by_front_end(job.came))
                 print(*report.write(folder, job.came), report.verdict(job.came), sep="\n")
     if job.came.broken:
         raise typer.Exit(1)
@@ -34,4 +35,4 @@ def _tell(came: Soaked, followed: Followed) -> None:
         len(came.faults),
         "hung" if followed.seconds is None else f"went on after {followed.seconds:.1f} s",
     )
-    print(f"{number}. {followed.kind} of {followed.victim}: {went_on}", flush=True)
+    print(f"{number}. {followed.front_end}, {followed.kind} of {followed.victim}: {went_on}", flush=True)

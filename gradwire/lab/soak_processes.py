@@ -20,11 +20,13 @@ _READY = b"ready"
 
 class Rank:
     """A process on a host, and where it stands: in which group, of how many, and how many steps it has made there since
-    it was last asked; or that it has `ended`. All that it says is put beside it into `heard`."""
+    it was last asked; or that it has `ended`, and the `error` that it has not gone on from. All that it says is put
+    beside it into `heard`."""
 
     def __init__(self, name: str, host: int, number: int, pipes: tuple[int, int], heard: "SimpleQueue[Heard]") -> None:
         self.name, self.host, self._number = name, host, number
         self.life, self.ranks, self.made, self.ended = "", 0, 0, False
+        self.error = ""
         self._orders, self._said = os.fdopen(pipes[0], "w"), os.fdopen(pipes[1])
         self._reader = Thread(target=self._read, args=(heard,), daemon=True)
         self._reader.start()
@@ -60,6 +62,7 @@ class Rank:
         if "resumed" in words:
             self.life, self.ranks, self.made = words["life"], words["ranks"], 0
         self.made += "step" in words
+        self.error = words.get("error", "" if "resumed" in words else self.error)
 
 
 Heard = tuple[Rank, Words]

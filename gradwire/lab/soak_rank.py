@@ -7,11 +7,8 @@ that what memories held, and the gradients, are what was sent and what memories 
 import json
 import os
 import sys
-import threading
 import time
-from collections import deque
 from datetime import timedelta
-from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
@@ -23,38 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.checkpoint import SEPARATOR
 from gradwire.frontends import DistributedOptimizer, Handle, Rendezvous, attach
-from gradwire.lab.configuration import parse
 from gradwire.lab.faults import TIMEOUT_S
+from gradwire.lab.soak_checkpointed import CheckpointedRank
 from gradwire.lab.soak_host import serve
+from gradwire.lab.soak_training import IN_PLACE, Orders, batch, flip, gradients, hash_of, network, plan, say
 from gradwire.memories import RESIDUAL
-from gradwire.plans import Group, Plan, default_communicator, default_memory
 
-FRONT_ENDS = ("DDP", "DistributedOptimizer")
-WAYS = (
-    "topk:0.05", "fp32", "powersgd:2", "quantized:4+scatterreduce", "acpsgd:2", "topk:0.1+oktopk", "efsignsgd",
-    "randomk:0.1", "topk:0.1+globaltopk", "onebit", "topk:0.1,4", "bf16+residual+scatterreduce", "qsgd+residual",
-    "chunktopk:8,64", "gaussiank:0.1", "alldimensiontopk:0.1+residual", "topk:0.1+splitgather", "terngrad+residual",
-    "sidco:0.1", "redsync:0.1", "topk:0.1+exclusive", "topk:0.1+leaderindices", "reusedthreshold:0.1",
-)  # fmt: skip
-"""A plan has another one for each parameter."""
 QUIET_S = 1.5
-
-
-def network() -> nn.Module:
-    """Small, the same at first everywhere."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 5))
-
-
-def plan(model: nn.Module, turn: int) -> Plan:
-    """The ways from number `turn` on, one for each parameter."""
-    groups: list[Group] = []
-    for index, (name, _) in enumerate(reversed([*model.named_parameters()])):
-        way = parse(WAYS[(turn + index) % len(WAYS)])
-        assert way.compressor
-        memory = way.memory or default_memory(way.compressor)
-        groups.append(Group((name,), way.compressor, memory, way.communicator or default_communicator(way.compressor)))
-    return Plan(tuple(groups))
 
 
 class SoakRank:
@@ -68,8 +40,7 @@ class SoakRank:
         self._rendezvous = Rendezvous(store, at_least=2, quiet_s=QUIET_S, timeout=timeout, backend="gloo")
         self.handle: Handle | None = None
         self._life, self._phase = "", "meeting"
-        self._orders: deque[dict[str, Any]] = deque()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._orders = Orders()
 
     def live(self) -> None:
         """Trains until it is killed, or told to leave."""
@@ -81,11 +52,6 @@ class SoakRank:
                 self._train(self.handle, self._rendezvous.resume(self.handle, self._inner))
             except RuntimeError as error:
                 say(error=str(error), phase=self._phase)
-
-    def _listen(self) -> None:
-        for line in sys.stdin:
-            self._orders.append(json.loads(line))
-        os._exit(1)  # nobody is there any more
 
     def _begin(self) -> Handle:
         way = plan(self.model, self._told["turn"])
@@ -104,7 +70,7 @@ class SoakRank:
         self._life = life
         say(resumed=step, life=life, stayed=stayed, late=late, ranks=dist.get_world_size(), **self._hashes(handle))
         while not (step % 2 == 0 and dist.get_rank() == 0 and self._rendezvous.newcomers()):
-            orders = [self._orders.popleft() for _ in range(len(self._orders))]
+            orders = self._orders.take()
             taken = self._step(handle, step, orders)
             step += 1
             self._spoil(orders)
@@ -142,9 +108,7 @@ class SoakRank:
                 self.handle.leave()
                 os._exit(0)
             if order["do"] == "corrupt":
-                parameters, word = [*self.model.parameters()], order["word"]
-                bits = parameters[word % len(parameters)].detach().view(-1).view(torch.int32)
-                bits[word // 8 % len(bits)] ^= 1 << word % 23  # of the mantissa: nothing else may notice
+                flip([*self.model.parameters()], order["word"])
 
     def _residuals(self, handle: Handle) -> Tensor:
         """What this rank's memories hold."""
@@ -157,28 +121,6 @@ class SoakRank:
         return {"model": hash_of(own), "owed": hash_of(self._residuals(handle))}
 
 
-def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, another for each rank and step."""
-    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    return torch.randn(8, 20, generator=generator), torch.randint(0, 5, (8,), generator=generator)
-
-
-def gradients(model: nn.Module) -> Tensor:
-    """All in one vector."""
-    return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
-
-
-def hash_of(tensor: Tensor) -> str:
-    """Of its bits."""
-    return sha256(tensor.numpy().tobytes()).hexdigest()[:16]
-
-
-def say(**words: Any) -> None:
-    """To whoever has started this process."""
-    sys.stdout.write(json.dumps(words) + "\n")
-    sys.stdout.flush()
-
-
 def main() -> None:
     """Serves the store, or trains, as a line says."""
     told = json.loads(sys.stdin.readline())
@@ -187,7 +129,8 @@ def main() -> None:
         say(ready=True)
         sys.stdin.read()
     else:
-        SoakRank(PrefixStore(told["job"], store), told).live()
+        rank = SoakRank if told["front_end"] in IN_PLACE else CheckpointedRank
+        rank(PrefixStore(told["job"], store), told).live()
 
 
 if __name__ == "__main__":

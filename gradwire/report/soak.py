@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from gradwire.lab.faults import KINDS
 from gradwire.lab.soak import PATIENCE_S, Followed, Soaked
+from gradwire.lab.soak_training import BY_CHECKPOINT, FRONT_ENDS
 from gradwire.report import page
 from gradwire.report.files import write_json, write_text
 from gradwire.report.page import Picture
@@ -18,6 +19,8 @@ from gradwire.report.tables import Table, figure
 
 _NOTE = f"""Seconds from the end of a fault until all ranks that are there had made a step together again; after
 {PATIENCE_S:.0f} s a run counts as hanging."""
+_COLUMNS = ["how many", "went on", "s until then, median", "most"]
+_FRONT_ENDS_NOTE = f"{' and '.join(BY_CHECKPOINT)} end where a rank is lost, and begin again from a checkpoint."
 _FAULTS_NOTE = "In the order in which they came. What was said: by ranks, until they had gone on."
 _SHOWN = "Seconds until all ranks went on against when the fault came, a colour for each kind; figures in the tables."
 
@@ -31,21 +34,26 @@ def verdict(came: Soaked) -> str:
 def table(came: Soaked) -> Table:
     """What followed, by kind of fault."""
     rows = [_row(kind, [each for each in came.faults if each.kind == kind]) for kind in KINDS]
-    columns = ["fault", "how many", "went on", "s until then, median", "most"]
-    return Table("What followed", columns, [row for row in rows if row[1] != "0"])
+    return Table("What followed", ["fault", *_COLUMNS], [row for row in rows if row[1] != "0"])
 
 
-def _row(kind: str, befell: Sequence[Followed]) -> list[str]:
+def by_front_end(came: Soaked) -> Table:
+    """The same, by what was trained."""
+    rows = [_row(name, [each for each in came.faults if each.front_end == name]) for name in FRONT_ENDS]
+    return Table("What followed, by front end", ["front end", *_COLUMNS], [row for row in rows if row[1] != "0"])
+
+
+def _row(name: str, befell: Sequence[Followed]) -> list[str]:
     seconds = [each.seconds for each in befell if each.seconds is not None]
     times = [figure(median(seconds)), figure(max(seconds))] if seconds else ["-", "-"]
-    return [kind, str(len(befell)), str(len(seconds)), *times]
+    return [name, str(len(befell)), str(len(seconds)), *times]
 
 
 def write(folder: Path, came: Soaked) -> list[Path]:
     """Writes soak.json and report.html; returns the paths."""
     page_path, data_path = folder / "report.html", folder / "soak.json"
     picture = Picture("Faults, and how long until all went on", _SHOWN, _timeline(came), _timeline(came, narrow=True))
-    tables = [(table(came), _NOTE)]
+    tables = [(table(came), _NOTE), (by_front_end(came), _FRONT_ENDS_NOTE)]
     if came.broken:
         texts = ["law"]
         tables.append((Table("Laws that did not hold", ["law"], [[law] for law in came.broken], texts), ""))
@@ -58,10 +66,15 @@ def write(folder: Path, came: Soaked) -> list[Path]:
 
 def _each(came: Soaked) -> Table:
     rows = [
-        [figure(each.at_s), each.kind, each.victim, "-" if each.seconds is None else figure(each.seconds), each.what]
+        [figure(each.at_s), each.kind, each.front_end, each.victim, _or_none(each.seconds), each.what]
         for each in came.faults
     ]
-    return Table("All faults", ["s", "fault", "of", "s until all went on", "what was said"], rows, ["what was said"])
+    columns = ["s", "fault", "front end", "of", "s until all went on", "what was said"]
+    return Table("All faults", columns, rows, ["what was said"])
+
+
+def _or_none(seconds: float | None) -> str:
+    return "-" if seconds is None else figure(seconds)
 
 
 def _timeline(came: Soaked, narrow: bool = False) -> Figure:

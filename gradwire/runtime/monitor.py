@@ -7,8 +7,9 @@ from gradwire.runtime.ending import Interrupted
 from gradwire.runtime.executor import Executor
 from gradwire.transports import Mesh
 
-PERIOD_S, PAUSE_S = 1.0, 5.0
-"""How often it looks; and being late by so much, or by half the collectives' timeout, is a pause."""
+PERIOD_S, SOON_S, PAUSE_S = 1.0, 0.2, 5.0
+"""How often it looks; how long a wait has to say so itself, which names the group, together less than the others wait
+for this rank's mark; and being late by so much, or by half the collectives' timeout, is a pause."""
 
 
 class Monitor:
@@ -55,7 +56,7 @@ class Monitor:
 
     def _watch(self) -> None:
         while self._waited():
-            if (why := self._lost()) is not None:
+            if (why := self._lost()) is not None and not self._closed.wait(SOON_S):
                 # first: what a collective leaves on a stream where it was ended is nobody's result
                 self._executor.aborted = not self._executor.is_immediate
                 self._executor.fail(Interrupted("reducing ended", why))

@@ -267,12 +267,12 @@ class Runtime:
 
     @contextmanager
     def _telling(self, kind: type[BaseException] = AbsentRanks) -> Iterator[None]:
-        """The others are told of such an error; by default, those that did not come to a meeting."""
+        """The others are told of such an error, by default of ranks absent from a meeting; the first one is raised."""
         try:
             yield
         except kind as error:
             self.fail(error)
-            raise
+            self.raise_error()
 
     # On the worker
 

@@ -57,7 +57,6 @@ class ProcessGroup(Transport):
         self._works: deque[tuple[float, Any]] = deque()  # that were queued on a stream when
         self._beside = self._words.apart()  # opened here: what another thread opened, the next group would count as its
         self._heart = Heartbeat(self._beside, self.rank, self.world)
-        self._failed = False
         self._connections = Connections()
 
     @classmethod
@@ -205,7 +204,9 @@ class ProcessGroup(Transport):
 
     def lost(self) -> str | None:
         if not self._queues:
-            return self._missed()
+            with suppress(RuntimeError):  # the store's host is gone, as it may be when the job is over
+                return self._beside.get("failure", 0)
+            return None
         self._heart.beat()
         while self._works and self._works[0][1].is_completed():
             self._works.popleft()
@@ -216,15 +217,6 @@ class ProcessGroup(Transport):
             return None
         rank = self._heart.silent(SILENT_S)
         return None if rank is None else f"a rank was lost ({rank} has given no sign of life for {SILENT_S:.0f} s)"
-
-    def _missed(self) -> str | None:
-        """Why another rank gave up, where a wait has not said so within the time between two questions."""
-        try:
-            why = self._beside.get("failure", 0)
-        except RuntimeError:  # the store's host is gone, as it may be when the job is over
-            return None
-        missed, self._failed = why if self._failed else None, why is not None
-        return missed
 
 
 def world_or(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
