@@ -6,7 +6,7 @@ A group of 16 slots, as a layer of BERT-base has and its 12 groups are, but 15 w
 the numbers, so the count does not depend on the size; as there, the last rank's part is shorter than the others. Every
 operation of torch counts as one, although `topk` and `sort` are several kernels, as does every Triton kernel, which is
 not run; views count for nothing. With words, only rows that contain them all, and which lines launch what.
-Writes benchmarks/results/launches.json, where all rows were counted, and prints a Markdown table.
+Prints a Markdown table.
 """
 
 import os
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 from page import markdown
-from provenance import save
 
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -35,8 +34,6 @@ def main() -> None:
     rows = [counted(case, bool(words)) for case in CASES if all(word in str(case) for word in words)]
     table = [[row["row"], f"{row['launches']:.1f}", str(row["waits"])] for row in rows]
     print(markdown(["row", "launches a group", "waits and pageable copies"], table))
-    if not words:
-        save("launches.json", world=WORLD, slots=len(layer()), torch=torch.__version__, rows=rows)
 
 
 def counted(case: Case, by_line: bool) -> dict:
