@@ -16,10 +16,10 @@ from gradwire.ops.triton import adding, codes, places, sums
 from gradwire.ops.triton.tables import ELEMENTS
 
 F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
-ADDING = {"next": F, "old": F, "gradient": "*bf16", "finite": "*i32", "decay": "fp32"}
+ADDING = {"next": F, "old": F, "gradient": "*bf16", "nonfinite": F, "decay": "fp32"}
 TABLE = {"table": "*i64", "count": "i32"}
-CODES = [(0, 4, 7, 64, "*i16"), (0, 3, 3, 64, "*i16"), (1, 8, 127, 1024, F), (2, 1, 1, 256, F), (3, 1, 1, 4096, F)]
-"""Kind, bits, top, block, and what scales are kept as."""
+CODES = [(0, 4, 7, 64), (0, 3, 3, 64), (1, 8, 127, 1024), (2, 1, 1, 256), (3, 1, 1, 4096)]
+"""Kind, bits, top and block."""
 
 
 def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capability: int) -> None:
@@ -52,14 +52,16 @@ def main(capability: int) -> None:
         compiled(sums.add_kernel, ADDING | share | {"n": "i32"}, constants, capability)
         selecting = {"n": "i32", "magnitude": F, "places": WORDS, "words": "i32"}
         compiled(sums.measure_kernel, ADDING | share | selecting, constants, capability)
-    for kind, bits, top, width, scales in CODES:
+    compiled(sums.mask_kernel, {"x": F, "other": F, "n": "i32"}, {"SIZE": adding.SIZE}, capability)
+    for kind, bits, top, width in CODES:
         code = {"KIND": kind, "BITS": bits, "TOP": top, "ROWS": max(1, ELEMENTS // width), "WIDTH": width}
-        more = {"share": "fp32", "scales": scales, "codes": "*u8", "seed": "i32"}
+        more = {"share": "fp32", "payloads": "*u8", "seed": "i32"}
         constants = {**ADDENDS, "SCALED": False, "KEEP": True, **code}
         compiled(codes.quantise_kernel, ADDING | TABLE | more, constants, capability)
-        rows = {"out": F, "rows": "*u8", "stride": "i32", "ranks": "i32", "codes_at": "i32"}
+        rows = {"out": F, "rows": "*u8", "stride": "i32", "ranks": "i32"}
         compiled(codes.dequantise_kernel, rows | TABLE, code, capability)
-    entries, more = {"values": F, "upper": WORDS, "lower": WORDS}, {"indices": "*i64", "chosen": F, "m": "i32"}
+    entries = {"values": F, "upper": WORDS, "lower": WORDS, "stride": "i32"}
+    more = {"indices": "*i64", "chosen": F, "apart": "i32", "m": "i32"}
     words = {"rows": WORDS, "stride": "i32", "ends": WORDS, "words": "i32"}
     for low in (0, 6):
         compiled(places.pack_kernel, entries | more, {"TAKE": True, "LOW": low, "SIZE": 1024}, capability)

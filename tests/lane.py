@@ -1,4 +1,4 @@
-"""One group on four ranks, all in one thread, on a CPU or on a GPU that is pretended."""
+"""One group on a few ranks, all in one thread, on a CPU or on a GPU that is pretended."""
 
 from collections.abc import Sequence
 
@@ -21,11 +21,16 @@ class Lane:
     """Each collective is carried out when the last rank asks for it."""
 
     def __init__(
-        self, case: Case, slots: Sequence[Slot], device: torch.device, gpu: PretendedGPU | None = None
+        self,
+        case: Case,
+        slots: Sequence[Slot],
+        device: torch.device,
+        gpu: PretendedGPU | None = None,
+        world: int = WORLD,
     ) -> None:
         self.slots, self._gpu, self.number = slots, gpu, 0
         group = gw.Group(tuple(slot.name for slot in slots), case.compressor, case.memory, case.communicator)
-        self._transports = gw.Threads.group(WORLD)
+        self._transports = gw.Threads.group(world)
         self.exchanges: list[Exchange] = []
         for transport in self._transports:
             store = Store(slots, device)

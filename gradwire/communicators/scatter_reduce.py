@@ -42,16 +42,14 @@ class ScatterReduce(SummingCommunicator):
 
     def add_up(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x, bounds = vector.total(), chunks(vector.numel, context.world)
-        spans, sizes = list(pairwise(bounds)), _sizes(codec, context.layout, bounds, context.step)
+        sizes = _sizes(codec, context.layout, bounds, context.step)
 
         send = context.message("send", max(sizes), rows=context.world)
-        for row, size, (a, b) in zip(send.body, sizes, spans, strict=True):
-            if a < b:
-                codec.encode(LazySum.of(x[a:b]), row[:size], context.part(a, b))
+        codec.encode_parts(x, send.body, bounds, context)
         receive = context.message("receive", max(sizes), rows=context.world)
         yield AllToAll(send, receive)
 
-        a, b = spans[context.rank]
+        a, b = bounds[context.rank], bounds[context.rank + 1]
         again = context.message("again", max(sizes))
         if a < b:
             size, part = sizes[context.rank], context.part(a, b)
@@ -62,10 +60,7 @@ class ScatterReduce(SummingCommunicator):
                 x[a:b].add_(total)  # what is left of the sum
         yield Gather(again, receive)
 
-        out = mean.vector()
-        for row, size, (start, end) in zip(receive.body, sizes, spans, strict=True):
-            if start < end:
-                codec.decode(row[None, :size], out[start:end], context.part(start, end))
+        codec.decode_parts(receive.body, mean.vector(), bounds, context)
 
 
 def _sizes(codec: Codec, layout: Layout, bounds: Sequence[int], step: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -125,6 +126,20 @@ class Codec(Predictable):
     @abstractmethod
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         """Writes the sum of what rows (r, payload_bytes(n)) stand for into out (n,)."""
+
+    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        """`encode` of each part of x (n,) between two of `bounds` to a row of its own."""
+        for row, (a, b) in zip(rows, pairwise(bounds), strict=True):
+            if a < b:
+                part = context.part(a, b)
+                self.encode(LazySum.of(x[a:b]), row[: self.group_bytes(part.layout, context.step)], part)
+
+    def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        """`decode` of each row to a part of out (n,) of its own."""
+        for row, (a, b) in zip(rows, pairwise(bounds), strict=True):
+            if a < b:
+                part = context.part(a, b)
+                self.decode(row[None, : self.group_bytes(part.layout, context.step)], out[a:b], part)
 
     def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
         """`decode` to where a mean goes, part by part by those who can."""

@@ -1,13 +1,15 @@
 """Codecs that see the gradient as blocks, each with scales of its own and a code per element."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor
 
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.formats import Blocks, Code
-from gradwire.ops.kernels import decode_blocks
+from gradwire.ops.kernels import decode_blocks, dequantise_parts, quantise_parts
 from gradwire.ops.lazy_sum import LazySum
 
 
@@ -35,6 +37,17 @@ class Blockwise(Codec):
 
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
         vector.quantise(self.layout(vector.numel), payload, keep=context.remember, seed=context.own_seed())
+
+    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        layouts = self._layouts(bounds)
+        seeds = [context.own_seed() for _ in layouts]
+        quantise_parts(x, rows, layouts, keep=context.remember, seeds=seeds)
+
+    def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        dequantise_parts(rows, out, self._layouts(bounds))
+
+    def _layouts(self, bounds: Sequence[int]) -> list[Blocks]:
+        return [self.layout(b - a) for a, b in pairwise(bounds) if a < b]
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         decode_blocks(rows, out, self.layout(len(out)))

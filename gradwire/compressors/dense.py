@@ -9,7 +9,9 @@ from torch import Tensor
 
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
+from gradwire.ops.host import on_host
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.ranges import equal_parts
 from gradwire.ops.tiles import spans
 from gradwire.slots import Slot
 
@@ -28,10 +30,27 @@ class Cast(Codec):
         x = vector.total()
         values = payload.view(self.wire_dtype)
         for start, end in spans(x):
-            part, sent = x[start:end], values[start:end]
-            self._round(part, sent, context)
-            if context.remember:
-                part.sub_(sent)
+            self._send(x[start:end], values[start:end], context)
+
+    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        if on_host(x.device):
+            super().encode_parts(x, rows, bounds, context)
+            return
+        for parts, values in equal_parts(x, rows.view(self.wire_dtype), bounds):
+            self._send(parts, values, context)
+
+    def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        if on_host(out.device):
+            super().decode_parts(rows, out, bounds, context)
+            return
+        for parts, values in equal_parts(out, rows.view(self.wire_dtype), bounds):
+            parts.copy_(values)
+
+    def _send(self, x: Tensor, values: Tensor, context: GroupContext) -> None:
+        """Writes x to values, of the same shape and of `wire_dtype`, and leaves in x what is not sent."""
+        self._round(x, values, context)
+        if context.remember:
+            x.sub_(values)
 
     def _round(self, x: Tensor, out: Tensor, context: GroupContext) -> None:
         """Writes x to out, of `wire_dtype`."""
@@ -39,6 +58,9 @@ class Cast(Codec):
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         values = rows.view(self.wire_dtype)  # (r, n)
+        if not on_host(out.device):
+            torch.sum(values, 0, dtype=out.dtype, out=out)
+            return
         for start, end in spans(out):  # adding mixed types makes a copy: a tile's is cheap
             out[start:end].copy_(values[0, start:end])
             for other in values[1:]:

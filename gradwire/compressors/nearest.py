@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.formats import Blocks, nearest
-from gradwire.ops.kernels import decode_blocks
+from gradwire.ops.kernels import decode_blocks, dequantise_parts, quantise_parts
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
@@ -43,6 +44,16 @@ class Quantized(Codec):
 
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
         vector.quantise(self.blocks(context.layout), payload, keep=context.remember, seed=0)
+
+    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        layouts = self._layouts(bounds, context)
+        quantise_parts(x, rows, layouts, keep=context.remember, seeds=[0] * len(layouts))
+
+    def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        dequantise_parts(rows, out, self._layouts(bounds, context))
+
+    def _layouts(self, bounds: Sequence[int], context: GroupContext) -> list[Blocks]:
+        return [self.blocks(context.layout.cut(a, b)) for a, b in pairwise(bounds) if a < b]
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         decode_blocks(rows, out, self.blocks(context.layout))

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from gradwire.compressors.base import Codec, Selective
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.losses import beyond_largest
 from gradwire.ops.entries import Entries
-from gradwire.ops.kernels import decode_entries, take_entries, unpack_entries
+from gradwire.ops.kernels import decode_entries, select_parts, take_entries, unpack_entries, unpack_parts
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.select import top_k
@@ -100,6 +101,13 @@ class Sparse(Sparsifier, Selective):
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         decode_entries(rows, out, self.layout(len(out)))
 
+    def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        unpack_parts(rows, out, self.part_layouts(bounds))
+
+    def part_layouts(self, bounds: Sequence[int]) -> list[Entries]:
+        """`layout` of each part between two bounds."""
+        return [self.layout(b - a) for a, b in pairwise(bounds) if a < b]
+
     def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
         decode_entries(rows, mean.parts(), self.layout(context.layout.numel))
 
@@ -121,6 +129,9 @@ class TopK(Sparse):
 
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
         vector.select(self.layout(vector.numel), payload)
+
+    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        select_parts(x, rows, self.part_layouts(bounds))
 
 
 @dataclass(frozen=True)

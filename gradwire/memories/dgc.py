@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gradwire.compressors import Compressor, Halves
 from gradwire.memories.base import RESIDUAL, Memory
+from gradwire.ops.kernels import mask_zeros
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.tiles import spans
 from gradwire.slots import Layout
 from gradwire.torch_private import norms_of, scale_each_by
 
@@ -58,9 +58,7 @@ class DGCMemory(Memory):
     def sent(self, flat: Mapping[str, Halves]) -> None:
         if not self.masking:
             return
-        x, velocity = flat[RESIDUAL].new, flat[VELOCITY].new
-        for start, end in spans(x):
-            velocity[start:end].mul_(x[start:end].ne(0))
+        mask_zeros(flat[VELOCITY].new, flat[RESIDUAL].new)
 
     def _clip(self, x: Tensor, layout: Layout, ranks: int) -> None:
         """Scales every slot's gradient / ranks in x (n,) to its largest norm."""

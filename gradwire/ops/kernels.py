@@ -2,6 +2,7 @@
 there and does what torch does, torch everywhere else."""
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from gradwire.ops import native, reference
 from gradwire.ops.entries import Entries, Places
 from gradwire.ops.formats import Blocks
+from gradwire.ops.tiles import spans
 from gradwire.ops.vectors import Output
 
 
@@ -23,7 +25,7 @@ def kernels_for(x: Tensor) -> ModuleType:
     """The functions that compute with x: see `gradwire.ops.reference`."""
     if native_for(x):
         return native
-    return (on_gpu()[0] or reference) if x.device.type == "cuda" else reference
+    return _in_triton(x) or reference
 
 
 @cache
@@ -52,6 +54,15 @@ def in_use() -> str:
     return f"{cpu}, on a GPU {'triton' if found else f'torch ({why})'}"
 
 
+def mask_zeros(x: Tensor, other: Tensor) -> None:
+    """x (n,) becomes 0 where the other (n,) is."""
+    if (triton := _in_triton(x)) is not None:
+        triton.mask_zeros(x, other)
+        return
+    for start, end in spans(x):
+        x[start:end].mul_(other[start:end].ne(0))
+
+
 def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
     """Writes the sum of what rows (ranks, ≥ nbytes) uint8 stand for, rank by rank, to out (n,), or to its parts, which
     end where segments do."""
@@ -61,6 +72,50 @@ def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
 def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:
     """As `decode_blocks`, for payloads of entries; parts end anywhere."""
     kernels_for(rows).decode_entries(rows, out, layout)
+
+
+def quantise_parts(x: Tensor, rows: Tensor, layouts: Sequence[Blocks], *, keep: bool, seeds: Sequence[int]) -> None:
+    """Writes the parts of x (n,) that these layouts are for, one after another, each to a row of its own (≥ nbytes,)
+    uint8, and where `keep`, leaves in x what is not sent. Triton does all in one launch."""
+    if (triton := _in_triton(x)) is not None:
+        triton.quantise_parts(x, rows, layouts, keep=keep, seeds=seeds)
+        return
+    parts, quantise = x.split([layout.numel for layout in layouts]), kernels_for(x).add_quantise
+    for part, row, layout, seed in zip(parts, rows, layouts, seeds, strict=False):
+        quantise(part, part, None, 1.0, 1.0, layout, row[: layout.nbytes], keep=keep, seed=seed)
+
+
+def dequantise_parts(rows: Tensor, out: Tensor, layouts: Sequence[Blocks]) -> None:
+    """Writes to the parts of out (n,) what `quantise_parts` wrote for them. Triton does all in one launch."""
+    if (triton := _in_triton(out)) is not None:
+        triton.dequantise_parts(rows, out, layouts)
+        return
+    for part, row, layout in zip(out.split([layout.numel for layout in layouts]), rows, layouts, strict=False):
+        kernels_for(out).decode_blocks(row[None], part, layout)
+
+
+def select_parts(x: Tensor, rows: Tensor, layouts: Sequence[Entries]) -> None:
+    """As `quantise_parts`, the largest elements of each part. Triton does all that are equally long at once."""
+    if all(layout.exact for layout in layouts) and (triton := _in_triton(x)) is not None:
+        triton.select_parts(x, rows, layouts)
+        return
+    parts, select = x.split([layout.n for layout in layouts]), kernels_for(x).add_select
+    for part, row, layout in zip(parts, rows, layouts, strict=False):
+        select(part, part, None, 1.0, 1.0, layout, row[: layout.nbytes])
+
+
+def unpack_parts(rows: Tensor, out: Tensor, layouts: Sequence[Entries]) -> None:
+    """Writes to the parts of out (n,) the entries of their rows, as `dequantise_parts`."""
+    if all(layout.exact for layout in layouts) and (triton := _in_triton(out)) is not None:
+        triton.unpack_parts(rows, out, layouts)
+        return
+    for part, row, layout in zip(out.split([layout.n for layout in layouts]), rows, layouts, strict=False):
+        kernels_for(out).decode_entries(row[None], part, layout)
+
+
+def _in_triton(x: Tensor) -> ModuleType | None:
+    """The functions in Triton, where they compute with x."""
+    return on_gpu()[0] if x.device.type == "cuda" else None
 
 
 def pack_entries(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:

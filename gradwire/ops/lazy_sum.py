@@ -45,22 +45,23 @@ class LazySum:
     def total(self) -> Tensor:
         """x (n,), which may be changed."""
         if not self._is_added:
-            self._added(kernels_for(self.next).add_in(*self._addends()))
+            self._added(kernels_for(self.next).add_in(*self._addends(), nonfinite=self.nonfinite))
         return self.next
 
     def select(self, layout: Entries, payload: Tensor) -> None:
         """Writes the k largest elements to payload (layout.nbytes,) uint8; what is left of x is in `next`."""
-        self._added(kernels_for(self.next).add_select(*self._addends(), layout, payload), payload)
+        select = kernels_for(self.next).add_select
+        self._added(select(*self._addends(), layout, payload, nonfinite=self.nonfinite), payload)
 
     def quantise(self, layout: Blocks, payload: Tensor, *, keep: bool, seed: int) -> None:
         """Writes x in blocks to payload (layout.nbytes,) uint8; where `keep`, what is left of x is in `next`."""
-        finite = kernels_for(self.next).add_quantise(*self._addends(), layout, payload, keep=keep, seed=seed)
-        self._added(finite, payload)
+        quantise = kernels_for(self.next).add_quantise
+        options = {"keep": keep, "seed": seed, "nonfinite": self.nonfinite}
+        self._added(quantise(*self._addends(), layout, payload, **options), payload)
 
     def drop(self) -> None:
         """x counts as not finite, whatever it is."""
-        self.next.zero_()
-        self._added(torch.zeros((), dtype=torch.bool, device=self.next.device))
+        self._added(False)
 
     @property
     def _is_added(self) -> bool:
@@ -69,13 +70,10 @@ class LazySum:
     def _addends(self) -> tuple[Tensor, Tensor | None, Gradient, float, Share]:
         return self.next, self.old, self.gradient, self.decay, self.share
 
-    def _added(self, finite: bool | Tensor, *sent: Tensor) -> None:
+    def _added(self, finite: bool, *sent: Tensor) -> None:
         """x is in `next` now, or what is left of it."""
         self.old, self.gradient, self.decay = self.next, None, 1.0
-        if self.next.device.type != "cpu":
-            if self.nonfinite is not None:
-                self.nonfinite.div_(finite)  # 0 / 0 is NaN
-        elif not finite:
+        if not finite:
             for tensor in (self.next, *sent):
                 tensor.zero_()
             if self.nonfinite is not None:

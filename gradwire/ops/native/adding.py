@@ -34,15 +34,18 @@ class _Adding:
         self.struct = Addends(next.data_ptr(), kept, addressof(self._segments), count, decay, share)
 
 
-def add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float) -> bool:
-    """See the reference."""
+def add_in(
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, *,
+    nonfinite: Tensor | None = None,
+) -> bool:  # fmt: skip
+    """See the reference; `nonfinite` is for those that are not asked."""
     adding = _Adding(next, old, gradient, decay, share)
     return bool(library().gw_add_in(byref(adding.struct), len(next)))
 
 
 def add_select(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layout: Entries,
-    payload: Tensor,
+    payload: Tensor, *, nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference."""
     adding, c = _Adding(next, old, gradient, decay, share), library()
@@ -52,7 +55,7 @@ def add_select(
 
 def add_quantise(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layout: Blocks, payload: Tensor,
-    *, keep: bool, seed: int = 0,
+    *, keep: bool, seed: int = 0, nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference."""
     adding, blocks = _Adding(next, old, gradient, decay, share), blocks_struct(layout)

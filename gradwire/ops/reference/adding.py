@@ -7,19 +7,27 @@ from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks
 from gradwire.ops.reference import blocks, grid
 from gradwire.ops.reference.entries import pack_entries
-from gradwire.ops.reference.finite import Finite, both, finite_in
+from gradwire.ops.reference.finite import Finite, both, finite_in, told
 from gradwire.ops.reference.selecting import top_k
 from gradwire.ops.tiles import spans
 from gradwire.ops.vectors import Gradient, Share, placed
 from gradwire.torch_private import copy_each
 
 
-def add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share) -> Finite:
-    """next = decay·old + share·gradient, each operation rounded to float32; whether all of it is finite.
+def add_in(
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, *,
+    nonfinite: Tensor | None = None,
+) -> bool:  # fmt: skip
+    """next = decay·old + share·gradient, each operation rounded to float32; whether all of it is finite. A GPU is not
+    asked: there `nonfinite` (1,), which was 0, becomes NaN where it is not.
 
     next, old: (n,) float32; without `old`, and without a gradient, theirs is zero. `next` may be the gradient, or
     `old` where there is no gradient.
     """
+    return told(_add_in(next, old, gradient, decay, share), nonfinite)
+
+
+def _add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share) -> Finite:
     source = gathered(next, gradient)
     finite: Finite = True
     for start, end in spans(next):
@@ -61,13 +69,13 @@ def _add(part: Tensor, old: Tensor | None, gradient: Tensor | None, decay: float
 
 def add_select(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layout: Entries,
-    payload: Tensor,
-) -> Finite:  # fmt: skip
+    payload: Tensor, *, nonfinite: Tensor | None = None,
+) -> bool:  # fmt: skip
     """`add_in`, then the `layout.k` largest of `next` to payload (layout.nbytes,) uint8, and what is sent out of it.
 
     Which ones is what `top_k` says.
     """
-    finite = add_in(next, old, gradient, decay, share)
+    finite = add_in(next, old, gradient, decay, share, nonfinite=nonfinite)
     indices = top_k(next, layout.k)
     values = next[indices]
     sent = pack_entries(payload, layout, indices, values)
@@ -80,13 +88,13 @@ def add_select(
 
 def add_quantise(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layout: Blocks, payload: Tensor,
-    *, keep: bool, seed: int = 0,
-) -> Finite:  # fmt: skip
+    *, keep: bool, seed: int = 0, nonfinite: Tensor | None = None,
+) -> bool:  # fmt: skip
     """`add_in`, then `next` as blocks to payload (layout.nbytes,) uint8, and where `keep`, what is sent out of it.
 
     False also where a scale is not finite. Stochastic codes draw their noise from numpy's SFC64 with this seed, 16 bits
     an element, block by block, each from a fresh word of 64 bits; on a GPU from torch's generator.
     """
-    finite = add_in(next, old, gradient, decay, share)
+    finite = _add_in(next, old, gradient, decay, share)
     encode = blocks.encode if next.device.type == "cpu" else grid.encode
-    return both(finite, encode(next, layout, payload, keep=keep, seed=seed))
+    return told(both(finite, encode(next, layout, payload, keep=keep, seed=seed)), nonfinite)

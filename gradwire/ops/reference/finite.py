@@ -20,6 +20,15 @@ def finite_in(x: Tensor) -> Finite:
     return float(least) > -HUGE and float(most) < HUGE
 
 
+def told(finite: Finite, nonfinite: Tensor | None) -> bool:
+    """What the host knows: a CPU's answer. A GPU's is not waited for: `nonfinite` (1,) becomes NaN where it is no."""
+    if isinstance(finite, bool):
+        return finite
+    if nonfinite is not None:
+        nonfinite.div_(finite)  # 0 / 0 is NaN
+    return True
+
+
 def both(a: Finite, b: Finite) -> Finite:
     """a and b."""
     if isinstance(a, bool):

@@ -21,12 +21,13 @@ from gradwire.ops.reference import (
     unpack_places,
     unpack_signs,
 )
-from gradwire.ops.triton.adding import add_in, add_quantise, add_select
-from gradwire.ops.triton.decoding import decode_blocks
-from gradwire.ops.triton.entries import decode_entries, pack_entries
+from gradwire.ops.triton.adding import add_in, add_quantise, add_select, mask_zeros, quantise_parts
+from gradwire.ops.triton.decoding import decode_blocks, dequantise_parts
+from gradwire.ops.triton.entries import decode_entries, pack_entries, select_parts, unpack_parts
 
 __all__ = [
-    "above", "add_in", "add_quantise", "add_select", "decode_blocks", "decode_entries", "pack_codes", "pack_entries",
-    "pack_places", "pack_signs", "product", "project_columns", "project_rows", "subtract_product", "top_k",
-    "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries", "unpack_places", "unpack_signs",
+    "above", "add_in", "add_quantise", "add_select", "decode_blocks", "decode_entries", "dequantise_parts",
+    "mask_zeros", "pack_codes", "pack_entries", "pack_places", "pack_signs", "product", "project_columns",
+    "project_rows", "quantise_parts", "select_parts", "subtract_product", "top_k", "top_k_columns", "top_k_rows",
+    "unpack_codes", "unpack_entries", "unpack_parts", "unpack_places", "unpack_signs",
 ]  # fmt: skip

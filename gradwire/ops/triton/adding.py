@@ -1,6 +1,8 @@
 # pyright: basic, reportMissingImports=false
 """The next residual from the old one and a gradient, and what encodes it: see `gradwire.ops.reference.adding`."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from gradwire.ops.triton import launching
 from gradwire.ops.triton.codes import quantise_kernel
 from gradwire.ops.triton.entries import pack_entries, take_entries
 from gradwire.ops.triton.launching import programs_for
-from gradwire.ops.triton.sums import add_kernel, measure_kernel
+from gradwire.ops.triton.sums import add_kernel, mask_kernel, measure_kernel
 from gradwire.ops.triton.tables import KINDS, shape_of, table_of
 from gradwire.ops.vectors import Gradient, Share
 
@@ -22,59 +24,78 @@ SIZE = 2048
 
 
 class _Adding:
-    """What both kernels are told: `tensors` and `numbers`, what there is of them, and `finite` (1,) int32, 0 where a
-    sum is not. A pointer that is not there is another one that is not used."""
+    """What both kernels are told: `tensors` and `numbers`, and what there is of them. A pointer that is not there is
+    another one that is not used; what nobody wants to know is written where nobody looks."""
 
-    def __init__(self, next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share) -> None:
+    def __init__(
+        self, next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share,
+        nonfinite: Tensor | None,
+    ) -> None:  # fmt: skip
         source = gathered(next, gradient)
-        self.finite = torch.ones(1, dtype=torch.int32, device=next.device)
-        self.tensors = next, next if old is None else old, next if source is None else source.view(-1), self.finite
+        flag = scratch_for(next).tensor("nonfinite", (1,)) if nonfinite is None else nonfinite
+        self.tensors = next, next if old is None else old, next if source is None else source.view(-1), flag
         self.numbers = decay, share
         self.has = {
             "HAS_OLD": old is not None, "HAS_GRADIENT": source is not None, "SCALED": isinstance(share, Tensor)
         }  # fmt: skip
 
 
-def add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share) -> Tensor:
+def add_in(
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, *,
+    nonfinite: Tensor | None = None,
+) -> bool:  # fmt: skip
     """See the reference."""
-    adding, n = _Adding(next, old, gradient, decay, share), len(next)
+    adding, n = _Adding(next, old, gradient, decay, share, nonfinite), len(next)
     launching.launch(add_kernel, programs_for(n, SIZE), *adding.tensors, *adding.numbers, n, **adding.has, SIZE=SIZE)
-    return adding.finite
+    return True
 
 
 def add_select(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layout: Entries,
-    payload: Tensor,
-) -> Tensor:  # fmt: skip
+    payload: Tensor, *, nonfinite: Tensor | None = None,
+) -> bool:  # fmt: skip
     """See the reference."""
     if not layout.exact:
-        finite, indices = add_in(next, old, gradient, decay, share), reference.top_k(next, layout.k)
+        finite = add_in(next, old, gradient, decay, share, nonfinite=nonfinite)
+        indices = reference.top_k(next, layout.k)
         next.index_add_(0, indices, pack_entries(payload, layout, indices, next[indices]), alpha=-1)
         return finite
-    adding, n, places = _Adding(next, old, gradient, decay, share), len(next), payload[: layout.values_at]
+    adding, n, places = _Adding(next, old, gradient, decay, share, nonfinite), len(next), payload[: layout.values_at]
     magnitude = scratch_for(next).tensor("magnitude", (n,))
     launching.launch(
         measure_kernel, programs_for(n, SIZE), *adding.tensors, *adding.numbers, n, magnitude, places.view(torch.int32),
         len(places) // 4, **adding.has, SIZE=SIZE,
     )  # fmt: skip
     take_entries(next, payload, layout, magnitude.topk(layout.k, sorted=False).indices.sort().values)
-    return adding.finite
+    return True
+
+
+def mask_zeros(x: Tensor, other: Tensor) -> None:
+    """See `gradwire.ops.kernels`."""
+    launching.launch(mask_kernel, programs_for(len(x), SIZE), x, other, len(x), SIZE=SIZE)
 
 
 def add_quantise(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layout: Blocks, payload: Tensor,
-    *, keep: bool, seed: int = 0,
-) -> Tensor:  # fmt: skip
+    *, keep: bool, seed: int = 0, nonfinite: Tensor | None = None,
+) -> bool:  # fmt: skip
     """See the reference."""
-    adding, code, (each, width) = _Adding(next, old, gradient, decay, share), layout.code, shape_of(layout)
-    for gap in layout.gaps:
-        payload[gap].zero_()
-    scales = payload.view(-1)[: layout.count * code.scale_bytes]
-    scales = scales.view(torch.int16 if code.kind == "nearest" else torch.float32)
-    codes, table = payload[layout.codes_at :], table_of(layout, next.device)
+    adding = _Adding(next, old, gradient, decay, share, nonfinite)
+    _quantise(adding, payload[None], (layout,), keep=keep, seed=seed)
+    return True
+
+
+def quantise_parts(x: Tensor, rows: Tensor, layouts: Sequence[Blocks], *, keep: bool, seeds: Sequence[int]) -> None:
+    """See `gradwire.ops.kernels`; one seed does for all, for an element's noise depends on where it is."""
+    _quantise(_Adding(x, x, None, 1.0, 1.0, None), rows, tuple(layouts), keep=keep, seed=seeds[0])
+
+
+def _quantise(adding: _Adding, payloads: Tensor, layouts: tuple[Blocks, ...], *, keep: bool, seed: int) -> None:
+    """To payloads (layouts, ≥ nbytes); what lies between and behind scales and codes stays as it was."""
+    code, (each, width) = layouts[0].code, shape_of(layouts[0])
+    table = table_of(layouts, payloads.stride(0), payloads.device)
     launching.launch(
-        quantise_kernel, programs_for(layout.count, each), *adding.tensors, *adding.numbers, table, layout.count,
-        scales, codes, seed & 0x7FFF_FFFF, **adding.has, KEEP=keep, KIND=KINDS[code.kind], BITS=code.bits,
-        TOP=code.top, ROWS=each, WIDTH=width,
+        quantise_kernel, programs_for(table.shape[1], each), *adding.tensors, *adding.numbers, table, table.shape[1],
+        payloads, seed & 0x7FFF_FFFF, **adding.has, KEEP=keep, KIND=KINDS[code.kind], BITS=code.bits, TOP=code.top,
+        ROWS=each, WIDTH=width,
     )  # fmt: skip
-    return adding.finite

@@ -2,7 +2,8 @@
 # pyright: reportAttributeAccessIssue=false
 """Blocks to scales and codes, and back, on a GPU. A program works on ROWS blocks of at most WIDTH elements.
 
-`table` (3, count) int64 says of each block where its elements begin, how many there are, and where its codes begin.
+`table` (4, count) int64 says of each block where its elements begin, how many there are, and at which byte of the
+payloads its codes and its scales begin.
 """
 
 import triton
@@ -40,11 +41,17 @@ def unless_infinite(x):
 
 @triton.jit
 def blocks_of_program(table, count, ROWS: tl.constexpr):
-    """ROWS blocks, which of them are there, and of each what the table says."""
+    """Which of ROWS blocks are there, and of each what the table says."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     known = row < count
     start, width = tl.load(table + row, known, 0), tl.load(table + count + row, known, 0)
     return row, known, start, width, tl.load(table + 2 * count + row, known, 0)
+
+
+@triton.jit
+def scales_of(payloads, table, count, row, known):
+    """Where the scales of these blocks are: looked up when they are needed, for it takes registers."""
+    return (payloads + tl.load(table + 3 * count + row, known, 0)).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
@@ -60,7 +67,7 @@ def store_codes(code, codes, byte, width, ROWS: tl.constexpr, WIDTH: tl.constexp
 
 @triton.jit
 def quantise_kernel(
-    next, old, gradient, finite, decay, share, table, count, scales, codes, seed,
+    next, old, gradient, nonfinite, decay, share, table, count, payloads, seed,
     HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, KEEP: tl.constexpr, KIND: tl.constexpr,
     BITS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -70,33 +77,35 @@ def quantise_kernel(
     live = column[None, :] < width[:, None]
     at = start[:, None] + column[None, :]
     x = summed(old, gradient, at, live, decay, share_of(share, SCALED), HAS_OLD, HAS_GRADIENT)
-    note_unless_finite(x, finite)
+    note_unless_finite(x, nonfinite)
     if KIND == SIGN:
         scale = tl.sum(tl.abs(x), 1) / tl.maximum(width, 1).to(tl.float32)
-        note_unless_finite(scale, finite)
-        tl.store(scales + row, scale, known)
+        note_unless_finite(scale, nonfinite)
+        tl.store(scales_of(payloads, table, count, row, known), scale, known)
         code = tl.where((x >= 0) & live, 1, 0)
         sent = tl.where(x >= 0, scale[:, None], -scale[:, None])
     elif KIND == ONE_BIT:
         others = tl.sum(tl.where((x >= 0) & live, 1, 0), 1)
         low = tl.sum(tl.minimum(x, 0.0), 1) / tl.maximum(width - others, 1).to(tl.float32)
         high = tl.sum(tl.maximum(x, 0.0), 1) / tl.maximum(others, 1).to(tl.float32)
-        note_unless_finite(low, finite)
-        note_unless_finite(high, finite)
-        tl.store(scales + 2 * row, low, known)
-        tl.store(scales + 2 * row + 1, high, known)
+        note_unless_finite(low, nonfinite)
+        note_unless_finite(high, nonfinite)
+        scales = scales_of(payloads, table, count, row, known)
+        tl.store(scales, low, known)
+        tl.store(scales + 1, high, known)
         code = tl.where((x >= 0) & live, 1, 0)
         sent = tl.where(x >= 0, high[:, None], low[:, None])
     else:
         most = tl.max(tl.abs(x), 1)
         if KIND == NEAREST:
             short = upper_half(tl.minimum(most / TOP, LARGEST))
-            tl.store(scales + row, short.to(tl.int16), known)
+            scales = scales_of(payloads, table, count, row, known).to(tl.pointer_type(tl.int16))
+            tl.store(scales, short.to(tl.int16), known)
             step = (short << 16).to(tl.float32, bitcast=True)
             number = x * unless_infinite(1 / step)[:, None]
             number = tl.minimum(tl.maximum(number, -TOP), TOP)
         else:
-            tl.store(scales + row, most, known)
+            tl.store(scales_of(payloads, table, count, row, known), most, known)
             step = most / TOP
             noise = tl.rand(seed, at.to(tl.int32)) - 0.5
             number = x * unless_infinite(1 / most * (TOP * BELOW_ONE))[:, None] + noise
@@ -105,12 +114,12 @@ def quantise_kernel(
         code = tl.where(live, number.to(tl.int32) & ((1 << BITS) - 1), 0)
     if KEEP:
         tl.store(next + at, x - sent, live)
-    store_codes(code, codes, byte, width, ROWS, WIDTH, BITS)
+    store_codes(code, payloads, byte, width, ROWS, WIDTH, BITS)
 
 
 @triton.jit
 def dequantise_kernel(
-    out, rows, stride, ranks, codes_at, table, count, KIND: tl.constexpr, BITS: tl.constexpr,
+    out, rows, stride, ranks, table, count, KIND: tl.constexpr, BITS: tl.constexpr,
     TOP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """`decode_blocks` of ROWS blocks, rank by rank: the same rounding on every replica."""
@@ -121,23 +130,23 @@ def dequantise_kernel(
     place, shift = (column * BITS // 8)[None, :], (column * BITS % 8)[None, :]
     total = tl.zeros((ROWS, WIDTH), tl.float32)
     for _ in range(ranks):
-        codes = rows + codes_at + byte[:, None] + place
+        codes, scales = rows + byte[:, None] + place, scales_of(rows, table, count, row, known)
         code = tl.load(codes, live, 0).to(tl.int32)
         if BITS == 3:  # may lie across two bytes
             code += tl.load(codes + 1, live & (place + 1 < used), 0).to(tl.int32) << 8
         code = (code >> shift) & ((1 << BITS) - 1)
         if KIND == SIGN:
-            scale = tl.load(rows.to(tl.pointer_type(tl.float32)) + row, known, 0.0)[:, None]
+            scale = tl.load(scales, known, 0.0)[:, None]
             total += tl.where(code == 1, scale, -scale)
         elif KIND == ONE_BIT:
-            low = tl.load(rows.to(tl.pointer_type(tl.float32)) + 2 * row, known, 0.0)[:, None]
-            high = tl.load(rows.to(tl.pointer_type(tl.float32)) + 2 * row + 1, known, 0.0)[:, None]
+            low = tl.load(scales, known, 0.0)[:, None]
+            high = tl.load(scales + 1, known, 0.0)[:, None]
             total += tl.where(code == 1, high, low)
         else:
             if KIND == NEAREST:
-                step = tl.load(rows.to(tl.pointer_type(tl.bfloat16)) + row, known, 0.0).to(tl.float32)
+                step = tl.load(scales.to(tl.pointer_type(tl.bfloat16)), known, 0.0).to(tl.float32)
             else:
-                step = tl.load(rows.to(tl.pointer_type(tl.float32)) + row, known, 0.0) / TOP
+                step = tl.load(scales, known, 0.0) / TOP
             number = (code ^ (1 << (BITS - 1))) - (1 << (BITS - 1))
             total += number.to(tl.float32) * step[:, None]
         rows += stride

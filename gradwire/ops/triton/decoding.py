@@ -1,5 +1,7 @@
 # pyright: basic, reportMissingImports=false
-"""Blocks to vectors: see `gradwire.ops.reference.decoding`."""
+"""The sum of all ranks' payloads: see `gradwire.ops.reference.decoding`."""
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -14,11 +16,20 @@ from gradwire.ops.vectors import Output
 
 def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
     """See the reference."""
-    code, (each, width) = layout.code, shape_of(layout)
     with whole(out, layout.numel) as total:
-        table = table_of(layout, total.device)
-        launching.launch(
-            dequantise_kernel, programs_for(layout.count, each), total, rows, rows.stride(0), len(rows),
-            layout.codes_at, table, layout.count, KIND=KINDS[code.kind], BITS=code.bits, TOP=code.top, ROWS=each,
-            WIDTH=width,
-        )  # fmt: skip
+        _dequantise(rows, total, (layout,), len(rows))
+
+
+def dequantise_parts(rows: Tensor, out: Tensor, layouts: Sequence[Blocks]) -> None:
+    """See `gradwire.ops.kernels`."""
+    _dequantise(rows, out, tuple(layouts), 1)
+
+
+def _dequantise(rows: Tensor, out: Tensor, layouts: tuple[Blocks, ...], ranks: int) -> None:
+    """The sum of what so many rows from the first on, and from each layout's own on, stand for."""
+    code, (each, width) = layouts[0].code, shape_of(layouts[0])
+    table = table_of(layouts, rows.stride(0), out.device)
+    launching.launch(
+        dequantise_kernel, programs_for(table.shape[1], each), out, rows, rows.stride(0), ranks, table, table.shape[1],
+        KIND=KINDS[code.kind], BITS=code.bits, TOP=code.top, ROWS=each, WIDTH=width,
+    )  # fmt: skip

@@ -7,12 +7,16 @@ import triton.language as tl
 
 @triton.jit
 def pack_kernel(
-    values, upper, lower, indices, chosen, m, TAKE: tl.constexpr, LOW: tl.constexpr, SIZE: tl.constexpr
+    values, upper, lower, stride, indices, chosen, apart, m,
+    TAKE: tl.constexpr, LOW: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Writes SIZE of m entries; upper and lower, int32, were zero. Their values are those of `chosen` (m,) or, to TAKE
-    them, of the elements of a vector `chosen` that indices name, which become 0. LOW: how many bits the lower ones
-    are."""
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    """Writes SIZE of m entries of one payload; upper and lower, int32, were zero. Their values are those of `chosen`
+    (m,) or, to TAKE them, of the elements of a vector `chosen` that indices name, which become 0. Payloads are `stride`
+    words apart, and what is chosen for them `apart` elements. LOW: how many bits the lower ones are."""
+    program, row = tl.program_id(0) % tl.cdiv(m, SIZE), (tl.program_id(0) // tl.cdiv(m, SIZE)).to(tl.int64)
+    values, upper, lower = values + row * stride, upper + row * stride, lower + row * stride
+    indices, chosen = indices + row * m, chosen + row * apart
+    at = program.to(tl.int64) * SIZE + tl.arange(0, SIZE)
     live = at < m
     index = tl.load(indices + at, live, 0)
     source = chosen + (index if TAKE else at)
@@ -101,8 +105,12 @@ def sum_kernel(
     out, rows, stride, ends, words, low_words, k, n, ranks, LOW: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr
 ):  # fmt: skip
     """Writes to SPAN·2^LOW elements of out (n,) what the entries of all payloads there add up to, rank by rank; rows
-    (ranks, stride) int32. In one payload all indices differ, so only ranks have to wait for each other."""
-    zeros = tl.program_id(0) * SPAN
+    (ranks, stride) int32. In one payload all indices differ, so only ranks have to wait for each other. More programs
+    than that write to the next vector of n elements, from the next row on."""
+    programs = tl.cdiv(n, SPAN << LOW)
+    first_row = (tl.program_id(0) // programs).to(tl.int64)
+    out, rows, ends = out + first_row * n, rows + first_row * stride, ends + first_row * words
+    zeros = tl.program_id(0) % programs * SPAN
     for part in range(1 << LOW):
         at = (zeros.to(tl.int64) << LOW) + part * SPAN + tl.arange(0, SPAN)
         tl.store(out + at, 0.0, at < n)

@@ -30,28 +30,35 @@ def summed(old, gradient, at, live, decay, share, HAS_OLD: tl.constexpr, HAS_GRA
 
 
 @triton.jit
-def note_unless_finite(x, finite):
-    """finite (1,) int32 becomes 0 where one of x is not finite, or beyond HUGE."""
+def note_unless_finite(x, nonfinite):
+    """nonfinite (1,) becomes NaN where one of x is not finite, or beyond HUGE."""
     wrong = tl.where(tl.abs(x) < HUGE, 0, 1)  # 1 for NaN
     if tl.max(wrong) != 0:
-        tl.store(finite, 0)
+        tl.store(nonfinite, float("nan"))
 
 
 @triton.jit
 def add_kernel(
-    next, old, gradient, finite, decay, share, n,
+    next, old, gradient, nonfinite, decay, share, n,
     HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """`add_in` of SIZE elements."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     total = summed(old, gradient, at, at < n, decay, share_of(share, SCALED), HAS_OLD, HAS_GRADIENT)
     tl.store(next + at, total, at < n)
-    note_unless_finite(total, finite)
+    note_unless_finite(total, nonfinite)
+
+
+@triton.jit
+def mask_kernel(x, other, n, SIZE: tl.constexpr):
+    """`mask_zeros` of SIZE elements."""
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    tl.store(x + at, 0.0, (at < n) & (tl.load(other + at, at < n, 1.0) == 0))
 
 
 @triton.jit
 def measure_kernel(
-    next, old, gradient, finite, decay, share, n, magnitude, places, words,
+    next, old, gradient, nonfinite, decay, share, n, magnitude, places, words,
     HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """`add_kernel`, and what selects needs: the magnitudes (n,), and zeros in `words` <= n words of places, int32."""
@@ -60,4 +67,4 @@ def measure_kernel(
     tl.store(next + at, total, at < n)
     tl.store(magnitude + at, tl.abs(total), at < n)
     tl.store(places + at, 0, at < words)
-    note_unless_finite(total, finite)
+    note_unless_finite(total, nonfinite)

@@ -1,5 +1,6 @@
 """Where each block of a layout lies, for kernels."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -15,17 +16,26 @@ ELEMENTS = 2048
 
 
 @lru_cache(maxsize=256)
-def table_of(layout: Blocks, device: torch.device) -> Tensor:
-    """(3, count) int64: the first element of each block, how many it has, and the byte where its codes begin, counted
-    from where the layout's codes do."""
-    block, bits = layout.code.block, layout.code.bits
-    rows: list[np.ndarray] = [np.empty((3, 0), np.int64)]
-    start = byte = 0
+def table_of(layouts: tuple[Blocks, ...], stride: int, device: torch.device) -> Tensor:
+    """(4, count) int64, for vectors one after another and payloads `stride` bytes apart: the first element of each
+    block, how many it has, and the bytes where its codes and its scales begin."""
+    first, blocks = 0, [np.empty((4, 0), np.int64)]
+    for row, layout in enumerate(layouts):
+        blocks += [part + np.array([[first], [0], [row * stride], [row * stride]]) for part in _blocks_of(layout)]
+        first += layout.numel
+    return to_device(torch.from_numpy(np.concatenate(blocks, 1)), device)
+
+
+def _blocks_of(layout: Blocks) -> Iterator[np.ndarray]:
+    """What the table says of one layout by itself, segment by segment."""
+    code, start, byte, scale = layout.code, 0, layout.codes_at, 0
     for length in layout.lengths:
-        firsts = np.arange(0, length, block)
-        rows.append(np.stack([start + firsts, np.minimum(block, length - firsts), byte + firsts * bits // 8]))
-        start, byte = start + length, byte + -(-length * bits // 8)
-    return to_device(torch.from_numpy(np.concatenate(rows, 1)), device)
+        firsts = np.arange(0, length, code.block)
+        scales = scale + code.scale_bytes * np.arange(len(firsts))
+        yield np.stack(
+            [start + firsts, np.minimum(code.block, length - firsts), byte + firsts * code.bits // 8, scales]
+        )
+        start, byte, scale = start + length, byte + -(-length * code.bits // 8), scale + code.scale_bytes * len(firsts)
 
 
 def shape_of(layout: Blocks) -> tuple[int, int]:

@@ -1,0 +1,30 @@
+"""Triton's kernels on a GPU that is pretended: its interpreter computes, and each launch counts as one. Import this
+only after TRITON_INTERPRET is set."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from pretend_cuda import PretendedGPU, real, where
+
+from gradwire.ops import kernels, triton
+from gradwire.ops.triton import launching
+
+
+@contextmanager
+def with_triton(gpu: PretendedGPU, *, computes: bool = True) -> Iterator[None]:
+    """Has Triton's kernels compute what is on the GPU, as long as this lasts; or only counts them, in no time."""
+    carry_out = launching.launch
+
+    def launch(kernel, programs: int, *arguments, **constants) -> None:
+        if gpu.counts and programs:
+            gpu.kernels[kernel.__name__] += 1
+            gpu.lines[where(kernel.__name__)] += 1
+        if computes:
+            carry_out(kernel, programs, *map(real, arguments), **constants)
+
+    with (
+        mock.patch.object(kernels, "on_gpu", return_value=(triton, "")),
+        mock.patch.object(launching, "launch", launch),
+    ):
+        yield
