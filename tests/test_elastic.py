@@ -96,6 +96,7 @@ def test_a_step_that_is_voted_on_counts_when_it_is_committed(case):
     states, *_ = undisturbed(plan)
     with harness.job(plan, SLOTS, WORLD, elastic=True, voted=True) as running:
         for grads in GRADS[:WHOLE]:
+            running.step(GRADS[WHOLE])  # nobody votes on that
             running.step(grads)
             for runtime in running.runtimes:
                 runtime.commit()

@@ -18,7 +18,7 @@ from tests.processes.test_elastic import Rank
 pytest.importorskip("torchft", reason="`make test-torchft` installs it")
 
 ROOT = Path(__file__).parents[1]
-TOLD = {"steps": 20, "at_least": 2, "pause_s": 0.02, "vetoes": None, "summed": 0}
+TOLD = {"steps": 20, "at_least": 2, "pause_s": 0.02, "vetoes": None, "summed": 0, "local": 0}
 
 
 class Replica(Rank):
@@ -154,3 +154,43 @@ def test_one_is_killed_the_others_go_on_and_a_newcomer_heals():
     for step in range(1, 61):
         assert len({each.steps()[step]["model"] for each in [*everyone, newcomer] if step in each.steps()}) == 1
     assert newcomer.all("ended")[0]["model"] == everyone[0].all("ended")[0]["model"]
+
+
+def test_local_steps_a_round_that_is_voted_down_leaves_everything_as_it_was():
+    with replicas(2, steps=8, local=3) as undisturbed:
+        train(undisturbed)
+    with replicas(2, steps=8, local=3, vetoes=5) as everyone:
+        train(everyone)
+    for each, before in zip(everyone, undisturbed, strict=True):
+        (refused,) = [words for words in each.said if "refused" in words]
+        assert refused["refused"] == 5
+        assert refused["model"] == each.steps()[5]["model"]
+        assert {step: words["model"] for step, words in each.steps().items() if step <= 5} == {
+            step: words["model"] for step, words in before.steps().items() if step <= 5
+        }
+    one, other = everyone
+    assert {step: words["model"] for step, words in one.steps().items()} == {
+        step: words["model"] for step, words in other.steps().items()
+    }
+    assert len({words["model"] for words in one.steps().values()}) == 7
+
+
+def test_local_steps_go_on_without_one_and_with_a_newcomer():
+    with replicas(4, steps=30, local=3) as (*everyone, newcomer):
+        for each in everyone:
+            each.let_in()
+        for each in everyone:
+            each.wait_for(lambda each=each: 4 in each.steps())
+        everyone.pop(0).process.kill()
+        lost_at = max(max(each.steps()) for each in everyone)
+        for each in everyone:
+            each.wait_for(lambda each=each: max(each.steps()) > lost_at + 3)
+        newcomer.let_in()
+        for each in [*everyone, newcomer]:
+            each.wait_for(lambda each=each: each.all("ended"))
+
+    (joined,) = newcomer.begun().values()
+    assert joined["model"] == everyone[0].steps()[joined["begins"]]["model"]
+    assert joined["begins"] > lost_at
+    for step in range(2, 31):
+        assert len({each.steps()[step]["model"] for each in [*everyone, newcomer] if step in each.steps()}) == 1

@@ -1,33 +1,32 @@
-"""Gradwire under torchft: an `Optimizer` in place of torchft's, on a plain model in place of torchft's DDP.
+"""Gradwire under torchft, on a plain model: `Optimizer` in place of torchft's and of its DDP, `LocalSteps` in place of
+its DiLoCo and LocalSGD. What happens at their quorums and votes is in `gradwire.integrations.quorum`."""
 
-What happens in a step, on all replicas that are in the quorum together:
-
-    zero_grad   the quorum: who is there. A replica that is behind loads what one further ahead has, its model included.
-                Where the quorum is another one, memories are kept, a group is made anew, and all go on from there
-    backward    gradients become means. At its end each promises the others that it has all of the step
-    step        the vote. Yes: the step counts for the memories as well. No: the exchange ends; memories are kept as
-                they were before the step, and as they are after it, for other replicas may have said yes
-
-The next quorum says after which step all go on, and so which of the two it is.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
 
-from gradwire.checkpoint import StateDict, unpack
+from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
-from gradwire.frontends.handing_on import go_on, without_memories
+from gradwire.frontends.fragments import Fragment, Schedule, fragments_of
+from gradwire.frontends.handle import FrontEnd
 from gradwire.frontends.hooks import GradientHooks, Whole
-from gradwire.frontends.job import Choices, parameters_of, runtime_of, slots_of
+from gradwire.frontends.idle import Nothing
+from gradwire.frontends.job import Choices, Dense, device_of, parameters_of, runtime_of, slots_of
+from gradwire.frontends.local_steps import DILOCO
+from gradwire.frontends.rounds import OuterOptimizer, go_back, outer_step
+from gradwire.groups import Grouping
+from gradwire.integrations.quorum import Exchange
+from gradwire.memories import Memory
 from gradwire.plans import Plan
 from gradwire.runtime.ending import Interrupted
 from gradwire.runtime.runtime import Runtime
-from gradwire.transports import Mesh, ProcessGroup
+from gradwire.runtime.settings import Settings
+from gradwire.transports import Mesh
 
 torchft: Any = import_module("torchft")  # by name, for it is not among what development needs
 
@@ -58,44 +57,26 @@ class Optimizer(torchft.Optimizer):
         super().__init__(manager, optimizer)
         self._choices = Choices.of(compressor, elastic=True, **options)
         self._choices.check()
-        if manager._use_async_quorum:
-            raise ValueError("replicas must be alike before the forward pass; pass Manager(use_async_quorum=False)")
-        if manager._group_world_size > 1:
-            raise ValueError("Gradwire's replicas are of one rank under torchft; use gw.Rendezvous, or one rank each")
         self._model, (self._parameters, self._others) = model, parameters_of(model)
         self._find_unused, self._seed = find_unused_parameters, seed
+        self._exchange = Exchange(manager, self._make)
         self._front_end = self._new_front_end()
-        self.handle = Handle(None, self._front_end)
-        self._runtime: Runtime | None = None  # while its steps can count
-        self._quorum = -1
-        self._states: dict[int, StateDict] = {}
-        self._healed: StateDict = {}
-        manager.register_state_dict_fn("gradwire", self._heal, self._alike)
+
+    @property
+    def handle(self) -> Handle:
+        """Looks into what this replica exchanges in the present quorum."""
+        return self._exchange.handle
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """A step begins, with whoever is there."""
-        step = self.manager.current_step()
-        super().zero_grad(set_to_none)
-        if self._runtime and self.manager._quorum_id == self._quorum:
-            return
-        self._leave(step)
-        if self.manager.errored():
-            return
-        try:
-            self._meet()
-        except RuntimeError as error:  # a replica was lost meanwhile: nobody takes this step
-            self.handle.leave()
-            self.manager.report_error(error)
+        self._exchange.begin()
+        self._front_end.reduced = False
+        self.optim.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
         """The wrapped optimizer's step, if the vote is for it."""
-        step = self.manager.current_step()
-        if not self.manager.should_commit():
-            self._leave(step)
-            return
-        assert self._runtime
-        self._runtime.commit()
-        self.optim.step(closure)
+        if self._exchange.vote():
+            self.optim.step(closure)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
@@ -104,47 +85,131 @@ class Optimizer(torchft.Optimizer):
     def _new_front_end(self) -> "_Gradients":
         return _Gradients(self.manager.report_error, self._parameters, self._model, Whole(), self._find_unused)
 
-    def _leave(self, step: int) -> None:
-        """Ends the exchange, after so many steps; the others' collectives end as well."""
-        if self._runtime:
-            self._runtime = None
-            self._states = {step + more: state for more, state in enumerate(self.handle.leave())}
-
-    def _meet(self) -> None:
-        """All replicas of the quorum make a group, compare what must be alike, and load what each has kept."""
-        self._quorum = self.manager._quorum_id
-        mesh = Mesh.of(ProcessGroup.beside(self.manager._pg.parent))
+    def _make(self, mesh: Mesh) -> tuple[Runtime, FrontEnd]:
         words = {"front end": "torchft's Optimizer", "find_unused_parameters": str(self._find_unused)}
         runtime = runtime_of(
             self._choices, self._parameters, slots_of(self._parameters), mesh, scaler=None, words=words,
             seed=self._seed, find_unused=self._find_unused, others=self._others, voted=True,
         )  # fmt: skip
         self._front_end = self._new_front_end()
-        self.handle = Handle(runtime, self._front_end)
-        alike = self._alike() or without_memories(unpack(self.handle.state_dict()))
-        go_on(self.handle, alike, self._states.get(self.manager.current_step()), mesh.rank, mesh.ranks)
         self._front_end.hook_in(runtime)
-        self._runtime, self._states, self._healed = runtime, {}, {}
+        return runtime, self._front_end
 
-    def _alike(self) -> StateDict:
-        """What all replicas have alike after the last step that counts; nothing before the first quorum. On torchft's
-        thread, while that which trains waits, or on that."""
-        if self._healed:
-            return self._healed
-        own = self.handle.state_dict() if self._runtime else self._states.get(self.manager.current_step())
-        return without_memories(unpack(own)) if own else {}
 
-    def _heal(self, state: StateDict) -> None:
-        """Takes over what a replica further ahead has."""
-        self._healed = state
+class LocalSteps(torchft.Optimizer):
+    """`gradwire.LocalSteps` on the replicas of `manager`: each takes `inner_steps` steps by itself, then comes a round,
+    with quorum and vote. One that does not count is dropped: parameters go back to what replicas share. Its arguments
+    are those of `gradwire.LocalSteps`.
+
+    Whoever makes one waits for the others' next round, and takes part in it with nothing moved: it begins with what
+    they share from there. Raises ValueError as `Optimizer` does.
+    """
+
+    def __init__(
+        self,
+        manager: Any,
+        inner_optimizer: Any,
+        model: nn.Module,
+        compressor: Compressor | Plan | str | None = None,
+        *,
+        memory: Memory | None = None,
+        communicator: Communicator | None = None,
+        inner_steps: int = 500,
+        outer: OuterOptimizer = DILOCO,
+        dense: Dense | None = None,
+        groups: Grouping | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(manager, inner_optimizer)
+        choices = Choices.of(compressor, memory=memory, communicator=communicator, dense=dense, groups=groups)
+        choices.check()
+        self._parameters, others = parameters_of(model)
+        self._slots = slots_of(self._parameters)
+        self._plan = partial(choices.plan(self._parameters), self._slots)
+        schedule = Schedule(inner_steps, 1)
+        (self._fragment,) = fragments_of(self._plan(), [tuple(self._parameters)], self._parameters, schedule)
+        self.outer = outer(list(self._fragment.anchors.values()))
+        words = {"front end": "torchft's LocalSteps", "inner_steps": str(inner_steps)}
+        self._settings = Settings(seed=seed, others=others, words=words, elastic=True, voted=True)
+        self._step, self._inner_steps = 0, inner_steps
+        self._exchange = Exchange(manager, self._make)
+        manager.register_state_dict_fn("gradwire's local steps", self._heal, self._shared)
+        while not self._round():
+            pass
+
+    @property
+    def handle(self) -> Handle:
+        """Looks into what this replica exchanges in the present quorum."""
+        return self._exchange.handle
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """An inner step begins."""
+        self.optim.zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        """An inner step; after the last one of a round, the outer one."""
+        self.optim.step(closure)
+        self._step += 1
+        if self._step % self._inner_steps == 0:
+            self._round()
+
+    def _round(self) -> bool:
+        """Whether it counts."""
+        self._exchange.begin()
+        if runtime := self._exchange.runtime:
+            try:
+                self._average(runtime)
+            except Interrupted as error:
+                self.manager.report_error(error)
+        counts = self._exchange.vote()
+        if counts and self._fragment.is_finite():
+            outer_step(self.outer, self._fragment, self._fragment.deltas)
+            self._fragment.reset()
+        else:
+            go_back(self._fragment, self._parameters, self.optim)
+        return counts
+
+    def _average(self, runtime: Runtime) -> None:
+        """What this replica has moved becomes what they have on average."""
+        self._fragment.measure()
+        runtime.open_step()
+        for slot, about in enumerate(runtime.slots):
+            runtime.submit(slot, self._fragment.deltas[about.name])
+        runtime.finish()
+
+    def _make(self, mesh: Mesh) -> tuple[Runtime, FrontEnd]:
+        return Runtime(self._plan, self._slots, mesh, device_of(self._parameters), self._settings), _Shared(
+            self._fragment
+        )
+
+    def _shared(self) -> dict[str, Any]:
+        return {"anchors": self._fragment.anchors, "outer": self.outer.state_dict()}
+
+    def _heal(self, state: dict[str, Any]) -> None:
+        """Takes over what the others share; what this replica has moved is dropped."""
+        for name, anchor in self._fragment.anchors.items():
+            anchor.copy_(state["anchors"][name])
+        self.outer.load_state_dict(state["outer"])
+        self._fragment.reset()
+
+
+class _Shared(Nothing):
+    """Of local steps the replicas hold the anchors alike."""
+
+    def __init__(self, fragment: Fragment) -> None:
+        self._fragment = fragment
+
+    def held(self) -> Mapping[str, Tensor]:
+        return self._fragment.anchors
 
 
 class _Gradients(GradientHooks):
-    """As they are; where a replica is lost, the step goes on without means, and the manager hears why."""
+    """As they are; where a replica is lost, the step goes on without means, and the manager hears why. `reduced` says
+    that the step has its means."""
 
     def __init__(self, report: Callable[[Exception], None], *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._report = report
+        self._report, self.reduced = report, False
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         self._unless_lost(super()._forward_begins, module, arguments)
@@ -152,8 +217,14 @@ class _Gradients(GradientHooks):
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
         self._unless_lost(super()._gradient_ready, slot, parameter)
 
+    def _backward_begins(self, runtime: Runtime) -> None:
+        if self.reduced:
+            runtime.refuse("two backward passes in one step; all but the last belong under optimizer.no_sync()")
+        super()._backward_begins(runtime)
+
     def _backward_done(self) -> None:
         self._unless_lost(super()._backward_done)
+        self.reduced = True
 
     def _unless_lost(self, call: Callable[..., None], *arguments: Any) -> None:
         if self._runtime is None:

@@ -101,6 +101,9 @@ class Steps:
         self.opened = opened
         with self.changing:
             self.settle()
+            if self.promised:  # the vote on the step before did not come
+                self._forget()
+                self.promised = False
         self._active = [self.exchanges[group] for group in groups]
         self.machine.begin(groups, [exchange.rounds for exchange in self.exchanges])
 
@@ -121,8 +124,7 @@ class Steps:
             return
         whole, *each = verdict().isfinite().tolist()
         if self.executor.aborted:
-            for exchange in self._active:
-                exchange.forget()
+            self._forget()
             return
         for exchange in self._active:
             exchange.commit() if whole else exchange.forget()
@@ -131,6 +133,10 @@ class Steps:
             spoilt = [str(exchange) for exchange, finite in zip(self._active, each, strict=True) if not finite]
             where = spoilt[0] if spoilt else "another shard"
             self.spoilt = f"{self.skipped} skipped, the last step {self.number - 1} for {where} not being finite"
+
+    def _forget(self) -> None:
+        for exchange in self._active:
+            exchange.forget()
 
     def _gradients(self, group: int, tensors: Sequence[Tensor] | None, fixed: bool) -> Gradients:
         stored = self.store.groups[group]

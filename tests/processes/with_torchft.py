@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchft import Manager, ProcessGroupGloo
 
-from gradwire.integrations.torchft import Optimizer
+from gradwire.integrations.torchft import LocalSteps, Optimizer
 from tests.processes.elastic import gradients, hash_of, plan, residuals, say
 
 torch.set_num_threads(1)
@@ -43,7 +43,11 @@ class Replica:
             quorum_timeout=TIMEOUT, rank=0, world_size=1, store_addr="127.0.0.1", store_port=self._store.port,
             lighthouse_addr=told["lighthouse"], replica_id=f"replica_{told['number']}_", hostname="127.0.0.1",
         )  # fmt: skip
-        self.optimizer = Optimizer(self.manager, self.inner, self.model, plan())
+        if told["local"]:
+            self.optimizer = LocalSteps(self.manager, self.inner, self.model, plan(), inner_steps=told["local"])
+            say(begins=self.manager.current_step(), new=True, **self.what_it_has())
+        else:
+            self.optimizer = Optimizer(self.manager, self.inner, self.model, plan())
 
     def _save(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.inner.state_dict()}
@@ -75,10 +79,34 @@ class Replica:
             sent = owed + gradients(alone) / ranks - residuals(self.optimizer.handle, self.model)
             say(sums=step, sent=sent.tolist(), mean=mean.tolist())
 
+    def round(self, vetoes: bool) -> None:
+        time.sleep(self._told["pause_s"])
+        round = self.manager.current_step()
+        for step in range(self._told["local"]):
+            inputs, targets = batch(100 * round + step, self._told["number"])
+            self.optimizer.zero_grad()
+            nn.functional.cross_entropy(self.model(inputs), targets).backward()
+            if vetoes and step == self._told["local"] - 1:
+                self._veto()
+            self.optimizer.step()
+        counts = self.manager.current_step() > round
+        say(**{"step" if counts else "refused": self.manager.current_step()}, **self.what_it_has())
+
+    def _veto(self) -> None:
+        """In the round that comes."""
+        vote = self.manager.should_commit
+
+        def once() -> bool:
+            self.manager.should_commit = vote
+            self.manager.report_error(RuntimeError("this replica does not take the round"))
+            return vote()
+
+        self.manager.should_commit = once
+
     def what_it_has(self) -> dict[str, str]:
         momenta = {f"{i} {name}": t for i, own in self.inner.state_dict()["state"].items() for name, t in own.items()}
         return {
-            "model": hash_of(dict(self.model.named_parameters()) | momenta),
+            "model": hash_of(dict(self.model.named_parameters()) | ({} if self._told["local"] else momenta)),
             "kept": hash_of({"": residuals(self.optimizer.handle, self.model)}),
         }
 
@@ -91,7 +119,7 @@ def main() -> None:
     while (step := replica.manager.current_step()) < told["steps"]:
         vetoes = step == told["vetoes"] and not vetoed
         vetoed |= vetoes
-        replica.step(vetoes)
+        (replica.round if told["local"] else replica.step)(vetoes)
     say(ended=replica.what_it_has())
     sys.stdin.read()
     os._exit(0)
