@@ -30,12 +30,12 @@ class Replica(Rank):
 
 
 @contextmanager
-def lighthouse() -> Iterator[str]:
+def lighthouse(min_replicas: int = 2) -> Iterator[str]:
     """Its address."""
     from torchft.coordination import LighthouseServer
 
     server = LighthouseServer(
-        "127.0.0.1:0", min_replicas=2, join_timeout_ms=2000, quorum_tick_ms=20, heartbeat_timeout_ms=2000
+        "127.0.0.1:0", min_replicas=min_replicas, join_timeout_ms=2000, quorum_tick_ms=20, heartbeat_timeout_ms=2000
     )
     try:
         yield server.address()
@@ -111,6 +111,37 @@ def test_managers_that_do_not_fit_are_refused():
     ]:
         with pytest.raises(ValueError, match=says):
             Optimizer(manager, inner, model, "topk:0.1")
+
+
+def test_micro_batches_add_up_and_two_steps_in_one_are_refused():
+    from torchft import Manager, ProcessGroupGloo
+
+    from gradwire.integrations.torchft import Optimizer
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    batches = torch.randn(2, 5, 4)
+    with lighthouse(min_replicas=1) as address:
+        manager = Manager(
+            ProcessGroupGloo(), None, None, min_replica_size=1, use_async_quorum=False, rank=0, world_size=1,
+            store_addr="127.0.0.1", store_port=store.port, lighthouse_addr=address, hostname="127.0.0.1",
+        )  # fmt: skip
+        optimizer = Optimizer(manager, inner, model, "fp32")
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            model(batches[0]).sum().backward()
+        model(batches[1]).sum().backward()
+        torch.testing.assert_close(model.weight.grad, batches.sum((0, 1)).expand(3, 4))
+        optimizer.step()
+        optimizer.zero_grad()  # and the user's loop takes no step
+        model(batches[0]).sum().backward()
+        optimizer.zero_grad()
+        model(batches[0]).sum().backward()
+        with pytest.raises(RuntimeError, match=r"two backward passes in one step; .* optimizer\.no_sync\(\)"):
+            model(batches[0]).sum().backward()
+        manager.shutdown()
 
 
 def test_the_example_compresses_and_is_short():

@@ -178,9 +178,8 @@ class LocalSteps(torchft.Optimizer):
         runtime.finish()
 
     def _make(self, mesh: Mesh) -> tuple[Runtime, FrontEnd]:
-        return Runtime(self._plan, self._slots, mesh, device_of(self._parameters), self._settings), _Shared(
-            self._fragment
-        )
+        runtime = Runtime(self._plan, self._slots, mesh, device_of(self._parameters), self._settings)
+        return runtime, _Shared(self._fragment)
 
     def _shared(self) -> dict[str, Any]:
         return {"anchors": self._fragment.anchors, "outer": self.outer.state_dict()}
