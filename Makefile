@@ -7,7 +7,7 @@ TORCH := $(VENV)/.torch
 LAB := $(VENV)/.lab
 DEV := $(VENV)/.dev
 
-.PHONY: demo test test-ray test-titan lint docs benchmarks sanitize fuzz wheels extras clean
+.PHONY: demo test test-ray test-torchft test-titan lint docs benchmarks sanitize fuzz wheels extras clean
 
 demo: $(LAB)  ## the main job: a language model over slow links, dense against compressed
 	$(BIN)/gradwire demo
@@ -18,6 +18,10 @@ test: $(DEV)  ## every test, a worker on each core; those with processes, which 
 test-ray: $(DEV)  ## the tests that need Ray, which takes 500 MB more
 	$(PIP) --editable '.[ray]'
 	$(BIN)/python -m pytest -q tests/test_ray.py
+
+test-torchft: $(DEV)  ## the tests that need torchft
+	$(PIP) --editable '.[torchft]'
+	$(BIN)/python -m pytest -q tests/test_torchft.py tests/processes/test_torchft.py
 
 test-titan: $(DEV)  ## the example for torchtitan, whose packages take 400 MB more
 	$(BIN)/python -m pip install --quiet torchtitan==0.3.0  # whose datasets want an older fsspec than constraints.txt

@@ -64,6 +64,11 @@ def default_store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
+def store_of(group: Any) -> Any:
+    """The store that a group was made with."""
+    return group.get_group_store()
+
+
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
     """How long the group's collectives wait for a rank."""
     return group._get_backend(group._device_types[0]).options._timeout
@@ -82,8 +87,12 @@ def new_group_of_members(name: str, ranks: list[int], like: dist.ProcessGroup) -
     """A group of these ranks, this one among them, with the backends and the timeout of `like`; only its members call
     this. `dist.new_group` either wants all ranks, or makes up a name from how many groups each rank has, which comes
     again after a group was destroyed and may differ between ranks."""
-    store = dist.distributed_c10d.PrefixStore(name, default_store())
-    rank = ranks.index(dist.get_rank())
+    return new_group_over(default_store(), name, ranks.index(dist.get_rank()), ranks, like)
+
+
+def new_group_over(store: Any, name: str, rank: int, ranks: list[int], like: dist.ProcessGroup) -> Any:
+    """The same, where ranks find each other in any `store`; it needs no default group."""
+    store = dist.distributed_c10d.PrefixStore(name, store)
     group: Any = dist.ProcessGroup(store, rank, len(ranks))
     made: dict[str, Any] = {}
     for device in like._device_types:
@@ -111,7 +120,7 @@ def _new_backend(name: str, store: Any, rank: int, ranks: list[int], timeout: ti
 
 
 def close_group(group: dist.ProcessGroup) -> None:
-    """Ends a group: one that torch.distributed knows, or one of `new_group_of_members`."""
+    """Ends a group: one that torch.distributed knows, or one of `new_group_over`."""
     if group in dist.distributed_c10d._world.pg_map:
         dist.destroy_process_group(group)
     else:

@@ -90,6 +90,24 @@ def test_a_step_in_which_a_rank_is_lost_counts_on_all_or_none(case):
     assert outcomes == {WHOLE, WHOLE + 1}
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[2]}")
+def test_a_step_that_is_voted_on_counts_when_it_is_committed(case):
+    plan = plan_of(SLOTS, *case)
+    states, *_ = undisturbed(plan)
+    with harness.job(plan, SLOTS, WORLD, elastic=True, voted=True) as running:
+        for grads in GRADS[:WHOLE]:
+            running.step(GRADS[WHOLE])  # nobody votes on that
+            running.step(grads)
+            for runtime in running.runtimes:
+                runtime.commit()
+        running.step(GRADS[WHOLE])
+        left = raising(together(WORLD, lambda rank: running.runtimes[rank].leave()))
+    for rank, own in enumerate(left):
+        assert [int(state["step"]) for state in own] == [WHOLE, WHOLE + 1]
+        for state in own:
+            torch.testing.assert_close(kept(state), kept(states[int(state["step"])][rank]), rtol=0, atol=0)
+
+
 def test_what_rank_0_has_is_told_to_all():
     tree = {
         "state": {0: {"step": torch.tensor(3.0), "moment": torch.randn(3, 5).T, "none": None}},

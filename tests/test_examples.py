@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "examples"
-EXAMPLES = sorted(set(FOLDER.glob("*.py")) - {FOLDER / "with_ray.py"})  # test_ray.py runs that
+EXAMPLES = sorted(
+    set(FOLDER.glob("*.py")) - {FOLDER / "with_ray.py", FOLDER / "with_torchft.py"}
+)  # have tests of their own
 ON_FOUR = {"with_fsdp2", "with_accelerate_hsdp", "with_torchtitan"}  # two hosts of two ranks
 TRAINERS = [example for example in EXAMPLES if "gradwire.integrations" in example.read_text()]
 each = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

@@ -3,16 +3,15 @@
 import sys
 import traceback
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.checkpoint.stateful import Stateful
 
-from gradwire.checkpoint import GROUP, SHARED, STEP, Exported, StateDict, Unpacked, pack, unpack
+from gradwire.checkpoint import STEP, StateDict, unpack
+from gradwire.frontends.handing_on import go_on, without_memories
 from gradwire.frontends.handle import Handle
-from gradwire.plans import Plan
 from gradwire.transports.connections import Connections, let_go
 from gradwire.transports.members import Generation, Members
 from gradwire.transports.process_group import world_or
@@ -103,12 +102,8 @@ class Rendezvous:
         """From what all have alike in rank 0's state, and from this rank's `own` memories."""
         assert self._generation is not None
         # all ranks: rank 0's small state is broadcast, each loads it beside its own memories, then comes rank 0's plan
-        first = unpack(handle.from_first(_without_memories(unpack(own)) if own else {}))
-        about = replace(first.about, rank=self._generation.rank, ranks=len(self._generation.claims))
-        handle.load_state_dict(_with_memories(replace(first, about=about), unpack(own).exported if own else {}))
-        plan = Plan.from_json(about.plan)
-        if plan != handle.plan:
-            handle.replan(plan)
+        first = handle.from_first(without_memories(unpack(own)) if own else {})
+        go_on(handle, first, own, self._generation.rank, len(self._generation.claims))
 
     def _tell(self, handle: Handle, alike: Iterable[Stateful]) -> None:
         assert self._generation is not None
@@ -123,22 +118,3 @@ class Rendezvous:
         if handle is self._resumed:
             self._states = {int(state[STEP]): state for state in states}
             self._steps, self._resumed = min(self._states), None
-
-
-def _without_memories(state: Unpacked) -> StateDict:
-    """What is small: alike on all ranks, or something that a newcomer begins with as well."""
-    small = {
-        name: {key: tensor for key, tensor in tensors.items() if key.startswith((SHARED, GROUP))}
-        for name, tensors in state.exported.items()
-    }
-    return pack(small, state.job, state.step, state.about)
-
-
-def _with_memories(first: Unpacked, own: Exported) -> StateDict:
-    """Rank 0's state, with all that is this rank's own."""
-    exported = {
-        name: first.exported.get(name, {})
-        | {key: t for key, t in own.get(name, {}).items() if not key.startswith(SHARED)}
-        for name in {**first.exported, **own}
-    }
-    return pack(exported, first.job, first.step, first.about)

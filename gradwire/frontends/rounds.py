@@ -131,20 +131,12 @@ class Rounds:
         fragment.merge(self.schedule.mix)
 
     def _outer_step(self, fragment: Fragment, gradients: Mapping[str, Tensor]) -> None:
-        for name, anchor in fragment.anchors.items():
-            anchor.grad = gradients[name].to(anchor.dtype)
-        self.outer.step()
-        self.outer.zero_grad()
+        outer_step(self.outer, fragment, gradients)
 
     def _skip(self) -> None:
-        """A replica's numbers were not finite, as all of them see by the mean: the round counts for nobody, and all go
-        back to the anchors. Inner state that is not finite begins anew."""
+        """A replica's numbers were not finite, as all of them see by the mean: the round counts for nobody."""
         for fragment in self.fragments:
-            fragment.reset()
-            fragment.keep_sent()
-            for parameter in (self._parameters[name] for name in fragment.parameters):
-                if not _is_finite(self.inner.state.get(parameter, {})):
-                    del self.inner.state[parameter]
+            go_back(fragment, self._parameters, self.inner)
 
     @contextmanager
     def shared_parameters(self) -> Iterator[None]:
@@ -202,6 +194,23 @@ class Rounds:
             self.under_way[index] = Sent(kept["sent at"], None)
             _copy_each(self.fragments[index].deltas, kept["means"])
             _copy_each(self.fragments[index].sent, kept["sent"])
+
+
+def outer_step(outer: Optimizer, fragment: Fragment, gradients: Mapping[str, Tensor]) -> None:
+    """The anchors' step."""
+    for name, anchor in fragment.anchors.items():
+        anchor.grad = gradients[name].to(anchor.dtype)
+    outer.step()
+    outer.zero_grad()
+
+
+def go_back(fragment: Fragment, parameters: Mapping[str, Tensor], inner: Optimizer) -> None:
+    """Parameters become the anchors. Inner state that is not finite begins anew."""
+    fragment.reset()
+    fragment.keep_sent()
+    for parameter in (parameters[name] for name in fragment.parameters):
+        if not _is_finite(inner.state.get(parameter, {})):
+            del inner.state[parameter]
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire import checkpoint
-from gradwire.ops.kernels import in_use
 from gradwire.plans import Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.control import Control
@@ -135,6 +134,11 @@ class Runtime:
         self.raise_error()
         self.executor.order_behind(point)
 
+    def commit(self) -> None:
+        """Counts the step whose means are in place; where steps are `voted` on, none counts without."""
+        self._call(self._steps.count)
+        self._call(self._plans.step_ended)
+
     def used(self, slot: int) -> bool:
         """Whether any rank had a gradient for the slot in the last step."""
         used = self._steps.used
@@ -218,15 +222,8 @@ class Runtime:
 
     def stats(self) -> Stats:
         """What was sent, and where time went."""
-        spans = self.recorder.totals()
-        return Stats(
-            steps=self._reduced,
-            wire_bytes=self._pipeline.wire_bytes,
-            dense_bytes=self._reduced * dense_bytes(self.slots, self.mesh.averaged),
-            kernels=in_use(),
-            skipped=self._steps.skipped,
-            **{f"{name}_s": spans.get(name, 0.0) for name in ("encode", "wire", "decode", "wait")},  # pyright: ignore
-        )
+        dense = self._reduced * dense_bytes(self.slots, self.mesh.averaged)
+        return Stats.of(self._reduced, self._pipeline.wire_bytes, dense, self._steps.skipped, self.recorder.totals())
 
     def close(self) -> None:
         """Ends the thread, and the mesh if it is this job's own."""
@@ -279,7 +276,8 @@ class Runtime:
     def _step_ended(self) -> None:
         """Before whoever waits for the means goes on: the next step may find another plan."""
         self._reduced += 1
-        self._plans.step_ended()
+        if not self._steps.promised:
+            self._plans.step_ended()
         self.recorder.add("wait", self._steps.last_arrival)
         self._ended = self._steps.opened
         self._serve()

@@ -30,7 +30,7 @@ class Settings:
     equal on all ranks, by what they are called. `owns_mesh`: nobody else uses it, and it is closed in the end.
     `planned` are the slots that plans are made for, where those of a rank are shards of another size than others'.
     `elastic`: the ranks tell each other at the end of each step that they have all of it, so that it counts on all that
-    are left, or on none, whenever one is lost.
+    are left, or on none, whenever one is lost. `voted`: and then it counts when `Runtime.commit` is called.
     """
 
     seed: int = 0
@@ -45,3 +45,4 @@ class Settings:
     owns_mesh: bool = True
     planned: Sequence[Slot] | None = None
     elastic: bool = False
+    voted: bool = False

@@ -1,8 +1,9 @@
 """What a job has sent so far, and where its time went."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gradwire.ops.kernels import in_use
 from gradwire.slots import Slot
 
 
@@ -31,6 +32,12 @@ class Stats:
     wait_s: float
     kernels: str = ""
     skipped: int = 0
+
+    @classmethod
+    def of(cls, steps: int, wire: int, dense: int, skipped: int, seconds: Mapping[str, float]) -> "Stats":
+        """`wire` and `dense` are bytes, `seconds` those of all spans by name."""
+        encode_s, wire_s, decode_s, wait_s = (seconds.get(name, 0.0) for name in ("encode", "wire", "decode", "wait"))
+        return cls(steps, wire, dense, encode_s, wire_s, decode_s, wait_s, in_use(), skipped)
 
     @property
     def ratio(self) -> float:

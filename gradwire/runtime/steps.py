@@ -5,7 +5,8 @@
     _end        1. the groups' `nonfinite` is added up, and over the axes that reduce nothing: one verdict on all ranks
                 2. with find_unused, one sum tells which slots had a gradient on some rank
                 3. elastic: the controller's sums are waited for, then one sum promises that all ranks have the step
-                4. means that are not to count become NaN; the step is counted; `ended` says so to all who wait
+                4. means that are not to count become NaN; the step is counted, or waits for a vote; `ended` says so to
+                   all who wait
     settle      the verdict is read: on a CPU at once, on a GPU when the next step begins or somebody looks at the state
 
 Every rank comes to the same collectives in the same order, for the script, the settings and the plan are the same.
@@ -62,6 +63,7 @@ class Steps:
         self.used: Callable[[], Tensor] | None = None
         self.ended: Callable[[], None] = lambda: None
         self._find_unused, self._scale, self._elastic = settings.find_unused, settings.scale, settings.elastic
+        self._voted = settings.voted
         self.promised = self.over = False
         self._job = JobContext(pipeline.mesh, settings.seed, Workspace(executor.device), look=control.look)
         self._all_used = torch.ones(len(store.slots), device=executor.device)
@@ -101,6 +103,9 @@ class Steps:
         self.opened = opened
         with self.changing:
             self.settle()
+            if self.promised:  # the vote on the step before did not come
+                self._forget()
+                self.promised = False
         self._active = [self.exchanges[group] for group in groups]
         self.machine.begin(groups, [exchange.rounds for exchange in self.exchanges])
 
@@ -124,8 +129,7 @@ class Steps:
             return
         whole, *each = verdict().isfinite().tolist()
         if self.executor.aborted:
-            for exchange in self._active:
-                exchange.forget()
+            self._forget()
             return
         for exchange in self._active:
             exchange.commit() if whole else exchange.forget()
@@ -134,6 +138,10 @@ class Steps:
             spoilt = [str(exchange) for exchange, finite in zip(self._active, each, strict=True) if not finite]
             where = spoilt[0] if spoilt else "another shard"
             self.spoilt = f"{self.skipped} skipped, the last step {self.number - 1} for {where} not being finite"
+
+    def _forget(self) -> None:
+        for exchange in self._active:
+            exchange.forget()
 
     def _gradients(self, group: int, tensors: Sequence[Tensor] | None, fixed: bool) -> Gradients:
         stored = self.store.groups[group]
@@ -161,7 +169,7 @@ class Steps:
         """All groups are reduced: the step counts for all of them, on all ranks, or for none."""
         each = torch.cat([exchange.nonfinite for exchange in self._active])
         nonfinite = each.sum(0, keepdim=True)
-        self._lost = False
+        votes, self._lost = self._voted and not self._lost, False
         for axis, transport in self.pipeline.mesh.axes.items():
             if axis not in (REPLICA, HOST):  # who takes no part in the reduction takes part in the verdict
                 self.pipeline.agree(partial(transport.run, Sum(Message.plain(nonfinite), axis)))
@@ -173,7 +181,8 @@ class Steps:
             self._promise()
         self.control.reduced(self._means, nonfinite, self._scale() or 1.0)
         self._spoil(nonfinite)
-        self.count()
+        if not votes:
+            self.count()
         self.ended()
 
     def count(self) -> None:

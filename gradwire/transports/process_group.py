@@ -11,7 +11,15 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.collective import HOST, REPLICA, SHARD, AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
-from gradwire.torch_private import abort_group, backend_of, close_group, new_group_of_members, timeout_of
+from gradwire.torch_private import (
+    abort_group,
+    backend_of,
+    close_group,
+    new_group_of_members,
+    new_group_over,
+    store_of,
+    timeout_of,
+)
 from gradwire.transports.base import Pending, Transport
 from gradwire.transports.connections import Connections, let_go
 from gradwire.transports.heartbeat import Heartbeat
@@ -42,21 +50,23 @@ class _All:
 class ProcessGroup(Transport):
     """The ranks of a torch.distributed group. `own` makes one that nobody else uses.
 
-    `name` is the same on all its ranks and no other group's; one is made up where none is given.
+    `name` is the same on all its ranks and no other group's; one is made up where none is given. Words are left in
+    `store`, by default that of torch.distributed's default group.
     """
 
-    def __init__(self, group: dist.ProcessGroup, name: str | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup, name: str | None = None, store: Any = None) -> None:
         self._group: dist.ProcessGroup | None = group
         self.rank, self.world = group.rank(), group.size()
         self._direct = backend_of(group, CPU) == "gloo" and self.world <= MOST_DIRECT
         self._tag = 0
         self.timeout_s = timeout_of(group).total_seconds()
-        self.store = self._words = TorchStore(name or f"gradwire/{group.group_name}")
+        self.store = self._words = TorchStore(name or f"gradwire/{group.group_name}", store)
         self._queues = backend_of(group, GPU) == "nccl"
         self.silent = self._queues or backend_of(group, CPU) == "gloo"
         self._works: deque[tuple[float, Any]] = deque()  # that were queued on a stream when
         self._beside = self._words.apart()  # opened here: what another thread opened, the next group would count as its
         self._heart = Heartbeat(self._beside, self.rank, self.world)
+        self._apart = store is not None
         self._connections = Connections()
 
     @classmethod
@@ -67,6 +77,17 @@ class ProcessGroup(Transport):
         Raises ValueError where torch.distributed was not initialised."""
         parent = world_or(like)
         return cls._of(dist.get_process_group_ranks(parent), parent)
+
+    @classmethod
+    def beside(cls, group: dist.ProcessGroup) -> "ProcessGroup":
+        """A new group with the ranks, the backends and the timeout of `group`, over the store that this was made with;
+        torch.distributed need not know of it. All of its ranks must call this together, once."""
+        name, store = "gradwire", store_of(group)
+        with Connections() as connections:
+            made = new_group_over(store, name, group.rank(), list(range(group.size())), group)
+        transport = cls(made, name, store)
+        transport._connections = connections
+        return transport
 
     @classmethod
     def by_host(cls, ranks_per_host: int, like: dist.ProcessGroup | None = None) -> Mesh:
@@ -184,14 +205,14 @@ class ProcessGroup(Transport):
             self._words.set_first("failure", reason)
         held = [] if self._group is None else [self._group]
         self._group = None
-        if held and dist.is_initialized():
+        if held and (self._apart or dist.is_initialized()):
             self._connections.shut_down()
             abort_group(held[0])
             let_go(held)
 
     def close(self) -> None:
         group, self._group = self._group, None
-        if group is not None and dist.is_initialized():
+        if group is not None and (self._apart or dist.is_initialized()):
             close_group(group)
 
     def failure(self) -> str | None:

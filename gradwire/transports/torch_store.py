@@ -18,7 +18,7 @@ PATIENCE_S, SHORT_S = 60.0, 5.0
 
 
 class TorchStore:
-    """The store that the default process group was made with; every key begins with `prefix`.
+    """`store`, or the one that the default process group was made with; every key begins with `prefix`.
 
     Its client waits for ever where the server's host is frozen or cut off. So each call runs on a thread of its own,
     and raises RuntimeError where no answer comes in time; all that follow do so at once, for the client is still busy.
@@ -27,16 +27,14 @@ class TorchStore:
     _silent: ClassVar[Any] = None
     """The store whose server did not answer."""
 
-    def __init__(self, prefix: str) -> None:
-        self._store: Any = default_store()
+    def __init__(self, prefix: str, store: Any = None) -> None:
+        self._store: Any = store or default_store()
         self._prefix = prefix
         self._patience_s = min(PATIENCE_S, self._store.timeout.total_seconds())
 
     def apart(self) -> "TorchStore":
         """The same words over a connection of its own, for another thread: on one, a wait holds up everybody."""
-        other = TorchStore(self._prefix)
-        other._store = self._store.clone()
-        return other
+        return TorchStore(self._prefix, self._store.clone())
 
     def set(self, key: str, value: str) -> None:
         """Leaves a word."""

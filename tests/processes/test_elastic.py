@@ -23,9 +23,11 @@ TOLD = {"steps": STEPS, "at_least": 3, "quiet_s": 4.0, "timeout_s": 60, "pause_s
 class Rank:
     """A process that waits to be let in, and what it has said."""
 
+    module = "tests.processes.elastic"
+
     def __init__(self, port: int, **told: Any) -> None:
         root = Path(__file__).parents[2]
-        command = [sys.executable, "-m", "tests.processes.elastic", str(port), json.dumps(TOLD | told)]
+        command = [sys.executable, "-m", self.module, str(port), json.dumps(TOLD | told)]
         environment = {"PYTHONPATH": str(root), "PATH": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True, cwd=root)

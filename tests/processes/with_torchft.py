@@ -1,0 +1,130 @@
+"""One replica of a training under torchft, as tests/test_torchft.py starts it. Says in lines of JSON what it does, and
+begins when a line comes."""
+
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchft import Manager, ProcessGroupGloo
+
+from gradwire.integrations.torchft import LocalSteps, Optimizer
+from tests.processes.elastic import gradients, hash_of, plan, residuals, say
+
+torch.set_num_threads(1)
+TIMEOUT = timedelta(seconds=60)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 60), nn.LayerNorm(60), nn.Linear(60, 5))
+
+
+def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(8, 20, generator=generator), torch.randint(0, 5, (8,), generator=generator)
+
+
+class Replica:
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._told = told
+        torch.manual_seed(told["number"])  # the manager makes them alike
+        self.model = network()
+        self.inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.manager = Manager(
+            pg=ProcessGroupGloo(timeout=timedelta(seconds=20)), min_replica_size=told["at_least"],
+            load_state_dict=self._load, state_dict=self._save, use_async_quorum=False, timeout=TIMEOUT,
+            quorum_timeout=TIMEOUT, rank=0, world_size=1, store_addr="127.0.0.1", store_port=self._store.port,
+            lighthouse_addr=told["lighthouse"], replica_id=f"replica_{told['number']}_", hostname="127.0.0.1",
+        )  # fmt: skip
+        if told["local"]:
+            self.optimizer = LocalSteps(self.manager, self.inner, self.model, plan(), inner_steps=told["local"])
+            say(begins=self.manager.current_step(), new=True, **self.what_it_has())
+        else:
+            self.optimizer = Optimizer(self.manager, self.inner, self.model, plan())
+
+    def _save(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.inner.state_dict()}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.inner.load_state_dict(state["optimizer"])
+
+    def step(self, vetoes: bool) -> None:
+        time.sleep(self._told["pause_s"])
+        self.optimizer.zero_grad()
+        step, ranks = self.manager.current_step(), self.manager.num_participants()
+        inputs, targets = batch(step, self.manager.participating_rank())
+        alone = network()
+        alone.load_state_dict(self.model.state_dict())
+        nn.functional.cross_entropy(alone(inputs), targets).backward()
+        owed = residuals(self.optimizer.handle, self.model)
+        say(begins=step, ranks=ranks, new=not owed.any(), **self.what_it_has())
+        nn.functional.cross_entropy(self.model(inputs), targets).backward()
+        if vetoes:
+            self.manager.report_error(RuntimeError("this replica does not take the step"))
+        mean = gradients(self.model)
+        self.optimizer.step()
+        if self.manager.current_step() == step:
+            say(refused=step, **self.what_it_has())
+            return
+        say(step=step + 1, ranks=ranks, **self.what_it_has())
+        if step < self._told["summed"]:
+            sent = owed + gradients(alone) / ranks - residuals(self.optimizer.handle, self.model)
+            say(sums=step, sent=sent.tolist(), mean=mean.tolist())
+
+    def round(self, vetoes: bool) -> None:
+        time.sleep(self._told["pause_s"])
+        round = self.manager.current_step()
+        for step in range(self._told["local"]):
+            inputs, targets = batch(100 * round + step, self._told["number"])
+            self.optimizer.zero_grad()
+            nn.functional.cross_entropy(self.model(inputs), targets).backward()
+            if vetoes and step == self._told["local"] - 1:
+                self._veto()
+            self.optimizer.step()
+        counts = self.manager.current_step() > round
+        say(**{"step" if counts else "refused": self.manager.current_step()}, **self.what_it_has())
+
+    def _veto(self) -> None:
+        """In the round that comes."""
+        vote = self.manager.should_commit
+
+        def once() -> bool:
+            self.manager.should_commit = vote
+            self.manager.report_error(RuntimeError("this replica does not take the round"))
+            return vote()
+
+        self.manager.should_commit = once
+
+    def what_it_has(self) -> dict[str, str]:
+        momenta = {f"{i} {name}": t for i, own in self.inner.state_dict()["state"].items() for name, t in own.items()}
+        return {
+            "model": hash_of(dict(self.model.named_parameters()) | ({} if self._told["local"] else momenta)),
+            "kept": hash_of({"": residuals(self.optimizer.handle, self.model)}),
+        }
+
+
+def main() -> None:
+    told = json.loads(sys.argv[2])
+    say(loaded=True)
+    sys.stdin.readline()
+    replica, vetoed = Replica(told), False
+    while (step := replica.manager.current_step()) < told["steps"]:
+        vetoes = step == told["vetoes"] and not vetoed
+        vetoed |= vetoes
+        (replica.round if told["local"] else replica.step)(vetoes)
+    say(ended=replica.what_it_has())
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    signal.alarm(150)
+    main()

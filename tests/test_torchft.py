@@ -1,0 +1,227 @@
+"""Under torchft, with its lighthouse and a manager in each process: `make test-torchft`."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.processes.test_elastic import Rank
+
+pytest.importorskip("torchft", reason="`make test-torchft` installs it")
+
+ROOT = Path(__file__).parents[1]
+TOLD = {"steps": 20, "at_least": 2, "pause_s": 0.02, "vetoes": None, "summed": 0, "local": 0}
+
+
+class Replica(Rank):
+    module = "tests.processes.with_torchft"
+
+    def begun(self) -> dict[int, dict[str, Any]]:
+        """What it had when it last began each step."""
+        return {words["begins"]: words for words in list(self.said) if "begins" in words}
+
+
+@contextmanager
+def lighthouse(min_replicas: int = 2) -> Iterator[str]:
+    """Its address."""
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(
+        "127.0.0.1:0", min_replicas=min_replicas, join_timeout_ms=2000, quorum_tick_ms=20, heartbeat_timeout_ms=2000
+    )
+    try:
+        yield server.address()
+    finally:
+        server.shutdown()
+
+
+@contextmanager
+def replicas(count: int, **told: Any) -> Iterator[list[Replica]]:
+    own = [told.pop(f"replica_{number}", {}) for number in range(count)]
+    with lighthouse() as address:
+        everyone = [
+            Replica(0, number=number, lighthouse=address, **TOLD | told | own[number]) for number in range(count)
+        ]
+        try:
+            for each in everyone:
+                each.wait_for(lambda each=each: each.said)  # all have loaded torch
+            yield everyone
+        finally:
+            for each in everyone:
+                each.end()
+
+
+def train(everyone: list[Replica]) -> None:
+    for each in everyone:
+        each.let_in()
+    for each in everyone:
+        each.wait_for(lambda each=each: each.all("ended"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[Replica]:
+    with replicas(2, summed=4) as everyone:
+        train(everyone)
+    return everyone
+
+
+def test_replicas_are_alike_and_what_is_sent_adds_up(undisturbed: list[Replica]):
+    one, other = undisturbed
+    assert {words["ranks"] for words in one.steps().values()} == {2}
+    for step, words in one.steps().items():
+        assert words["model"] == other.steps()[step]["model"]
+        assert words["kept"] != other.steps()[step]["kept"]
+    for mine, others in zip(*([words for words in each.said if "sums" in words] for each in undisturbed), strict=True):
+        assert mine["mean"] == others["mean"]
+        sent = torch.tensor(mine["sent"]) + torch.tensor(others["sent"])
+        torch.testing.assert_close(sent, torch.tensor(mine["mean"]), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("who", [(0, 1), (0,), (1,)], ids=["both", "one", "the other"])
+def test_a_step_that_is_voted_down_leaves_everything_as_it_was(who: tuple[int, ...], undisturbed: list[Replica]):
+    """Where one of them takes it, the other one heals, and so has its part of it."""
+    with replicas(2, **{f"replica_{number}": {"vetoes": 7} for number in who}) as everyone:
+        train(everyone)
+    for number in who:
+        again = [words for words in everyone[number].said if words.get("begins") == 7]
+        (refused,) = [words for words in everyone[number].said if words.get("refused") == 7]
+        assert again[0]["model"] == refused["model"]
+        if len(who) == 2:
+            assert again[0] == again[1]
+    for each, before in zip(everyone, undisturbed, strict=True):
+        assert each.all("ended") == before.all("ended")
+
+
+def test_managers_that_do_not_fit_are_refused():
+    from gradwire.integrations.torchft import Optimizer
+
+    model = torch.nn.Linear(2, 2)
+    inner = torch.optim.SGD(model.parameters())
+    for manager, says in [
+        (SimpleNamespace(_use_async_quorum=True), r"pass Manager\(use_async_quorum=False\)"),
+        (SimpleNamespace(_use_async_quorum=False, _group_world_size=2), "replicas are of one rank"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            Optimizer(manager, inner, model, "topk:0.1")
+
+
+def test_micro_batches_add_up_and_two_steps_in_one_are_refused():
+    from torchft import Manager, ProcessGroupGloo
+
+    from gradwire.integrations.torchft import Optimizer
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    batches = torch.randn(2, 5, 4)
+    with lighthouse(min_replicas=1) as address:
+        manager = Manager(
+            ProcessGroupGloo(), None, None, min_replica_size=1, use_async_quorum=False, rank=0, world_size=1,
+            store_addr="127.0.0.1", store_port=store.port, lighthouse_addr=address, hostname="127.0.0.1",
+        )  # fmt: skip
+        optimizer = Optimizer(manager, inner, model, "fp32")
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            model(batches[0]).sum().backward()
+        model(batches[1]).sum().backward()
+        torch.testing.assert_close(model.weight.grad, batches.sum((0, 1)).expand(3, 4))
+        optimizer.step()
+        optimizer.zero_grad()  # and the user's loop takes no step
+        model(batches[0]).sum().backward()
+        optimizer.zero_grad()
+        model(batches[0]).sum().backward()
+        with pytest.raises(RuntimeError, match=r"two backward passes in one step; .* optimizer\.no_sync\(\)"):
+            model(batches[0]).sum().backward()
+        manager.shutdown()
+
+
+def test_the_example_compresses_and_is_short():
+    script = ROOT / "examples" / "with_torchft.py"
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", str(script)]
+    with lighthouse() as address:
+        environment = os.environ | {"TORCHFT_LIGHTHOUSE": address, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        both = [
+            subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        for each in both:
+            assert "times fewer bytes" in each.communicate(timeout=200)[0]
+            assert each.returncode == 0
+    assert len(script.read_text().splitlines()) <= 35
+
+
+def test_one_is_killed_the_others_go_on_and_a_newcomer_heals():
+    with replicas(4, steps=60) as (*everyone, newcomer):
+        for each in everyone:
+            each.let_in()
+        for each in everyone:
+            each.wait_for(lambda each=each: 5 in each.steps())
+        killed = everyone.pop(0)  # at whose store the others have met
+        killed.process.kill()
+        lost_at = max(each.said[-1].get("step", 0) for each in everyone)
+        for each in everyone:
+            each.wait_for(lambda each=each: max(each.steps()) > lost_at + 5)
+        newcomer.let_in()
+        for each in [*everyone, newcomer]:
+            each.wait_for(lambda each=each: each.all("ended"))
+
+    begins = next(words for words in newcomer.said if "begins" in words)
+    assert begins["new"]
+    assert begins["model"] == everyone[0].begun()[begins["begins"]]["model"]
+    assert begins["begins"] + 1 in newcomer.steps()
+    for each in everyone:
+        assert [ranks for ranks, _ in groupby(words["ranks"] for words in each.steps().values())][-3:] == [3, 2, 3]
+        for step in each.begun().keys() & each.steps().keys():  # but the one at which it came
+            assert each.begun()[step]["kept"] == each.steps()[step]["kept"]
+    for step in range(1, 61):
+        assert len({each.steps()[step]["model"] for each in [*everyone, newcomer] if step in each.steps()}) == 1
+    assert newcomer.all("ended")[0]["model"] == everyone[0].all("ended")[0]["model"]
+
+
+def test_local_steps_a_round_that_is_voted_down_leaves_everything_as_it_was():
+    with replicas(2, steps=8, local=3) as undisturbed:
+        train(undisturbed)
+    with replicas(2, steps=8, local=3, vetoes=5) as everyone:
+        train(everyone)
+    for each, before in zip(everyone, undisturbed, strict=True):
+        (refused,) = [words for words in each.said if "refused" in words]
+        assert refused["refused"] == 5
+        assert refused["model"] == each.steps()[5]["model"]
+        assert {step: words["model"] for step, words in each.steps().items() if step <= 5} == {
+            step: words["model"] for step, words in before.steps().items() if step <= 5
+        }
+    one, other = everyone
+    assert {step: words["model"] for step, words in one.steps().items()} == {
+        step: words["model"] for step, words in other.steps().items()
+    }
+    assert len({words["model"] for words in one.steps().values()}) == 7
+
+
+def test_local_steps_go_on_without_one_and_with_a_newcomer():
+    with replicas(4, steps=30, local=3) as (*everyone, newcomer):
+        for each in everyone:
+            each.let_in()
+        for each in everyone:
+            each.wait_for(lambda each=each: 4 in each.steps())
+        everyone.pop(0).process.kill()
+        lost_at = max(max(each.steps()) for each in everyone)
+        for each in everyone:
+            each.wait_for(lambda each=each: max(each.steps()) > lost_at + 3)
+        newcomer.let_in()
+        for each in [*everyone, newcomer]:
+            each.wait_for(lambda each=each: each.all("ended"))
+
+    (joined,) = newcomer.begun().values()
+    assert joined["model"] == everyone[0].steps()[joined["begins"]]["model"]
+    assert joined["begins"] > lost_at
+    for step in range(2, 31):
+        assert len({each.steps()[step]["model"] for each in [*everyone, newcomer] if step in each.steps()}) == 1
