@@ -12,7 +12,7 @@ It sees neither streams nor time.
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -136,7 +136,8 @@ class Call:
 
 
 class PretendedGPU(TorchDispatchMode):
-    """Counts by operation and, what should not be, by the line of the package that asked for it."""
+    """Counts by operation and, what should not be, by the line of the package that asked for it. `moved` are the bytes
+    that launches read and write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,9 +145,10 @@ class PretendedGPU(TorchDispatchMode):
         self.lines: Counter[str] = Counter()
         self.syncs: Counter[str] = Counter()
         self.pageable: Counter[str] = Counter()
-        self.counts = True
+        self.counts, self.moved = True, 0
 
     def forget(self) -> None:
+        self.moved = 0
         for counter in (self.kernels, self.lines, self.syncs, self.pageable):
             counter.clear()
 
@@ -154,12 +156,15 @@ class PretendedGPU(TorchDispatchMode):
         call = Call(func, args, kwargs or {})
         if not call.concerns_gpu and "pin_memory" not in call.kwargs:
             return func(*args, **call.kwargs)
-        if self.counts and call.concerns_gpu:
-            self._check(call)
-            if call.launches and any(tensor.numel() for tensor in call.here or [torch.ones(1)]):
-                self.kernels[call.name] += 1
-                self.lines[where(call.name)] += 1
-        return call.result()
+        if not (self.counts and call.concerns_gpu):
+            return call.result()
+        self._check(call)
+        found = call.result()
+        if call.launches and any(tensor.numel() for tensor in call.here or [torch.ones(1)]):
+            self.kernels[call.name] += 1
+            self.lines[where(call.name)] += 1
+            self.moved += bytes_of(call.here) + bytes_of(tree_leaves(found))
+        return found
 
     def _check(self, call: Call) -> None:
         name = call.name
@@ -182,6 +187,12 @@ class PretendedGPU(TorchDispatchMode):
         from_host = not to_host and call.elsewhere
         if from_host and not all(getattr(tensor, "is_pinned_", False) for tensor in call.elsewhere):
             self.pageable[where(call.name)] += 1
+
+
+def bytes_of(tensors: Iterable[Any]) -> int:
+    """What these hold on the GPU; what is expanded counts as often as it is stored."""
+    here = [tensor.held for tensor in tensors if isinstance(tensor, OnGPU)]
+    return sum(min(t.numel(), t.untyped_storage().nbytes() // t.element_size()) * t.element_size() for t in here)
 
 
 def where(name: str) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from pretend_cuda import PretendedGPU, real, where
+from pretend_cuda import PretendedGPU, bytes_of, real, where
+from torch import Tensor
 
 from gradwire.ops import kernels, triton
 from gradwire.ops.triton import launching
@@ -20,6 +21,7 @@ def with_triton(gpu: PretendedGPU, *, computes: bool = True) -> Iterator[None]:
         if gpu.counts and programs:
             gpu.kernels[kernel.__name__] += 1
             gpu.lines[where(kernel.__name__)] += 1
+            gpu.moved += bytes_of({id(one): one for one in arguments if isinstance(one, Tensor)}.values())
         if computes:
             carry_out(kernel, programs, *map(real, arguments), **constants)
 
