@@ -4,38 +4,43 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
+from checks import COLUMNS, cells, total
 from page import Page, Shown, middle, span
 from provenance import RESULTS, load
 
+SOAKS = sorted(path.stem for path in RESULTS.glob("soak_*.json"))
+"""A run for each seed."""
+
 
 def soak() -> Page:
-    found = load("soak")
-    kinds = {kind: seconds for kind, seconds in found["kinds"].items() if seconds}
+    runs = [load(name) for name in SOAKS]
+    kinds = {kind: [each for run in runs for each in run["kinds"][kind]] for kind in runs[0]["kinds"]}
     rows = [
         [kind, str(len(seconds)), middle(each for each in seconds if each is not None), str(seconds.count(None))]
         for kind, seconds in kinds.items()
+        if seconds
     ]
-    faults, broken = sum(map(len, kinds.values())), len(found["broken"])
+    faults, broken = sum(map(len, kinds.values())), sum(len(run["broken"]) for run in runs)
     held = "every law held" if not broken else f"{broken} times a law did not hold"
-    verdict = f"{faults:,} random faults in {found['seconds'] / 60:.0f} minutes: {held}."
+    minutes = sum(run["seconds"] for run in runs) / 60
+    befell = ", ".join(f"{name} {sum(run['front_ends'][name] for run in runs)}" for name in runs[0]["front_ends"])
     columns = ["fault", "how many", "s until all went on", "hung"]
-    note = f"{found['place']}; {', '.join(found['front_ends'])}."
-    return Page("soak", "What do random faults break?", verdict, [Shown(["soak"], columns, rows, note)])
+    shown = Shown(SOAKS, columns, rows, f"{runs[0]['place']}; {befell}.")
+    verdict = f"{faults:,} random faults in {minutes:.0f} minutes: {held}."
+    return Page("soak", "What do random faults break?", verdict, [shown])
 
 
 def checks() -> Page:
     found = load("checks")
-    every, rows, costs = found["every"], [], []
-    for row in found["rows"]:
-        verify = row["verify_ms"] / every / row["ms"]
-        costs.append(100 * (median(row["ratios"]) + verify - 1))
-        without, checked = row["cpu_ms"]["without"], row["cpu_ms"]["with"]
-        cpu = ", ".join(f"{thread} {without[thread]:.1f}→{checked[thread]:.1f}" for thread in without)
-        rows.append([row["model"], row["compressor"], middle(row["ratios"], ".3f"), f"{100 * verify:.2f}%", cpu])
-    verdict = f"{median(costs):+.1f}% of a step over {found['link']}, {min(costs):+.1f} to {max(costs):+.1f}."
-    columns = ["model", "compressor", "step, with over without", "verify", "CPU ms by thread"]
-    note = f"2 ranks; `elastic=True`, watching and heartbeat on and off; `verify()` every {every} steps."
-    return Page("checks", "What do all checks cost?", verdict, [Shown(["checks"], columns, rows, note)])
+    costs = [100 * total(row) for row in found["rows"]]
+    errors = [100 * row["error_ms"] / row["ms"] for row in found["rows"]]
+    verdict = (
+        f"{median(costs):+.1f}% of a step over {found['link']}, {min(costs):+.1f} to {max(costs):+.1f}, each within "
+        f"{max(errors):.1f}."
+    )
+    note = f"2 ranks; `elastic=True`'s message, watch and heartbeat, `verify()` every {found['every']} steps."
+    shown = Shown(["checks"], COLUMNS, [cells(row) for row in found["rows"]], note)
+    return Page("checks", "What do all checks cost?", verdict, [shown])
 
 
 def killed() -> Page:
@@ -98,4 +103,7 @@ def _in_words(rows: Sequence[dict[str, Any]]) -> str:
     return ", ".join(words)
 
 
-FAULTS = tuple(each for each in (soak, checks, killed, faults_beside) if (RESULTS / f"{each.__name__}.json").exists())
+FAULTS = (
+    *([soak] if SOAKS else []),
+    *(each for each in (checks, killed, faults_beside) if (RESULTS / f"{each.__name__}.json").exists()),
+)

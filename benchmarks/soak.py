@@ -1,7 +1,7 @@
 """Random faults, and the laws that must hold: python benchmarks/soak.py [--minutes 30] [--hosts 4] [--seed 0]
 
-As `gradwire soak`, whose report it writes to runs/. Writes benchmarks/results/soak.json: how many faults of each kind
-there were, how long it took until all ranks went on, and which laws were broken.
+As `gradwire soak`, whose report it writes to runs/. Writes benchmarks/results/soak_SEED.json: how many faults of each
+kind there were, how long it took until all ranks went on, and which laws were broken.
 """
 
 import argparse
@@ -32,9 +32,9 @@ def main() -> None:
         print(report.verdict(came), *came.broken, sep="\n")
     kinds = {kind: [each.seconds for each in came.faults if each.kind == kind] for kind in KINDS}
     save(
-        "soak.json", place=came.place, seconds=came.seconds, steps=came.steps, patience_s=PATIENCE_S, kinds=kinds,
+        f"soak_{given.seed}.json", place=came.place, seconds=came.seconds, steps=came.steps, patience_s=PATIENCE_S,
+        kinds=kinds, broken=came.broken,
         front_ends={name: sum(each.front_end == name for each in came.faults) for name in FRONT_ENDS},
-        broken=came.broken,
     )  # fmt: skip
 
 
