@@ -17,8 +17,10 @@ ROUNDS: tuple[dict[str, Any], ...] = (
     {"inner_steps": 3},
     {"inner_steps": 4, "fragments": 2, "delay": 1},
     {"inner_steps": 3, "delay": 2, "mix": 0.5},
-    {"inner_steps": 6, "fragments": 3, "delay": 2},
+    {"inner_steps": 6, "fragments": 2, "delay": 5},
 )
+"""Nothing is sent in the step in which something is received: where that round is given up, the model goes back between
+the inner optimizer's hook and the sending."""
 
 
 class SoakedLocalSteps:
