@@ -12,13 +12,14 @@ from provenance import load
 from training import NEAR, time_to
 
 WAYS = {
-    "ddp": "DDP", "torch fp16": "torch fp16", "torch powersgd:4": "torch PowerSGD r4", "fp16": "FP16", "qsgd": "QSGD",
+    "ddp": "DDP", "torch fp16": "torch fp16", "torch powersgd:4": "torch PowerSGD r4", "fp32": "FP32", "fp16": "FP16",
+    "qsgd": "QSGD",
     "quantized:4": "4 bits", "efsignsgd": "EFSignSGD", "topk:0.01": "TopK 1%",
     "topk:0.0625,value_bits=4": "TopK 1/16 in 10 bits", "powersgd:4": "PowerSGD r4",
     "powersgd:0.16667,bits=4": "PowerSGD 1/6 in 4 bits", "acpsgd:4": "ACPSGD r4",
 }  # fmt: skip
 LINKS = {"loopback": "loopback", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
-STEPS = ("steps_100mbit", "steps_1gbit", "steps_4ranks")
+STEPS = ("steps_100mbit", "steps_1gbit", "steps_4ranks", "steps_loopback")
 
 
 def steps() -> Page:
