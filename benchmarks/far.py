@@ -86,7 +86,7 @@ def streaming() -> Page:
     shares = {"wire idle": "idle", "training waited": "waited"}
     rows = [[name, span((100 * turn[key] for turn in turns), ".1f") + "%"] for name, key in shares.items()]
     every = f"H = {2 * turns[0]['period']}, delay {turns[0]['delay']}"
-    note = f"{found['bits']} bits, {found['link']}, GPT of 1.7M, 2 fragments, {every}."
+    note = f"{found['ranks']} hosts, {found['bits']} bits, {found['link']}, GPT of 1.7M, 2 fragments, {every}."
     verdict = f"The wire is idle {idle:.0f}% of the time, and training waits {waited:.0f}%."
     shown = Shown(["streaming"], ["", "of the time"], rows, note)
     return Page("streaming", "Does streaming hide the wire?", verdict, [shown])

@@ -1,14 +1,15 @@
 """Streaming DiLoCo on a slow link: is the wire ever idle, and does training ever wait?
 
-    python benchmarks/streaming.py                          # 4 hosts, 10mbit; 3 minutes
+    python benchmarks/streaming.py                          # 2 hosts, 10mbit; 3 minutes
+    python benchmarks/streaming.py --ranks 4                # on two cores: ranks drift, and wait for the slowest
     python benchmarks/streaming.py --bits 32                # all-reduced in a ring, in which ranks wait for each other
 
 Byte-level GPT (width 256, 2 layers) in two fragments of a block each, 1 x 64 bytes a rank and step, AdamW. A few rounds
-tell how many bytes a fragment is and how long an inner step takes; a fragment is sent every so many steps as the link
-needs for one, and 4 % more (`--slack`), and used twice as many later (`--ahead`), while the next one travels. Then
-whole rounds are timed. Idle is what a host's interface did not send, of what the link could have carried. Waited is by
-how much the ends of steps that received and sent took longer than those of other steps, so that outer steps count as
-well.
+tell how many bytes a fragment is and how long an inner step takes on the slowest rank; a fragment is sent every so many
+steps as the link needs for one, and 4 % more (`--slack`), and used twice as many later (`--ahead`), while the next one
+travels. Then whole rounds are timed. Idle is what a host's interface did not send, of what the link could have carried.
+Waited is by how much the ends of steps that received and sent took longer than those of other steps, so that outer
+steps count as well.
 Writes benchmarks/results/streaming.json and prints a Markdown table.
 """
 
@@ -25,21 +26,22 @@ from page import markdown
 from provenance import save
 from ranks import as_rank, collect
 
-RANKS, FRAGMENTS, WARM_UP = 4, 2, 2
+FRAGMENTS, WARM_UP = 2, 2
 
 
 def main() -> None:
     arguments = parse()
     if arguments.out:
         as_rank(arguments.out, lambda: rank_job(arguments))
-    found = collect(__file__, sys.argv[1:], RANKS, arguments.link)
-    save("streaming.json", link=arguments.link, bits=arguments.bits, **found)
+    found = collect(__file__, sys.argv[1:], arguments.ranks, arguments.link)
+    save("streaming.json", link=arguments.link, ranks=arguments.ranks, bits=arguments.bits, **found)
     print(f"\n{markdown(COLUMNS, cells(found['turns']))}")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--link", default="10mbit")
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--bits", type=int, default=4, help="of what travels, 32 or 2 to 8")
     parser.add_argument("--slack", type=float, default=1.04)
     parser.add_argument("--ahead", type=float, default=2.0, help="after how many fragments' time one is used; 1 to 2")
@@ -55,9 +57,9 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
 
     period = torch.tensor(2)
     for _ in range(2):  # once more, for steps take longer beside what travels
-        probe = rounds(arguments, int(period), count=1)
+        probe = rounds(arguments, int(period), arguments.rounds)
         period = torch.tensor(math.ceil(arguments.slack * probe["wire_s"] / probe["step_s"]))
-        dist.broadcast(period, 0)
+        dist.all_reduce(period, dist.ReduceOp.MIN)
     return {"turns": [rounds(arguments, int(period), arguments.rounds) for _ in range(arguments.repeats)]}
 
 
@@ -75,7 +77,7 @@ def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, 
     every, delay = FRAGMENTS * period, round(arguments.ahead * period)
     schedule = {"inner_steps": every, "fragments": FRAGMENTS, "delay": delay}
     optimizer = gw.LocalSteps(inner_optimizer(model), model, codec, **schedule)
-    batches = task.batches(dist.get_rank(), RANKS, 0)
+    batches = task.batches(dist.get_rank(), arguments.ranks, 0)
     taken: list[tuple[bool, float, float]] = []  # whether something is sent or used, the step's and its end's seconds
     before, sent, start = optimizer.handle.stats(), 0, 0.0
     for step in range(1, (WARM_UP + count) * every + 1):
