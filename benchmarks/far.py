@@ -83,7 +83,7 @@ def streaming() -> Page:
     found = load("streaming")
     turns = found["turns"]
     idle, waited = (100 * mean(turn[key] for turn in turns) for key in ("idle", "waited"))
-    shares = {"wire idle": "idle", "training waited": "waited"}
+    shares = {"wire idle": "idle", "training waited": "waited", "outer steps and waits": "outer"}
     rows = [[name, span((100 * turn[key] for turn in turns), ".1f") + "%"] for name, key in shares.items()]
     every = f"H = {2 * turns[0]['period']}, delay {turns[0]['delay']}"
     note = f"{found['ranks']} hosts, {found['bits']} bits, {found['link']}, GPT of 1.7M, 2 fragments, {every}."

@@ -8,8 +8,8 @@ Byte-level GPT (width 256, 2 layers) in two fragments of a block each, 1 x 64 by
 tell how many bytes a fragment is and how long an inner step takes on the slowest rank; a fragment is sent every so many
 steps as the link needs for one, and 4 % more (`--slack`), and used twice as many later (`--ahead`), while the next one
 travels. Then whole rounds are timed. Idle is what a host's interface did not send, of what the link could have carried.
-Waited is by how much the ends of steps that received and sent took longer than those of other steps, so that outer
-steps count as well.
+Waited is how long the training thread stood still for a mean; outer is by how much the ends of steps that received and
+sent took longer than those of other steps, waits included.
 Writes benchmarks/results/streaming.json and prints a Markdown table.
 """
 
@@ -77,12 +77,21 @@ def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, 
     every, delay = FRAGMENTS * period, round(arguments.ahead * period)
     schedule = {"inner_steps": every, "fragments": FRAGMENTS, "delay": delay}
     optimizer = gw.LocalSteps(inner_optimizer(model), model, codec, **schedule)
+    finish, waits = optimizer.handle._runtime.finish, list[float]()
+
+    def timed_finish(*point: Any) -> None:
+        began = time.perf_counter()
+        finish(*point)
+        waits.append(time.perf_counter() - began)
+
+    optimizer.handle._runtime.finish = timed_finish  # what a round waits in
     batches = task.batches(dist.get_rank(), arguments.ranks, 0)
     taken: list[tuple[bool, float, float]] = []  # whether something is sent or used, the step's and its end's seconds
     before, sent, start = optimizer.handle.stats(), 0, 0.0
     for step in range(1, (WARM_UP + count) * every + 1):
         if step == WARM_UP * every + 1:
             before, sent, start = optimizer.handle.stats(), sent_bytes(), time.perf_counter()
+            waits.clear()
         began = time.perf_counter()
         optimizer.zero_grad()
         task.training_loss(model, next(batches)).backward()
@@ -101,7 +110,8 @@ def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, 
         "travels_s": (after.wait_s - before.wait_s) / (after.steps - before.steps),
         "wire_s": wire_s / (count * FRAGMENTS),
         "idle": 1 - wire_s / seconds,
-        "waited": sum(max(0.0, end - inner) for outer, _, end in timed if outer) / seconds,
+        "waited": sum(waits) / seconds,
+        "outer": sum(max(0.0, end - inner) for outer, _, end in timed if outer) / seconds,
     }
 
 
@@ -111,7 +121,7 @@ def sent_bytes() -> int:
     return interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes
 
 
-COLUMNS = ("", "sent every", "delay, steps", "ms a step", "wire idle", "training waited")
+COLUMNS = ("", "sent every", "delay, steps", "ms a step", "wire idle", "training waited", "outer steps")
 
 
 def cells(turns: list[dict[str, Any]]) -> list[list[str]]:
@@ -120,7 +130,7 @@ def cells(turns: list[dict[str, Any]]) -> list[list[str]]:
     lines.append(("mean", {key: mean(turn[key] for turn in turns) for key in turns[0]}))
     return [
         [name, *(f"{own[key]:.0f}" for key in ("period", "delay")), f"{1e3 * own['step_s']:.0f}"]
-        + [f"{own[share]:.1%}" for share in ("idle", "waited")]
+        + [f"{own[share]:.1%}" for share in ("idle", "waited", "outer")]
         for name, own in lines
     ]
 
