@@ -100,7 +100,7 @@ def time_to_loss() -> Page:
         for own in zip(*lines.values(), strict=True)
     ]
     columns = ["", "loss", "steps", *(f"{link}: {what}" for link in lines for what in ("ms", "sooner"))]
-    verdict = "; ".join(f"{link}: {_soonest(own)}" for link, own in lines.items())
+    verdict = "; ".join(f"{link}: {_soonest(own)}" for link, own in lines.items()) + "."
     note = f"GPT of 0.5M, 4 hosts, {curves['steps']} steps; steps to there by loopback, times each link's mean step."
     shown = Shown([reached.CURVES, reached.TIMES], columns, rows, note)
     return Page("time_to_loss", "How much sooner is dense's loss + 1% reached far apart?", verdict, [shown])

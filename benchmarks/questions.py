@@ -1,9 +1,8 @@
 """What is asked of Gradwire, a page each, answered from benchmarks/results/."""
 
 from collections import defaultdict
-from itertools import chain
 from math import isfinite
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from far import FAR
@@ -41,45 +40,6 @@ def steps() -> Page:
     )
     note = "Least and most of VGG-16, LSTM, GPT (1 Gbit/s: ResNet-18) of 11 to 25 MB."
     return Page("steps", "How long is a step?", verdict, [Shown(STEPS, columns, rows, note)])
-
-
-def core() -> Page:
-    links = {
-        "small": ["before_after_small"], "1 Gbit/s": ["before_after_1gbit"],
-        "100 Mbit/s": ["before_after_100mbit", "before_after_gpt"],
-    }  # fmt: skip
-    cells: dict[str, dict[str, list[dict[str, Any]]]] = {link: defaultdict(list) for link in links}
-    for link, names in links.items():
-        for row in (row for name in names for row in load(name)["rows"]):
-            cells[link][row["configuration"]].append(row)
-
-    def of(*configurations: str) -> str:
-        rows = (row for own in cells.values() for way in configurations for row in own[way])
-        return span((row["ratio"] for row in rows), ".2f")
-
-    def cpu(way: str, link: str, thread: str) -> str:
-        before, now = (mean(row[when]["cpu_ms"][thread] for row in cells[link][way]) for when in ("before", "now"))
-        return f"{before:.0f}→{now:.0f}"
-
-    def ratio(way: str, link: str) -> str:
-        return span((row["ratio"] for row in cells[link][way]), ".2f") if way in cells[link] else ""
-
-    verdict = (
-        f"Steps take {of('topk', 'qsgd', 'efsignsgd')} of before with TopK, QSGD and EFSignSGD, "
-        f"{of('powersgd', 'acpsgd')} with low rank, {of('nocomm')} without communication."
-    )
-    ways = list(cells["small"])
-    note = "Times 2967820; small: 2,000 parameters, loopback; else VGG-16, LSTM, GPT."
-    ratios = Shown(
-        [*chain(*links.values())], ["", *links], [[way, *(ratio(way, link) for link in links)] for way in ways], note
-    )
-    threads = [(link, thread) for link in ("small", "1 Gbit/s") for thread in ("trains", "gradwire")]
-    times = [[way, *(cpu(way, *thread) for thread in threads)] for way in ways]
-    columns = ["", *(f"{link}: {thread}" for link, thread in threads)]
-    return Page(
-        "core", "Is the new core faster?", verdict,
-        [ratios, Shown([], columns, times, "CPU ms per step, before→now, by thread.")],
-    )  # fmt: skip
 
 
 def auto() -> Page:
@@ -254,6 +214,6 @@ def lgreco() -> Page:
 
 
 QUESTIONS = (
-    steps, core, auto, slower_links, training, losses, *FAR, lgreco, wire, collectives, codecs, search,
+    steps, auto, slower_links, training, losses, *FAR, lgreco, wire, collectives, codecs, search,
     replicas,
 )  # fmt: skip
