@@ -87,10 +87,10 @@ def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, 
     optimizer.handle._runtime.finish = timed_finish  # what a round waits in
     batches = task.batches(dist.get_rank(), arguments.ranks, 0)
     taken: list[tuple[bool, float, float]] = []  # whether something is sent or used, the step's and its end's seconds
-    before, sent, start = optimizer.handle.stats(), 0, 0.0
+    sent, start = 0, 0.0
     for step in range(1, (WARM_UP + count) * every + 1):
         if step == WARM_UP * every + 1:
-            before, sent, start = optimizer.handle.stats(), sent_bytes(), time.perf_counter()
+            sent, start = sent_bytes(), time.perf_counter()
             waits.clear()
         began = time.perf_counter()
         optimizer.zero_grad()
@@ -99,7 +99,7 @@ def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, 
         optimizer.step()
         ended = time.perf_counter()
         taken.append((step % period == 0 or (step - delay) % period == 0, ended - began, ended - computed))
-    seconds, after, sent = time.perf_counter() - start, optimizer.handle.stats(), sent_bytes() - sent
+    seconds, sent = time.perf_counter() - start, sent_bytes() - sent
     optimizer.handle.detach()
     wire_s, timed = 8 * sent / Link.parse(arguments.link).bits_per_second, taken[WARM_UP * every :]
     inner = median(end for outer, _, end in timed if not outer)
@@ -107,7 +107,6 @@ def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, 
         "period": period,
         "delay": delay,
         "step_s": mean(whole for outer, whole, _ in timed if not outer),
-        "travels_s": (after.wait_s - before.wait_s) / (after.steps - before.steps),
         "wire_s": wire_s / (count * FRAGMENTS),
         "idle": 1 - wire_s / seconds,
         "waited": sum(waits) / seconds,

@@ -4,7 +4,6 @@ It meets the others as whoever started it says. Where a rank is lost, all others
 that says who it was.
 """
 
-import os
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +21,7 @@ from gradwire.frontends import Handle
 from gradwire.lab.faults import TIMEOUT_S
 from gradwire.lab.soak_local_steps import SoakedLocalSteps
 from gradwire.lab.soak_shards import SoakedShards
-from gradwire.lab.soak_training import Orders, UncheckedError, checking, flip, hash_of, say
+from gradwire.lab.soak_training import Orders, UncheckedError, checking, hash_of, say, spoil
 
 EVERY = 3
 """Steps, or rounds of local ones, from one checkpoint to the next."""
@@ -110,7 +109,7 @@ class CheckpointedRank:
             overflows = any(order["do"] == "overflow" for order in orders)
             self._trained.step(step, torch.inf if overflows else 1.0)
             step += 1
-            self._spoil(orders)
+            spoil(orders, handle, self._trained.shared())
             healed = handle.verify(heal=True)
             if step % EVERY == 0:
                 self._save(step)
@@ -121,14 +120,6 @@ class CheckpointedRank:
         with checking():
             state = {**self._trained.state(None), "owed": self._trained.owed()}
             save(state, checkpoint_id=self._home / str(step))
-
-    def _spoil(self, orders: list[dict[str, Any]]) -> None:
-        for order in orders:
-            if order["do"] == "leave":
-                self._trained.handle.leave()
-                os._exit(0)
-            if order["do"] == "corrupt":
-                flip(self._trained.shared(), order["word"])
 
     def _hashes(self) -> dict[str, str]:
         """And the job, whose checkpoints are held against them."""

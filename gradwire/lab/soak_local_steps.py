@@ -8,10 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire.checkpoint import SEPARATOR
 from gradwire.frontends import LocalSteps
-from gradwire.lab.soak_training import FRONT_ENDS, batch, checking, network, plan
-from gradwire.memories import RESIDUAL
+from gradwire.lab.soak_training import FRONT_ENDS, batch, checking, network, plan, residuals
 
 ROUNDS: tuple[dict[str, Any], ...] = (
     {"inner_steps": 3},
@@ -42,7 +40,7 @@ class SoakedLocalSteps:
             name: next(anchor for anchor in anchors if torch.equal(anchor, p))
             for name, p in self._model.named_parameters()
         }
-        self._held = self._residuals()
+        self._held = residuals(self.handle, self._model)
         self._models: deque[dict[str, Tensor]] = deque(maxlen=way.get("delay", 0) + 1)
         self._inner.register_step_post_hook(self._inner_stepped)
         self._optimizer.outer.register_step_pre_hook(self._outer_steps)
@@ -61,7 +59,7 @@ class SoakedLocalSteps:
         return torch.cat([anchor.flatten() for anchor in self._anchors.values()])
 
     def owed(self) -> Tensor:
-        own = torch.cat([kept.flatten() for kept in self._residuals().values()])
+        own = torch.cat([kept.flatten() for kept in residuals(self.handle, self._model).values()])
         with checking():
             dist.all_reduce(own)
         return own
@@ -70,14 +68,14 @@ class SoakedLocalSteps:
         return {"local_steps": self._optimizer.stateful(saved)}
 
     def take(self, state: dict[str, Any]) -> None:
-        self._held = self._residuals()
+        self._held = residuals(self.handle, self._model)
 
     def _inner_stepped(self, *arguments: Any) -> None:
         self._models.append({name: p.detach().clone() for name, p in self._model.named_parameters()})
 
     def _outer_steps(self, *arguments: Any) -> None:
         """Raises AssertionError where something was lost."""
-        before, now = self._held, self._residuals()
+        before, now = self._held, residuals(self.handle, self._model)
         fragment = {name: anchor for name, anchor in self._anchors.items() if anchor.grad is not None}
         self._held = before | {name: now[name] for name in fragment}
         if len(self._models) < (self._models.maxlen or 0):
@@ -88,9 +86,3 @@ class SoakedLocalSteps:
             with checking():
                 dist.all_reduce(sent)
             torch.testing.assert_close(sent, anchor.grad.double(), rtol=1e-3, atol=1e-5)
-
-    def _residuals(self) -> dict[str, Tensor]:
-        """What this rank's memories hold, by parameter."""
-        state, named = self.handle.state_dict(), self._model.named_parameters()
-        none = {name: torch.zeros(p.shape) for name, p in named}
-        return {name: state.get(f"{name}{SEPARATOR}{RESIDUAL}", zeros).double() for name, zeros in none.items()}

@@ -5,7 +5,6 @@ that what memories held, and the gradients, are what was sent and what memories 
 """
 
 import json
-import os
 import sys
 import time
 from datetime import timedelta
@@ -18,13 +17,11 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.checkpoint import SEPARATOR
 from gradwire.frontends import DistributedOptimizer, Handle, Rendezvous, attach
 from gradwire.lab.faults import TIMEOUT_S
 from gradwire.lab.soak_checkpointed import CheckpointedRank
 from gradwire.lab.soak_host import serve
-from gradwire.lab.soak_training import IN_PLACE, Orders, batch, flip, gradients, hash_of, network, plan, say
-from gradwire.memories import RESIDUAL
+from gradwire.lab.soak_training import IN_PLACE, Orders, batch, gradients, hash_of, network, plan, residuals, say, spoil
 
 QUIET_S = 1.5
 
@@ -73,7 +70,7 @@ class SoakRank:
             orders = self._orders.take()
             taken = self._step(handle, step, orders)
             step += 1
-            self._spoil(orders)
+            spoil(orders, handle, [*self.model.parameters()])
             self._phase = "training"
             healed = handle.verify(heal=True)
             say(step=step, life=life, taken=taken, healed=healed, **self._hashes(handle))
@@ -101,20 +98,9 @@ class SoakRank:
         torch.testing.assert_close(sent, mean, rtol=1e-3, atol=1e-4)
         return True
 
-    def _spoil(self, orders: list[dict[str, Any]]) -> None:
-        for order in orders:
-            if order["do"] == "leave":
-                assert self.handle
-                self.handle.leave()
-                os._exit(0)
-            if order["do"] == "corrupt":
-                flip([*self.model.parameters()], order["word"])
-
     def _residuals(self, handle: Handle) -> Tensor:
         """What this rank's memories hold."""
-        state, named = handle.state_dict(), self.model.named_parameters()
-        kept = (state.get(f"{name}{SEPARATOR}{RESIDUAL}", torch.zeros(p.shape)) for name, p in named)
-        return torch.cat([tensor.flatten().double() for tensor in kept])
+        return torch.cat([kept.flatten() for kept in residuals(handle, self.model).values()])
 
     def _hashes(self, handle: Handle) -> dict[str, str]:
         own = torch.cat([p.detach().flatten() for p in self.model.parameters()])

@@ -14,7 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradwire.checkpoint import SEPARATOR
+from gradwire.frontends import Handle
 from gradwire.lab.configuration import parse
+from gradwire.memories import RESIDUAL
 from gradwire.plans import Group, Plan, default_communicator, default_memory
 
 IN_PLACE = ("DDP", "DistributedOptimizer")
@@ -77,7 +80,17 @@ class Orders:
         os._exit(1)  # nobody is there any more
 
 
-def flip(parameters: list[Tensor], word: int) -> None:
+def spoil(orders: list[dict[str, Any]], handle: Handle, held: list[Tensor]) -> None:
+    """Leaves the job, or flips a bit of what is `held`, where that is ordered."""
+    for order in orders:
+        if order["do"] == "leave":
+            handle.leave()
+            os._exit(0)
+        if order["do"] == "corrupt":
+            _flip(held, order["word"])
+
+
+def _flip(parameters: list[Tensor], word: int) -> None:
     """Changes a bit of the mantissa of a number of one of them: nothing else may notice."""
     bits = parameters[word % len(parameters)].detach().view(-1).view(torch.int32)
     bits[word // 8 % len(bits)] ^= 1 << word % 23
@@ -92,6 +105,12 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 def gradients(model: nn.Module) -> Tensor:
     """All in one vector."""
     return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
+
+
+def residuals(handle: Handle, model: nn.Module) -> dict[str, Tensor]:
+    """What this rank's memories hold, by parameter."""
+    state, none = handle.state_dict(), {name: torch.zeros(p.shape) for name, p in model.named_parameters()}
+    return {name: state.get(f"{name}{SEPARATOR}{RESIDUAL}", zeros).double() for name, zeros in none.items()}
 
 
 def hash_of(tensor: Tensor) -> str:
