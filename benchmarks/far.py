@@ -1,5 +1,6 @@
 """What is asked of sharded models and of local steps, whose hosts are far apart: a page each."""
 
+from collections.abc import Iterable
 from itertools import chain
 from statistics import mean, median
 from typing import Any
@@ -92,18 +93,29 @@ def streaming() -> Page:
     return Page("streaming", "Does streaming hide the wire?", verdict, [shown])
 
 
+SIZES = {128: "0.5M", 280: "2M"}
+"""Parameters by width."""
+
+
 def time_to_loss() -> Page:
-    curves, links = load(reached.CURVES), load(reached.TIMES)["links"]
-    lines = {found["link"]: reached.cells(found["seconds"], curves["runs"]) for found in links}
+    found = [_time_to_loss(width) for width in SIZES if _are_there(reached.results(width))]
+    verdict = "; ".join(told for told, _ in found) + "."
+    question = "How much sooner is dense's loss + 1% reached far apart?"
+    return Page("time_to_loss", question, verdict, [shown for _, shown in found])
+
+
+def _time_to_loss(width: int) -> tuple[str, Shown]:
+    """What is soonest on each link, and the table."""
+    curves, times = map(load, reached.results(width))
+    lines = {found["link"]: reached.cells(found["seconds"], curves["runs"]) for found in times["links"]}
     rows = [
         [*own[0][:2], own[0][3], *(cell for line in own for cell in (line[2], line[5]))]
         for own in zip(*lines.values(), strict=True)
     ]
     columns = ["", "loss", "steps", *(f"{link}: {what}" for link in lines for what in ("ms", "sooner"))]
-    verdict = "; ".join(f"{link}: {_soonest(own)}" for link, own in lines.items()) + "."
-    note = f"GPT of 0.5M, 4 hosts, {curves['steps']} steps; steps to there by loopback, times each link's mean step."
-    shown = Shown([reached.CURVES, reached.TIMES], columns, rows, note)
-    return Page("time_to_loss", "How much sooner is dense's loss + 1% reached far apart?", verdict, [shown])
+    told = f"{SIZES[width]}: " + ", ".join(f"{_soonest(own)} over {link}" for link, own in lines.items())
+    note = f"GPT of {SIZES[width]}, 4 hosts, {curves['steps']} steps; steps by loopback, times each link's mean step."
+    return told, Shown(reached.results(width), columns, rows, note)
 
 
 def _soonest(lines: list[list[str]]) -> str:
@@ -112,12 +124,16 @@ def _soonest(lines: list[list[str]]) -> str:
     return f"{times[best]:.0f} times with {best}"
 
 
+def _are_there(results: Iterable[str]) -> bool:
+    return all((RESULTS / f"{name}.json").exists() for name in results)
+
+
 FAR = tuple(
     make
     for make, results in {
         shards: ["shards_100mbit"], losses_on_shards: ["shard_losses"], local_steps: ["local_steps"],
-        streaming: ["streaming"], time_to_loss: [reached.CURVES, reached.TIMES],
+        streaming: ["streaming"], time_to_loss: reached.results(128),
     }.items()
-    if all((RESULTS / f"{name}.json").exists() for name in results)
+    if _are_there(results)
 )  # fmt: skip
 """What has been measured."""

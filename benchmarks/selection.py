@@ -91,7 +91,7 @@ def rounds_row(compressor: MultiRound, n: int) -> dict:
     x, out = gradient.clone(), torch.empty(n)
 
     def reduce() -> None:
-        for op in gw.AllReduce().reduce(compressor, LazySum.of(x.copy_(gradient)), out, context):
+        for op in gw.AllReduce().reduce(compressor, LazySum.of(x.copy_(gradient)), gw.Mean.of(out), context):
             if op is not None:
                 op.receive.whole.copy_(op.send.whole)
 

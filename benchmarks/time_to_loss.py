@@ -1,12 +1,15 @@
 """How long until a language model over a slow link is at dense's loss + 1 %: every step, or every 15 or 30.
 
     python benchmarks/time_to_loss.py --link loopback       # losses by step, which no link changes; skips what is there
-    python benchmarks/time_to_loss.py                       # step times, 100mbit and 10mbit, in turns; 4 minutes
+    python benchmarks/time_to_loss.py                       # step times, 100mbit and 10mbit, in turns; 5 minutes
+    python benchmarks/time_to_loss.py --width 280 --steps 1200 --link loopback        # 2 million parameters instead
+    python benchmarks/time_to_loss.py --width 280 --link 100mbit
 
-4 hosts of one rank. Byte-level GPT (width 128, 2 layers), 1 x 64 bytes a rank and step, AdamW and its schedule as in
-local_steps.py. What ends above dense's loss + 1 % trains again for half as many steps more, what ends below for half as
-many. The time is the steps to there times the mean seconds of a step, so dense's is computed at 10 Mbit/s. Writes
-benchmarks/results/time_to_loss_curves.json and time_to_loss.json, and prints a Markdown table.
+4 hosts of one rank. Byte-level GPT (width 128, 2 layers: 0.5 million parameters), 1 x 64 bytes a rank and step, AdamW
+and its schedule as in local_steps.py. What ends above dense's loss + 1 % trains again for half as many steps more, what
+ends below for half as many. The time is the steps to there times the mean seconds of a step, so dense's is computed at
+10 Mbit/s. Writes benchmarks/results/time_to_loss_WIDTH_curves.json and time_to_loss_WIDTH.json, and prints a Markdown
+table.
 """
 
 import argparse
@@ -22,7 +25,11 @@ from provenance import RESULTS, load, save
 from ranks import as_rank, collect
 
 RANKS, POINTS, NEAR = 4, 40, 1.01
-CURVES, TIMES = "time_to_loss_curves", "time_to_loss"
+
+
+def results(width: int) -> tuple[str, str]:
+    """The names of losses by step and of step times."""
+    return f"time_to_loss_{width}_curves", f"time_to_loss_{width}"
 
 
 def settings() -> dict[str, dict[str, Any]]:
@@ -32,6 +39,7 @@ def settings() -> dict[str, dict[str, Any]]:
     bits = {"compressor": gw.Quantized(4)}
     return {
         "dense": {},
+        "bf16": {},
         "powersgd:0.16667,bits=4": {},
         "DiLoCo, H = 15, 4 bits": {"inner_steps": 15, **bits},
         "DiLoCo, H = 30, 4 bits": {"inner_steps": 30, **bits},
@@ -44,23 +52,25 @@ def settings() -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     arguments = parse()
+    curves, times = results(arguments.width)
     if arguments.out:
         as_rank(arguments.out, lambda: trained(arguments) if arguments.only else seconds(arguments))
     if arguments.link == "loopback":
         for seed in range(arguments.seeds):
-            losses(arguments.steps, seed)
+            losses(arguments.steps, arguments.width, seed)
     else:
-        links = arguments.link.split(",")
-        taken = [collect(__file__, ["--repeats", str(arguments.repeats)], RANKS, link) for link in links]
-        save(f"{TIMES}.json", links=[{"link": link, "seconds": own} for link, own in zip(links, taken, strict=True)])
-    if all((RESULTS / f"{name}.json").exists() for name in (CURVES, TIMES)):
-        for found in load(TIMES)["links"]:
-            print(f"\n{found['link']}\n\n{markdown(COLUMNS, cells(found['seconds'], load(CURVES)['runs']))}")
+        links, own = arguments.link.split(","), ["--repeats", str(arguments.repeats), "--width", str(arguments.width)]
+        taken = [collect(__file__, own, RANKS, link) for link in links]
+        save(f"{times}.json", links=[{"link": link, "seconds": own} for link, own in zip(links, taken, strict=True)])
+    if all((RESULTS / f"{name}.json").exists() for name in (curves, times)):
+        for found in load(times)["links"]:
+            print(f"\n{found['link']}\n\n{markdown(COLUMNS, cells(found['seconds'], load(curves)['runs']))}")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--link", default="100mbit,10mbit")
+    parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--steps", type=int, default=2250)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
@@ -70,9 +80,9 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def losses(steps: int, seed: int) -> None:
+def losses(steps: int, width: int, seed: int) -> None:
     """Trains everything, but what is in the results already with as many steps."""
-    path = RESULTS / f"{CURVES}.json"
+    path = RESULTS / f"{results(width)[0]}.json"
     found = json.loads(path.read_text()) if path.exists() else {}
     runs: list[dict[str, Any]] = found["runs"] if found.get("steps") == steps else []
 
@@ -80,7 +90,7 @@ def losses(steps: int, seed: int) -> None:
         told = {"name": name, "steps": own_steps, "seed": seed}
         run = next((each for each in runs if each | told == each), None)
         if run is None:
-            own = ["--only", name, "--steps", str(own_steps), "--seed", str(seed)]
+            own = ["--only", name, "--steps", str(own_steps), "--width", str(width), "--seed", str(seed)]
             runs.append(run := told | {"curve": collect(__file__, own, RANKS, "loopback")})
             save(path.name, steps=steps, runs=runs)
         print(f"{name}, {own_steps} steps: {run['curve'][-1][1]:.3f}", flush=True)
@@ -93,7 +103,7 @@ def losses(steps: int, seed: int) -> None:
 
 def trained(arguments: argparse.Namespace) -> list[tuple[int, float]]:
     """One run's held-out losses by step: replicas are alike, so all ranks see the same."""
-    task, model, optimizer = made(arguments.seed)
+    task, model, optimizer = made(arguments.width, arguments.seed)
     forward, stepper, end = wrapped(arguments.only, model, optimizer)
     steps = arguments.steps
     at = sorted({round(steps * point / POINTS) for point in range(1, POINTS + 1)})
@@ -102,11 +112,11 @@ def trained(arguments: argparse.Namespace) -> list[tuple[int, float]]:
     return points
 
 
-def made(seed: int) -> tuple[Any, Any, Any]:
+def made(width: int, seed: int) -> tuple[Any, Any, Any]:
     """Task, model and inner optimizer."""
     from gradwire.lab.workloads import LanguageModel
 
-    task = LanguageModel(width=128, layers=2, batch=1, max_bytes=1_000_000)
+    task = LanguageModel(width=width, layers=2, batch=1, max_bytes=1_000_000)
     model = task.build_model(seed)
     return task, model, inner_optimizer(model)
 
@@ -129,14 +139,14 @@ def seconds(arguments: argparse.Namespace) -> dict[str, list[float]]:
     turns: dict[str, list[float]] = {name: [] for name in settings()}
     for _ in range(arguments.repeats):
         for name, own in turns.items():
-            own.append(timed(name, settings()[name].get("inner_steps", 4)))
+            own.append(timed(name, arguments.width, settings()[name].get("inner_steps", 4)))
     return turns
 
 
-def timed(name: str, steps: int) -> float:
+def timed(name: str, width: int, steps: int) -> float:
     import torch.distributed as dist
 
-    task, model, optimizer = made(0)
+    task, model, optimizer = made(width, 0)
     forward, stepper, end = wrapped(name, model, optimizer)
     batches = task.batches(dist.get_rank(), RANKS, 0)
     start = 0.0
