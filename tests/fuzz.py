@@ -4,9 +4,11 @@
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from inspect import isclass, isfunction, unwrap
+from types import FunctionType
 
 import torch
 from torch import Tensor
@@ -147,12 +149,21 @@ TARGETS: dict[str, Callable[[bytes], None]] = {"plan": plan, "state": state, "en
 def main(target: str, seconds: str = "600") -> None:
     import atheris
 
-    atheris.instrument_func(TARGETS[target])
-    for module in (checkpoint, sys.modules[Plan.__module__], reference):
-        for function in [each for each in vars(module).values() if callable(each) and hasattr(each, "__code__")]:
-            atheris.instrument_func(function)
-    atheris.Setup([sys.argv[0], f"-max_total_time={seconds}", "-max_len=4096"], TARGETS[target])
+    for function in (TARGETS[target], *_functions()):
+        atheris.instrument_func(function)
+    atheris.Setup([sys.argv[0], f"-max_total_time={seconds}", "-max_len=4096", "-len_control=0"], TARGETS[target])
     atheris.Fuzz()
+
+
+def _functions() -> Iterator[FunctionType]:
+    """Those of all modules of Gradwire, methods among them: what they reach tells atheris which bytes lead on."""
+    for module in [each for name, each in sys.modules.items() if name.startswith("gradwire.")]:
+        own = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__]
+        for holder in (module, *filter(isclass, own)):
+            for each in vars(holder).values():
+                function = unwrap(getattr(each, "__func__", each))
+                if isfunction(function) and function.__module__ == module.__name__:
+                    yield function
 
 
 if __name__ == "__main__":
