@@ -1,7 +1,7 @@
 """Does `gw.attach(ddp, candidates=[...])` choose what reaches dense's loss soonest? Its choice beside every candidate.
 
     python benchmarks/choices.py --curves                     # losses by step: any load will do; 6 minutes a task
-    python benchmarks/choices.py                              # step times on a quiet machine; a minute a cell
+    python benchmarks/choices.py                              # step times on a quiet machine; a minute a cell, or less
     python benchmarks/choices.py --tasks lstm-sgd --links 1gbit
     python benchmarks/choices.py --tasks gpt-adamw-2m --links 100mbit --ranks 4
 
@@ -32,7 +32,8 @@ import gradwire as gw
 from gradwire.lab.configuration import parse
 from gradwire.tuner import CHOOSING_STEPS
 
-DENSE, NEAR, LONGER, EVERY, WARM = "ddp", 1.01, 1.5, 15, 3
+DENSE, NEAR, LONGER, EVERY = "ddp", 1.01, 1.5, 15
+TURNS, WARM, TIMED = 4, 3, 10
 CANDIDATES = (
     "bf16", "quantized:4", "powersgd:0.3333,bits=4", "powersgd:0.16667,bits=4", "powersgd:4",
     "topk:0.0625,value_bits=4", "topk:0.01", "efsignsgd", "randomk:0.01",
@@ -149,10 +150,10 @@ def cell(arguments: argparse.Namespace) -> dict[str, Any]:
     sent = DENSE if native else most_of(plan, training.ddp)
     training.end()
     seconds: dict[str, list[float]] = {text: [] for text in ways}
-    for _ in range(2):
+    for _ in range(TURNS):
         for text, attach in ways.items():
             own = Training(task, arguments.steps, attach)
-            seconds[text] += [own.step() for _ in range(2 * WARM)][WARM:]
+            seconds[text] += [own.step() for _ in range(WARM + TIMED)][WARM:]
             own.end()
     said = [decision.decision for decision in controller.decisions]
     return {"sent": sent, "steps": taken, "said": said, "s": {text: median(own) for text, own in seconds.items()}}
