@@ -172,6 +172,22 @@ def test_layer_by_layer_is_tried_with_the_second_best_too():
     assert all(plan in tried for plan in layers)
 
 
+def test_the_best_candidate_is_tried_with_small_slots_in_the_same_group():
+    """For a group of their own costs more than the model knows."""
+    job = profile()
+    few = replace(job.candidates[2], encode=Affine(), decode=Affine())
+    job = replace(job, candidates=(job.candidates[0], few))
+    whole = gw.Plan((replace(few.way, slots=tuple(slot.name for slot in job.slots)),))
+    assert whole in shortlist(job, search(job.problem(), Worker()), Worker(), 1.0)
+
+
+@pytest.mark.parametrize(("size", "groups"), [(1e9, 1), (4 * 64 * 32, 3), (4 * (64 * 32 + 1), 3), (1, 4)])
+def test_whole_buckets_hold_every_slot_once(size: float, groups: int):
+    found = baselines.whole_buckets(profile().problem(), Worker(), 2, size)
+    assert len(found.groups) == groups
+    assert [slot for group in found.groups for slot in group.slots] == [*range(len(SLOTS))]
+
+
 def test_a_model_of_vectors_alone_finds_plans():
     slots = [Slot.of(name, torch.empty(40)) for name in ("scale", "shift")]
     job = replace(profile(), slots=tuple(SlotTime(slot.name, slot.shape, 0.01) for slot in slots))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from gradwire.schedule.problem import Problem, assemble
+from gradwire.schedule.problem import Choice, Problem, assemble
 from gradwire.schedule.regimes import Regime
 from gradwire.schedule.search import Solution, evaluate
 
@@ -29,6 +29,16 @@ def buckets(problem: Problem, regime: Regime, option: int, size_bytes: float = B
         full = elements[ends[-1] if ends else 0] + size_bytes / 4
         ends.append(min(int(np.searchsorted(elements, full, side="left")), problem.pieces))
     return cut(problem, regime, option, ends)
+
+
+def whole_buckets(problem: Problem, regime: Regime, option: int, size_bytes: float = BUCKET_BYTES) -> Solution:
+    """The same of all slots, small ones too, whatever the option."""
+    filled = np.concatenate([[0.0], np.cumsum(4 * problem.elements)])
+    slots, groups = len(problem.small), list[Choice]()
+    while (start := groups[-1].slots[-1] + 1 if groups else 0) < slots:
+        end = min(int(np.searchsorted(filled, filled[start] + size_bytes)), slots)
+        groups.append(Choice(tuple(range(start, end)), option))
+    return evaluate(problem, tuple(groups), regime)
 
 
 def best_buckets(problem: Problem, regime: Regime, option: int, sizes: int = 40) -> Solution:

@@ -49,9 +49,10 @@ def worth_of_plan(profile: Profile, plan: Plan) -> float:
 
 
 def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) -> list[Plan]:
-    """What is worth trying: the best plan; the best candidate alone in DDP's buckets, for where computing beside
-    backward costs more than the model knows; and, nearest first, each candidate alone in its best buckets and layer
-    by layer, for where it costs less, whose progress per second the model says is `margin` times less, or nearer."""
+    """What is worth trying: the best plan; the best candidate alone in DDP's buckets, small slots in the same ones, for
+    where groups and computing beside backward cost more than the model knows; and, nearest first, each candidate alone
+    in its best buckets and layer by layer, for where it costs less, whose progress per second the model says is
+    `margin` times less, or nearer."""
     problem = profile.problem()
 
     def rate(each: Solution) -> float:
@@ -62,7 +63,7 @@ def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) 
     best = max(options, key=lambda option: rate(alone[option]))
     rivals = [*alone, *(baselines.layer_wise(problem, regime, option) for option in options)]
     close = sorted((rival for rival in rivals if margin * rate(rival) > rate(found)), key=rate, reverse=True)
-    plans = [profile.plan(each.groups) for each in [found, baselines.buckets(problem, regime, best), *close]]
+    plans = [profile.plan(each.groups) for each in [found, baselines.whole_buckets(problem, regime, best), *close]]
     return [plan for i, plan in enumerate(plans) if plan not in plans[:i]][:MOST_TRIED]
 
 
