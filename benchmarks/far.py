@@ -99,7 +99,7 @@ SIZES = {128: "0.5M", 280: "2M"}
 
 def time_to_loss() -> Page:
     found = [_time_to_loss(width) for width in SIZES if _are_there(reached.results(width))]
-    verdict = "; ".join(told for told, _ in found) + "."
+    verdict = f"By local steps with 4 bits, {'; '.join(told for told, _ in found)}."
     question = "How much sooner is dense's loss + 1% reached far apart?"
     return Page("time_to_loss", question, verdict, [shown for _, shown in found])
 
@@ -114,14 +114,12 @@ def _time_to_loss(width: int) -> tuple[str, Shown]:
     ]
     columns = ["", "loss", "steps", *(f"{link}: {what}" for link in lines for what in ("ms", "sooner"))]
     told = f"{SIZES[width]}: " + ", ".join(f"{_soonest(own)} over {link}" for link, own in lines.items())
-    note = f"GPT of {SIZES[width]}, 4 hosts, {curves['steps']} steps; steps by loopback, times each link's mean step."
+    note = f"GPT of {SIZES[width]}, 4 hosts, {curves['steps']} steps."
     return told, Shown(reached.results(width), columns, rows, note)
 
 
 def _soonest(lines: list[list[str]]) -> str:
-    times = {line[0]: float(line[5].removesuffix("x")) for line in lines if line[5] != "not"}
-    best = max(times, key=lambda name: times[name])
-    return f"{times[best]:.0f} times with {best}"
+    return f"{max(float(line[5].removesuffix('x')) for line in lines if line[5] != 'not'):.0f}x"
 
 
 def _are_there(results: Iterable[str]) -> bool:

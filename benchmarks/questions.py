@@ -5,6 +5,7 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
+import choices
 from far import FAR
 from page import Page, Shown, middle, span
 from provenance import load
@@ -17,7 +18,7 @@ WAYS = {
     "topk:0.0625,value_bits=4": "TopK 1/16 in 10 bits", "powersgd:4": "PowerSGD r4",
     "powersgd:0.16667,bits=4": "PowerSGD 1/6 in 4 bits", "acpsgd:4": "ACPSGD r4",
 }  # fmt: skip
-LINKS = {"loopback": "loopback", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
+LINKS = {"loopback": "loopback", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "20mbit": "20 Mbit/s"}
 STEPS = ("steps_100mbit", "steps_1gbit", "steps_4ranks", "steps_loopback")
 
 
@@ -58,6 +59,23 @@ def auto() -> Page:
     columns = ["link", "ranks", "models", "over best fixed", "over best dense"]
     shown = Shown(["auto_finals"], columns, rows, "fp32, bf16, 8 bits; layer-wise, 25 MB, one group.")
     return Page("auto", "Does `gw.attach(ddp)` choose well?", verdict, [shown])
+
+
+def candidates() -> Page:
+    curves = {(row["task"], row["ranks"]): row["found"] for row in load("choices_curves")["rows"]}
+    found, over = defaultdict(dict), []
+    for row in load("choices")["rows"]:
+        own = curves[row["task"], row["ranks"]]
+        _, _, sent, seconds, _, _, times = choices.cells(row, own)
+        dense_s = choices.seconds_to(row, own)[choices.DENSE]
+        found[row["task"]][row["link"]] = f"{sent}: {dense_s / float(seconds):.1f}x ({times})"
+        over.append(float(times))
+    near = sum(times <= 1.1 for times in over)
+    verdict = f"Within 10% of the best one's time to dense's loss + 1% in {near} of {len(over)} cells."
+    columns = ["chosen: sooner than DDP (over best)", *(LINKS[link] for link in next(iter(found.values())))]
+    rows = [[task, *own.values()] for task, own in found.items()]
+    shown = Shown(["choices", "choices_curves"], columns, rows)
+    return Page("candidates", "Does it choose well among ten families?", verdict, [shown])
 
 
 def slower_links() -> Page:
@@ -214,6 +232,6 @@ def lgreco() -> Page:
 
 
 QUESTIONS = (
-    steps, auto, slower_links, training, losses, *FAR, lgreco, wire, collectives, codecs, search,
+    steps, auto, candidates, slower_links, training, losses, *FAR, lgreco, wire, collectives, codecs, search,
     replicas,
 )  # fmt: skip
