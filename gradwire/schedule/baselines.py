@@ -32,7 +32,7 @@ def buckets(problem: Problem, regime: Regime, option: int, size_bytes: float = B
 
 
 def whole_buckets(problem: Problem, regime: Regime, option: int, size_bytes: float = BUCKET_BYTES) -> Solution:
-    """The same of all slots, small ones too, whatever the option."""
+    """The same of all slots, small ones too, whatever the option: as DDP cuts them."""
     filled = np.concatenate([[0.0], np.cumsum(4 * problem.elements)])
     slots, groups = len(problem.small), list[Choice]()
     while (start := groups[-1].slots[-1] + 1 if groups else 0) < slots:
