@@ -1,9 +1,11 @@
 """Plans by a rule, in the interface of the search: one option for all large slots."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 
+from gradwire.schedule.costs import Array
 from gradwire.schedule.problem import Choice, Problem, assemble
 from gradwire.schedule.regimes import Regime
 from gradwire.schedule.search import Solution, evaluate
@@ -23,22 +25,24 @@ def one_group(problem: Problem, regime: Regime, option: int) -> Solution:
 
 def buckets(problem: Problem, regime: Regime, option: int, size_bytes: float = BUCKET_BYTES) -> Solution:
     """Groups of `size_bytes` of float32 gradient or more: DDP's rule."""
-    elements = problem.views[option].elements
-    ends: list[int] = []
-    while not ends or ends[-1] < problem.pieces:
-        full = elements[ends[-1] if ends else 0] + size_bytes / 4
-        ends.append(min(int(np.searchsorted(elements, full, side="left")), problem.pieces))
-    return cut(problem, regime, option, ends)
+    return cut(problem, regime, option, _ends(problem.views[option].elements, size_bytes))
 
 
 def whole_buckets(problem: Problem, regime: Regime, option: int, size_bytes: float = BUCKET_BYTES) -> Solution:
-    """The same of all slots, small ones too, whatever the option: as DDP cuts them."""
-    filled = np.concatenate([[0.0], np.cumsum(4 * problem.elements)])
-    slots, groups = len(problem.small), list[Choice]()
-    while (start := groups[-1].slots[-1] + 1 if groups else 0) < slots:
-        end = min(int(np.searchsorted(filled, filled[start] + size_bytes)), slots)
-        groups.append(Choice(tuple(range(start, end)), option))
+    """`buckets` that hold the small slots, too, whatever the option."""
+    ends = _ends(np.concatenate([[0.0], np.cumsum(problem.elements)]), size_bytes)
+    groups = (Choice(tuple(range(*bounds)), option) for bounds in pairwise([0, *ends]))
     return evaluate(problem, tuple(groups), regime)
+
+
+def _ends(elements: Array, size_bytes: float) -> list[int]:
+    """Where groups end that are as large or larger; of prefix sums of elements, from 0."""
+    ends: list[int] = []
+    last = len(elements) - 1
+    while not ends or ends[-1] < last:
+        full = elements[ends[-1] if ends else 0] + size_bytes / 4
+        ends.append(min(int(np.searchsorted(elements, full, side="left")), last))
+    return ends
 
 
 def best_buckets(problem: Problem, regime: Regime, option: int, sizes: int = 40) -> Solution:
