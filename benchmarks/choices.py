@@ -1,7 +1,7 @@
 """Does `gw.attach(ddp, candidates=[...])` choose what reaches dense's loss soonest? Its choice beside every candidate.
 
     python benchmarks/choices.py --curves                     # losses by step: any load will do; 6 minutes a task
-    python benchmarks/choices.py                              # step times on a quiet machine; a minute a cell, or less
+    python benchmarks/choices.py                              # step times on a quiet machine; a minute a cell
     python benchmarks/choices.py --tasks lstm-sgd --links 1gbit
     python benchmarks/choices.py --tasks gpt-adamw-2m --links 100mbit --ranks 4
 
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from chosen import COLUMNS, DENSE, cells, sooner, steps_to
 from fidelity import RANKS, STEPS, TASKS, rate, setting_of
 from page import markdown
 from provenance import RESULTS, load, save
@@ -32,7 +33,7 @@ import gradwire as gw
 from gradwire.lab.configuration import parse
 from gradwire.tuner import CHOOSING_STEPS
 
-DENSE, NEAR, LONGER, EVERY = "ddp", 1.01, 1.5, 15
+LONGER, EVERY = 1.5, 15
 TURNS, WARM, TIMED = 4, 3, 10
 CANDIDATES = (
     "bf16", "quantized:4", "powersgd:0.3333,bits=4", "powersgd:0.16667,bits=4", "powersgd:4",
@@ -129,11 +130,6 @@ def curve(task: str, text: str, steps: int) -> list[tuple[int, float]]:
     return points
 
 
-def steps_to(own: list[tuple[int, float]], dense: list[tuple[int, float]]) -> float:
-    """Steps to dense's last loss + 1 %; infinite where it is never reached."""
-    return next((step for step, loss in own if loss <= NEAR * dense[-1][1]), inf)
-
-
 def cell(arguments: argparse.Namespace) -> dict[str, Any]:
     """What Auto chose, in how many steps, what it said, and the median seconds of each candidate's steps."""
     task, controller = arguments.tasks, gw.Auto([parse(text).compressor or gw.FP32() for text in CANDIDATES])
@@ -168,31 +164,6 @@ def most_of(plan: gw.Plan, ddp: DistributedDataParallel) -> str:
         text = texts.get(str(group.compressor), DENSE)
         elements[text] = elements.get(text, 0) + sum(sizes[slot.removeprefix("module.")] for slot in group.slots)
     return max(elements, key=elements.__getitem__)
-
-
-COLUMNS = ("link", "task", "Auto", "s to dense's loss + 1 %", "best candidate", "s", "Auto / best")
-
-
-def cells(row: dict[str, Any], own: dict[str, list[tuple[int, float]]]) -> list[str]:
-    """A row of the table, and the curves of its task."""
-    seconds, sent = row["found"]["s"], row["found"]["sent"]
-    taken = seconds_to(row, own)
-    best, auto = min(taken, key=taken.__getitem__), steps_to(own[sent], own[DENSE]) * seconds["auto"]
-    times = f"{auto:.1f}", best, f"{taken[best]:.1f}", f"{auto / taken[best]:.2f}"
-    return [row["link"], f"{row['task']}, {row['ranks']} ranks", sent, *times]
-
-
-def seconds_to(row: dict[str, Any], own: dict[str, list[tuple[int, float]]]) -> dict[str, float]:
-    """Of each candidate, to dense's last loss + 1 %."""
-    return {text: steps_to(points, own[DENSE]) * row["found"]["s"][text] for text, points in own.items()}
-
-
-def sooner(told: list[tuple[dict[str, Any], dict[str, list[tuple[int, float]]]]]) -> list[list[str]]:
-    """A row for each candidate: how many times sooner than dense it is there, on each link and task."""
-    taken = [seconds_to(*own) for own in told]
-    return [
-        [text, *(f"{own[DENSE] / own[text]:.1f}" if own[text] < inf else "not" for own in taken)] for text in taken[0]
-    ]
 
 
 if __name__ == "__main__":

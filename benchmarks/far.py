@@ -1,6 +1,6 @@
 """What is asked of sharded models and of local steps, whose hosts are far apart: a page each."""
 
-from collections.abc import Iterable
+from collections import defaultdict
 from itertools import chain
 from statistics import mean, median
 from typing import Any
@@ -98,40 +98,31 @@ SIZES = {128: "0.5M", 280: "2M"}
 
 
 def time_to_loss() -> Page:
-    found = [_time_to_loss(width) for width in SIZES if _are_there(reached.results(width))]
-    verdict = f"By local steps with 4 bits, {'; '.join(told for told, _ in found)}."
+    columns, soonest = [""], list[str]()
+    rows: dict[str, list[str]] = defaultdict(list)
+    for width, size in SIZES.items():
+        curves, times = map(load, reached.results(width))
+        told = {found["link"]: reached.cells(found["seconds"], curves["runs"]) for found in times["links"]}
+        columns += [f"{size}: steps", *(f"{link}: {what}" for link in told for what in ("ms", "sooner"))]
+        soonest += [f"{_soonest(lines)} ({size}, {link})" for link, lines in told.items()]
+        for lines in zip(*told.values(), strict=True):
+            rows[lines[0][0]] += [lines[0][3], *(line[column] for line in lines for column in (2, 5))]
+    names = [name for width in SIZES for name in reached.results(width)]
+    shown = Shown(names, columns, [[name, *own] for name, own in rows.items()], "GPT, 4 hosts.")
     question = "How much sooner is dense's loss + 1% reached far apart?"
-    return Page("time_to_loss", question, verdict, [shown for _, shown in found])
-
-
-def _time_to_loss(width: int) -> tuple[str, Shown]:
-    """What is soonest on each link, and the table."""
-    curves, times = map(load, reached.results(width))
-    lines = {found["link"]: reached.cells(found["seconds"], curves["runs"]) for found in times["links"]}
-    rows = [
-        [*own[0][:2], own[0][3], *(cell for line in own for cell in (line[2], line[5]))]
-        for own in zip(*lines.values(), strict=True)
-    ]
-    columns = ["", "loss", "steps", *(f"{link}: {what}" for link in lines for what in ("ms", "sooner"))]
-    told = f"{SIZES[width]}: " + ", ".join(f"{_soonest(own)} over {link}" for link, own in lines.items())
-    note = f"GPT of {SIZES[width]}, 4 hosts, {curves['steps']} steps."
-    return told, Shown(reached.results(width), columns, rows, note)
+    return Page("time_to_loss", question, f"{', '.join(soonest)}.", [shown])
 
 
 def _soonest(lines: list[list[str]]) -> str:
     return f"{max(float(line[5].removesuffix('x')) for line in lines if line[5] != 'not'):.0f}x"
 
 
-def _are_there(results: Iterable[str]) -> bool:
-    return all((RESULTS / f"{name}.json").exists() for name in results)
-
-
 FAR = tuple(
     make
     for make, results in {
         shards: ["shards_100mbit"], losses_on_shards: ["shard_losses"], local_steps: ["local_steps"],
-        streaming: ["streaming"], time_to_loss: reached.results(128),
+        streaming: ["streaming"], time_to_loss: [*reached.results(128), *reached.results(280)],
     }.items()
-    if _are_there(results)
+    if all((RESULTS / f"{name}.json").exists() for name in results)
 )  # fmt: skip
 """What has been measured."""

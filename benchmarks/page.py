@@ -51,8 +51,7 @@ def _origins(names: Sequence[str]) -> list[str]:
     for found in map(load, names):
         command = re.sub(r" --save \S+", "", found["command"])
         older = " (older)" if is_older(found) else ""
-        machine = found["machine"].replace("2 cores, 2 threads", "2 cores")
-        machine = machine.replace("Intel(R) Xeon(R) Processor", "Xeon")
+        machine = found["machine"].replace("2 cores, 2 threads", "2 cores").replace("(R)", "").replace(" Processor", "")
         commands[f"{found['date']}, {found['commit']}{older}, {machine}"].append(f"`{command}`")
     return [f"- {origin}: {', '.join(own)}" for origin, own in commands.items()]
 

@@ -5,7 +5,7 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
-import choices
+from chosen import DENSE, autos_seconds_to, seconds_to
 from far import FAR
 from page import Page, Shown, middle, span
 from provenance import load
@@ -65,11 +65,10 @@ def candidates() -> Page:
     curves = {(row["task"], row["ranks"]): row["found"] for row in load("choices_curves")["rows"]}
     found, over = defaultdict(dict), []
     for row in load("choices")["rows"]:
-        own = curves[row["task"], row["ranks"]]
-        _, _, sent, seconds, _, _, times = choices.cells(row, own)
-        dense_s = choices.seconds_to(row, own)[choices.DENSE]
-        found[row["task"]][row["link"]] = f"{sent}: {dense_s / float(seconds):.1f}x ({times})"
-        over.append(float(times))
+        told = row, curves[row["task"], row["ranks"]]
+        taken, auto = seconds_to(*told), autos_seconds_to(*told)
+        over.append(auto / min(taken.values()))
+        found[row["task"]][row["link"]] = f"{row['found']['sent']}: {taken[DENSE] / auto:.1f}x ({over[-1]:.2f})"
     near = sum(times <= 1.1 for times in over)
     verdict = f"Within 10% of the best one's time to dense's loss + 1% in {near} of {len(over)} cells."
     columns = ["chosen: sooner than DDP (over best)", *(LINKS[link] for link in next(iter(found.values())))]
