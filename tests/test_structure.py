@@ -7,6 +7,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "gradwire"
 MAY_USE_THE_NETWORK = {
     "transports/members.py",
+    "integrations/replica.py",  # a front end, of shards as well
     "transports/process_group.py",
     "transports/torch_store.py",
     "torch_private.py",

@@ -13,12 +13,18 @@ from typing import Any
 import pytest
 import torch
 
+from gradwire.checkpoint import About, pack
+from gradwire.lab.launch import free_port
+from gradwire.plans import NATIVE
 from tests.processes.test_elastic import Rank
 
 pytest.importorskip("torchft", reason="`make test-torchft` installs it")
 
 ROOT = Path(__file__).parents[1]
-TOLD = {"steps": 20, "at_least": 2, "pause_s": 0.02, "vetoes": None, "summed": 0, "local": 0}
+DEFAULT = {
+    "steps": 20, "at_least": 2, "pause_s": 0.02, "vetoes": None, "summed": 0, "local": 0, "ranks": 1,
+    "saves": None, "resumes": False,
+}  # fmt: skip
 
 
 class Replica(Rank):
@@ -45,11 +51,19 @@ def lighthouse(min_replicas: int = 2) -> Iterator[str]:
 
 @contextmanager
 def replicas(count: int, **told: Any) -> Iterator[list[Replica]]:
+    """Their ranks, one replica's after another's. `replica_0` and so on are for the last rank of one."""
     own = [told.pop(f"replica_{number}", {}) for number in range(count)]
+    ports = [free_port() for _ in range(count)]
+    ranks = told.get("ranks", 1)
     with lighthouse() as address:
         everyone = [
-            Replica(0, number=number, lighthouse=address, **TOLD | told | own[number]) for number in range(count)
-        ]
+            Replica(
+                ports[number], number=number, rank=rank, lighthouse=address,
+                **DEFAULT | told | (own[number] if rank == ranks - 1 else {}),
+            )
+            for number in range(count)
+            for rank in range(ranks)
+        ]  # fmt: skip
         try:
             for each in everyone:
                 each.wait_for(lambda each=each: each.said)  # all have loaded torch
@@ -66,38 +80,77 @@ def train(everyone: list[Replica]) -> None:
         each.wait_for(lambda each=each: each.all("ended"))
 
 
-@pytest.fixture(scope="module")
-def undisturbed() -> list[Replica]:
-    with replicas(2, summed=4) as everyone:
+@pytest.fixture(scope="module", params=[1, 2], ids=["whole", "sharded"])
+def undisturbed(request: pytest.FixtureRequest) -> list[Replica]:
+    """Two replicas of so many ranks."""
+    with replicas(2, summed=4, ranks=request.param) as everyone:
         train(everyone)
     return everyone
 
 
+def by_shard(ranks: list[Replica]) -> list[tuple[Replica, Replica]]:
+    """Of two replicas, those that hold the same."""
+    half = len(ranks) // 2
+    return list(zip(ranks[:half], ranks[half:], strict=True))
+
+
 def test_replicas_are_alike_and_what_is_sent_adds_up(undisturbed: list[Replica]):
-    one, other = undisturbed
-    assert {words["ranks"] for words in one.steps().values()} == {2}
-    for step, words in one.steps().items():
-        assert words["model"] == other.steps()[step]["model"]
-        assert words["kept"] != other.steps()[step]["kept"]
-    for mine, others in zip(*([words for words in each.said if "sums" in words] for each in undisturbed), strict=True):
-        assert mine["mean"] == others["mean"]
-        sent = torch.tensor(mine["sent"]) + torch.tensor(others["sent"])
-        torch.testing.assert_close(sent, torch.tensor(mine["mean"]), rtol=1e-3, atol=1e-5)
+    for one, other in by_shard(undisturbed):
+        assert {words["ranks"] for words in one.steps().values()} == {2}
+        for step, words in one.steps().items():
+            assert words["model"] == other.steps()[step]["model"]
+            assert words["kept"] != other.steps()[step]["kept"]
+        sums = ([words for words in each.said if "sums" in words] for each in (one, other))
+        for mine, others in zip(*sums, strict=True):
+            assert mine["mean"] == others["mean"]
+            sent = torch.tensor(mine["sent"]) + torch.tensor(others["sent"])
+            torch.testing.assert_close(sent, torch.tensor(mine["mean"]), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("who", [(0, 1), (0,), (1,)], ids=["both", "one", "the other"])
 def test_a_step_that_is_voted_down_leaves_everything_as_it_was(who: tuple[int, ...], undisturbed: list[Replica]):
-    """Where one of them takes it, the other one heals, and so has its part of it."""
-    with replicas(2, **{f"replica_{number}": {"vetoes": 7} for number in who}) as everyone:
+    """One rank is enough. Where one of the replicas takes it, the other one heals, and so has its part of it."""
+    ranks = len(undisturbed) // 2
+    with replicas(2, ranks=ranks, **{f"replica_{number}": {"vetoes": 7} for number in who}) as everyone:
         train(everyone)
-    for number in who:
-        again = [words for words in everyone[number].said if words.get("begins") == 7]
-        (refused,) = [words for words in everyone[number].said if words.get("refused") == 7]
+    for each in (everyone[number * ranks + rank] for number in who for rank in range(ranks)):
+        again = [words for words in each.said if words.get("begins") == 7]
+        (refused,) = [words for words in each.said if words.get("refused") == 7]
         assert again[0]["model"] == refused["model"]
         if len(who) == 2:
             assert again[0] == again[1]
     for each, before in zip(everyone, undisturbed, strict=True):
         assert each.all("ended") == before.all("ended")
+
+
+@pytest.mark.parametrize(("ranks", "local"), [(1, 0), (2, 0), (1, 3), (2, 3)])
+def test_replicas_go_on_from_checkpoints_as_if_nothing_had_been(ranks: int, local: int, tmp_path: Path):
+    told = {"ranks": ranks, "local": local, "checkpoints": str(tmp_path)}
+    with replicas(2, steps=8, saves=4, **told) as before:
+        train(before)
+    with replicas(2, steps=8, resumes=True, **told) as after:
+        train(after)
+    for resumed, undisturbed in zip(after, before, strict=True):
+        assert not resumed.all("refused")
+        assert min(resumed.steps()) == 5
+        assert resumed.all("ended") == undisturbed.all("ended")
+
+
+def manager_like(**differs: Any) -> Any:
+    return SimpleNamespace(**{"_use_async_quorum": False, "_group_world_size": 1, "current_step": lambda: 0} | differs)
+
+
+def test_the_state_of_another_step_is_refused():
+    from gradwire.integrations.torchft import LocalSteps, Optimizer
+
+    model = torch.nn.Linear(2, 2)
+    inner = torch.optim.SGD(model.parameters())
+    state = pack({}, {}, 40, About(0, 2, NATIVE.to_json()))
+    says = r"saved after step 40, and .* goes on from step 0; call manager\.load_state_dict\(\)"
+    with pytest.raises(ValueError, match=says):
+        Optimizer(manager_like(), inner, model, "topk:0.1", state=state)
+    with pytest.raises(ValueError, match=says):
+        LocalSteps(manager_like(), inner, model, state={"memories": state})
 
 
 def test_managers_that_do_not_fit_are_refused():
@@ -106,8 +159,8 @@ def test_managers_that_do_not_fit_are_refused():
     model = torch.nn.Linear(2, 2)
     inner = torch.optim.SGD(model.parameters())
     for manager, says in [
-        (SimpleNamespace(_use_async_quorum=True), r"pass Manager\(use_async_quorum=False\)"),
-        (SimpleNamespace(_use_async_quorum=False, _group_world_size=2), "replicas are of one rank"),
+        (manager_like(_use_async_quorum=True), r"pass Manager\(use_async_quorum=False\)"),
+        (manager_like(_group_world_size=2), r"a replica of 2 ranks .*; call fully_shard\(model\) first"),
     ]:
         with pytest.raises(ValueError, match=says):
             Optimizer(manager, inner, model, "topk:0.1")
@@ -159,32 +212,39 @@ def test_the_example_compresses_and_is_short():
     assert len(script.read_text().splitlines()) <= 35
 
 
-def test_one_is_killed_the_others_go_on_and_a_newcomer_heals():
-    with replicas(4, steps=60) as (*everyone, newcomer):
-        for each in everyone:
+@pytest.mark.parametrize("ranks", [1, 2], ids=["whole", "sharded"])
+def test_one_is_killed_the_others_go_on_and_a_newcomer_heals(ranks: int):
+    with replicas(4, steps=60, ranks=ranks) as started:
+        killed, everyone, newcomer = started[:ranks], started[ranks:-ranks], started[-ranks:]
+        for each in [*killed, *everyone]:
             each.let_in()
         for each in everyone:
             each.wait_for(lambda each=each: 5 in each.steps())
-        killed = everyone.pop(0)  # at whose store the others have met
-        killed.process.kill()
         lost_at = max(each.said[-1].get("step", 0) for each in everyone)
+        killed[0].process.kill()  # at whose store the others have met
+        for each in killed[1:]:  # it may have ended by itself
+            each.process.wait(timeout=30)
         for each in everyone:
             each.wait_for(lambda each=each: max(each.steps()) > lost_at + 5)
-        newcomer.let_in()
-        for each in [*everyone, newcomer]:
+        for each in newcomer:
+            each.let_in()
+        for each in [*everyone, *newcomer]:
             each.wait_for(lambda each=each: each.all("ended"))
 
-    begins = next(words for words in newcomer.said if "begins" in words)
-    assert begins["new"]
-    assert begins["model"] == everyone[0].begun()[begins["begins"]]["model"]
-    assert begins["begins"] + 1 in newcomer.steps()
+    for each in newcomer:
+        begins = next(words for words in each.said if "begins" in words)
+        assert begins["new"]
+        assert begins["model"] == everyone[newcomer.index(each)].begun()[begins["begins"]]["model"]
+        assert begins["begins"] + 1 in each.steps()
     for each in everyone:
         assert [ranks for ranks, _ in groupby(words["ranks"] for words in each.steps().values())][-3:] == [3, 2, 3]
         for step in each.begun().keys() & each.steps().keys():  # but the one at which it came
             assert each.begun()[step]["kept"] == each.steps()[step]["kept"]
-    for step in range(1, 61):
-        assert len({each.steps()[step]["model"] for each in [*everyone, newcomer] if step in each.steps()}) == 1
-    assert newcomer.all("ended")[0]["model"] == everyone[0].all("ended")[0]["model"]
+    for shard in range(ranks):
+        alike = [*everyone, *newcomer][shard::ranks]
+        for step in range(1, 61):
+            assert len({each.steps()[step]["model"] for each in alike if step in each.steps()}) == 1
+        assert len({each.all("ended")[0]["model"] for each in alike}) == 1
 
 
 def test_local_steps_a_round_that_is_voted_down_leaves_everything_as_it_was():

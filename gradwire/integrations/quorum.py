@@ -1,6 +1,8 @@
 """What replicas under torchft exchange, with whom, and whether it counts.
 
-On all replicas that are in the quorum together, all on the thread that trains:
+On all replicas that are in the quorum together, all on the thread that trains. Where a replica has several ranks, each
+exchanges its shard with the same shard's ranks, over a group of their own, and no more: that all ranks of a replica
+come, heal and count a step together, or none of them, is what torchft's quorum and vote are for.
 
     begin       the quorum: who is there. A replica that is behind loads what one further ahead has, its model included.
                 Where the quorum is another one, memories are kept, a group is made anew, and all go on from there
@@ -24,19 +26,19 @@ from gradwire.transports import Mesh, ProcessGroup
 
 
 class Exchange:
-    """What replicas exchange in one quorum after another. `make` gives the runtime of a group, and its front end.
-    `runtime` is there while its steps can count."""
+    """What replicas exchange in one quorum after another. `make` gives the runtime of a group, and its front end;
+    `state` is this replica's from a checkpoint. `runtime` is there while its steps can count."""
 
-    def __init__(self, manager: Any, make: Callable[[Mesh], tuple[Runtime, FrontEnd]]) -> None:
+    def __init__(
+        self, manager: Any, make: Callable[[Mesh], tuple[Runtime, FrontEnd]], state: StateDict | None = None
+    ) -> None:
         if manager._use_async_quorum:
             raise ValueError("replicas must be alike before the forward pass; pass Manager(use_async_quorum=False)")
-        if manager._group_world_size > 1:
-            raise ValueError("Gradwire's replicas are of one rank under torchft; use gw.Rendezvous, or one rank each")
         self._manager, self._make = manager, make
         self.handle = Handle(None, Nothing())
         self.runtime: Runtime | None = None
         self._quorum = -1
-        self._states: dict[int, StateDict] = {}
+        self._states = {} if state is None else {_step_of(state, manager): state}
         self._healed: StateDict = {}
         manager.register_state_dict_fn("gradwire", self._heal, self._alike)
 
@@ -65,6 +67,10 @@ class Exchange:
         self.runtime.commit()
         return True
 
+    def state(self) -> StateDict | None:
+        """This replica's, after the last step that counts; None before the first quorum."""
+        return self.handle.state_dict() if self.runtime else self._states.get(self._manager.current_step())
+
     def _leave(self, step: int) -> None:
         """Ends the exchange, after so many steps; the others' collectives end as well."""
         if self.runtime:
@@ -86,9 +92,20 @@ class Exchange:
         thread, while that which trains waits, or on that."""
         if self._healed:
             return self._healed
-        own = self.handle.state_dict() if self.runtime else self._states.get(self._manager.current_step())
+        own = self.state()
         return without_memories(unpack(own)) if own else {}
 
     def _heal(self, state: StateDict) -> None:
         """Takes over what a replica further ahead has."""
         self._healed = state
+
+
+def _step_of(state: StateDict, manager: Any) -> int:
+    """After which step a state was saved. Raises ValueError where the manager goes on from another one."""
+    step = unpack(state).step
+    if step != manager.current_step():
+        raise ValueError(
+            f"the state was saved after step {step}, and the manager goes on from step {manager.current_step()}; call "
+            "manager.load_state_dict() with what was saved beside it, before this"
+        )
+    return step

@@ -9,18 +9,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gradwire.checkpoint import StateDict
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
 from gradwire.frontends.fragments import Fragment, Schedule, fragments_of
 from gradwire.frontends.handle import FrontEnd
-from gradwire.frontends.hooks import GradientHooks, Whole
 from gradwire.frontends.idle import Nothing
-from gradwire.frontends.job import Choices, Dense, device_of, parameters_of, runtime_of, slots_of
+from gradwire.frontends.job import Choices, Dense, device_of, runtime_of
 from gradwire.frontends.local_steps import DILOCO
 from gradwire.frontends.rounds import OuterOptimizer, go_back, outer_step
 from gradwire.groups import Grouping
 from gradwire.integrations.quorum import Exchange
+from gradwire.integrations.replica import ReplicaGradients, replica_of
 from gradwire.memories import Memory
 from gradwire.plans import Plan
 from gradwire.runtime.ending import Interrupted
@@ -33,14 +34,17 @@ torchft: Any = import_module("torchft")  # by name, for it is not among what dev
 
 class Optimizer(torchft.Optimizer):
     """torchft's `Optimizer`, with the gradients of `model` compressed and averaged over the replicas of `manager`; the
-    model is not to be wrapped in torchft's `DistributedDataParallel`. The `options` are those of `gradwire.attach` that
-    say how gradients are reduced: memory, communicator, dense, groups, controller.
+    model is not to be wrapped in torchft's `DistributedDataParallel`. Where a replica has several ranks, `fully_shard`
+    has wrapped the model on them: HSDP, of which FSDP does what is inside a replica. The `options` are those of
+    `gradwire.attach` that say how gradients are reduced: memory, communicator, dense, groups, controller.
 
     `handle` is that of the present quorum. Memories of replicas that stay are those after the last step that counts,
-    whatever happens; a replica that comes begins with empty ones.
+    whatever happens; a replica that comes begins with empty ones, or with those of `state`: what `exchange_state()`
+    gave on this rank after the step from which the manager goes on.
 
     Raises ValueError for what `attach` refuses, for a manager with `use_async_quorum`, with which replicas are not yet
-    alike when the forward pass begins, and for replicas of several ranks.
+    alike when the forward pass begins, for a replica of several ranks whose model is whole, and for another step's
+    state.
     """
 
     def __init__(
@@ -52,15 +56,16 @@ class Optimizer(torchft.Optimizer):
         *,
         find_unused_parameters: bool = False,
         seed: int = 0,
+        state: StateDict | None = None,
         **options: Any,
     ) -> None:
         super().__init__(manager, optimizer)
         self._choices = Choices.of(compressor, elastic=True, **options)
         self._choices.check()
-        self._model, (self._parameters, self._others) = model, parameters_of(model)
+        self._model, self._replica = model, replica_of(model, manager)
         self._find_unused, self._seed = find_unused_parameters, seed
-        self._exchange = Exchange(manager, self._make)
-        self._front_end = self._new_front_end()
+        self._exchange = Exchange(manager, self._make, state)
+        self._front_end = self._new_front_end(1)
 
     @property
     def handle(self) -> Handle:
@@ -78,20 +83,26 @@ class Optimizer(torchft.Optimizer):
         if self._exchange.vote():
             self.optim.step(closure)
 
+    def exchange_state(self) -> StateDict | None:
+        """What this replica keeps of what the others have yet to get; None before the first step. Save it after a step,
+        on every rank of every replica, beside the model, the inner optimizer and the manager's state."""
+        return self._exchange.state()
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
         return self._front_end.accumulate()
 
-    def _new_front_end(self) -> "_Gradients":
-        return _Gradients(self.manager.report_error, self._parameters, self._model, Whole(), self._find_unused)
+    def _new_front_end(self, replicas: int) -> ReplicaGradients:
+        return ReplicaGradients(self.manager.report_error, self._model, self._replica, replicas, self._find_unused)
 
     def _make(self, mesh: Mesh) -> tuple[Runtime, FrontEnd]:
         words = {"front end": "torchft's Optimizer", "find_unused_parameters": str(self._find_unused)}
+        own = self._replica
         runtime = runtime_of(
-            self._choices, self._parameters, slots_of(self._parameters), mesh, scaler=None, words=words,
-            seed=self._seed, find_unused=self._find_unused, others=self._others, voted=True,
+            self._choices, own.parameters, own.slots, mesh, planned=own.planned, scaler=None, words=words,
+            seed=self._seed, find_unused=self._find_unused, others=own.others, voted=True,
         )  # fmt: skip
-        self._front_end = self._new_front_end()
+        self._front_end = self._new_front_end(mesh.ranks)
         self._front_end.hook_in(runtime)
         return runtime, self._front_end
 
@@ -99,10 +110,11 @@ class Optimizer(torchft.Optimizer):
 class LocalSteps(torchft.Optimizer):
     """`gradwire.LocalSteps` on the replicas of `manager`: each takes `inner_steps` steps by itself, then comes a round,
     with quorum and vote. One that does not count is dropped: parameters go back to what replicas share. Its arguments
-    are those of `gradwire.LocalSteps`.
+    are those of `gradwire.LocalSteps`, and `state`: what `exchange_state()` gave on this rank, where model and manager
+    go on from.
 
-    Whoever makes one waits for the others' next round, and takes part in it with nothing moved: it begins with what
-    they share from there. Raises ValueError as `Optimizer` does.
+    Whoever makes one without a state waits for the others' next round, and takes part in it with nothing moved: it
+    begins with what they share from there. Raises ValueError as `Optimizer` does.
     """
 
     def __init__(
@@ -119,21 +131,27 @@ class LocalSteps(torchft.Optimizer):
         dense: Dense | None = None,
         groups: Grouping | None = None,
         seed: int = 0,
+        state: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(manager, inner_optimizer)
         choices = Choices.of(compressor, memory=memory, communicator=communicator, dense=dense, groups=groups)
         choices.check()
-        self._parameters, others = parameters_of(model)
-        self._slots = slots_of(self._parameters)
-        self._plan = partial(choices.plan(self._parameters), self._slots)
+        self._replica = own = replica_of(model, manager)
+        self._plan = partial(choices.plan(own.parameters), list(own.planned))
         schedule = Schedule(inner_steps, 1)
-        (self._fragment,) = fragments_of(self._plan(), [tuple(self._parameters)], self._parameters, schedule)
+        (self._fragment,) = fragments_of(self._plan(), [tuple(own.parameters)], own.local, schedule)
         self.outer = outer(list(self._fragment.anchors.values()))
         words = {"front end": "torchft's LocalSteps", "inner_steps": str(inner_steps)}
-        self._settings = Settings(seed=seed, others=others, words=words, elastic=True, voted=True)
+        self._settings = Settings(
+            seed=seed, others=own.others, words=words, planned=own.planned, elastic=True, voted=True
+        )
         self._step, self._inner_steps = 0, inner_steps
-        self._exchange = Exchange(manager, self._make)
+        self._exchange = Exchange(manager, self._make, state and state["memories"])
         manager.register_state_dict_fn("gradwire's local steps", self._heal, self._shared)
+        if state:
+            self._load_shared(state)
+            self._step = state["inner steps"]
+            return
         while not self._round():
             pass
 
@@ -153,6 +171,11 @@ class LocalSteps(torchft.Optimizer):
         if self._step % self._inner_steps == 0:
             self._round()
 
+    def exchange_state(self) -> dict[str, Any]:
+        """What replicas share, and what this one keeps of what the others have yet to get. Save it after any step, on
+        every rank of every replica, beside the model, the inner optimizer's state and the manager's."""
+        return {**self._shared(), "inner steps": self._step, "memories": self._exchange.state()}
+
     def _round(self) -> bool:
         """Whether it counts."""
         self._exchange.begin()
@@ -166,7 +189,7 @@ class LocalSteps(torchft.Optimizer):
             outer_step(self.outer, self._fragment, self._fragment.deltas)
             self._fragment.reset()
         else:
-            go_back(self._fragment, self._parameters, self.optim)
+            go_back(self._fragment, self._replica.parameters, self.optim)
         return counts
 
     def _average(self, runtime: Runtime) -> None:
@@ -178,7 +201,8 @@ class LocalSteps(torchft.Optimizer):
         runtime.finish()
 
     def _make(self, mesh: Mesh) -> tuple[Runtime, FrontEnd]:
-        runtime = Runtime(self._plan, self._slots, mesh, device_of(self._parameters), self._settings)
+        own = self._replica
+        runtime = Runtime(self._plan, own.slots, mesh, device_of(own.parameters), self._settings)
         return runtime, _Shared(self._fragment)
 
     def _shared(self) -> dict[str, Any]:
@@ -186,10 +210,13 @@ class LocalSteps(torchft.Optimizer):
 
     def _heal(self, state: dict[str, Any]) -> None:
         """Takes over what the others share; what this replica has moved is dropped."""
+        self._load_shared(state)
+        self._fragment.reset()
+
+    def _load_shared(self, state: dict[str, Any]) -> None:
         for name, anchor in self._fragment.anchors.items():
             anchor.copy_(state["anchors"][name])
         self.outer.load_state_dict(state["outer"])
-        self._fragment.reset()
 
 
 class _Shared(Nothing):
@@ -200,36 +227,3 @@ class _Shared(Nothing):
 
     def held(self) -> Mapping[str, Tensor]:
         return self._fragment.anchors
-
-
-class _Gradients(GradientHooks):
-    """As they are; where a replica is lost, the step goes on without means, and the manager hears why. `reduced` says
-    that the step has its means."""
-
-    def __init__(self, report: Callable[[Exception], None], *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._report, self.reduced = report, False
-
-    def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
-        self._unless_lost(super()._forward_begins, module, arguments)
-
-    def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
-        self._unless_lost(super()._gradient_ready, slot, parameter)
-
-    def _backward_begins(self, runtime: Runtime) -> None:
-        if self.reduced:
-            runtime.refuse("two backward passes in one step; all but the last belong under optimizer.no_sync()")
-        super()._backward_begins(runtime)
-
-    def _backward_done(self) -> None:
-        self._unless_lost(super()._backward_done)
-        self.reduced = True
-
-    def _unless_lost(self, call: Callable[..., None], *arguments: Any) -> None:
-        if self._runtime is None:
-            return
-        try:
-            call(*arguments)
-        except Interrupted as error:
-            self.unhook()
-            self._report(error)

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
 from hashlib import sha256
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
@@ -45,20 +47,29 @@ def say(**words: Any) -> None:
 def hash_of(tensors: dict[str, Tensor]) -> str:
     digest = sha256()
     for name in sorted(tensors):
-        digest.update(name.encode() + tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            name.encode() + local(tensors[name]).detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()[:16]
 
 
 def residuals(handle: gw.Handle, model: nn.Module) -> Tensor:
     """What this rank's memories hold."""
     state = handle.state_dict()
-    return torch.cat([
-        state.get(f"{name}//residual", torch.zeros(p.shape)).flatten().double() for name, p in model.named_parameters()
-    ])  # fmt: skip
+    return flat(state.get(f"{name}//residual", torch.zeros(local(p).shape)) for name, p in model.named_parameters())
 
 
 def gradients(model: nn.Module) -> Tensor:
-    return torch.cat([p.grad.flatten().double() for p in model.parameters()])
+    return flat(local(p.grad) for p in model.parameters())
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten().double() for tensor in tensors])
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank has of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def plan() -> gw.Plan:

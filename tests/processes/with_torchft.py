@@ -1,5 +1,5 @@
-"""One replica of a training under torchft, as tests/test_torchft.py starts it. Says in lines of JSON what it does, and
-begins when a line comes."""
+"""One rank of a replica of a training under torchft, as tests/test_torchft.py starts it. Says in lines of JSON what it
+does, and begins when a line comes."""
 
 import json
 import os
@@ -7,15 +7,19 @@ import signal
 import sys
 import time
 from datetime import timedelta
+from math import ceil
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torchft import Manager, ProcessGroupGloo
 
 from gradwire.integrations.torchft import LocalSteps, Optimizer
-from tests.processes.elastic import gradients, hash_of, plan, residuals, say
+from tests.processes.elastic import flat, gradients, hash_of, plan, residuals, say
 
 torch.set_num_threads(1)
 TIMEOUT = timedelta(seconds=60)
@@ -32,22 +36,32 @@ def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
 
 class Replica:
     def __init__(self, told: dict[str, Any]) -> None:
-        self._told = told
+        self._told, self._rank, self._ranks, self._inner_step = told, told["rank"], told["ranks"], 0
         torch.manual_seed(told["number"])  # the manager makes them alike
         self.model = network()
+        first = self._rank == 0
+        self._store = dist.TCPStore("127.0.0.1", told["port"], is_master=first, wait_for_workers=False)
+        if self._ranks > 1:
+            group = dist.PrefixStore("group", self._store)
+            dist.init_process_group("gloo", store=group, rank=self._rank, world_size=self._ranks)
+            fully_shard(self.model[0])
+            fully_shard(self.model)
         self.inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.manager = Manager(
             pg=ProcessGroupGloo(timeout=timedelta(seconds=20)), min_replica_size=told["at_least"],
             load_state_dict=self._load, state_dict=self._save, use_async_quorum=False, timeout=TIMEOUT,
-            quorum_timeout=TIMEOUT, rank=0, world_size=1, store_addr="127.0.0.1", store_port=self._store.port,
-            lighthouse_addr=told["lighthouse"], replica_id=f"replica_{told['number']}_", hostname="127.0.0.1",
+            quorum_timeout=TIMEOUT, rank=self._rank, world_size=self._ranks, store_addr="127.0.0.1",
+            store_port=told["port"], lighthouse_addr=told["lighthouse"], replica_id=f"replica_{told['number']}_",
+            hostname="127.0.0.1",
         )  # fmt: skip
+        kept = self._load_checkpoint() if told["resumes"] else None
         if told["local"]:
-            self.optimizer = LocalSteps(self.manager, self.inner, self.model, plan(), inner_steps=told["local"])
+            self.optimizer = LocalSteps(
+                self.manager, self.inner, self.model, plan(), inner_steps=told["local"], state=kept
+            )
             say(begins=self.manager.current_step(), new=True, **self.what_it_has())
         else:
-            self.optimizer = Optimizer(self.manager, self.inner, self.model, plan())
+            self.optimizer = Optimizer(self.manager, self.inner, self.model, plan(), state=kept)
 
     def _save(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.inner.state_dict()}
@@ -56,15 +70,28 @@ class Replica:
         self.model.load_state_dict(state["model"])
         self.inner.load_state_dict(state["optimizer"])
 
+    def save_checkpoint(self) -> None:
+        state = {"torchft": self.manager.state_dict(), "gradwire": self.optimizer.exchange_state(), **self._save()}
+        torch.save(state | {"inner step": self._inner_step}, self._checkpoint())
+
+    def _load_checkpoint(self) -> Any:
+        state = torch.load(self._checkpoint(), weights_only=False)
+        self.manager.load_state_dict(state["torchft"])
+        self._load(state)
+        self._inner_step = state["inner step"]
+        return state["gradwire"]
+
+    def _checkpoint(self) -> Path:
+        return Path(self._told["checkpoints"]) / f"{self._told['number']}.{self._rank}"
+
     def step(self, vetoes: bool) -> None:
         time.sleep(self._told["pause_s"])
         self.optimizer.zero_grad()
         step, ranks = self.manager.current_step(), self.manager.num_participants()
-        inputs, targets = batch(step, self.manager.participating_rank())
-        alone = network()
-        alone.load_state_dict(self.model.state_dict())
-        nn.functional.cross_entropy(alone(inputs), targets).backward()
+        batches = [batch(step, self.manager.participating_rank() * self._ranks + rank) for rank in range(self._ranks)]
+        alone = self._gradients_alone(batches)
         owed = residuals(self.optimizer.handle, self.model)
+        inputs, targets = batches[self._rank]
         say(begins=step, ranks=ranks, new=not owed.any(), **self.what_it_has())
         nn.functional.cross_entropy(self.model(inputs), targets).backward()
         if vetoes:
@@ -76,19 +103,35 @@ class Replica:
             return
         say(step=step + 1, ranks=ranks, **self.what_it_has())
         if step < self._told["summed"]:
-            sent = owed + gradients(alone) / ranks - residuals(self.optimizer.handle, self.model)
+            sent = owed + alone / ranks - residuals(self.optimizer.handle, self.model)
             say(sums=step, sent=sent.tolist(), mean=mean.tolist())
+
+    def _gradients_alone(self, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """This rank's shard of the replica's."""
+        alone = network()
+        alone.load_state_dict({name: whole(tensor) for name, tensor in self.model.state_dict().items()})
+        for inputs, targets in batches:
+            (nn.functional.cross_entropy(alone(inputs), targets) / self._ranks).backward()
+        return flat(p.grad.tensor_split(self._ends(len(p)))[self._rank] for p in alone.parameters())
+
+    def _ends(self, rows: int) -> list[int]:
+        """Where FSDP's shards of so many rows end, but the last."""
+        most = ceil(rows / self._ranks)
+        return [most * rank for rank in range(1, self._ranks)]
 
     def round(self, vetoes: bool) -> None:
         time.sleep(self._told["pause_s"])
         round = self.manager.current_step()
-        for step in range(self._told["local"]):
+        for step in range(self._inner_step, self._told["local"]):
             inputs, targets = batch(100 * round + step, self._told["number"])
             self.optimizer.zero_grad()
             nn.functional.cross_entropy(self.model(inputs), targets).backward()
             if vetoes and step == self._told["local"] - 1:
                 self._veto()
             self.optimizer.step()
+            self._inner_step = (step + 1) % self._told["local"]
+            if round == self._told["saves"] and self._inner_step == 1:
+                self.save_checkpoint()
         counts = self.manager.current_step() > round
         say(**{"step" if counts else "refused": self.manager.current_step()}, **self.what_it_has())
 
@@ -111,8 +154,12 @@ class Replica:
         }
 
 
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def main() -> None:
-    told = json.loads(sys.argv[2])
+    told = json.loads(sys.argv[2]) | {"port": int(sys.argv[1])}
     say(loaded=True)
     sys.stdin.readline()
     replica, vetoed = Replica(told), False
@@ -120,6 +167,8 @@ def main() -> None:
         vetoes = step == told["vetoes"] and not vetoed
         vetoed |= vetoes
         (replica.round if told["local"] else replica.step)(vetoes)
+        if replica.manager.current_step() == told["saves"] and not told["local"]:
+            replica.save_checkpoint()
     say(ended=replica.what_it_has())
     sys.stdin.read()
     os._exit(0)
