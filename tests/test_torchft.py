@@ -80,6 +80,14 @@ def train(everyone: list[Replica]) -> None:
         each.wait_for(lambda each=each: each.all("ended"))
 
 
+def kill(replica: list[Replica]) -> None:
+    """The rank at whose store the replicas have met; those that hold its model with it end by themselves."""
+    first, *others = replica
+    first.process.kill()
+    for each in others:
+        each.process.wait(timeout=60)
+
+
 @pytest.fixture(scope="module", params=[1, 2], ids=["whole", "sharded"])
 def undisturbed(request: pytest.FixtureRequest) -> list[Replica]:
     """Two replicas of so many ranks."""
@@ -221,9 +229,7 @@ def test_one_is_killed_the_others_go_on_and_a_newcomer_heals(ranks: int):
         for each in everyone:
             each.wait_for(lambda each=each: 5 in each.steps())
         lost_at = max(each.said[-1].get("step", 0) for each in everyone)
-        killed[0].process.kill()  # at whose store the others have met
-        for each in killed[1:]:  # it may have ended by itself
-            each.process.wait(timeout=30)
+        kill(killed)
         for each in everyone:
             each.wait_for(lambda each=each: max(each.steps()) > lost_at + 5)
         for each in newcomer:
@@ -266,22 +272,27 @@ def test_local_steps_a_round_that_is_voted_down_leaves_everything_as_it_was():
     assert len({words["model"] for words in one.steps().values()}) == 7
 
 
-def test_local_steps_go_on_without_one_and_with_a_newcomer():
-    with replicas(4, steps=30, local=3) as (*everyone, newcomer):
-        for each in everyone:
+@pytest.mark.parametrize("ranks", [1, 2], ids=["whole", "sharded"])
+def test_local_steps_go_on_without_one_and_with_a_newcomer(ranks: int):
+    with replicas(4, steps=30, local=3, ranks=ranks) as started:
+        killed, everyone, newcomer = started[:ranks], started[ranks:-ranks], started[-ranks:]
+        for each in [*killed, *everyone]:
             each.let_in()
         for each in everyone:
             each.wait_for(lambda each=each: 4 in each.steps())
-        everyone.pop(0).process.kill()
+        kill(killed)
         lost_at = max(max(each.steps()) for each in everyone)
         for each in everyone:
             each.wait_for(lambda each=each: max(each.steps()) > lost_at + 3)
-        newcomer.let_in()
-        for each in [*everyone, newcomer]:
+        for each in newcomer:
+            each.let_in()
+        for each in [*everyone, *newcomer]:
             each.wait_for(lambda each=each: each.all("ended"))
 
-    (joined,) = newcomer.begun().values()
-    assert joined["model"] == everyone[0].steps()[joined["begins"]]["model"]
-    assert joined["begins"] > lost_at
-    for step in range(2, 31):
-        assert len({each.steps()[step]["model"] for each in [*everyone, newcomer] if step in each.steps()}) == 1
+    for shard in range(ranks):
+        alike = [*everyone, *newcomer][shard::ranks]
+        (joined,) = newcomer[shard].begun().values()
+        assert joined["model"] == alike[0].steps()[joined["begins"]]["model"]
+        assert joined["begins"] > lost_at
+        for step in range(2, 31):
+            assert len({each.steps()[step]["model"] for each in alike if step in each.steps()}) == 1
