@@ -6,6 +6,7 @@ A result is older than the code where the sources of what its script measures ar
 import ast
 import hashlib
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
+CALLED = "GRADWIRE_BENCHMARK"
 
 ALGORITHMS = ("compressors", "communicators", "memories", "ops", "native")
 STEP = (*ALGORITHMS, "runtime", "transports", "frontends")
@@ -32,16 +34,21 @@ MEASURED = {
 def save(name: str, **found: Any) -> None:
     """Writes benchmarks/results/`name` with where it comes from."""
     RESULTS.mkdir(exist_ok=True)
-    script, *arguments = sys.argv
     origin = {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
         "machine": machine(),
-        "command": shlex.join(["python", f"benchmarks/{Path(script).name}", *arguments]),
-        "code": code(Path(script).stem),
+        "command": command(),
+        "code": code(Path(sys.argv[0]).stem),
     }
     (RESULTS / name).write_text(json.dumps(origin | found, indent=1) + "\n")
     print(f"\nwritten to {RESULTS / name}")
+
+
+def command() -> str:
+    """What was called; ranks that a script starts have it in their environment."""
+    script, *arguments = sys.argv
+    return os.environ.get(CALLED) or shlex.join(["python", f"benchmarks/{Path(script).name}", *arguments])
 
 
 def load(name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from provenance import RESULTS
+from provenance import CALLED, RESULTS, command
 
 
 def collect(script: str, arguments: list[str], ranks: int, link: str, hosts: int | None = None) -> Any:
@@ -20,11 +20,12 @@ def collect(script: str, arguments: list[str], ranks: int, link: str, hosts: int
     RESULTS.mkdir(exist_ok=True)
     out = RESULTS / f".{os.getpid()}.json"
     argv = [script, *arguments, "--out", str(out)]
+    called = {CALLED: command()}
     if link == "loopback":
-        launch(argv, ranks)
+        launch(argv, ranks, env=called)
     else:
         with Network(hosts or ranks, Link.parse(link)) as network:
-            launch(argv, ranks, network=network)
+            launch(argv, ranks, env=called, network=network)
     found = json.loads(out.read_text())
     out.unlink()
     return found
