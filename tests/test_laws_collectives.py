@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from harness import CPU, job, place_bytes, plan_of, slots_of, total
+from harness import job, place_bytes, plan_of, slots_of, total
 from torch import Tensor
 
 import gradwire as gw
@@ -12,7 +12,6 @@ from gradwire.communicators.wire import Wire
 from gradwire.ops.entries import Entries, Places
 from gradwire.ops.kernels import pack_entries, pack_places, unpack_entries, unpack_places
 from gradwire.ops.ranges import even, split, split_on_device
-from gradwire.ops.workspace import Workspace
 from gradwire.slots import Layout
 
 COLLECTIVES = [
@@ -185,22 +184,21 @@ def test_split_is_the_same_on_every_device(n: int, capacity: int, world: int):
     x = crowded(n, 0)
     indices = x.abs().topk(min(n, 300)).indices.sort().values
     bounds = even(n, world)
-    for by_host, by_device in zip(
-        split(x, indices, bounds, capacity, Workspace(CPU)),
-        split_on_device(x, indices, bounds, torch.tensor(bounds), capacity),
-        strict=True,
-    ):
-        sums = [torch.zeros(n).index_add_(0, *part) for part in (by_host, by_device)]
-        assert torch.equal(*sums)
-        assert len(by_device[0]) in (0, capacity)
-        assert by_device[0].diff().ge(0).all()
+    edges = torch.tensor(bounds)
+    found, values = split_on_device(x, indices, edges, capacity)
+    for by_host, row, kept in zip(split(x, indices, edges, capacity), found, values, strict=True):
+        there = row < n
+        assert torch.equal(by_host[0], row[there])
+        assert torch.equal(by_host[1], kept[there])
+        assert kept[~there].eq(0).all()
+        assert row.diff().ge(0).all()
 
 
 @pytest.mark.parametrize("overlap", [0, 3, 10])
 def test_a_merge_loses_nothing(overlap: int):
     ours = torch.arange(10) * 7, normal(10, 0)
     theirs = torch.cat([ours[0][:overlap], torch.arange(71, 71 + 10 - overlap)]).sort().values, normal(10, 1)
-    kept, dropped = merge(ours, theirs, 10)
+    kept, dropped = merge(torch.cat([ours[0], theirs[0]]), torch.cat([ours[1], theirs[1]]), 10)
     both = torch.zeros(100).index_add_(0, *ours).index_add_(0, *theirs)
     torch.testing.assert_close(torch.zeros(100).index_add_(0, *kept), chosen(both, 10))
     torch.testing.assert_close(torch.zeros(100).index_add_(0, *kept).index_add_(0, *dropped), both)
@@ -218,7 +216,7 @@ def test_places_and_entries_come_back(n: int):
         torch.zeros(n).index_add_(0, *unpack_entries(payload, entries)), torch.zeros(n).index_add_(0, indices, values)
     )
     pack_places(payload[: places.nbytes], places, indices)
-    found, filled = unpack_places(payload[: places.nbytes], places)
+    found, filled = unpack_places(payload[None, : places.nbytes], places)
     assert torch.equal(found[filled], indices)
     assert int(filled.sum()) == len(indices)
     assert found.lt(n).all()

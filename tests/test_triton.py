@@ -5,6 +5,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -124,13 +125,18 @@ def test_sums_of_blocks_are_the_references(n: int, seed: int, code: Code, cut: f
     assert_close(ours, theirs)
 
 
-@given(n=st.sampled_from([1, 100, 65_536, 65_537, 200_000]), ratio=st.floats(0.001, 0.2), seed=st.integers(0, 1000))
-@settings(max_examples=10, deadline=None)
-def test_entries_are_the_references(n: int, ratio: float, seed: int):
-    layout = Entries(n, max(1, int(n * ratio)))
-    old, gradient = numbers(n, seed, 1.0, 0.3), numbers(n, seed + 1)
+@given(
+    kind=st.sampled_from([(1, 32), (100, 32), (65_536, 32), (65_537, 32), (200_000, 32), (1, 4), (100, 4), (5000, 4)]),
+    ratio=st.floats(0.001, 0.2), seed=st.integers(0, 1000), zeros=st.sampled_from([0.3, 0.999])
+)  # fmt: skip
+@settings(max_examples=12, deadline=None)
+def test_entries_are_the_references(kind: tuple[int, Literal[32, 4]], ratio: float, seed: int, zeros: float):
+    n, bits = kind
+    layout = Entries(n, max(1, int(n * ratio)), bits)
+    old, gradient = numbers(n, seed, 1.0, zeros), numbers(n, seed + 1, 1.0, zeros if bits == 4 else 0.0)
     largest = (0.9 * old + 0.5 * gradient).abs().topk(min(n, layout.k + 1)).values
-    assume(layout.k == n or largest[-2] > largest[-1])  # of equals, topk takes any
+    zero = bits == 4 and largest[-1] == 0  # of equals, topk takes any; of zeros no level travels
+    assume(layout.k == n or largest[-2] > largest[-1] or zero)
     ours, theirs = torch.full((2, n), torch.nan)
     payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
     nonfinite = torch.zeros(1)
@@ -145,6 +151,33 @@ def test_entries_are_the_references(n: int, ratio: float, seed: int):
     triton.decode_entries(rows, sums, layout)
     reference.decode_entries(rows, expected_sums, layout)
     assert torch.equal(sums, expected_sums)
+
+
+@given(
+    n=st.sampled_from([1, 100, 7000]), share=st.floats(0, 1), seed=st.integers(0, 1000), bits=st.sampled_from([32, 4])
+)  # fmt: skip
+@settings(max_examples=12, deadline=None)
+def test_rows_of_entries_are_the_references(n: int, share: float, seed: int, bits: Literal[32, 4]):
+    """Of which some have fewer than there is room for."""
+    layout, ranks = Entries(n, max(1, n // 20), bits), 3
+    m = max(1, int(share * layout.k))
+    generator = torch.Generator().manual_seed(seed)
+    indices = torch.stack([torch.randperm(n, generator=generator)[:m].sort().values for _ in range(ranks)])
+    values = torch.randn(ranks, m, generator=generator)
+    indices[1, m // 2 :], values[1, m // 2 :] = n + 3, 0
+    rows, expected = (torch.stack([garbage(layout.nbytes + 4) for _ in range(ranks)]) for _ in range(2))
+    sent = triton.pack_entry_rows(rows, layout, indices, values)
+    assert torch.equal(sent, reference.pack_entry_rows(expected, layout, indices, values))
+    assert torch.equal(rows, expected)
+    for ours, theirs in zip(_unpacked(triton, rows, layout), _unpacked(reference, rows, layout), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def _unpacked(kernels: Any, rows: Tensor, layout: Entries) -> list[Tensor]:
+    """Entries and, of the same payloads, places; what is no entry counts as none."""
+    indices, values = kernels.unpack_entry_rows(rows, layout)
+    places, filled = kernels.unpack_place_rows(rows[:, layout.places_at :], layout.places)
+    return [indices * values.ne(0), values, places * filled, filled]
 
 
 @given(n=st.sampled_from([1, 100, 65_537]), seed=st.integers(0, 1000))

@@ -11,6 +11,7 @@ from gradwire.communicators.wire import Wire, all_gather
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, Selective
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.ops.tiles import at_once
 from gradwire.slots import Layout
 
 
@@ -52,7 +53,7 @@ class AllGather(SummingCommunicator):
 def _divide_by_share(codec: Selective, rows: Tensor, out: Tensor, context: GroupContext) -> None:
     """Divides each element of out (n,), a mean over all ranks, by the share of ranks whose payload has it."""
     senders = context.buffers.tensor("senders", (len(out),)).zero_()
-    for row in rows:
-        places, values = codec.entries(row, len(out))
+    for some in at_once(rows):
+        places, values = codec.entries(some, len(out))
         senders.index_add_(0, places, values.ne(0).float())
     out.mul_(context.world).div_(senders.clamp_(min=1))

@@ -13,6 +13,7 @@ from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_reduce
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Places
+from gradwire.ops.host import to_device
 from gradwire.ops.kernels import pack_places, unpack_places
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
@@ -44,43 +45,35 @@ class Exclusive(SparseCommunicator):
         return 2
 
     def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
-        k, nbytes = _room(codec, n, world)
-        return all_gather(framed(nbytes), world) + all_reduce(4 * world * k + FLAG_BYTES, world)
+        places = _places(codec, n, world)
+        return all_gather(framed(places.nbytes), world) + all_reduce(4 * world * places.k + FLAG_BYTES, world)
 
     def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
-        x = vector.total()
-        world, (k, nbytes) = context.world, _room(codec, len(x), context.world)
-        mine = context.message("mine", nbytes)
-        a, b = _parts(len(x), context)[context.rank]
+        x, world = vector.total(), context.world
+        places, parts = _places(codec, len(x), world), _parts(len(x), context)
+        mine = context.message("mine", places.nbytes)
+        a, b = parts[context.rank]
         quotas = even(codec.count(len(x)), world)
         quota = min(b - a, quotas[context.rank + 1] - quotas[context.rank])
-        if a < b:
-            nothing = torch.empty(0, dtype=torch.int64, device=x.device)
-            found = codec.select(x[a:b], quota, context) if quota else nothing
-            pack_places(mine.body, Places(b - a, k), found)
-        everyones = context.message("places", nbytes, rows=world)
+        nothing = torch.empty(0, dtype=torch.int64, device=x.device)
+        pack_places(mine.body, places, codec.select(x[a:b], quota, context) if quota else nothing)
+        everyones = context.message("places", places.nbytes, rows=world)
         yield Gather(mine, everyones)
-        yield from sum_values(x, *_union(k, everyones.body, len(x), context), mean.vector(), context)
+
+        def starts() -> Tensor:
+            return to_device(torch.tensor([[start] for start, _ in parts]), x.device)
+
+        found, filled = unpack_places(everyones.body, places)
+        found += context.buffers.once((self, "starts", context.step % world), starts)
+        yield from sum_values(x, found.view(-1), filled.view(-1), mean.vector(), context)
 
 
-def _room(codec: Sparse, n: int, world: int) -> tuple[int, int]:
-    """How many coordinates a part has room for, and their bytes: a part has so many elements, or one less."""
-    k, width = -(-codec.count(n) // world), -(-n // world)
-    return k, max(Places(width, k).nbytes, Places(max(1, width - 1), k).nbytes)
+def _places(codec: Sparse, n: int, world: int) -> Places:
+    """How a part's coordinates travel; a part has so many elements, or one less."""
+    return Places(-(-n // world), -(-codec.count(n) // world))
 
 
 def _parts(n: int, context: GroupContext) -> list[tuple[int, int]]:
     """This step's part of each rank: (start, end)."""
     parts = list(pairwise(even(n, context.world)))
     return [parts[(rank + context.step) % context.world] for rank in range(context.world)]
-
-
-def _union(k: int, payloads: Tensor, n: int, context: GroupContext) -> tuple[Tensor, Tensor]:
-    """All ranks' coordinates (N·k,), and which of them are filled (N·k,)."""
-    indices = torch.zeros(len(payloads), k, dtype=torch.int64, device=payloads.device)
-    filled = torch.zeros(len(payloads), k, dtype=torch.bool, device=payloads.device)
-    for rank, (a, b) in enumerate(_parts(n, context)):
-        if a < b:
-            found, filled[rank] = unpack_places(payloads[rank], Places(b - a, k))
-            torch.add(found, a, out=indices[rank])
-    return indices.view(-1), filled.view(-1)

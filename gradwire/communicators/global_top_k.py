@@ -10,7 +10,7 @@ from gradwire.collective import Broadcast, SendReceive, framed
 from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, broadcast, depth, up_a_tree
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
-from gradwire.ops.kernels import decode_entries, pack_entries, unpack_entries
+from gradwire.ops.kernels import decode_entries, pack_entries, unpack_all
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 
@@ -36,17 +36,19 @@ class GlobalTopK(SparseCommunicator):
 
     def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         entries = codec.layout(vector.numel)
-        merged, other = context.message("merged", entries.nbytes), context.message("other", entries.nbytes)
+        both = context.message("both", entries.nbytes, rows=2)
+        merged, other = both.row(0), both.row(1)
         codec.encode(vector, merged.body, context)
         for level in range(depth(context.world)):
             target, source = partners(context.rank, context.world, level)
             yield SendReceive(merged, other, target, source)
             if source is not None:
-                ours, theirs = (unpack_entries(message.body, entries) for message in (merged, other))
-                (indices, sums), dropped = merge(ours, theirs, entries.k)
+                (indices, sums), dropped = merge(*unpack_all(both.body, entries), entries.k)
                 sent = pack_entries(merged.body, entries, indices, sums)
                 if context.remember:
-                    vector.total().index_add_(0, *dropped).index_add_(0, indices, sums - sent)
+                    vector.total().index_add_(0, *dropped)
+                if context.remember and not entries.exact:
+                    vector.total().index_add_(0, indices, sums - sent)
         yield Broadcast(merged, 0)
         decode_entries(merged.body[None], mean.parts(), entries)
 
@@ -61,16 +63,13 @@ def partners(rank: int, world: int, level: int) -> tuple[int | None, int | None]
     return None, None
 
 
-def merge(
-    ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], k: int
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Adds up two sets of entries (≤ k,): the k largest sums by ascending index, and all sums (≤ 2k,) with zeros for
-    those k. What is left over are zeros at the last index."""
-    indices, order = torch.cat([ours[0], theirs[0]]).sort()
+def merge(indices: Tensor, values: Tensor, k: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Adds up entries (≤ 2k,): the k largest sums by ascending index, and all sums (≤ 2k,) with zeros for those k. What
+    is left over are zeros at the last index."""
+    indices, order = indices.sort()
     first = torch.ones_like(indices, dtype=torch.bool)
     torch.ne(indices[1:], indices[:-1], out=first[1:])
     place = first.cumsum(0).sub_(1)
-    values = torch.cat([ours[1], theirs[1]])
     sums = torch.zeros_like(values).index_add_(0, place, values[order])
     where = indices[-1:].repeat(len(indices)).scatter_(0, place, indices)
     best = sums.abs().topk(min(k, len(sums)), sorted=False).indices.sort().values

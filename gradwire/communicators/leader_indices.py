@@ -40,7 +40,8 @@ class LeaderIndices(SparseCommunicator):
         if context.rank == leader:
             pack_places(message.body, places, codec.select(x, places.k, context))
         yield Broadcast(message, leader)
-        yield from sum_values(x, *unpack_places(message.body, places), mean.vector(), context)
+        found, filled = unpack_places(message.body[None], places)
+        yield from sum_values(x, found[0], filled[0], mean.vector(), context)
 
 
 def _places(codec: Sparse, n: int) -> Places:

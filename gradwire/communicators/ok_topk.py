@@ -11,10 +11,10 @@ from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Entries
-from gradwire.ops.kernels import pack_entries, take_entries, unpack_entries
+from gradwire.ops.kernels import add_at, pack_entries, unpack_all
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.ranges import even, share, split
+from gradwire.ops.ranges import even, share, take_ranges
 from gradwire.ops.reference.largest import TINY, largest
 from gradwire.ops.select import above, top_k
 from gradwire.ops.threshold import can_count
@@ -68,16 +68,13 @@ class OkTopk(SparseCommunicator):
         )
         send, receive = (context.message(name, entries.nbytes, rows=world) for name in ("send", "receive"))
         indices = codec.select(x, k, context)
-        parts = list(split(x, indices, bounds, entries.k, context.buffers))
-        for row, (found, values) in zip(send.body, parts, strict=True):
-            take_entries(x, row, entries, found, values)
+        take_ranges(x, send.body, entries, indices, bounds, context.buffers, relative=False)
         yield AllToAll(send, receive)
 
         a, b = bounds[context.rank], bounds[context.rank + 1]
         total = context.buffers.tensor("total", (n,))
         total[a:b].zero_()
-        for row in receive.body:  # rank by rank: the same rounding whoever owns the region
-            total.index_add_(0, *unpack_entries(row, entries))
+        add_at(total, *unpack_all(receive.body, entries))  # rank by rank: the same rounding whoever owns the region
         size = entries.nbytes + 4 * POINTS
         again, everyones = context.message("again", size), context.message("everyones", size, rows=world)
         found = _passing(total[a:b], threshold, entries.k) + a
@@ -85,8 +82,7 @@ class OkTopk(SparseCommunicator):
         again.body[entries.nbytes :].view(torch.int32).copy_(_quantiles(indices, n))
         yield Gather(again, everyones)
 
-        shared = [unpack_entries(row, entries) for row in everyones.body]
-        values = torch.cat([own for _, own in shared])
+        places, values = unpack_all(everyones.body, entries)
         if threshold is None:
             context.group.stage("threshold", _keep_largest(values, k))
         if can_count(x) and not 2 / 3 <= int(values.count_nonzero()) / k <= 4 / 3:
@@ -94,10 +90,7 @@ class OkTopk(SparseCommunicator):
         if context.step % self.rebalance == 0:
             context.group.stage("quantiles", _mean_quantiles(everyones.body[:, entries.nbytes :], n))
         out = mean.vector().zero_()
-        for places, own in zip(
-            (places for places, _ in shared), values.split([len(o) for _, o in shared]), strict=True
-        ):
-            out.index_add_(0, places, own)
+        add_at(out, places, values)
         if context.remember:  # what this region's owner did not share, or not everybody kept
             x[a:b].add_(total[a:b]).sub_(out[a:b])
 

@@ -1,5 +1,6 @@
 """Split and gather: each rank sums one index range of all ranks' selections, and shares the sum."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -12,11 +13,13 @@ from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Entries
-from gradwire.ops.kernels import decode_entries, take_entries
+from gradwire.ops.kernels import decode_entries, move_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.ranges import even, share, split
+from gradwire.ops.ranges import decode_ranges, even, share, take_ranges
 from gradwire.ops.select import top_k
+from gradwire.ops.workspace import Workspace
+from gradwire.torch_private import copy_each
 
 
 @dataclass(frozen=True)
@@ -44,82 +47,64 @@ class SplitGather(SparseCommunicator):
 
     def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
         room = self._room(codec, n, world)
-        there = world * framed(room.nbytes(room.there))
-        return all_to_all(there, world) + all_gather(framed(room.back_bytes), world)
+        return all_to_all(world * framed(room.there.nbytes), world) + all_gather(framed(room.back_bytes), world)
 
     def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
-        x = vector.total()
-        room = self._room(codec, len(x), context.world)
-        bounds, size = even(len(x), context.world), room.nbytes(room.there)
-        send = context.message("send", size, rows=context.world)
-        receive = context.message("receive", size, rows=context.world)
+        x, world, buffers = vector.total(), context.world, context.buffers
+        room, bounds = self._room(codec, len(x), world), even(len(x), world)
+        send, receive = (context.message(name, room.there.nbytes, rows=world) for name in ("send", "receive"))
         indices = codec.select(x, codec.count(len(x)), context)
-        parts = list(split(x, indices, bounds, room.there, context.buffers))
-        for row, (a, b), (found, values) in zip(send.body, pairwise(bounds), parts, strict=True):
-            if a < b:
-                sent = room.entries(b - a, room.there)  # what a GPU fills up with lies behind its k
-                take_entries(x[a:b], row, sent, (found - a)[: sent.k], values[: sent.k])
+        take_ranges(x, send.body, room.there, indices, bounds, buffers, relative=True)
         yield AllToAll(send, receive)
 
         a, b = bounds[context.rank], bounds[context.rank + 1]
-        total = context.buffers.tensor("total", (b - a,))
+        total = buffers.tensor("total", (room.there.n,))
+        decode_entries(receive.body, total, room.there)
         again = context.message("again", room.back_bytes)
-        if a < b:
-            decode_entries(receive.body, total, room.entries(b - a, room.there))
-            room.write(total, again.body)
-            if context.remember:
-                x[a:b].add_(total)
-        everyones = context.message("everyones", room.back_bytes, rows=context.world)
+        room.write(total, again.body)
+        if context.remember:
+            x[a:b].add_(total[: b - a])
+        everyones = context.message("everyones", room.back_bytes, rows=world)
         yield Gather(again, everyones)
 
-        out = mean.vector()
-        for row, (a, b) in zip(everyones.body, pairwise(bounds), strict=True):
-            if a < b:
-                room.read(row, out[a:b])
+        room.read(everyones.body, mean.vector(), bounds, buffers)
 
     def _room(self, codec: Sparse, n: int, world: int) -> "_Room":
         k, width = codec.count(n), -(-n // world)
         there = share(k, world, self.slack, width)
-        return _Room(codec, width, there, share(k, world, self.growth, min(width, world * there)))
+        back = share(k, world, self.growth, min(width, world * there))
+        return _Room(codec.room(width, there), codec.room(width, back))
 
 
 @dataclass(frozen=True)
 class _Room:
-    """For ranges of `width` elements, or one less: entries from one rank on the way out, and in all on the way back."""
+    """How a range's entries travel: those of one rank on the way out, and those of all on the way back. Ranges have as
+    many elements as these layouts, or one less."""
 
-    codec: Sparse
-    width: int
-    there: int
-    back: int
-
-    def entries(self, n: int, k: int) -> Entries:
-        """How k entries of a range of n elements are laid out, or of fewer where it is shorter."""
-        return self.codec.room(n, min(n, k))
-
-    def nbytes(self, k: int) -> int:
-        """Bytes that k entries of any range take: those of the shorter may be more."""
-        return max(self.entries(n, k).nbytes for n in {self.width, max(1, self.width - 1)})
+    there: Entries
+    back: Entries
 
     @property
     def dense(self) -> bool:
-        return self.nbytes(self.back) >= 4 * self.width
+        return self.back.nbytes >= 4 * self.back.n
 
     @property
     def back_bytes(self) -> int:
-        return 4 * self.width if self.dense else self.nbytes(self.back)
+        return min(4 * self.back.n, self.back.nbytes)
 
     def write(self, total: Tensor, payload: Tensor) -> None:
-        """A range's sum (≤ width,), or its largest elements, to a payload; leaves in `total` what is not written."""
+        """A range's sum, or its largest elements, to a payload; leaves in `total` what is not written."""
         if self.dense:
-            payload[: total.nbytes].view(torch.float32).copy_(total)
+            payload.view(torch.float32).copy_(total)
             total.zero_()
-            return
-        found = top_k(total, min(self.back, len(total)))
-        take_entries(total, payload, self.entries(len(total), self.back), found, total[found])
-
-    def read(self, payload: Tensor, out: Tensor) -> None:
-        """What `write` wrote, to out, as long as the range."""
-        if self.dense:
-            out.copy_(payload[: out.nbytes].view(torch.float32))
         else:
-            decode_entries(payload[None], out, self.entries(len(out), self.back))
+            move_entries(total, payload, self.back, top_k(total, self.back.k))
+
+    def read(self, payloads: Tensor, out: Tensor, bounds: Sequence[int], buffers: Workspace) -> None:
+        """What `write` wrote of each range, to out (n,)."""
+        if self.dense:
+            sizes = [b - a for a, b in pairwise(bounds)]
+            sums = zip(payloads.view(torch.float32), sizes, strict=True)
+            copy_each(out.split(sizes), [row[:size] for row, size in sums])
+        else:
+            decode_ranges(payloads, out, self.back, bounds, buffers)

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from gradwire.collective import Collective
 from gradwire.compressors.context import GroupContext, GroupState, Halves, SlotState
+from gradwire.ops.kernels import add_at
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.ops.tiles import at_once
 from gradwire.ops.workspace import Workspace
 from gradwire.slots import Layout, Slot
 
@@ -155,14 +157,14 @@ class Selective(Codec):
     """A codec that sends some elements, each by its place."""
 
     @abstractmethod
-    def entries(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """Places (m,) int64 and values (m,) of the elements of n that a payload holds; what is left of its room has
-        value 0."""
+    def entries(self, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """Places (m,) int64 and values (m,) of the elements of n that payloads (ranks, ·) hold, one payload after
+        another; what is left of their room has value 0."""
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         out.zero_()
-        for row in rows:  # rank by rank: the same rounding on every replica
-            out.index_add_(0, *self.entries(row, len(out)))
+        for some in at_once(rows):
+            add_at(out, *self.entries(some, len(out)))
 
 
 class MultiRound(Compressor):

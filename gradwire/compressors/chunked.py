@@ -1,6 +1,5 @@
 """Top-k by chunks, with short places and few levels: the payload for local steps over slow links."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,17 +10,17 @@ from gradwire.compressors.base import Selective
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.bits import pack_words, unpack_words
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.tiles import tiles
+from gradwire.ops.tiles import padded_rows
 
 SCALE = torch.bfloat16
 
 
 class _Parts(NamedTuple):
-    """The parts of a payload: a row for each chunk."""
+    """The parts of payloads: a row for each chunk of each."""
 
-    scales: Tensor  # (chunks, levels) SCALE
-    places: Tensor  # (chunks, bytes)
-    signs: Tensor  # (chunks, bytes)
+    scales: Tensor  # (payloads, chunks, levels) SCALE
+    places: Tensor  # (payloads, chunks, bytes)
+    signs: Tensor  # (payloads, chunks, bytes)
 
 
 @dataclass(frozen=True)
@@ -63,40 +62,35 @@ class ChunkTopK(Selective):
         return self.chunks(n) * (SCALE.itemsize * self.levels + self.k * (self.place_bits + 1) // 8)
 
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        x, parts = vector.total(), self._parts(payload, vector.numel)
-        for first, chunk in self._chunked(x, context):
+        x, parts = vector.total(), self._parts(payload[None], vector.numel)
+        for first, chunk in padded_rows(x, self.of, context.scratch):
             rows = slice(first, first + len(chunk))
             magnitude = torch.abs(chunk, out=context.scratch.tensor("magnitude", tuple(chunk.shape)))
             top, places = magnitude.topk(self.k)  # both (rows, k), the largest first
-            parts.scales[rows] = top.view(len(chunk), self.levels, -1).mean(2)
-            pack_words(places, self.place_bits, parts.places[rows])
-            pack_words(chunk.gather(1, places).signbit(), 1, parts.signs[rows])
+            parts.scales[0, rows] = top.view(len(chunk), self.levels, -1).mean(2)
+            pack_words(places, self.place_bits, parts.places[0, rows])
+            pack_words(chunk.gather(1, places).signbit(), 1, parts.signs[0, rows])
         if context.remember:
-            places, values = self.entries(payload, len(x))
+            places, values = self.entries(payload[None], len(x))
             x.index_add_(0, places, values, alpha=-1)
 
-    def entries(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        parts = self._parts(payload, n)
-        signs = unpack_words(parts.signs, 1, self.k)
-        places = unpack_words(parts.places, self.place_bits, self.k)
-        places += torch.arange(0, n, self.of, device=places.device)[:, None]
-        values = parts.scales.float().repeat_interleave(self.k // self.levels, 1)
+    def entries(self, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        parts = self._parts(rows, n)
+        signs = unpack_words(parts.signs.flatten(0, 1), 1, self.k)
+        places = unpack_words(parts.places.flatten(0, 1), self.place_bits, self.k)
+        places.view(len(rows), -1, self.k).add_(torch.arange(0, n, self.of, device=places.device)[:, None])
+        values = parts.scales.flatten(0, 1).float().repeat_interleave(self.k // self.levels, 1)
         values.mul_(1 - 2 * signs).mul_(places < n)  # the last chunk may have chosen from behind the end
         return places.clamp_(max=n - 1).view(-1), values.view(-1)
 
-    def _chunked(self, x: Tensor, context: GroupContext) -> Iterator[tuple[int, Tensor]]:
-        """Chunks (rows, of) of x (n,), with the number of the first, in parts that fit a cache; the last one with
-        zeros."""
-        for start, rows, width in tiles(x, self.of):
-            part = x[start : start + rows * width].view(rows, width)
-            if width < self.of:
-                padded = context.scratch.tensor("padded", (1, self.of)).zero_()
-                padded[:, :width] = part
-                part = padded
-            yield start // self.of, part
-
-    def _parts(self, payload: Tensor, n: int) -> _Parts:
+    def _parts(self, payloads: Tensor, n: int) -> _Parts:
         chunks = self.chunks(n)
+        if len(payloads) == 1:
+            payloads = payloads.as_strided(payloads.shape, (0, 1))  # of any length: there is no next row to find
         sizes = [chunks * SCALE.itemsize * self.levels, chunks * self.k * self.place_bits // 8, chunks * self.k // 8]
-        scales, places, signs = payload[: sum(sizes)].split(sizes)
-        return _Parts(scales.view(SCALE).view(chunks, -1), places.view(chunks, -1), signs.view(chunks, -1))
+        scales, places, signs = payloads[:, : sum(sizes)].split(sizes, 1)
+        return _Parts(
+            scales.view(SCALE).unflatten(1, (chunks, -1)),
+            places.unflatten(1, (chunks, -1)),
+            signs.unflatten(1, (chunks, -1)),
+        )

@@ -36,10 +36,10 @@ class GaussianK(Estimated):
             yield threshold / 2**halvings
 
     def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
-        deviation, mean = torch.std_mean(x, correction=0)
-        threshold = mean.abs() + _quantile(k / len(x)) * deviation
+        deviation, mean = torch.std_mean(x, -1, correction=0, keepdim=True)
+        threshold = mean.abs() + _quantile(sample.share) * deviation
         tries = threshold / torch.exp2(torch.arange(TRIES, device=x.device))
-        return torch.where(sample.counts(tries) >= LEAST * sample.expected, tries, 0).amax()
+        return torch.where(sample.counts(tries) >= LEAST * sample.expected, tries, 0).amax(-1)
 
 
 def _quantile(share: float) -> float:

@@ -40,7 +40,8 @@ class RedSync(Estimated):
             yield mean + low * (peak - mean)
 
     def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
-        mean, peak = torch.linalg.vector_norm(x, 1) / len(x), torch.linalg.vector_norm(x, torch.inf)
+        total, peak = (torch.linalg.vector_norm(x, order, -1, keepdim=True) for order in (1, torch.inf))
+        mean = total / x.shape[-1]
         steps = torch.arange(PRECISION, 1, PRECISION, device=x.device)
         tries = mean + steps * (peak - mean)
-        return torch.where(sample.counts(tries) >= sample.expected, tries, 0).amax()
+        return torch.where(sample.counts(tries) >= sample.expected, tries, 0).amax(-1)

@@ -45,7 +45,7 @@ class SIDCo(Estimated):
         yield threshold
 
     def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
-        threshold = torch.zeros((), device=x.device)
+        threshold = torch.zeros(x.shape[:-1], device=x.device)
         for stage in range(self.stages):
             excess = sample.tail(threshold, logs=self._fits_gamma(stage))
             further = self._quantile(excess, sample.expected, stage).clamp(min=0)

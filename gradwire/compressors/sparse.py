@@ -13,10 +13,12 @@ from gradwire.compressors.base import Codec, Selective
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.losses import beyond_largest
 from gradwire.ops.entries import Entries
-from gradwire.ops.kernels import decode_entries, select_parts, take_entries, unpack_entries, unpack_parts
+from gradwire.ops.host import on_host
+from gradwire.ops.kernels import decode_entries, move_entries, move_entry_rows, select_parts, unpack_all, unpack_parts
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.select import top_k
+from gradwire.ops.vectors import alike_parts
 from gradwire.slots import Slot
 
 
@@ -82,24 +84,36 @@ class Sparse(Sparsifier, Selective):
 
     @abstractmethod
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
-        """Ascending indices (≤ k,) int64 of the elements of x (n,) to send."""
+        """Ascending indices (≤ k,) int64 of the elements of x (n,) to send; on a GPU, where this is divisible, those of
+        each vector of x (..., n)."""
 
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
         x = vector.total()
         self.pack(x, self.select(x, self.count(len(x)), context), payload)
 
     def pack(self, x: Tensor, indices: Tensor, payload: Tensor) -> None:
-        take_entries(x, payload, self.layout(len(x)), indices, x[indices])
+        move_entries(x, payload, self.layout(len(x)), indices)
 
     def levels(self, x: Tensor, fewer: int, context: GroupContext) -> tuple[Tensor, Tensor]:
         first = self.select(x, self.count(len(x)), context)
         return first, first if fewer == self.count(len(x)) else first[top_k(x[first], fewer)]
 
-    def entries(self, payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        return unpack_entries(payload, self.layout(n))
+    def entries(self, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        return unpack_all(rows, self.layout(n))
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         decode_entries(rows, out, self.layout(len(out)))
+
+    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        if on_host(x.device):
+            super().encode_parts(x, rows, bounds, context)
+            return
+        for layout, payloads, a, b in alike_parts(rows, self.part_layouts(bounds)):
+            self.encode_rows(x[a:b].view(len(payloads), layout.n), payloads, layout, context)
+
+    def encode_rows(self, x: Tensor, payloads: Tensor, layout: Entries, context: GroupContext) -> None:
+        """`encode` of each vector of x (rows, n) to a row of payloads, on a GPU."""
+        move_entry_rows(x, payloads, layout, self.select(x, layout.k, context))
 
     def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
         unpack_parts(rows, out, self.part_layouts(bounds))
@@ -183,9 +197,7 @@ class RandomK(Sparsifier):
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         indices, _ = self.indices(len(out), context)
-        out.zero_()
-        for row in rows:
-            out.index_add_(0, indices, row.view(torch.float32))
+        out.zero_().index_copy_(0, indices, rows.view(torch.float32).sum(0))
 
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparse
-from gradwire.ops.kernels import take_entries
+from gradwire.ops.entries import Entries
+from gradwire.ops.kernels import take_entries, take_entry_rows
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.magnitude_sample import Sample
 from gradwire.ops.reference.largest import lower_bound
@@ -30,7 +31,8 @@ class Estimated(Sparse):
 
     @abstractmethod
     def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
-        """An estimate () of the k-th largest magnitude of x (n,) on a GPU, for which the host does not wait."""
+        """Estimates (...,) of the k-th largest magnitude of each vector of x (..., n) on a GPU, for which the host does
+        not wait."""
 
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         if can_count(x):
@@ -82,3 +84,6 @@ class HardThreshold(Sparse):
         x = vector.total()
         indices, values = at_least(x, self.threshold / context.world, self.count(len(x)))
         take_entries(x, payload, self.layout(len(x)), indices, values)
+
+    def encode_rows(self, x: Tensor, payloads: Tensor, layout: Entries, context: GroupContext) -> None:
+        take_entry_rows(x, payloads, layout, *at_least(x, self.threshold / context.world, layout.k))

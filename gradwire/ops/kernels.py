@@ -96,7 +96,7 @@ def dequantise_parts(rows: Tensor, out: Tensor, layouts: Sequence[Blocks]) -> No
 
 def select_parts(x: Tensor, rows: Tensor, layouts: Sequence[Entries]) -> None:
     """As `quantise_parts`, the largest elements of each part. Triton does all that are equally long at once."""
-    if all(layout.exact for layout in layouts) and (triton := _in_triton(x)) is not None:
+    if (triton := _in_triton(x)) is not None:
         triton.select_parts(x, rows, layouts)
         return
     parts, select = x.split([layout.n for layout in layouts]), kernels_for(x).add_select
@@ -106,7 +106,7 @@ def select_parts(x: Tensor, rows: Tensor, layouts: Sequence[Entries]) -> None:
 
 def unpack_parts(rows: Tensor, out: Tensor, layouts: Sequence[Entries]) -> None:
     """Writes to the parts of out (n,) the entries of their rows, as `dequantise_parts`."""
-    if all(layout.exact for layout in layouts) and (triton := _in_triton(out)) is not None:
+    if (triton := _in_triton(out)) is not None:
         triton.unpack_parts(rows, out, layouts)
         return
     for part, row, layout in zip(out.split([layout.n for layout in layouts]), rows, layouts, strict=False):
@@ -129,9 +129,48 @@ def take_entries(x: Tensor, payload: Tensor, layout: Entries, indices: Tensor, v
     x.index_add_(0, indices, pack_entries(payload, layout, indices, values), alpha=-1)
 
 
+def move_entries(x: Tensor, payload: Tensor, layout: Entries, indices: Tensor) -> None:
+    """`take_entries` of what x (n,) has there."""
+    if x.device.type == "cpu":
+        take_entries(x, payload, layout, indices, x[indices])
+    else:
+        move_entry_rows(x[None], payload[None], layout, indices[None])
+
+
+def take_entry_rows(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> None:
+    """`take_entries` of several vectors x (rows, n) at indices (rows, k), on a GPU."""
+    x.scatter_add_(1, indices, kernels_for(x).pack_entry_rows(payloads, layout, indices, values).neg())
+
+
+def move_entry_rows(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor) -> None:
+    """`move_entries` of several vectors x (rows, n), on a GPU."""
+    if (triton := _in_triton(x)) is not None:
+        payloads[:, : layout.nbytes].zero_()
+        triton.move_entries(x, payloads, layout, indices)
+    else:
+        take_entry_rows(x, payloads, layout, indices, x.gather(1, indices))
+
+
 def unpack_entries(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
     """The indices (≤ k,) int64 and values of a payload; on a GPU k of them, of which some values may be 0."""
     return kernels_for(payload).unpack_entries(payload, layout)
+
+
+def unpack_all(rows: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
+    """`unpack_entries` of several payloads (rows, ≥ nbytes), one after another."""
+    if rows.device.type != "cpu":
+        indices, values = kernels_for(rows).unpack_entry_rows(rows, layout)
+        return indices.view(-1), values.reshape(-1)
+    indices, values = zip(*(unpack_entries(row, layout) for row in rows), strict=True)
+    return torch.cat(indices), torch.cat(values)
+
+
+def add_at(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """out[index] += value, one after another: on a GPU in an order that is the same on every replica."""
+    if out.device.type == "cpu":
+        out.index_add_(0, indices, values)
+    else:
+        reference.add_each_at(out, indices, values)
 
 
 def pack_places(payload: Tensor, layout: Places, indices: Tensor) -> None:
@@ -139,6 +178,9 @@ def pack_places(payload: Tensor, layout: Places, indices: Tensor) -> None:
     kernels_for(payload).pack_places(payload, layout, indices)
 
 
-def unpack_places(payload: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
-    """The indices (k,) int64 of a payload, and which of this room was filled, (k,) bool."""
-    return kernels_for(payload).unpack_places(payload, layout)
+def unpack_places(rows: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+    """The indices (rows, k) int64 of payloads, and which of this room was filled, (rows, k) bool."""
+    if rows.device.type != "cpu":
+        return kernels_for(rows).unpack_place_rows(rows, layout)
+    indices, filled = zip(*(kernels_for(rows).unpack_places(row, layout) for row in rows), strict=True)
+    return torch.stack(indices), torch.stack(filled)

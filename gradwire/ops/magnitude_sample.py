@@ -1,4 +1,4 @@
-"""Magnitudes of a sample of a vector, for estimates on a GPU: nothing here makes the host wait."""
+"""Magnitudes of a sample of vectors, for estimates on a GPU: nothing here makes the host wait."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ SIZE = 1 << 18
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """`magnitudes` (m,) of elements at equal distances of a vector, and those of the largest `top` (r,), descending,
-    that stand for `share` of all elements times MOST."""
+    """`magnitudes` (..., m) of elements at equal distances of vectors, and those of the largest `top` (..., r),
+    descending, that stand for `share` of all elements times MOST."""
 
     magnitudes: Tensor
     top: Tensor
@@ -23,39 +23,41 @@ class Sample:
 
     @classmethod
     def of(cls, x: Tensor, k: int) -> "Sample":
-        """For estimates of the k-th largest magnitude of x (n,)."""
-        magnitudes = x[:: len(x) // SIZE | 1].abs()  # an odd stride meets every column of a power-of-two row
-        share = k / len(x)
+        """For estimates of the k-th largest magnitude of each vector of x (..., n)."""
+        n = x.shape[-1]
+        magnitudes = x[..., :: n // SIZE | 1].abs()  # an odd stride meets every column of a power-of-two row
+        share = k / n
         return cls(magnitudes, magnitudes.topk(_rank(magnitudes, MOST * share)).values, share)
 
     def exceeded_by(self, times: float) -> Tensor:
-        """The magnitude () that about `times`·k elements of the vector reach, for up to MOST times."""
-        return self.top[_rank(self.magnitudes, times * self.share) - 1]
+        """The magnitudes (...,) that about `times`·k elements of each vector reach, for up to MOST times."""
+        return self.top[..., _rank(self.magnitudes, times * self.share) - 1]
 
     @property
     def expected(self) -> float:
         """How many of the sample stand for k elements."""
-        return self.share * len(self.magnitudes)
+        return self.share * self.magnitudes.shape[-1]
 
     def counts(self, thresholds: Tensor) -> Tensor:
-        """How many of the sample reach each of the thresholds, (t,)."""
-        return (self.magnitudes >= thresholds[:, None]).sum(1)
+        """How many of the sample reach each of the thresholds (..., t)."""
+        return (self.magnitudes[..., None, :] >= thresholds[..., None]).sum(-1)
 
     def held(self, estimate: Tensor) -> Tensor:
-        """An estimate () of the k-th largest magnitude, or the nearest that between LEAST·k and MOST·k elements
+        """An estimate (...,) of the k-th largest magnitude, or the nearest that between LEAST·k and MOST·k elements
         reach; the sample's own where it is NaN."""
         sound = torch.where(estimate.isnan(), self.exceeded_by(1), estimate.float())
         return sound.clamp(self.exceeded_by(MOST), self.exceeded_by(LEAST))
 
     def tail(self, threshold: Tensor, *, logs: bool = False) -> Tail[Tensor]:
-        """As `magnitudes.tail`, of the sample, in tensors ()."""
-        excess = (self.magnitudes - threshold).clamp_(min=0)
-        number = excess.count_nonzero()
-        mean = excess.sum() / number
-        variance = excess.square().sum() / number - mean * mean
-        return Tail(number, mean, variance, torch.where(excess > 0, excess, 1).log().sum() / number if logs else mean)
+        """As `magnitudes.tail`, of the sample and thresholds (...,), in tensors (...,)."""
+        excess = (self.magnitudes - threshold[..., None]).clamp_(min=0)
+        number = excess.count_nonzero(-1)
+        mean = excess.sum(-1) / number
+        variance = excess.square().sum(-1) / number - mean * mean
+        log = torch.where(excess > 0, excess, 1).log().sum(-1) / number if logs else mean
+        return Tail(number, mean, variance, log)
 
 
 def _rank(magnitudes: Tensor, share: float) -> int:
     """How many of them are this share, at least 1."""
-    return min(len(magnitudes), max(1, round(share * len(magnitudes))))
+    return min(magnitudes.shape[-1], max(1, round(share * magnitudes.shape[-1])))

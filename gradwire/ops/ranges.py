@@ -7,7 +7,9 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from gradwire.ops.entries import Entries
 from gradwire.ops.host import to_device
+from gradwire.ops.kernels import add_at, decode_entries, kernels_for, take_entries
 from gradwire.ops.reference.largest import largest
 from gradwire.ops.workspace import Workspace
 
@@ -32,16 +34,26 @@ def share(k: int, world: int, slack: float, most: int) -> int:
     return min(most, ceil(slack * k / world))
 
 
-def split(
-    x: Tensor, indices: Tensor, bounds: Sequence[int], capacity: int, buffers: Workspace
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each range the indices that lie in it, ascending, and their values of x (n,): of more than `capacity`
-    those of largest magnitude. On CUDA, where the host does not ask how many there are, zeros for the range's last
-    element fill it up."""
-    edges = buffers.once(("edges", *bounds), lambda: to_device(torch.tensor(bounds), x.device))
+def take_ranges(
+    x: Tensor, rows: Tensor, layout: Entries, indices: Tensor, bounds: Sequence[int], buffers: Workspace, *,
+    relative: bool,
+) -> None:  # fmt: skip
+    """Moves the elements of x (n,) at ascending indices to payloads (ranges, ≥ nbytes): of each range between two
+    bounds, as many as there is room for, those of largest magnitude. `relative`: indices count from where it starts."""
+    edges = _edges(bounds, buffers)
     if x.device.type != "cpu":
-        yield from split_on_device(x, indices, bounds, edges, capacity)
+        found, values = split_on_device(x, indices, edges, layout.k)
+        sent = kernels_for(x).pack_entry_rows(rows, layout, found - edges[:-1, None] if relative else found, values)
+        x.index_add_(0, found.view(-1).clamp(max=len(x) - 1), sent.view(-1), alpha=-1)
         return
+    for row, start, (found, values) in zip(rows, bounds, split(x, indices, edges, layout.k), strict=False):
+        origin = start if relative else 0
+        take_entries(x[origin:], row, layout, found - origin, values)
+
+
+def split(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each range between two edges the indices that lie in it, ascending, and their values of x (n,): of more than
+    `capacity` those of largest magnitude. On a CPU."""
     for start, end in pairwise(torch.searchsorted(indices, edges).tolist()):
         part = indices[start:end]
         if len(part) > capacity:
@@ -49,22 +61,27 @@ def split(
         yield part, x[part]
 
 
-def split_on_device(
-    x: Tensor, indices: Tensor, bounds: Sequence[int], edges: Tensor, capacity: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """`split` in shapes that do not depend on the data."""
-    world, k = len(bounds) - 1, len(indices)
-    order = x[indices].abs_().argsort(descending=True)
-    owner = torch.searchsorted(edges, indices[order], right=True) - 1
-    order = order[owner.argsort(stable=True)]  # range by range, the largest first
-    indices = indices[order]
-    owner = torch.searchsorted(edges, indices, right=True) - 1
-    starts = torch.searchsorted(owner, torch.arange(world, device=x.device))
-    position = torch.arange(k, device=x.device) - starts[owner]
-    room = torch.where(position < capacity, owner * capacity + position, world * capacity)
-    rows = x.new_full((world * capacity + 1,), len(x), dtype=torch.int64)
-    rows = rows.scatter_(0, room, indices)[:-1].view(world, capacity).sort().values
-    for row, (start, end) in zip(rows, pairwise(bounds), strict=True):
-        missing = row == len(x)
-        values = x[row.masked_fill(missing, 0)].masked_fill_(missing, 0)
-        yield (row.masked_fill(missing, end - 1), values) if start < end else (row[:0], values[:0])
+def split_on_device(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """`split` for a host that does not ask how many there are: (ranges, capacity) each, n and 0 for what is left."""
+    place, ends = torch.arange(len(indices), device=x.device), torch.searchsorted(indices, edges)
+    outside = (place < ends[:-1, None]) | (place >= ends[1:, None])
+    sizes = torch.where(outside, -1, x[indices].abs_())
+    largest, chosen = sizes.topk(min(len(indices), capacity), sorted=False)
+    found = indices[chosen].masked_fill_(largest < 0, len(x)).sort().values
+    return found, x[found.clamp(max=len(x) - 1)].masked_fill_(found == len(x), 0)
+
+
+def decode_ranges(rows: Tensor, out: Tensor, layout: Entries, bounds: Sequence[int], buffers: Workspace) -> None:
+    """Writes to each range of out (n,) the entries of its payload (≥ nbytes,), whose indices count from where it
+    starts. `layout` is for as many elements as the longest range has, which all others have as well, or one less."""
+    if out.device.type != "cpu":
+        indices, values = kernels_for(rows).unpack_entry_rows(rows, layout)
+        add_at(out.zero_(), (indices + _edges(bounds, buffers)[:-1, None]), values)
+        return
+    for row, start in zip(rows, bounds, strict=False):  # the next one writes what was too much anew
+        decode_entries(row[None], out[start : start + layout.n], layout)
+
+
+def _edges(bounds: Sequence[int], buffers: Workspace) -> Tensor:
+    """The bounds, where the buffers are."""
+    return buffers.once(("edges", *bounds), lambda: to_device(torch.tensor(bounds), buffers.device))

@@ -12,7 +12,7 @@ def top_k(x: Tensor, k: int) -> Tensor:
     """Indices (≤ k,) int64, ascending, of the k largest |x|, exactly; x: (n,) float32.
 
     Fewer than k come back only where all others are zero, subnormal (below 1.2e-38) or NaN. Among equal magnitudes the
-    first win. On a GPU always k.
+    first win. On a GPU always k, and of each vector of x (..., n).
     """
     return kernels_for(x).top_k(x, k)
 

@@ -41,24 +41,28 @@ def fits(x: Tensor, threshold: float, k: int) -> Tensor:
     return (number >= LEAST * k) & (number <= MOST * k)
 
 
-def top_k_by_bound(x: Tensor, k: int, bound: Tensor | float) -> Tensor:
-    """Ascending indices (k,) int64 of the k largest elements of x (n,) that reach the bound, on a GPU, whose host
-    waits for nothing. Of more than 2 k that reach it the first 2 k are looked at; of fewer than k all are chosen, and
-    others besides."""
-    room, passing = min(len(x), int(MOST * k)), x.abs() >= bound
-    found = torch.nonzero_static(passing, size=room, fill_value=-1)
-    others = torch.nonzero_static(~passing[:room], size=k, fill_value=-1)  # enough, where fewer than k were found
-    candidates = torch.cat([found, others])[:, 0]
-    magnitudes = x[candidates.clamp(min=0)].abs_().masked_fill_(candidates < 0, -1)
-    return candidates[magnitudes.topk(k, sorted=False).indices].sort().values
+def top_k_by_bound(x: Tensor, k: int, bounds: Tensor | float) -> Tensor:
+    """Ascending indices (..., k) int64 of the k largest elements of each vector of x (..., n) that reach its bound
+    (...,), on a GPU, whose host waits for nothing. Of more than 2 k that reach it the first 2 k are looked at; of fewer
+    than k all are chosen, and others besides."""
+    n = x.shape[-1]
+    room, bound = min(n, int(MOST * k)), bounds[..., None] if isinstance(bounds, Tensor) else bounds
+    numbers = (x.abs() >= bound).cumsum(-1, dtype=torch.int32)  # of those up to each element that reach it
+    count = torch.arange(1, room + 1, dtype=torch.int32, device=x.device).expand(*x.shape[:-1], room)
+    others = count - numbers[..., :room]  # enough, where fewer than k were found
+    found = torch.searchsorted(numbers, count.contiguous())
+    besides = torch.searchsorted(others, count[..., :k].contiguous())
+    candidates = torch.cat([found, besides.masked_fill_(besides == room, n)], -1)
+    magnitudes = x.gather(-1, candidates.clamp(max=n - 1)).abs_().masked_fill_(candidates == n, -1)
+    return candidates.gather(-1, magnitudes.topk(k, sorted=False).indices).sort().values
 
 
 def at_least(x: Tensor, threshold: float, k: int) -> tuple[Tensor, Tensor]:
-    """Ascending indices (≤ k,) and values of the k largest elements of x (n,) that reach the threshold; on a GPU the
-    values of those that do not are 0."""
+    """Ascending indices (≤ k,) and values of the k largest elements of x (n,) that reach the threshold; on a GPU k of
+    each vector of x (..., n), and the values of those that do not are 0."""
     if not can_count(x):
         indices = top_k(x, k)
-        values = x[indices]
+        values = x.gather(-1, indices)
         return indices, values.masked_fill_(torch.lt(values.abs(), threshold), 0)
     found = above(x, threshold, int(MOST * k))
     indices = largest(*found, k) if found else top_k(x, k)

@@ -1,6 +1,10 @@
 """Cutting long vectors into pieces that stay in a CPU's cache."""
 
+from collections.abc import Iterator, Sequence
+
 from torch import Tensor
+
+from gradwire.ops.workspace import Workspace
 
 TILE = 1 << 18
 """Elements worked on at a time on a CPU: temporaries stay in cache and out of the allocator. (glibc returns blocks
@@ -28,3 +32,27 @@ def tiles(x: Tensor, block: int) -> list[tuple[int, int, int]]:
     if n % block:
         pieces.append((whole * block, 1, n % block))
     return pieces
+
+
+def padded_rows(x: Tensor, width: int, scratch: Workspace) -> Iterator[tuple[int, Tensor]]:
+    """x (n,) as rows (·, width), the last of which zeros fill up, each after the number of its first: as many at a time
+    as fit a cache; on a GPU all."""
+    count = -(-len(x) // width)
+    if x.device.type != "cpu" and count * width > len(x):
+        room = scratch.tensor("padded", (count * width,))
+        room[: len(x)].copy_(x)
+        room[len(x) :].zero_()
+        yield 0, room.view(count, width)
+        return
+    for start, rows, filled in tiles(x, width):
+        part = x[start : start + rows * filled].view(rows, filled)
+        if filled < width:
+            padded = scratch.tensor("padded", (1, width)).zero_()
+            padded[:, :filled] = part
+            part = padded
+        yield start // width, part
+
+
+def at_once(payloads: Tensor) -> Sequence[Tensor]:
+    """Payloads (ranks, ·) to work on at a time: on a CPU each by itself, as temporaries then stay in its cache."""
+    return payloads.split(1) if payloads.device.type == "cpu" else [payloads]

@@ -1,8 +1,11 @@
 """Vectors that lie in parts: a gradient per slot, or an output per slot."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from torch import Tensor
+
+from gradwire.ops.entries import Entries
 
 Gradient = Tensor | Sequence[Tensor | int] | None
 """A flat gradient (n,); or one per slot, one after another, a number for so many elements that have none."""
@@ -41,3 +44,13 @@ def outputs(out: Output, n: int) -> list[Tensor]:
     if (total := sum(part.numel() for part in parts)) != n:
         raise ValueError(f"the output has {total} elements, the payload's vector {n}")
     return parts
+
+
+def alike_parts(rows: Tensor, layouts: Sequence[Entries]) -> Iterator[tuple[Entries, Tensor, int, int]]:
+    """Each layout, neighbours that are alike together, with their rows, and where their parts of a vector begin and
+    end."""
+    row = start = 0
+    for layout, alike in groupby(layouts):
+        count = len(list(alike))
+        yield layout, rows[row : row + count], start, start + count * layout.n
+        row, start = row + count, start + count * layout.n

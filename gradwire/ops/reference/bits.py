@@ -23,10 +23,10 @@ def pack_signs(x: Tensor, codes: Tensor, zero_is_plus: bool = True) -> None:
 
 
 def pack_bits(bits: Tensor, codes: Tensor) -> None:
-    """Writes bits (8·m,) bool to codes (m,) uint8."""
+    """Writes bits (..., 8·m) bool to codes (..., m) uint8."""
     # one multiplication moves bit 0 of each of eight bytes to its place in the top byte
     gathered = bits.view(torch.int64).mul(_EIGHT_BITS)
-    codes.copy_(gathered.view(torch.uint8).view(-1, 8)[:, 7])
+    codes.copy_(gathered.view(torch.uint8)[..., 7::8])
 
 
 def unpack_bits(codes: Tensor) -> Tensor:

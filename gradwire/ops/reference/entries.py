@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.ops.entries import GROUP, Entries
 from gradwire.ops.host import to_device
-from gradwire.ops.reference.places import no_payload, pack_places, places_in, unpack_rows
+from gradwire.ops.reference.places import no_payload, pack_place_rows, places_in, unpack_place_rows
 
 LARGEST = float(torch.finfo(torch.bfloat16).max)
 
@@ -15,13 +15,18 @@ LARGEST = float(torch.finfo(torch.bfloat16).max)
 def pack_entries(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
     """Ascending indices (≤ k,) int64 and values to payload (nbytes,) uint8; returns what was sent of each value. Zeros
     have no level, and take no room where levels are sent."""
+    return pack_entry_rows(payload[None], layout, indices[None], values[None])[0]
+
+
+def pack_entry_rows(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
+    """As `pack_entries`, (rows, ≤ k) to payloads (rows, ≥ nbytes). Behind a row's last entry may be zeros at an index
+    of n or more, which are none."""
     if not layout.exact:
-        return _pack_levels(payload, layout, indices, values)
-    room = payload[layout.values_at : layout.nbytes].view(torch.float32)
-    room[: len(values)].copy_(values)
-    if len(values) < layout.k:
-        room[len(values) :].zero_()
-    pack_places(_places(payload, layout), layout.places, indices)
+        return _pack_levels(payloads, layout, indices, values)
+    room = payloads[:, layout.values_at : layout.nbytes].view(torch.float32)
+    room[:, : values.shape[1]].copy_(values)
+    room[:, values.shape[1] :].zero_()
+    pack_place_rows(_places(payloads, layout), layout.places, indices, indices < layout.n)
     return values
 
 
@@ -41,7 +46,7 @@ def unpack_entries(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
 
 def unpack_entry_rows(payloads: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
     """As `unpack_entries`, of several payloads (rows, ≥ nbytes) on a GPU: (rows, k) each."""
-    indices, filled = unpack_rows(_places(payloads, layout), layout.places)
+    indices, filled = unpack_place_rows(_places(payloads, layout), layout.places)
     values = _values(payloads, layout, indices)
     return indices, values if layout.exact else values * filled
 
@@ -61,28 +66,29 @@ def _values(payloads: Tensor, layout: Entries, indices: Tensor) -> Tensor:
     return torch.index_select(table, 0, values.reshape(-1).int()).view(rows, -1)[:, :m] * scales
 
 
-def _pack_levels(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
-    scales, filled = _pack_scales(payload, layout, indices, values), values != 0
-    levels, edges = _levels(payload.device)
-    level = (values.abs()[:, None] < scales[:, None] * edges).sum(1)
+def _pack_levels(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
+    filled = values != 0
+    indices, (levels, edges) = indices * filled, levels_and_edges(payloads.device)
+    scales = _pack_scales(payloads, layout, indices, values)
+    level = (values.abs()[..., None] < scales[..., None] * edges).sum(2)
     order = filled.logical_not().argsort(stable=True)  # a GPU is not asked how many there are: zeros go to the end
-    pack_places(_places(payload, layout), layout.places, indices[order], filled[order])
-    packed = payload[layout.values_at : layout.nbytes]
-    codes = torch.zeros(2 * len(packed), dtype=torch.uint8, device=payload.device)
-    codes[: len(order)] = ((level + 8 * (values < 0)) * filled)[order]
-    torch.bitwise_or(codes[::2], codes[1::2] << 4, out=packed)
+    pack_place_rows(_places(payloads, layout), layout.places, indices.gather(1, order), filled.gather(1, order))
+    packed = payloads[:, layout.values_at : layout.nbytes]
+    codes = torch.zeros(len(packed), 2 * packed.shape[1], dtype=torch.uint8, device=payloads.device)
+    codes[:, : order.shape[1]] = ((level + 8 * (values < 0)) * filled).gather(1, order)
+    torch.bitwise_or(codes[:, ::2], codes[:, 1::2] << 4, out=packed)
     return torch.copysign(scales * levels[level], values) * filled
 
 
-def _pack_scales(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
+def _pack_scales(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
     """Writes the largest magnitude of each group, and returns that of each value."""
-    group, room = indices // GROUP, payload[: layout.places_at].view(torch.bfloat16)
-    most = torch.zeros(len(room), device=payload.device).scatter_reduce_(0, group, values.abs(), "amax")
-    return room.copy_(most.clamp_(max=LARGEST))[group].float()
+    group, room = indices // GROUP, payloads[:, : layout.places_at].view(torch.bfloat16)
+    most = torch.zeros(room.shape, device=payloads.device).scatter_reduce_(1, group, values.abs(), "amax")
+    return room.copy_(most.clamp_(max=LARGEST)).gather(1, group).float()
 
 
 @cache
-def _levels(device: torch.device) -> tuple[Tensor, Tensor]:
+def levels_and_edges(device: torch.device) -> tuple[Tensor, Tensor]:
     """The 8 levels, and half-way between them on a logarithmic scale: below an edge, the next level is nearer."""
     exponents = torch.arange(8, dtype=torch.float64)
     levels, edges = torch.exp2(-0.75 * exponents), torch.exp2(-0.75 * (exponents[:7] + 0.5))
@@ -92,6 +98,6 @@ def _levels(device: torch.device) -> tuple[Tensor, Tensor]:
 @cache
 def _pairs(device: torch.device) -> Tensor:
     """What each byte's two codes stand for, (256, 2)."""
-    levels, _ = _levels(torch.device("cpu"))
+    levels, _ = levels_and_edges(torch.device("cpu"))
     both, codes = torch.cat([levels, -levels]), torch.arange(256)
     return to_device(torch.stack([both[codes & 15], both[codes >> 4]], 1), device)

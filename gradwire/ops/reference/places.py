@@ -9,24 +9,30 @@ from gradwire.ops.entries import Places
 from gradwire.ops.reference.bits import pack_bits, unpack_bits
 
 
-def pack_places(payload: Tensor, layout: Places, indices: Tensor, filled: Tensor | None = None) -> None:
-    """Ascending indices (≤ k,) int64 to payload (nbytes,) uint8: all, or those `filled` (m,) bool, which come first."""
-    m, width, lower_at = len(indices), layout.low_bits, 8 * layout.upper_bytes
-    ranks, digits = _constants(layout, 1, payload.device)
-    bits = torch.zeros(8 * layout.nbytes + 8, dtype=torch.bool, device=payload.device)
-    places = (indices >> width).add_(ranks[0, :m])
-    if filled is not None:
-        indices, places = indices * filled, torch.where(filled, places, len(bits) - 1)
-    bits.index_fill_(0, places, True)
-    torch.ne(indices[:, None] & digits, 0, out=bits[lower_at : lower_at + m * width].view(m, width))
-    pack_bits(bits[:-8], payload[: layout.nbytes])
+def pack_places(payload: Tensor, layout: Places, indices: Tensor) -> None:
+    """Ascending indices (≤ k,) int64 to payload (nbytes,) uint8."""
+    pack_place_rows(payload[None], layout, indices[None], torch.ones_like(indices[None], dtype=torch.bool))
+
+
+def pack_place_rows(payloads: Tensor, layout: Places, indices: Tensor, filled: Tensor) -> None:
+    """Indices (rows, ≤ k) to payloads (rows, ≥ nbytes): of each row those `filled` (rows, ·) bool, which ascend and
+    come first."""
+    (rows, m), width, lower_at = indices.shape, layout.low_bits, 8 * layout.upper_bytes
+    ranks, digits = _constants(layout, 1, payloads.device)
+    bits = torch.zeros(rows, 8 * layout.nbytes + 8, dtype=torch.bool, device=payloads.device)
+    indices = indices * filled
+    places = torch.where(filled, (indices >> width).add_(ranks[:, :m]), bits.shape[1] - 1)
+    bits.scatter_(1, places, True)
+    lower = bits[:, lower_at : lower_at + m * width].unflatten(1, (m, width))
+    torch.ne(indices[:, :, None] & digits, 0, out=lower)
+    pack_bits(bits[:, :-8], payloads[:, : layout.nbytes])
 
 
 def unpack_places(payload: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
     """The coordinates (k,) int64, and which of the room was filled, (k,) bool; raises ValueError for what is no
     payload."""
     if payload.device.type != "cpu":
-        indices, filled = unpack_rows(payload[None], layout)
+        indices, filled = unpack_place_rows(payload[None], layout)
         return indices[0], filled[0]
     found = places_in(payload, layout)
     if found is None:
@@ -53,7 +59,7 @@ def places_in(payload: Tensor, layout: Places) -> Tensor | None:
     return None if m and int(indices.max()) >= layout.n else indices
 
 
-def unpack_rows(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+def unpack_place_rows(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
     """The coordinates of payloads (rows, ≥ nbytes), (rows, k) int64, and which of the room is filled, (rows, k) bool.
     A GPU is not asked how many there are, nor whether these are payloads: all lie within n."""
     upper, lower = _bits(payloads, layout)

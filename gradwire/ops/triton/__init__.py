@@ -7,7 +7,6 @@ codes draw their noise from Triton's generator. Import this only where `gradwire
 from gradwire.ops.reference import (
     above,
     pack_codes,
-    pack_places,
     pack_signs,
     product,
     project_columns,
@@ -17,17 +16,29 @@ from gradwire.ops.reference import (
     top_k_columns,
     top_k_rows,
     unpack_codes,
-    unpack_entries,
-    unpack_places,
     unpack_signs,
 )
 from gradwire.ops.triton.adding import add_in, add_quantise, add_select, mask_zeros, quantise_parts
 from gradwire.ops.triton.decoding import decode_blocks, dequantise_parts
-from gradwire.ops.triton.entries import decode_entries, pack_entries, select_parts, unpack_parts
+from gradwire.ops.triton.entries import (
+    decode_entries,
+    move_entries,
+    pack_entries,
+    pack_entry_rows,
+    pack_place_rows,
+    pack_places,
+    select_parts,
+    unpack_entries,
+    unpack_entry_rows,
+    unpack_parts,
+    unpack_place_rows,
+    unpack_places,
+)
 
 __all__ = [
     "above", "add_in", "add_quantise", "add_select", "decode_blocks", "decode_entries", "dequantise_parts",
-    "mask_zeros", "pack_codes", "pack_entries", "pack_places", "pack_signs", "product", "project_columns",
-    "project_rows", "quantise_parts", "select_parts", "subtract_product", "top_k", "top_k_columns", "top_k_rows",
-    "unpack_codes", "unpack_entries", "unpack_parts", "unpack_places", "unpack_signs",
+    "mask_zeros", "move_entries", "pack_codes", "pack_entries", "pack_entry_rows", "pack_place_rows", "pack_places",
+    "pack_signs", "product", "project_columns", "project_rows", "quantise_parts", "select_parts", "subtract_product",
+    "top_k", "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries", "unpack_entry_rows", "unpack_parts",
+    "unpack_place_rows", "unpack_places", "unpack_signs",
 ]  # fmt: skip

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire.ops import reference
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks
 from gradwire.ops.reference.adding import gathered
 from gradwire.ops.reference.selecting import scratch_for
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.codes import quantise_kernel
-from gradwire.ops.triton.entries import pack_entries, take_entries
+from gradwire.ops.triton.entries import move_entries
 from gradwire.ops.triton.launching import programs_for
 from gradwire.ops.triton.sums import add_kernel, mask_kernel, measure_kernel
 from gradwire.ops.triton.tables import KINDS, shape_of, table_of
@@ -55,18 +54,17 @@ def add_select(
     payload: Tensor, *, nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference."""
-    if not layout.exact:
-        finite = add_in(next, old, gradient, decay, share, nonfinite=nonfinite)
-        indices = reference.top_k(next, layout.k)
-        next.index_add_(0, indices, pack_entries(payload, layout, indices, next[indices]), alpha=-1)
-        return finite
-    adding, n, places = _Adding(next, old, gradient, decay, share, nonfinite), len(next), payload[: layout.values_at]
-    magnitude = scratch_for(next).tensor("magnitude", (n,))
+    adding, n = _Adding(next, old, gradient, decay, share, nonfinite), len(next)
+    magnitude, zeros = (
+        scratch_for(next).tensor("magnitude", (n,)),
+        payload[: layout.values_at if layout.exact else layout.nbytes],
+    )
     launching.launch(
-        measure_kernel, programs_for(n, SIZE), *adding.tensors, *adding.numbers, n, magnitude, places.view(torch.int32),
-        len(places) // 4, **adding.has, SIZE=SIZE,
+        measure_kernel, programs_for(n, SIZE), *adding.tensors, *adding.numbers, n, magnitude, zeros.view(torch.int32),
+        len(zeros) // 4, **adding.has, SIZE=SIZE,
     )  # fmt: skip
-    take_entries(next, payload, layout, magnitude.topk(layout.k, sorted=False).indices.sort().values)
+    indices = magnitude.topk(layout.k, sorted=False).indices.sort().values
+    move_entries(next[None], payload[None], layout, indices[None])
     return True
 
 

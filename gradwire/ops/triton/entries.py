@@ -1,20 +1,22 @@
 # pyright: basic, reportMissingImports=false
-"""Entries with float32 values to payloads, and back: see `gradwire.ops.reference.entries`."""
+"""Entries to payloads, and back: see `gradwire.ops.reference.entries`."""
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from gradwire.ops import reference
-from gradwire.ops.entries import Entries
+from gradwire.ops.entries import GROUP, Entries, Places
+from gradwire.ops.host import to_device
 from gradwire.ops.reference.decoding import whole
+from gradwire.ops.reference.entries import levels_and_edges
 from gradwire.ops.reference.selecting import scratch_for
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.launching import programs_for
-from gradwire.ops.triton.places import ends_kernel, pack_kernel, sum_kernel
-from gradwire.ops.vectors import Output
+from gradwire.ops.triton.levels import pack_levels_kernel
+from gradwire.ops.triton.places import ends_kernel, pack_kernel, sum_kernel, unpack_kernel
+from gradwire.ops.vectors import Output, alike_parts
 
 SIZE = 1024
 """Entries, or words, of a program."""
@@ -26,70 +28,152 @@ WORDS = 64
 
 def pack_entries(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
     """See the reference."""
-    if not layout.exact:
-        return reference.pack_entries(payload, layout, indices, values)
+    return pack_entry_rows(payload[None], layout, indices[None], values[None])[0]
+
+
+def pack_entry_rows(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
+    """See the reference."""
+    payloads[:, : layout.nbytes].zero_()
+    sent = values if layout.exact else torch.zeros_like(values)
+    _pack(payloads, layout, indices, values, sent)
+    return sent
+
+
+def pack_place_rows(payloads: Tensor, layout: Places, indices: Tensor, filled: Tensor) -> None:
+    """See the reference."""
+    payloads[:, : layout.nbytes].zero_()
+    _pack_places(payloads, layout, indices.masked_fill(~filled, layout.n), indices, values=False, take=False)
+
+
+def pack_places(payload: Tensor, layout: Places, indices: Tensor) -> None:
+    """See the reference."""
     payload[: layout.nbytes].zero_()
-    _pack(payload[None], layout, indices[None], values[None], take=False)
-    return values
+    _pack_places(payload[None], layout, indices[None], indices[None], values=False, take=False)
 
 
-def take_entries(x: Tensor, payload: Tensor, layout: Entries, indices: Tensor) -> None:
-    """Moves k elements of x (n,) with ascending indices to a payload whose places are zero."""
-    _pack(payload[None], layout, indices[None], x[None], take=True)
+def move_entries(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor) -> None:
+    """Moves elements of vectors x (rows, n) with ascending indices (rows, k) to payloads (rows, ≥ nbytes) that are
+    zero, but for exact values."""
+    _pack(payloads, layout, indices, x)
 
 
 def select_parts(x: Tensor, rows: Tensor, layouts: Sequence[Entries]) -> None:
     """See `gradwire.ops.kernels`: layouts that are alike in as many launches as one."""
     rows.zero_()
     magnitude = torch.abs(x, out=scratch_for(x).tensor("magnitude", (len(x),)))
-    for layout, payloads, start, end in _alike(rows, layouts):
+    for layout, payloads, start, end in alike_parts(rows, layouts):
         parts, sizes = (vector[start:end].view(len(payloads), layout.n) for vector in (x, magnitude))
-        _pack(payloads, layout, sizes.topk(layout.k, 1, sorted=False).indices.sort(1).values, parts, take=True)
+        move_entries(parts, payloads, layout, sizes.topk(layout.k, 1, sorted=False).indices.sort(1).values)
 
 
-def _alike(rows: Tensor, layouts: Sequence[Entries]) -> Iterator[tuple[Entries, Tensor, int, int]]:
-    """Each layout, neighbours that are alike together, with their rows, and where their parts of a vector begin and
-    end."""
-    row = start = 0
-    for layout, alike in groupby(layouts):
-        count = len(list(alike))
-        yield layout, rows[row : row + count], start, start + count * layout.n
-        row, start = row + count, start + count * layout.n
-
-
-def _pack(payloads: Tensor, layout: Entries, indices: Tensor, chosen: Tensor, *, take: bool) -> None:
-    """Entries (payloads, m) to payloads (·, ≥ nbytes)."""
-    upper_end, places_end = layout.places.upper_bytes, layout.values_at
-    upper, lower = (payloads[:, a:b].view(torch.int32) for a, b in ((0, upper_end), (upper_end, places_end)))
-    values, (count, m) = payloads[:, places_end : layout.nbytes].view(torch.float32), indices.shape
+def _pack(
+    payloads: Tensor, layout: Entries, indices: Tensor, chosen: Tensor, sent: Tensor | None = None
+) -> None:  # fmt: skip
+    """Entries (payloads, m) to payloads (·, ≥ nbytes): the `chosen` values (payloads, m), what of them is `sent` beside
+    them; without, the elements of vectors `chosen` (payloads, ·), which are taken."""
+    take = sent is None
+    if layout.exact:
+        _pack_places(payloads, layout, indices, chosen, values=True, take=take)
+        return
+    values, (count, m), places = chosen.gather(1, indices) if take else chosen, indices.shape, layout.places
+    words = payloads[:, : layout.nbytes].view(torch.int32)
     launching.launch(
-        pack_kernel, count * programs_for(m, SIZE), values, upper, lower, values.stride(0), indices, chosen,
-        chosen.stride(0), m, TAKE=take, LOW=layout.places.low_bits, SIZE=SIZE,
+        pack_levels_kernel, count * programs_for(layout.n, GROUP), words, words.stride(0), layout.places_at // 4,
+        (layout.places_at + places.upper_bytes) // 4, layout.values_at // 4, indices, chosen, chosen if take else sent,
+        values.ne(0).cumsum(1), _levels(words.device), chosen.stride(0), m, layout.n, TAKE=take, LOW=places.low_bits,
+        SIZE=GROUP,
     )  # fmt: skip
+
+
+def _pack_places(
+    payloads: Tensor, layout: Entries | Places, indices: Tensor, chosen: Tensor, *, values: bool, take: bool
+) -> None:  # fmt: skip
+    """Places, with exact values or without."""
+    places, words, (count, m) = _places_of(layout), payloads[:, : layout.nbytes].view(torch.int32), indices.shape
+    launching.launch(
+        pack_kernel, count * programs_for(m, SIZE), words, words.stride(0), places.upper_bytes // 4, places.nbytes // 4,
+        indices, chosen, chosen.stride(0), m, places.n, TAKE=take, VALUES=values, LOW=places.low_bits, SIZE=SIZE,
+    )  # fmt: skip
+
+
+@cache
+def _levels(device: torch.device) -> Tensor:
+    """What kernels look up: the 8 levels, and the 7 edges between them."""
+    return to_device(torch.cat(levels_and_edges(torch.device("cpu"))), device)
 
 
 def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:
     """See the reference. A GPU is not asked whether these are payloads; nothing is written outside."""
-    if not layout.exact:
-        reference.decode_entries(rows, out, layout)
-        return
     with whole(out, layout.n) as total:
         _sum(rows, total[None], layout, len(rows))
 
 
 def unpack_parts(rows: Tensor, out: Tensor, layouts: Sequence[Entries]) -> None:
     """See `gradwire.ops.kernels`: layouts that are alike in as many launches as one."""
-    for layout, payloads, start, end in _alike(rows, layouts):
+    for layout, payloads, start, end in alike_parts(rows, layouts):
         _sum(payloads, out[start:end].view(len(payloads), layout.n), layout, 1)
 
 
 def _sum(rows: Tensor, out: Tensor, layout: Entries, ranks: int) -> None:
     """Writes to each row of out (·, n) the sum of so many rows, from the row of this number on."""
-    payloads, places = rows[:, : layout.nbytes].view(torch.int32), layout.places
-    words, low_words = places.upper_bytes // 4, (places.nbytes - places.upper_bytes) // 4
-    ends = torch.empty(len(rows), words, dtype=torch.int32, device=rows.device)
-    launching.launch(ends_kernel, len(rows), ends, payloads, payloads.stride(0), words, SIZE=SIZE)
+    upper_at, words, low_words = _words_of(layout)
+    payloads, low = rows[:, : layout.nbytes].view(torch.int32), layout.places.low_bits
     launching.launch(
-        sum_kernel, len(out) * programs_for(layout.n, SPAN << places.low_bits), out, payloads, payloads.stride(0), ends,
-        words, low_words, layout.k, layout.n, ranks, LOW=places.low_bits, SPAN=SPAN, SIZE=WORDS,
+        sum_kernel, len(out) * programs_for(layout.n, SPAN << low), out, payloads, _levels(out.device),
+        payloads.stride(0), _ends(payloads[:, upper_at:], words), upper_at, words, low_words, layout.k, layout.n, ranks,
+        BITS=layout.value_bits, LOW=low, SPAN=SPAN, SIZE=WORDS,
     )  # fmt: skip
+
+
+def unpack_entries(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
+    """See the reference."""
+    indices, values = unpack_entry_rows(payload[None], layout)
+    return indices[0], values[0]
+
+
+def unpack_entry_rows(payloads: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
+    """See the reference."""
+    return _unpack(payloads, layout, torch.float32)
+
+
+def unpack_places(payload: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+    """See the reference."""
+    indices, filled = unpack_place_rows(payload[None], layout)
+    return indices[0], filled[0]
+
+
+def unpack_place_rows(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+    """See the reference."""
+    indices, filled = _unpack(payloads, layout, torch.int8)
+    return indices, filled.view(torch.bool)
+
+
+def _unpack(payloads: Tensor, layout: Entries | Places, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Indices (payloads, k), and what is found there, of this type."""
+    upper_at, words, low_words = _words_of(layout)
+    rows = payloads[:, : layout.nbytes].view(torch.int32)
+    indices = torch.empty(len(rows), layout.k, dtype=torch.int64, device=rows.device)
+    found = torch.empty(indices.shape, dtype=dtype, device=rows.device)
+    launching.launch(
+        unpack_kernel, len(rows) * programs_for(layout.k, SIZE), indices, found, rows, _levels(rows.device),
+        rows.stride(0), _ends(rows[:, upper_at:], words), upper_at, words, low_words, layout.k, layout.n,
+        words.bit_length(), BITS=layout.value_bits, LOW=_places_of(layout).low_bits, SIZE=SIZE,
+    )  # fmt: skip
+    return indices, found
+
+
+def _places_of(layout: Entries | Places) -> Places:
+    return layout if isinstance(layout, Places) else layout.places
+
+
+def _words_of(layout: Entries | Places) -> tuple[int, int, int]:
+    """The word of a payload where places begin, and how many there are of upper and of lower bits."""
+    places, at = _places_of(layout), 0 if isinstance(layout, Places) else layout.places_at
+    return at // 4, places.upper_bytes // 4, (places.nbytes - places.upper_bytes) // 4
+
+
+def _ends(upper: Tensor, words: int) -> Tensor:
+    """How many entries there are up to the end of each of so many words, (rows, words)."""
+    ends = torch.empty(len(upper), words, dtype=torch.int32, device=upper.device)
+    launching.launch(ends_kernel, len(upper), ends, upper, upper.stride(0), words, SIZE=SIZE)
+    return ends

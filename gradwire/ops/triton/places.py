@@ -1,36 +1,47 @@
-# pyright: basic, reportMissingImports=false, reportOperatorIssue=false
-"""Entries with float32 values to payloads, and back, on a GPU: see `gradwire.ops.entries`."""
+# pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+"""Entries to payloads, and back, on a GPU: see `gradwire.ops.entries`."""
 
 import triton
 import triton.language as tl
 
+GROUP: tl.constexpr = tl.constexpr(1024)
+"""Elements that share a scale: `gradwire.ops.entries.GROUP`."""
+
 
 @triton.jit
-def pack_kernel(
-    values, upper, lower, stride, indices, chosen, apart, m,
-    TAKE: tl.constexpr, LOW: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
-    """Writes SIZE of m entries of one payload; upper and lower, int32, were zero. Their values are those of `chosen`
-    (m,) or, to TAKE them, of the elements of a vector `chosen` that indices name, which become 0. Payloads are `stride`
-    words apart, and what is chosen for them `apart` elements. LOW: how many bits the lower ones are."""
-    program, row = tl.program_id(0) % tl.cdiv(m, SIZE), (tl.program_id(0) // tl.cdiv(m, SIZE)).to(tl.int64)
-    values, upper, lower = values + row * stride, upper + row * stride, lower + row * stride
-    indices, chosen = indices + row * m, chosen + row * apart
-    at = program.to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    live = at < m
-    index = tl.load(indices + at, live, 0)
-    source = chosen + (index if TAKE else at)
-    tl.store(values + at, tl.load(source, live, 0.0), live)
-    if TAKE:
-        tl.store(source, 0.0, live)
+def store_place(upper, lower, index, at, live, LOW: tl.constexpr):
+    """Sets the bits of entries number `at`, which are at these indices."""
     place = (index >> LOW) + at
-    one = tl.full((SIZE,), 1, tl.int64)
+    one = tl.full(at.shape, 1, tl.int64)
     tl.atomic_or(upper + (place >> 5), (one << (place & 31)).to(tl.int32), live)
     if LOW > 0:
         first = at * LOW
         field = (index & ((1 << LOW) - 1)) << (first & 31)
         tl.atomic_or(lower + (first >> 5), field.to(tl.int32), live)
         tl.atomic_or(lower + (first >> 5) + 1, (field >> 32).to(tl.int32), live & (field >> 32 != 0))
+
+
+@triton.jit
+def pack_kernel(
+    payloads, stride, low_at, values_at, indices, chosen, apart, m, n,
+    TAKE: tl.constexpr, VALUES: tl.constexpr, LOW: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Writes SIZE of m entries of one payload, int32, which was zero; those with indices of n or more are none. With
+    VALUES, they are those of `chosen` (m,) or, to TAKE them, of the elements of a vector `chosen` that indices name,
+    which become 0. Payloads are `stride` words apart, and what is chosen for them `apart` elements; their lower bits
+    and their values begin at these words. LOW: how many bits the lower ones are."""
+    program, row = tl.program_id(0) % tl.cdiv(m, SIZE), (tl.program_id(0) // tl.cdiv(m, SIZE)).to(tl.int64)
+    payloads, indices = payloads + row * stride, indices + row * m
+    at = program.to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    index = tl.load(indices + at, at < m, n)
+    live = index < n
+    if VALUES:
+        values = (payloads + values_at).to(tl.pointer_type(tl.float32))
+        source = chosen + row * apart + (index if TAKE else at)
+        tl.store(values + at, tl.load(source, live, 0.0), live)
+        if TAKE:
+            tl.store(source, 0.0, live)
+    store_place(payloads, payloads + low_at, index, at, live, LOW)
 
 
 @triton.jit
@@ -74,9 +85,32 @@ def first_word(ends, words, zeros):
 
 
 @triton.jit
+def lower_bits(lower, low_words, entry, live, LOW: tl.constexpr):
+    """The lower bits of these entries' indices."""
+    place = entry * LOW
+    here = place >> 5
+    field = tl.load(lower + here, live, 0).to(tl.int64) & 0xFFFFFFFF
+    field |= (tl.load(lower + here + 1, live & (here + 1 < low_words), 0).to(tl.int64) & 0xFFFFFFFF) << 32
+    return (field >> (place & 31)) & ((1 << LOW) - 1)
+
+
+@triton.jit
+def value_of(payload, values, levels, index, entry, live, BITS: tl.constexpr):
+    """The values of these entries of a payload, whose values begin at `values`; `levels` are what 4 bits stand for."""
+    if BITS == 32:
+        value = tl.load(values.to(tl.pointer_type(tl.float32)) + entry, live, 0.0)
+    else:
+        code = (tl.load(values + (entry >> 3), live, 0) >> (4 * (entry & 7)).to(tl.int32)) & 15
+        scale = tl.load(payload.to(tl.pointer_type(tl.bfloat16)) + index // GROUP, live, 0.0).to(tl.float32)
+        level = tl.load(levels + (code & 7), live, 0.0)
+        value = tl.where(code > 7, -level, level) * scale
+    return value
+
+
+@triton.jit
 def scatter_words(
-    out, values, upper, lower, ends, first, words, low_words, k, n, zeros, LOW: tl.constexpr, SPAN: tl.constexpr,
-    SIZE: tl.constexpr,
+    out, payload, levels, upper, lower, ends, first, words, low_words, k, n, zeros, BITS: tl.constexpr,
+    LOW: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """out[index] += value for those entries of SIZE upper words from the `first` on that have `zeros` to `zeros` + SPAN
     zeros before them. What is more than k, and what lies behind n, counts for nothing."""
@@ -89,20 +123,17 @@ def scatter_words(
         index = high << LOW
         live = is_set & (entry < k) & (high >= zeros) & (high < zeros + SPAN)
         if LOW > 0:
-            place = entry * LOW
-            here = place >> 5
-            field = tl.load(lower + here, live, 0).to(tl.int64) & 0xFFFFFFFF
-            field |= (tl.load(lower + here + 1, live & (here + 1 < low_words), 0).to(tl.int64) & 0xFFFFFFFF) << 32
-            index += (field >> (place & 31)) & ((1 << LOW) - 1)
+            index += lower_bits(lower, low_words, entry, live, LOW)
         live = live & (index < n)
-        value = tl.load(values + entry, live, 0.0)
+        value = value_of(payload, lower + low_words, levels, index, entry, live, BITS)
         tl.store(out + index, tl.load(out + index, live, 0.0) + value, live)
         entry += tl.where(is_set, 1, 0)
 
 
 @triton.jit
 def sum_kernel(
-    out, rows, stride, ends, words, low_words, k, n, ranks, LOW: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr
+    out, rows, levels, stride, ends, upper_at, words, low_words, k, n, ranks,
+    BITS: tl.constexpr, LOW: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Writes to SPAN·2^LOW elements of out (n,) what the entries of all payloads there add up to, rank by rank; rows
     (ranks, stride) int32. In one payload all indices differ, so only ranks have to wait for each other. More programs
@@ -116,11 +147,58 @@ def sum_kernel(
         tl.store(out + at, 0.0, at < n)
     for _ in range(ranks):
         tl.debug_barrier()  # what others of this program have written is there
-        lower = rows + words
-        values = (lower + low_words).to(tl.pointer_type(tl.float32))
+        upper = rows + upper_at
         first = first_word(ends, words, zeros)
         while (first < words) & (32 * first - entries_before(ends, first) < zeros + SPAN):
-            scatter_words(out, values, rows, lower, ends, first, words, low_words, k, n, zeros, LOW, SPAN, SIZE)
+            scatter_words(
+                out, rows, levels, upper, upper + words, ends, first, words, low_words, k, n, zeros, BITS, LOW, SPAN,
+                SIZE,
+            )  # fmt: skip
             first += SIZE
         rows += stride
         ends += words
+
+
+@triton.jit
+def nth_set_bit(word, n):
+    """The place of set bit number n of these words of 32 bits in int64, from 0."""
+    place = tl.zeros(word.shape, tl.int64)
+    for step in tl.static_range(5):
+        width: tl.constexpr = 16 >> step
+        low = set_bits(word & ((1 << width) - 1))
+        beyond = n >= low
+        place += tl.where(beyond, width, 0)
+        word = tl.where(beyond, word >> width, word)
+        n = tl.where(beyond, n - low, n)
+    return place
+
+
+@triton.jit
+def unpack_kernel(
+    indices, found, rows, levels, stride, ends, upper_at, words, low_words, k, n, steps,
+    BITS: tl.constexpr, LOW: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Writes SIZE of the k entries of one payload: their indices (k,), within n, and to found (k,) their values, or,
+    where there are none, 1; 0 for what was not filled. `steps`: in so many the middle of `words` is found."""
+    program, row = tl.program_id(0) % tl.cdiv(k, SIZE), (tl.program_id(0) // tl.cdiv(k, SIZE)).to(tl.int64)
+    rows, ends, indices, found = rows + row * stride, ends + row * words, indices + row * k, found + row * k
+    entry = program.to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    filled = (entry < k) & (entry < tl.load(ends + words - 1))
+    low, high = tl.zeros((SIZE,), tl.int64), tl.zeros((SIZE,), tl.int64) + words
+    for _ in range(steps):  # for the first word that ends behind this entry
+        middle = (low + high) // 2
+        before = tl.load(ends + middle, filled & (middle < words), 0) <= entry
+        low, high = tl.where(before & (low < high), middle + 1, low), tl.where(before, high, middle)
+    upper = rows + upper_at
+    word = tl.load(upper + low, filled, 0).to(tl.int64) & 0xFFFFFFFF
+    bit = nth_set_bit(word, entry.to(tl.int32) - tl.load(ends + low - 1, filled & (low > 0), 0))
+    index = (32 * low + bit - entry) << LOW
+    if LOW > 0:
+        index += lower_bits(upper + words, low_words, entry, filled, LOW)
+    index = tl.where(filled, tl.minimum(index, n - 1), n - 1)
+    tl.store(indices + entry, index, entry < k)
+    if BITS == 0:
+        tl.store(found + entry, tl.where(filled, 1, 0).to(tl.int8), entry < k)
+    else:
+        value = value_of(rows, upper + words + low_words, levels, index, entry, filled, BITS)
+        tl.store(found + entry, value, entry < k)
