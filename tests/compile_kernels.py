@@ -12,7 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from gradwire.ops.triton import adding, codes, places, sums
+from gradwire.ops.entries import GROUP
+from gradwire.ops.triton import adding, codes, entries, levels, places, sums, words
 from gradwire.ops.triton.tables import ELEMENTS
 
 F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
@@ -60,14 +61,33 @@ def main(capability: int) -> None:
         compiled(codes.quantise_kernel, ADDING | TABLE | more, constants, capability)
         rows = {"out": F, "rows": "*u8", "stride": "i32", "ranks": "i32"}
         compiled(codes.dequantise_kernel, rows | TABLE, code, capability)
-    entries = {"values": F, "upper": WORDS, "lower": WORDS, "stride": "i32"}
-    more = {"indices": "*i64", "chosen": F, "apart": "i32", "m": "i32"}
-    words = {"rows": WORDS, "stride": "i32", "ends": WORDS, "words": "i32"}
-    for low in (0, 6):
-        compiled(places.pack_kernel, entries | more, {"TAKE": True, "LOW": low, "SIZE": 1024}, capability)
-        sums_of = words | {"out": F, "low_words": "i32", "k": "i32", "n": "i32", "ranks": "i32"}
-        compiled(places.sum_kernel, sums_of, {"LOW": low, "SPAN": 1024, "SIZE": 64}, capability)
-    compiled(places.ends_kernel, words, {"SIZE": 1024}, capability)
+    payloads = {"payloads": WORDS, "stride": "i32", "low_at": "i32", "values_at": "i32"}
+    chosen = {"indices": "*i64", "chosen": F, "apart": "i32", "m": "i32", "n": "i32"}
+    rows = {"rows": WORDS, "levels": F, "stride": "i32", "ends": WORDS, "upper_at": "i32", "words": "i32"}
+    rows |= {"low_words": "i32", "k": "i32", "n": "i32"}
+    for low, bits in ((0, 32), (6, 32), (6, 4)):
+        widths = {"BITS": bits, "LOW": low}
+        found = {"indices": "*i64", "found": F, "steps": "i32"}
+        compiled(places.unpack_kernel, rows | found, {**widths, "SIZE": entries.SIZE}, capability)
+        sums_of = {**widths, "SPAN": entries.SPAN, "SIZE": entries.WORDS}
+        compiled(places.sum_kernel, rows | {"out": F, "ranks": "i32"}, sums_of, capability)
+        constants = {"TAKE": True, "VALUES": True, "LOW": low, "SIZE": entries.SIZE}
+        compiled(places.pack_kernel, payloads | chosen, constants, capability)
+    more = {"upper_at": "i32", "sent": F, "filled": "*i64", "levels": F}
+    constants = {"TAKE": True, "LOW": 6, "SIZE": GROUP}
+    compiled(levels.pack_levels_kernel, payloads | chosen | more, constants, capability)
+    compiled(places.ends_kernel, rows, {"SIZE": entries.SIZE}, capability)
+    short = {
+        "codes": "*u8",
+        "words": "*i64",
+        "count": "i32",
+        "rows": "i32",
+        "apart": "i32",
+        "k": "i32",
+        "nbytes": "i32",
+    }
+    for kernel in (words.pack_words_kernel, words.unpack_words_kernel):
+        compiled(kernel, short, {"BITS": 12, "SIZE": words.SIZE}, capability)
 
 
 if __name__ == "__main__":

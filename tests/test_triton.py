@@ -180,6 +180,19 @@ def _unpacked(kernels: Any, rows: Tensor, layout: Entries) -> list[Tensor]:
     return [indices * values.ne(0), values, places * filled, filled]
 
 
+@given(bits=st.integers(1, 13), k=st.sampled_from([8, 24]), payloads=st.integers(1, 3), rows=st.integers(1, 60))
+@few
+def test_words_are_the_references(bits: int, k: int, payloads: int, rows: int):
+    words = torch.randint(0, 1 << bits, (payloads, rows, k), generator=torch.Generator().manual_seed(rows))
+    nbytes = rows * k * bits // 8
+    ours, theirs = (torch.zeros(payloads, nbytes + 3, dtype=torch.uint8) for _ in range(2))
+    for computing, room in ((triton, ours), (reference, theirs)):
+        codes = room[:, :nbytes].unflatten(1, (rows, -1))
+        computing.pack_words(words.bool() if bits == 1 else words, bits, codes)
+        assert torch.equal(computing.unpack_words(codes, bits, k), words)
+    assert torch.equal(ours, theirs)
+
+
 @given(n=st.sampled_from([1, 100, 65_537]), seed=st.integers(0, 1000))
 @few
 def test_what_is_no_payload_is_written_nowhere_else(n: int, seed: int):
@@ -257,7 +270,8 @@ def test_whole_exchanges_are_the_references_in_fewer_launches(case: Case):
 
 REGISTERS = {
     "add_kernel": 96, "measure_kernel": 112, "quantise_kernel": 192, "dequantise_kernel": 190, "pack_kernel": 80,
-    "mask_kernel": 80, "ends_kernel": 48, "sum_kernel": 32,
+    "mask_kernel": 80, "ends_kernel": 48, "sum_kernel": 40, "pack_levels_kernel": 128, "unpack_kernel": 128,
+    "pack_words_kernel": 128, "unpack_words_kernel": 128,
 }  # fmt: skip
 """Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""
 

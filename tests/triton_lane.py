@@ -5,12 +5,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+import torch
 from pretend_cuda import PretendedGPU, bytes_of, real, where
 from torch import Tensor
 
 from gradwire.ops import kernels, triton
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.places import unpack_kernel
+from gradwire.ops.triton.words import unpack_words_kernel
+
+UNPACKS = (unpack_kernel, unpack_words_kernel)
 
 
 @contextmanager
@@ -25,8 +29,10 @@ def with_triton(gpu: PretendedGPU, *, computes: bool = True) -> Iterator[None]:
             gpu.moved += bytes_of({id(one): one for one in arguments if isinstance(one, Tensor)}.values())
         if computes:
             carry_out(kernel, programs, *map(real, arguments), **constants)
-        elif kernel is unpack_kernel:
-            real(arguments[0]).zero_()  # what is there is an index of somebody's
+        elif kernel in UNPACKS:  # what lies there is used as indices
+            for one in arguments:
+                if isinstance(one, Tensor) and one.dtype == torch.int64:
+                    real(one).zero_()
 
     with (
         mock.patch.object(kernels, "on_gpu", return_value=(triton, "")),

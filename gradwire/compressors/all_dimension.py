@@ -11,9 +11,11 @@ from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import check_ratio
 from gradwire.ops.host import to_device
+from gradwire.ops.kernels import add_at
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.matrices import alike
 from gradwire.ops.select import top_k_each
+from gradwire.ops.tiles import at_once
 from gradwire.slots import Layout, Slot
 from gradwire.torch_private import copy_each
 
@@ -152,8 +154,9 @@ class AllDimensionTopK(Codec):
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         out.zero_()
-        for elements, values in zip(*self._places(context).read(rows), strict=True):
-            out.index_add_(0, elements, values)  # rank by rank: the same rounding on every replica
+        for some in at_once(rows):
+            elements, values = self._places(context).read(some)
+            add_at(out, elements.view(-1), values.reshape(-1))
 
     def _places(self, context: GroupContext) -> Places:
         def make() -> Places:

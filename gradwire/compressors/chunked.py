@@ -1,5 +1,6 @@
 """Top-k by chunks, with short places and few levels: the payload for local steps over slow links."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +10,9 @@ from torch import Tensor
 from gradwire.compressors.base import Selective
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.bits import pack_words, unpack_words
+from gradwire.ops.host import on_host
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.ranges import equal_parts
 from gradwire.ops.tiles import padded_rows
 
 SCALE = torch.bfloat16
@@ -62,26 +65,49 @@ class ChunkTopK(Selective):
         return self.chunks(n) * (SCALE.itemsize * self.levels + self.k * (self.place_bits + 1) // 8)
 
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        x, parts = vector.total(), self._parts(payload[None], vector.numel)
+        self._encode(vector.total()[None], payload[None], context)
+
+    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        if on_host(x.device):
+            super().encode_parts(x, rows, bounds, context)
+            return
+        for parts, payloads in equal_parts(x, rows, bounds):
+            self._encode(parts, payloads, context)
+
+    def _encode(self, x: Tensor, payloads: Tensor, context: GroupContext) -> None:
+        """Each vector of x (m, n) to a payload of its own; on a CPU one."""
+        parts = self._parts(payloads, x.shape[1])
         for first, chunk in padded_rows(x, self.of, context.scratch):
-            rows = slice(first, first + len(chunk))
+            rows = slice(first, first + chunk.shape[1])
             magnitude = torch.abs(chunk, out=context.scratch.tensor("magnitude", tuple(chunk.shape)))
-            top, places = magnitude.topk(self.k)  # both (rows, k), the largest first
-            parts.scales[0, rows] = top.view(len(chunk), self.levels, -1).mean(2)
-            pack_words(places, self.place_bits, parts.places[0, rows])
-            pack_words(chunk.gather(1, places).signbit(), 1, parts.signs[0, rows])
+            top, places = magnitude.topk(self.k)  # both (m, rows, k), the largest first
+            parts.scales[:, rows] = top.unflatten(2, (self.levels, -1)).mean(3)
+            pack_words(places, self.place_bits, parts.places[:, rows])
+            pack_words(chunk.gather(2, places).signbit(), 1, parts.signs[:, rows])
         if context.remember:
-            places, values = self.entries(payload[None], len(x))
-            x.index_add_(0, places, values, alpha=-1)
+            places, values = self._entries(payloads, x.shape[1])
+            x.scatter_add_(1, places, values.neg_())
 
     def entries(self, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        parts = self._parts(rows, n)
-        signs = unpack_words(parts.signs.flatten(0, 1), 1, self.k)
-        places = unpack_words(parts.places.flatten(0, 1), self.place_bits, self.k)
-        places.view(len(rows), -1, self.k).add_(torch.arange(0, n, self.of, device=places.device)[:, None])
-        values = parts.scales.flatten(0, 1).float().repeat_interleave(self.k // self.levels, 1)
+        places, values = self._entries(rows, n)
+        return places.view(-1), values.view(-1)
+
+    def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        if on_host(out.device):
+            super().decode_parts(rows, out, bounds, context)
+            return
+        for parts, payloads in equal_parts(out.zero_(), rows, bounds):
+            parts.scatter_add_(1, *self._entries(payloads, parts.shape[1]))
+
+    def _entries(self, payloads: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """`entries` by payload, (payloads, ·) each."""
+        parts = self._parts(payloads, n)
+        signs = unpack_words(parts.signs, 1, self.k)
+        places = unpack_words(parts.places, self.place_bits, self.k)
+        places += torch.arange(0, n, self.of, device=places.device)[:, None]
+        values = parts.scales.float().repeat_interleave(self.k // self.levels, 2)
         values.mul_(1 - 2 * signs).mul_(places < n)  # the last chunk may have chosen from behind the end
-        return places.clamp_(max=n - 1).view(-1), values.view(-1)
+        return places.clamp_(max=n - 1).flatten(1), values.flatten(1)
 
     def _parts(self, payloads: Tensor, n: int) -> _Parts:
         chunks = self.chunks(n)

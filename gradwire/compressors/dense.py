@@ -37,14 +37,14 @@ class Cast(Codec):
             super().encode_parts(x, rows, bounds, context)
             return
         for parts, values in equal_parts(x, rows.view(self.wire_dtype), bounds):
-            self._send(parts, values, context)
+            self._send(parts, values[:, : parts.shape[1]], context)
 
     def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
         if on_host(out.device):
             super().decode_parts(rows, out, bounds, context)
             return
         for parts, values in equal_parts(out, rows.view(self.wire_dtype), bounds):
-            parts.copy_(values)
+            parts.copy_(values[:, : parts.shape[1]])
 
     def _send(self, x: Tensor, values: Tensor, context: GroupContext) -> None:
         """Writes x to values, of the same shape and of `wire_dtype`, and leaves in x what is not sent."""

@@ -17,6 +17,7 @@ from gradwire.ops.host import on_host
 from gradwire.ops.kernels import decode_entries, move_entries, move_entry_rows, select_parts, unpack_all, unpack_parts
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.ops.ranges import equal_parts
 from gradwire.ops.select import top_k
 from gradwire.ops.vectors import alike_parts
 from gradwire.slots import Slot
@@ -182,11 +183,22 @@ class RandomK(Sparsifier):
         return edges[:-1] + (draw * sizes).long(), sizes
 
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        x = vector.total()
-        indices, sizes = self.indices(len(x), context)
-        self.pack(x, indices, payload)
+        self._send(vector.total(), payload.view(torch.float32), context)
+
+    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        if on_host(x.device):
+            super().encode_parts(x, rows, bounds, context)
+            return
+        for parts, values in equal_parts(x, rows.view(torch.float32), bounds):
+            self._send(parts, values[:, : self.count(parts.shape[1])], context)
+
+    def _send(self, x: Tensor, values: Tensor, context: GroupContext) -> None:
+        """Moves the chosen elements of vectors x (..., n) to values (..., k)."""
+        indices, sizes = self.indices(x.shape[-1], context)
+        torch.index_select(x, -1, indices, out=values)
+        x.index_fill_(-1, indices, 0)
         if self.rescale:
-            payload.view(torch.float32).mul_(sizes)
+            values.mul_(sizes)
 
     def pack(self, x: Tensor, indices: Tensor, payload: Tensor) -> None:
         torch.index_select(x, 0, indices, out=payload.view(torch.float32))
@@ -198,6 +210,15 @@ class RandomK(Sparsifier):
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         indices, _ = self.indices(len(out), context)
         out.zero_().index_copy_(0, indices, rows.view(torch.float32).sum(0))
+
+    def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        if on_host(out.device):
+            super().decode_parts(rows, out, bounds, context)
+            return
+        out.zero_()
+        for parts, values in equal_parts(out, rows.view(torch.float32), bounds):
+            indices, _ = self.indices(parts.shape[1], context)
+            parts.index_copy_(-1, indices, values[:, : len(indices)])
 
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:

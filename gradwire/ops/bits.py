@@ -1,6 +1,5 @@
 """Signs and short words, packed, the first element lowest."""
 
-import torch
 from torch import Tensor
 
 from gradwire.ops.kernels import kernels_for
@@ -17,15 +16,11 @@ def unpack_signs(codes: Tensor, out: Tensor) -> None:
 
 
 def pack_words(words: Tensor, bits: int, codes: Tensor) -> None:
-    """Writes the low `bits` bits of each of words (rows, k) to codes (rows, k·bits/8) uint8, lowest first; k is a
+    """Writes the low `bits` bits of each of words (..., k) to codes (..., k·bits/8) uint8, lowest first; k is a
     multiple of 8."""
-    spread = words.to(torch.int32).unsqueeze(2) >> torch.arange(bits, dtype=torch.int32, device=words.device) & 1
-    weights = 1 << torch.arange(8, dtype=torch.int32, device=words.device)
-    codes.copy_((spread.view(len(words), -1, 8) * weights).sum(2))
+    kernels_for(words).pack_words(words, bits, codes)
 
 
 def unpack_words(codes: Tensor, bits: int, k: int) -> Tensor:
-    """What `pack_words` wrote to codes (rows, k·bits/8): (rows, k) int64."""
-    spread = codes.unsqueeze(2) >> torch.arange(8, device=codes.device, dtype=torch.uint8) & 1
-    weights = 1 << torch.arange(bits, dtype=torch.int32, device=codes.device)
-    return (spread.view(len(codes), k, bits) * weights).sum(2)
+    """What `pack_words` wrote to codes (..., k·bits/8): (..., k) int64."""
+    return kernels_for(codes).unpack_words(codes, bits, k)

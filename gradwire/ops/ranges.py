@@ -24,9 +24,9 @@ def equal_parts(x: Tensor, rows: Tensor, bounds: Sequence[int]) -> Iterator[tupl
     them, where it is shorter, the last."""
     length = max(1, bounds[1])  # of no elements there are no parts
     whole = len(x) // length
-    yield x[: whole * length].view(whole, length), rows[:whole, :length]
-    if rest := len(x) - whole * length:
-        yield x[whole * length :][None], rows[whole : whole + 1, :rest]
+    yield x[: whole * length].view(whole, length), rows[:whole]
+    if whole * length < len(x):
+        yield x[whole * length :][None], rows[whole : whole + 1]
 
 
 def share(k: int, world: int, slack: float, most: int) -> int:

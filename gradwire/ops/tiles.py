@@ -35,20 +35,22 @@ def tiles(x: Tensor, block: int) -> list[tuple[int, int, int]]:
 
 
 def padded_rows(x: Tensor, width: int, scratch: Workspace) -> Iterator[tuple[int, Tensor]]:
-    """x (n,) as rows (·, width), the last of which zeros fill up, each after the number of its first: as many at a time
-    as fit a cache; on a GPU all."""
-    count = -(-len(x) // width)
-    if x.device.type != "cpu" and count * width > len(x):
-        room = scratch.tensor("padded", (count * width,))
-        room[: len(x)].copy_(x)
-        room[len(x) :].zero_()
-        yield 0, room.view(count, width)
+    """Vectors x (m, n) as rows (m, ·, width), the last of which zeros fill up, each after the number of its first: of
+    one vector on a CPU as many at a time as fit its cache; on a GPU all."""
+    (m, n), count = x.shape, -(-x.shape[1] // width)
+    if x.device.type != "cpu":
+        if count * width > n:
+            room = scratch.tensor("padded", (m, count * width))
+            room[:, :n].copy_(x)
+            room[:, n:].zero_()
+            x = room
+        yield 0, x.view(m, count, width)
         return
-    for start, rows, filled in tiles(x, width):
-        part = x[start : start + rows * filled].view(rows, filled)
+    for start, rows, filled in tiles(x[0], width):
+        part = x[:, start : start + rows * filled].view(m, rows, filled)
         if filled < width:
-            padded = scratch.tensor("padded", (1, width)).zero_()
-            padded[:, :filled] = part
+            padded = scratch.tensor("padded", (1, 1, width)).zero_()
+            padded[..., :filled] = part
             part = padded
         yield start // width, part
 

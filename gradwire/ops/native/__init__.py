@@ -17,10 +17,11 @@ from gradwire.ops.native.decoding import (
 from gradwire.ops.native.library import LEVELS, available, level, reason, set_level
 from gradwire.ops.native.low_rank import product, project_columns, project_rows, subtract_product
 from gradwire.ops.native.selecting import above, top_k, top_k_columns, top_k_rows
+from gradwire.ops.reference.bits import pack_words, unpack_words
 
 __all__ = [
     "LEVELS", "above", "accepts", "add_in", "add_quantise", "add_select", "available", "decode_blocks",
-    "decode_entries", "level", "pack_codes", "pack_entries", "pack_places", "pack_signs", "product",
+    "decode_entries", "level", "pack_codes", "pack_entries", "pack_places", "pack_signs", "pack_words", "product",
     "project_columns", "project_rows", "reason", "set_level", "subtract_product", "top_k", "top_k_columns",
-    "top_k_rows", "unpack_codes", "unpack_entries", "unpack_places", "unpack_signs",
+    "top_k_rows", "unpack_codes", "unpack_entries", "unpack_places", "unpack_signs", "unpack_words",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """What each function means, in torch: the definition, and what runs where nothing faster does."""
 
 from gradwire.ops.reference.adding import add_in, add_quantise, add_select
-from gradwire.ops.reference.bits import pack_codes, pack_signs, unpack_codes, unpack_signs
+from gradwire.ops.reference.bits import pack_codes, pack_signs, pack_words, unpack_codes, unpack_signs, unpack_words
 from gradwire.ops.reference.decoding import add_each_at, decode_blocks, decode_entries
 from gradwire.ops.reference.entries import pack_entries, pack_entry_rows, unpack_entries, unpack_entry_rows
 from gradwire.ops.reference.low_rank import product, project_columns, project_rows, subtract_product
@@ -10,7 +10,7 @@ from gradwire.ops.reference.selecting import above, top_k, top_k_columns, top_k_
 
 __all__ = [
     "above", "add_each_at", "add_in", "add_quantise", "add_select", "decode_blocks", "decode_entries", "pack_codes",
-    "pack_entries", "pack_entry_rows", "pack_place_rows", "pack_places", "pack_signs", "product", "project_columns",
-    "project_rows", "subtract_product", "top_k", "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries",
-    "unpack_entry_rows", "unpack_place_rows", "unpack_places", "unpack_signs",
+    "pack_entries", "pack_entry_rows", "pack_place_rows", "pack_places", "pack_signs", "pack_words", "product",
+    "project_columns", "project_rows", "subtract_product", "top_k", "top_k_columns", "top_k_rows", "unpack_codes",
+    "unpack_entries", "unpack_entry_rows", "unpack_place_rows", "unpack_places", "unpack_signs", "unpack_words",
 ]  # fmt: skip

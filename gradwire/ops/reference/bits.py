@@ -71,6 +71,20 @@ def unpack_codes(codes: Tensor, numbers: Tensor, bits: int) -> None:
     numbers.copy_(v.view(torch.int8).view(-1)[:n])
 
 
+def pack_words(words: Tensor, bits: int, codes: Tensor) -> None:
+    """Writes the low `bits` bits of each of words (..., k) to codes (..., k·bits/8) uint8, lowest first."""
+    spread = words.to(torch.int32).unsqueeze(-1) >> torch.arange(bits, dtype=torch.int32, device=words.device) & 1
+    weights = 1 << torch.arange(8, dtype=torch.int32, device=words.device)
+    codes.copy_((spread.flatten(-2).unflatten(-1, (-1, 8)) * weights).sum(-1))
+
+
+def unpack_words(codes: Tensor, bits: int, k: int) -> Tensor:
+    """What `pack_words` wrote to codes (..., k·bits/8): (..., k) int64."""
+    spread = codes.unsqueeze(-1) >> torch.arange(8, device=codes.device, dtype=torch.uint8) & 1
+    weights = 1 << torch.arange(bits, dtype=torch.int32, device=codes.device)
+    return (spread.flatten(-2).unflatten(-1, (k, bits)) * weights).sum(-1)
+
+
 def _ones(low: int, width: int) -> int:
     """`low` ones in every `width` bits of 64."""
     return sum(((1 << low) - 1) << at for at in range(0, 64, width))

@@ -164,11 +164,10 @@ def nth_set_bit(word, n):
     """The place of set bit number n of these words of 32 bits in int64, from 0."""
     place = tl.zeros(word.shape, tl.int64)
     for step in tl.static_range(5):
-        width: tl.constexpr = 16 >> step
-        low = set_bits(word & ((1 << width) - 1))
+        low = set_bits(word & ((1 << (16 >> step)) - 1))
         beyond = n >= low
-        place += tl.where(beyond, width, 0)
-        word = tl.where(beyond, word >> width, word)
+        place += tl.where(beyond, 16 >> step, 0)
+        word = tl.where(beyond, word >> (16 >> step), word)
         n = tl.where(beyond, n - low, n)
     return place
 
