@@ -19,6 +19,7 @@ from pretend_cuda import GPU, pretended_cuda
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.compressors import Estimated
 from gradwire.ops import kernels, reference
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest
@@ -266,6 +267,35 @@ def test_whole_exchanges_are_the_references_in_fewer_launches(case: Case):
             if not isinstance(case.compressor, gw.QSGD | gw.TernGrad):  # whose noise is another
                 for mean, other in zip(means[0], expected[0], strict=True):
                     torch.testing.assert_close(mean, other, rtol=0, atol=2e-5)
+
+
+LAUNCHES = {
+    gw.AllReduce: 9, gw.AllGather: 13, gw.ScatterReduce: 35, gw.LeaderIndices: 16, gw.GlobalTopK: 36, gw.Exclusive: 21,
+    gw.SplitGather: 52, gw.OkTopk: 73,
+}  # fmt: skip
+"""A step's at most, of one rank of four and one group of nine slots."""
+MORE = {
+    gw.DGC: 27, gw.GaussianK: 35, gw.RedSync: 35, gw.SIDCo: 140, gw.HardThreshold: 12, gw.ReusedThreshold: 28,
+    gw.AllDimensionTopK: 38, gw.Interleaved: 38, gw.RandomK: 20, gw.MultiLevel: 58, gw.ChunkTopK: 31, gw.SignSGD: 15,
+    gw.Signum: 15, gw.PowerSGD: 75, gw.ACPSGD: 65,
+}  # fmt: skip
+"""And so many more; `ScatterReduce` selects in the long parts, in the last one and in a sum."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_row_launches_more_than_it_may(case: Case):
+    selects = isinstance(case.compressor, gw.HardThreshold | Estimated | gw.RandomK | gw.ChunkTopK)
+    times = 3 if selects and case.communicator == gw.ScatterReduce() else 1
+    most = LAUNCHES[type(case.communicator)] + times * MORE.get(type(case.compressor), 0)
+    most += 20 if case.communicator == gw.AllGather(over_senders=True) else 0
+    with pretended_cuda() as gpu, torch.no_grad(), with_triton(gpu, computes=False):
+        lane = Lane(case, SLOTS, GPU, gpu)
+        for number in range(3):
+            gpu.forget()
+            lane.step(draw(SLOTS, WORLD, number))
+            assert not gpu.syncs
+            assert not gpu.pageable or number == 0
+            assert number == 0 or gpu.kernels.total() / WORLD <= most, gpu.lines.most_common(24)
 
 
 REGISTERS = {

@@ -13,7 +13,7 @@ from gradwire.ops import native, reference
 from gradwire.ops.entries import Entries, Places
 from gradwire.ops.formats import Blocks
 from gradwire.ops.tiles import spans
-from gradwire.ops.vectors import Output
+from gradwire.ops.vectors import Output, alike_parts
 
 
 def native_for(x: Tensor) -> bool:
@@ -95,9 +95,14 @@ def dequantise_parts(rows: Tensor, out: Tensor, layouts: Sequence[Blocks]) -> No
 
 
 def select_parts(x: Tensor, rows: Tensor, layouts: Sequence[Entries]) -> None:
-    """As `quantise_parts`, the largest elements of each part. Triton does all that are equally long at once."""
+    """As `quantise_parts`, the largest elements of each part. A GPU does all that are equally long at once."""
     if (triton := _in_triton(x)) is not None:
         triton.select_parts(x, rows, layouts)
+        return
+    if x.device.type != "cpu":
+        for layout, payloads, start, end in alike_parts(rows, layouts):
+            parts = x[start:end].view(len(payloads), layout.n)
+            move_entry_rows(parts, payloads, layout, reference.top_k(parts, layout.k))
         return
     parts, select = x.split([layout.n for layout in layouts]), kernels_for(x).add_select
     for part, row, layout in zip(parts, rows, layouts, strict=False):
@@ -108,6 +113,11 @@ def unpack_parts(rows: Tensor, out: Tensor, layouts: Sequence[Entries]) -> None:
     """Writes to the parts of out (n,) the entries of their rows, as `dequantise_parts`."""
     if (triton := _in_triton(out)) is not None:
         triton.unpack_parts(rows, out, layouts)
+        return
+    if out.device.type != "cpu":
+        for layout, payloads, start, end in alike_parts(rows, layouts):
+            parts = out[start:end].view(len(payloads), layout.n).zero_()
+            parts.scatter_add_(1, *reference.unpack_entry_rows(payloads, layout))
         return
     for part, row, layout in zip(out.split([layout.n for layout in layouts]), rows, layouts, strict=False):
         kernels_for(out).decode_entries(row[None], part, layout)
