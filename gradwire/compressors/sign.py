@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire.compressors.base import Codec
 from gradwire.compressors.blockwise import Blockwise
 from gradwire.compressors.context import GroupContext
-from gradwire.ops.bits import pack_signs, unpack_signs
+from gradwire.ops.bits import add_signs, pack_signs
 from gradwire.ops.formats import Code, one_bit, sign
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.tiles import spans
@@ -61,14 +61,8 @@ class SignSGD(Codec):
             pack_signs(x[start:end], payload[start // 8 : -(-end // 8)], zero_is_plus)
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        for start, end in spans(out):
-            votes = out[start:end]
-            other = context.scratch.tensor("votes", (end - start,))
-            for rank, row in enumerate(rows):
-                unpack_signs(row[start // 8 : -(-end // 8)], other if rank else votes)
-                if rank:
-                    votes.add_(other)
-            votes.sign_()
+        add_signs(rows, out, context.scratch)
+        out.sign_()
 
 
 @dataclass(frozen=True)

@@ -175,12 +175,14 @@ class RandomK(Sparsifier):
         return self._draw(n, self.count(n), context)
 
     def _draw(self, n: int, k: int, context: GroupContext) -> tuple[Tensor, Tensor]:
-        device = context.device
-        generator = torch.Generator(device).manual_seed(context.shared_seed())
-        edges = torch.arange(k + 1, device=device).mul_(n).div_(k, rounding_mode="floor")
-        sizes = edges.diff()
-        draw = torch.rand(k, generator=generator, device=device, dtype=torch.float64)
-        return edges[:-1] + (draw * sizes).long(), sizes
+        def cells() -> tuple[Tensor, Tensor]:
+            edges = torch.arange(k + 1, device=context.device).mul_(n).div_(k, rounding_mode="floor")
+            return edges[:-1], edges.diff()
+
+        starts, sizes = context.buffers.once(("cells", n, k), cells)
+        generator = torch.Generator(context.device).manual_seed(context.shared_seed())
+        draw = torch.rand(k, generator=generator, device=context.device, dtype=torch.float64)
+        return draw.mul_(sizes).long().add_(starts), sizes
 
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
         self._send(vector.total(), payload.view(torch.float32), context)

@@ -1,8 +1,12 @@
 """Signs and short words, packed, the first element lowest."""
 
+import torch
 from torch import Tensor
 
 from gradwire.ops.kernels import kernels_for
+from gradwire.ops.reference.bits import unpack_bits
+from gradwire.ops.tiles import spans
+from gradwire.ops.workspace import Workspace
 
 
 def pack_signs(x: Tensor, codes: Tensor, zero_is_plus: bool = True) -> None:
@@ -13,6 +17,20 @@ def pack_signs(x: Tensor, codes: Tensor, zero_is_plus: bool = True) -> None:
 def unpack_signs(codes: Tensor, out: Tensor) -> None:
     """Writes +1 or -1 for each of out's n elements from codes (ceil(n/8),)."""
     kernels_for(out).unpack_signs(codes, out)
+
+
+def add_signs(rows: Tensor, out: Tensor, scratch: Workspace) -> None:
+    """Writes the sum over the ranks of what `unpack_signs` would make of rows (ranks, ceil(n/8)) to out (n,)."""
+    if out.device.type != "cpu":
+        plus = unpack_bits(rows).view(len(rows), -1)[:, : len(out)]
+        torch.sum(plus, 0, dtype=out.dtype, out=out).mul_(2).sub_(len(rows))
+        return
+    for start, end in spans(out):
+        total, other = out[start:end], scratch.tensor("signs", (end - start,))
+        for rank, row in enumerate(rows):
+            unpack_signs(row[start // 8 : -(-end // 8)], other if rank else total)
+            if rank:
+                total.add_(other)
 
 
 def pack_words(words: Tensor, bits: int, codes: Tensor) -> None:

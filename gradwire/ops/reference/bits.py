@@ -31,7 +31,7 @@ def pack_bits(bits: Tensor, codes: Tensor) -> None:
 
 def unpack_bits(codes: Tensor) -> Tensor:
     """What `pack_bits` wrote, to codes (..., m): all of it, (8·m,) bool for one."""
-    return torch.index_select(_bit_table(codes.device), 0, codes.int().view(-1)).view(-1)
+    return torch.index_select(_bit_table(codes.device), 0, codes.int().reshape(-1)).view(-1)
 
 
 def unpack_signs(codes: Tensor, out: Tensor) -> None:
