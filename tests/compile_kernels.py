@@ -13,7 +13,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from gradwire.ops.entries import GROUP
-from gradwire.ops.triton import adding, codes, entries, levels, places, sums, words
+from gradwire.ops.triton import adding, bounded, codes, entries, levels, places, sums, words
 from gradwire.ops.triton.tables import ELEMENTS
 
 F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
@@ -77,6 +77,9 @@ def main(capability: int) -> None:
     constants = {"TAKE": True, "LOW": 6, "SIZE": GROUP}
     compiled(levels.pack_levels_kernel, payloads | chosen | more, constants, capability)
     compiled(places.ends_kernel, rows, {"SIZE": entries.SIZE}, capability)
+    vectors = {"x": F, "bounds": F, "counts": WORDS, "ends": WORDS, "indices": "*i64", "magnitudes": F, "n": "i32"}
+    for kernel in (bounded.count_kernel, bounded.candidates_kernel):
+        compiled(kernel, vectors | {"room": "i32", "k": "i32"}, {"SIZE": bounded.SIZE}, capability)
     short = {
         "codes": "*u8",
         "words": "*i64",

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from gradwire.ops import kernels, triton
 from gradwire.ops.triton import launching
+from gradwire.ops.triton.bounded import candidates_kernel
 from gradwire.ops.triton.places import unpack_kernel
 from gradwire.ops.triton.words import unpack_words_kernel
 
-UNPACKS = (unpack_kernel, unpack_words_kernel)
+UNPACKS = (candidates_kernel, unpack_kernel, unpack_words_kernel)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from gradwire.ops.kernels import kernels_for
 from gradwire.ops.magnitudes import LARGEST
 from gradwire.ops.reference.largest import TINY, largest
 from gradwire.ops.select import above, top_k
@@ -45,16 +46,9 @@ def top_k_by_bound(x: Tensor, k: int, bounds: Tensor | float) -> Tensor:
     """Ascending indices (..., k) int64 of the k largest elements of each vector of x (..., n) that reach its bound
     (...,), on a GPU, whose host waits for nothing. Of more than 2 k that reach it the first 2 k are looked at; of fewer
     than k all are chosen, and others besides."""
-    n = x.shape[-1]
-    room, bound = min(n, int(MOST * k)), bounds[..., None] if isinstance(bounds, Tensor) else bounds
-    numbers = (x.abs() >= bound).cumsum(-1, dtype=torch.int32)  # of those up to each element that reach it
-    count = torch.arange(1, room + 1, dtype=torch.int32, device=x.device).expand(*x.shape[:-1], room)
-    others = count - numbers[..., :room]  # enough, where fewer than k were found
-    found = torch.searchsorted(numbers, count.contiguous())
-    besides = torch.searchsorted(others, count[..., :k].contiguous())
-    candidates = torch.cat([found, besides.masked_fill_(besides == room, n)], -1)
-    magnitudes = x.gather(-1, candidates.clamp(max=n - 1)).abs_().masked_fill_(candidates == n, -1)
-    return candidates.gather(-1, magnitudes.topk(k, sorted=False).indices).sort().values
+    limits = bounds.contiguous() if isinstance(bounds, Tensor) else x.new_full(x.shape[:-1], bounds)
+    indices, magnitudes = kernels_for(x).candidates(x, limits, min(x.shape[-1], int(MOST * k)), k)
+    return indices.gather(-1, magnitudes.topk(k, sorted=False).indices).sort().values
 
 
 def at_least(x: Tensor, threshold: float, k: int) -> tuple[Tensor, Tensor]:
