@@ -34,8 +34,13 @@ def _codes(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _entries(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
-    layout, result = Entries(N, N // 50), torch.zeros(2, N, device=old.device)
-    payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
-    kernels.add_select(result[0], old, gradient, 0.9, 0.5, layout, payload)
-    kernels.decode_entries(payload.expand(2, -1).contiguous(), result[1], layout)
+    """What is left, and what is decoded and unpacked, of exact values and of levels."""
+    result = torch.zeros(2, 2, N, device=old.device)
+    for (left, out), layout in zip(result, (Entries(N, N // 50), Entries(N, N // 50, 4)), strict=True):
+        payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
+        kernels.add_select(left, old, gradient, 0.9, 0.5, layout, payload)
+        rows = payload.expand(2, -1).contiguous()
+        kernels.decode_entries(rows, out, layout)
+        indices, values = kernels.unpack_entry_rows(rows, layout)
+        out.index_add_(0, indices[0], values[0])
     return result
