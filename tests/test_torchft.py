@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.checkpoint import About, pack
 from gradwire.lab.launch import free_port
-from gradwire.plans import NATIVE
 from tests.processes.test_elastic import Rank
 
 pytest.importorskip("torchft", reason="`make test-torchft` installs it")
@@ -148,17 +146,21 @@ def manager_like(**differs: Any) -> Any:
     return SimpleNamespace(**{"_use_async_quorum": False, "_group_world_size": 1, "current_step": lambda: 0} | differs)
 
 
-def test_the_state_of_another_step_is_refused():
+def test_states_of_another_step_or_of_something_else_are_refused():
     from gradwire.integrations.torchft import LocalSteps, Optimizer
 
     model = torch.nn.Linear(2, 2)
     inner = torch.optim.SGD(model.parameters())
-    state = pack({}, {}, 40, About(0, 2, NATIVE.to_json()))
+    state = {"step": 40, "memories": None, "anchors": {}, "outer": {}, "inner steps": 0}
+    with pytest.raises(ValueError, match="lacks 'anchors'; pass what exchange_state"):
+        LocalSteps(manager_like(), inner, model, state={"step": 0, "memories": None})
+    with pytest.raises(ValueError, match="lacks 'memories'; pass what exchange_state"):
+        Optimizer(manager_like(), inner, model, "topk:0.1", state=inner.state_dict())
     says = r"saved after step 40, and .* goes on from step 0; call manager\.load_state_dict\(\)"
     with pytest.raises(ValueError, match=says):
         Optimizer(manager_like(), inner, model, "topk:0.1", state=state)
     with pytest.raises(ValueError, match=says):
-        LocalSteps(manager_like(), inner, model, state={"memories": state})
+        LocalSteps(manager_like(), inner, model, state=state)
 
 
 def test_managers_that_do_not_fit_are_refused():

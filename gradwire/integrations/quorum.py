@@ -13,7 +13,7 @@ come, heal and count a step together, or none of them, is what torchft's quorum 
 The next quorum says after which step all go on, and so which of the two it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from gradwire.checkpoint import StateDict, unpack
@@ -27,10 +27,14 @@ from gradwire.transports import Mesh, ProcessGroup
 
 class Exchange:
     """What replicas exchange in one quorum after another. `make` gives the runtime of a group, and its front end;
-    `state` is this replica's from a checkpoint. `runtime` is there while its steps can count."""
+    `state` is this replica's `state()` from a checkpoint, which `has` some keys beside. `runtime` is there while its steps can count."""
 
     def __init__(
-        self, manager: Any, make: Callable[[Mesh], tuple[Runtime, FrontEnd]], state: StateDict | None = None
+        self,
+        manager: Any,
+        make: Callable[[Mesh], tuple[Runtime, FrontEnd]],
+        state: Mapping[str, Any] | None,
+        has: Collection[str] = (),
     ) -> None:
         if manager._use_async_quorum:
             raise ValueError("replicas must be alike before the forward pass; pass Manager(use_async_quorum=False)")
@@ -38,7 +42,12 @@ class Exchange:
         self.handle = Handle(None, Nothing())
         self.runtime: Runtime | None = None
         self._quorum = -1
-        self._states = {} if state is None else {_step_of(state, manager): state}
+        self._states: dict[int, StateDict] = {}
+        if state is not None:
+            _check(state, {"step", "memories", *has}, manager.current_step())
+            if memories := state["memories"]:
+                unpack(memories)
+                self._states[state["step"]] = memories
         self._healed: StateDict = {}
         manager.register_state_dict_fn("gradwire", self._heal, self._alike)
 
@@ -67,8 +76,12 @@ class Exchange:
         self.runtime.commit()
         return True
 
-    def state(self) -> StateDict | None:
-        """This replica's, after the last step that counts; None before the first quorum."""
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint takes of this replica, after the last step that counts."""
+        return {"step": self._manager.current_step(), "memories": self._own()}
+
+    def _own(self) -> StateDict | None:
+        """This replica's state after that step; None before the first quorum."""
         return self.handle.state_dict() if self.runtime else self._states.get(self._manager.current_step())
 
     def _leave(self, step: int) -> None:
@@ -92,7 +105,7 @@ class Exchange:
         thread, while that which trains waits, or on that."""
         if self._healed:
             return self._healed
-        own = self.state()
+        own = self._own()
         return without_memories(unpack(own)) if own else {}
 
     def _heal(self, state: StateDict) -> None:
@@ -100,12 +113,12 @@ class Exchange:
         self._healed = state
 
 
-def _step_of(state: StateDict, manager: Any) -> int:
-    """After which step a state was saved. Raises ValueError where the manager goes on from another one."""
-    step = unpack(state).step
-    if step != manager.current_step():
+def _check(state: Mapping[str, Any], keys: set[str], step: int) -> None:
+    """Raises ValueError where a state lacks some of its keys, and where the manager goes on from another `step`."""
+    if keys - state.keys():
+        raise ValueError(f"the state lacks {min(keys - state.keys())!r}; pass what exchange_state() returned")
+    if state["step"] != step:
         raise ValueError(
-            f"the state was saved after step {step}, and the manager goes on from step {manager.current_step()}; call "
+            f"the state was saved after step {state['step']}, and the manager goes on from step {step}; call "
             "manager.load_state_dict() with what was saved beside it, before this"
         )
-    return step

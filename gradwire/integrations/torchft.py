@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gradwire.checkpoint import StateDict
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
@@ -56,7 +55,7 @@ class Optimizer(torchft.Optimizer):
         *,
         find_unused_parameters: bool = False,
         seed: int = 0,
-        state: StateDict | None = None,
+        state: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(manager, optimizer)
@@ -83,9 +82,9 @@ class Optimizer(torchft.Optimizer):
         if self._exchange.vote():
             self.optim.step(closure)
 
-    def exchange_state(self) -> StateDict | None:
-        """What this replica keeps of what the others have yet to get; None before the first step. Save it after a step,
-        on every rank of every replica, beside the model, the inner optimizer and the manager's state."""
+    def exchange_state(self) -> dict[str, Any]:
+        """What this replica keeps of what the others have yet to get. Save it after a step, on every rank of every
+        replica, beside the model, the inner optimizer and the manager's state."""
         return self._exchange.state()
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -131,7 +130,7 @@ class LocalSteps(torchft.Optimizer):
         dense: Dense | None = None,
         groups: Grouping | None = None,
         seed: int = 0,
-        state: dict[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(manager, inner_optimizer)
         choices = Choices.of(compressor, memory=memory, communicator=communicator, dense=dense, groups=groups)
@@ -146,7 +145,7 @@ class LocalSteps(torchft.Optimizer):
             seed=seed, others=own.others, words=words, planned=own.planned, elastic=True, voted=True
         )
         self._step, self._inner_steps = 0, inner_steps
-        self._exchange = Exchange(manager, self._make, state and state["memories"])
+        self._exchange = Exchange(manager, self._make, state, has=("anchors", "outer", "inner steps"))
         manager.register_state_dict_fn("gradwire's local steps", self._heal, self._shared)
         if state:
             self._load_shared(state)
@@ -174,7 +173,7 @@ class LocalSteps(torchft.Optimizer):
     def exchange_state(self) -> dict[str, Any]:
         """What replicas share, and what this one keeps of what the others have yet to get. Save it after any step, on
         every rank of every replica, beside the model, the inner optimizer's state and the manager's."""
-        return {**self._shared(), "inner steps": self._step, "memories": self._exchange.state()}
+        return {**self._shared(), "inner steps": self._step, **self._exchange.state()}
 
     def _round(self) -> bool:
         """Whether it counts."""
@@ -213,7 +212,7 @@ class LocalSteps(torchft.Optimizer):
         self._load_shared(state)
         self._fragment.reset()
 
-    def _load_shared(self, state: dict[str, Any]) -> None:
+    def _load_shared(self, state: Mapping[str, Any]) -> None:
         for name, anchor in self._fragment.anchors.items():
             anchor.copy_(state["anchors"][name])
         self.outer.load_state_dict(state["outer"])
