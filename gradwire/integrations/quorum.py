@@ -27,7 +27,8 @@ from gradwire.transports import Mesh, ProcessGroup
 
 class Exchange:
     """What replicas exchange in one quorum after another. `make` gives the runtime of a group, and its front end;
-    `state` is this replica's `state()` from a checkpoint, which `has` some keys beside. `runtime` is there while its steps can count."""
+    `state` is this replica's `state()` from a checkpoint, which `has` some keys beside. `runtime` is there while its
+    steps can count."""
 
     def __init__(
         self,
