@@ -27,8 +27,8 @@ from gradwire.transports import Mesh, ProcessGroup
 
 class Exchange:
     """What replicas exchange in one quorum after another. `make` gives the runtime of a group, and its front end;
-    `state` is this replica's `state()` from a checkpoint, which `has` some keys beside. `runtime` is there while its
-    steps can count."""
+    `state` is this replica's `state()` from a checkpoint, which `has` some keys beside; `least` is the least of what a
+    replica's ranks say together. `runtime` is there while its steps can count."""
 
     def __init__(
         self,
@@ -36,16 +36,17 @@ class Exchange:
         make: Callable[[Mesh], tuple[Runtime, FrontEnd]],
         state: Mapping[str, Any] | None,
         has: Collection[str] = (),
+        least: Callable[[int], int] = int,
     ) -> None:
         if manager._use_async_quorum:
             raise ValueError("replicas must be alike before the forward pass; pass Manager(use_async_quorum=False)")
-        self._manager, self._make = manager, make
+        self._manager, self._make, self._least = manager, make, least
         self.handle = Handle(None, Nothing())
         self.runtime: Runtime | None = None
         self._quorum = -1
         self._states: dict[int, StateDict] = {}
         if state is not None:
-            _check(state, {"step", "memories", *has}, manager.current_step())
+            _check(state, {"step", "shard", "memories", *has}, manager)
             if memories := state["memories"]:
                 unpack(memories)
                 self._states[state["step"]] = memories
@@ -56,16 +57,29 @@ class Exchange:
         """A step begins, with whoever is there."""
         step = self._manager.current_step()
         self._manager.start_quorum()
-        if self.runtime and self._manager._quorum_id == self._quorum:
+        if self._manager._quorum_id == self._quorum:
+            if not self.runtime:
+                self._manager.report_error(RuntimeError("this rank's exchange has ended in this quorum"))
             return
         self._leave(step)
-        if self._manager.errored():
+        self._quorum = self._manager._quorum_id
+        if not self._healed_whole() or self._manager.errored():
             return
         try:
             self._meet()
         except RuntimeError as error:  # a replica was lost meanwhile: nobody takes this step
             self.handle.leave()
             self._manager.report_error(error)
+
+    def _healed_whole(self) -> bool:
+        """Whether all ranks of this replica are after the same step. If not, for whom some healed from was lost, the
+        replica is after the least of their steps, and all of them heal again."""
+        step = self._manager.current_step()
+        least = self._least(step)
+        if least != step:
+            self._manager.load_state_dict(self._manager.state_dict() | {"step": least})
+            self._manager.report_error(RuntimeError("another rank of this replica has not healed"))
+        return least == step
 
     def vote(self) -> bool:
         """Whether the step counts."""
@@ -79,7 +93,7 @@ class Exchange:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint takes of this replica, after the last step that counts."""
-        return {"step": self._manager.current_step(), "memories": self._own()}
+        return {"step": self._manager.current_step(), "shard": _shard(self._manager), "memories": self._own()}
 
     def _own(self) -> StateDict | None:
         """This replica's state after that step; None before the first quorum."""
@@ -93,7 +107,6 @@ class Exchange:
 
     def _meet(self) -> None:
         """All replicas of the quorum make a group, compare what must be alike, and load what each has kept."""
-        self._quorum = self._manager._quorum_id
         mesh = Mesh.of(ProcessGroup.beside(self._manager._pg.parent))
         runtime, front_end = self._make(mesh)
         self.handle = Handle(runtime, front_end)
@@ -114,12 +127,20 @@ class Exchange:
         self._healed = state
 
 
-def _check(state: Mapping[str, Any], keys: set[str], step: int) -> None:
-    """Raises ValueError where a state lacks some of its keys, and where the manager goes on from another `step`."""
+def _shard(manager: Any) -> str:
+    """Which of the replica's shards this rank has."""
+    return f"{manager._group_rank} of {manager._group_world_size}"
+
+
+def _check(state: Mapping[str, Any], keys: set[str], manager: Any) -> None:
+    """Raises ValueError where a state lacks some of its keys, is another shard's, or another step's than the one from
+    which the manager goes on."""
     if keys - state.keys():
         raise ValueError(f"the state lacks {min(keys - state.keys())!r}; pass what exchange_state() returned")
-    if state["step"] != step:
+    if state["shard"] != _shard(manager):
+        raise ValueError(f"the state is that of shard {state['shard']}; this rank has {_shard(manager)}: load its own")
+    if state["step"] != manager.current_step():
         raise ValueError(
-            f"the state was saved after step {state['step']}, and the manager goes on from step {step}; call "
-            "manager.load_state_dict() with what was saved beside it, before this"
+            f"the state was saved after step {state['step']}, and the manager goes on from step "
+            f"{manager.current_step()}; call manager.load_state_dict() with what was saved beside it, before this"
         )

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torchft import Manager, ProcessGroupGloo
 
 from gradwire.integrations.torchft import LocalSteps, Optimizer
-from tests.processes.elastic import flat, gradients, hash_of, plan, residuals, say
+from tests.processes.elastic import flat, gradients, hash_of, local, plan, residuals, say
 
 torch.set_num_threads(1)
 TIMEOUT = timedelta(seconds=60)
@@ -62,6 +62,9 @@ class Replica:
             say(begins=self.manager.current_step(), new=True, **self.what_it_has())
         else:
             self.optimizer = Optimizer(self.manager, self.inner, self.model, plan(), state=kept)
+            self.model[2].weight.register_post_accumulate_grad_hook(self._spoil_gradient)
+        if told["heals_late"]:
+            self._fail_to_heal_once()
 
     def _save(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.inner.state_dict()}
@@ -119,6 +122,23 @@ class Replica:
         most = ceil(rows / self._ranks)
         return [most * rank for rank in range(1, self._ranks)]
 
+    def _spoil_gradient(self, parameter: Tensor) -> None:
+        """Of this rank's shard alone, once."""
+        if self.manager.current_step() == self._told["spoils"]:
+            self._told["spoils"] = None
+            local(parameter.grad).mul_(torch.inf)
+
+    def _fail_to_heal_once(self) -> None:
+        """As when the replica that it heals from is lost meanwhile."""
+        transport = self.manager._checkpoint_transport
+        receive = transport.recv_checkpoint
+
+        def fail(*arguments: Any, **named: Any) -> None:
+            transport.recv_checkpoint = receive
+            raise RuntimeError("nobody to heal from")
+
+        transport.recv_checkpoint = fail
+
     def round(self, vetoes: bool) -> None:
         time.sleep(self._told["pause_s"])
         round = self.manager.current_step()
@@ -126,14 +146,21 @@ class Replica:
             inputs, targets = batch(100 * round + step, self._told["number"])
             self.optimizer.zero_grad()
             nn.functional.cross_entropy(self.model(inputs), targets).backward()
-            if vetoes and step == self._told["local"] - 1:
-                self._veto()
+            if step == self._told["local"] - 1:
+                self._end_round(round, vetoes)
             self.optimizer.step()
             self._inner_step = (step + 1) % self._told["local"]
             if round == self._told["saves"] and self._inner_step == 1:
                 self.save_checkpoint()
         counts = self.manager.current_step() > round
         say(**{"step" if counts else "refused": self.manager.current_step()}, **self.what_it_has())
+
+    def _end_round(self, round: int, vetoes: bool) -> None:
+        if vetoes:
+            self._veto()
+        if round == self._told["spoils"]:
+            self._told["spoils"] = None
+            local(self.model[2].weight).data[0] = torch.inf
 
     def _veto(self) -> None:
         """In the round that comes."""
