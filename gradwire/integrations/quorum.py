@@ -10,13 +10,14 @@ come, heal and count a step together, or none of them, is what torchft's quorum 
     vote        Yes: the step counts for the memories as well. No: the exchange ends; memories are kept as they were
                 before the step, and as they are after it, for other replicas may have said yes
 
-The next quorum says after which step all go on, and so which of the two it is.
+The next quorum says after which step all go on, and so which of the two it is. Others may have gone further, without
+this replica; what its memory holds, they have yet to get.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from gradwire.checkpoint import StateDict, unpack
+from gradwire.checkpoint import GROUP, SHARED, StateDict, pack, unpack
 from gradwire.frontends import Handle
 from gradwire.frontends.handing_on import go_on, without_memories
 from gradwire.frontends.handle import FrontEnd
@@ -43,7 +44,7 @@ class Exchange:
         self._manager, self._make, self._least = manager, make, least
         self.handle = Handle(None, Nothing())
         self.runtime: Runtime | None = None
-        self._quorum = -1
+        self._quorum, self._has_met = -1, False
         self._states: dict[int, StateDict] = {}
         if state is not None:
             _check(state, {"step", "shard", "memories", *has}, manager)
@@ -96,8 +97,14 @@ class Exchange:
         return {"step": self._manager.current_step(), "shard": _shard(self._manager), "memories": self._own()}
 
     def _own(self) -> StateDict | None:
-        """This replica's state after that step; None before the first quorum."""
-        return self.handle.state_dict() if self.runtime else self._states.get(self._manager.current_step())
+        """This replica's state after the last step in which it took part; None before the first quorum."""
+        if self.runtime:
+            return self.handle.state_dict()
+        now = self._manager.current_step()
+        if not (known := [step for step in self._states if step <= now]):
+            return None
+        own = self._states[last := max(known)]
+        return own if last == now else _memories_alone(own)
 
     def _leave(self, step: int) -> None:
         """Ends the exchange, after so many steps; the others' collectives end as well."""
@@ -111,8 +118,8 @@ class Exchange:
         runtime, front_end = self._make(mesh)
         self.handle = Handle(runtime, front_end)
         alike = self._alike() or without_memories(unpack(self.handle.state_dict()))
-        go_on(self.handle, alike, self._states.get(self._manager.current_step()), mesh.rank, mesh.ranks)
-        self.runtime, self._states, self._healed = runtime, {}, {}
+        go_on(self.handle, alike, self._own(), mesh.rank, mesh.ranks)
+        self.runtime, self._states, self._healed, self._has_met = runtime, {}, {}, True
 
     def _alike(self) -> StateDict:
         """What all replicas have alike after the last step that counts; nothing before the first quorum. On torchft's
@@ -123,8 +130,21 @@ class Exchange:
         return without_memories(unpack(own)) if own else {}
 
     def _heal(self, state: StateDict) -> None:
-        """Takes over what a replica further ahead has."""
+        """Takes over what a replica further ahead has. A checkpoint's memories are then older than what this replica
+        has sent since."""
         self._healed = state
+        if not self._has_met:
+            self._states = {}
+
+
+def _memories_alone(state: StateDict) -> StateDict:
+    """Without what is small, which the others have changed since."""
+    own = unpack(state)
+    kept = {
+        name: {key: tensor for key, tensor in tensors.items() if not key.startswith((SHARED, GROUP))}
+        for name, tensors in own.exported.items()
+    }
+    return pack(kept, own.job, own.step, own.about)
 
 
 def _shard(manager: Any) -> str:

@@ -93,7 +93,7 @@ class Replica:
         step, ranks = self.manager.current_step(), self.manager.num_participants()
         batches = [batch(step, self.manager.participating_rank() * self._ranks + rank) for rank in range(self._ranks)]
         alone = self._gradients_alone(batches)
-        owed = residuals(self.optimizer.handle, self.model)
+        owed = self._kept()
         inputs, targets = batches[self._rank]
         say(begins=step, ranks=ranks, new=not owed.any(), **self.what_it_has())
         nn.functional.cross_entropy(self.model(inputs), targets).backward()
@@ -106,7 +106,7 @@ class Replica:
             return
         say(step=step + 1, ranks=ranks, **self.what_it_has())
         if step < self._told["summed"]:
-            sent = owed + alone / ranks - residuals(self.optimizer.handle, self.model)
+            sent = owed + alone / ranks - self._kept()
             say(sums=step, sent=sent.tolist(), mean=mean.tolist())
 
     def _gradients_alone(self, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -177,8 +177,12 @@ class Replica:
         momenta = {f"{i} {name}": t for i, own in self.inner.state_dict()["state"].items() for name, t in own.items()}
         return {
             "model": hash_of(dict(self.model.named_parameters()) | ({} if self._told["local"] else momenta)),
-            "kept": hash_of({"": residuals(self.optimizer.handle, self.model)}),
+            "kept": hash_of({"": self._kept()}),
         }
+
+    def _kept(self) -> Tensor:
+        """What this rank's memories hold, also where they are in no exchange now."""
+        return residuals(self.optimizer.exchange_state()["memories"] or {}, self.model)
 
 
 def whole(tensor: Tensor) -> Tensor:
