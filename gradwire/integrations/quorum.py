@@ -73,8 +73,8 @@ class Exchange:
             self._manager.report_error(error)
 
     def _healed_whole(self) -> bool:
-        """Whether all ranks of this replica are after the same step. If not, for whom some healed from was lost, the
-        replica is after the least of their steps, and all of them heal again."""
+        """Whether all ranks of this replica are after the same step. They are not where some could not heal, for who
+        had the state was lost: then the replica goes on from the least of their steps, and all of them heal again."""
         step = self._manager.current_step()
         least = self._least(step)
         if least != step:
@@ -138,7 +138,7 @@ class Exchange:
 
 
 def _memories_alone(state: StateDict) -> StateDict:
-    """Without what is small, which the others have changed since."""
+    """Without what the others have changed since, all that is not a memory of this replica's own."""
     own = unpack(state)
     kept = {
         name: {key: tensor for key, tensor in tensors.items() if not key.startswith((SHARED, GROUP))}

@@ -73,8 +73,8 @@ class ReplicaGradients(GradientHooks):
         return locals_of(self._parameters) if isinstance(self._model, FSDPModule) else self._parameters
 
     def check(self) -> None:
-        """Before a vote. Raises RuntimeError, on all replicas, where there are no means; such as are not finite, which
-        the others see as well, are reported."""
+        """Before a vote. Raises RuntimeError, on all replicas, where there are no means; means that are not finite,
+        which the others see as well, are reported."""
         if self._runtime is None:  # a replica was lost, which is reported
             return
         if not self.reduced:
@@ -83,8 +83,8 @@ class ReplicaGradients(GradientHooks):
             )
         self.reduced = False
         present = [local(p.grad) for p in self._parameters.values() if p.grad is not None]
-        least = min((each for each in present if each.numel()), key=Tensor.numel, default=None)
-        if least is not None and not least.isfinite().all():  # then none of the means is
+        smallest = min((each for each in present if each.numel()), key=Tensor.numel, default=None)
+        if smallest is not None and not smallest.isfinite().all():  # where there are memories, then none of them is
             self._report(RuntimeError("the means of this step are not finite; it counts for nobody"))
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
