@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from collectives import replayed
+from collectives import exchange_of, replayed
 from page import markdown
 from provenance import save
 from ranks import as_rank, collect
@@ -26,10 +26,7 @@ from ranks import as_rank, collect
 import gradwire as gw
 from gradwire.notation import read
 from gradwire.ops.gradients import Gradients
-from gradwire.ops.workspace import Workspace
-from gradwire.plans import default_memory
-from gradwire.runtime.exchange import Given, JobContext, ReplicaExchange
-from gradwire.runtime.store import Store
+from gradwire.runtime.exchange import Given, ReplicaExchange
 from gradwire.slots import Slot
 
 COMPRESSORS = (
@@ -68,13 +65,7 @@ def job(repeats: int) -> list[dict[str, Any]]:
 
 def measured(text: str, communicator: gw.Communicator, transport: gw.ProcessGroup, repeats: int) -> dict[str, float]:
     slots = [Slot.of(name, torch.empty(shape)) for name, shape in LAYER.items()]
-    compressor = read(text)[0].compressor
-    group = gw.Group(tuple(LAYER), compressor, default_memory(compressor), communicator)
-    store = Store(slots, torch.device("cpu"))
-    store.arrange(gw.Plan((group,)))
-    exchange = ReplicaExchange(
-        group, 0, store.groups[0], JobContext(gw.Mesh.of(transport), 0, Workspace(torch.device("cpu")))
-    )
+    exchange = exchange_of(read(text)[0].compressor, communicator, slots, transport)
     computing = []
     for step in range(repeats + 1):
         ops, seconds = reduced(exchange, slots, transport, step)

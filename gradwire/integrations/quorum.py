@@ -28,16 +28,16 @@ from gradwire.transports import Mesh, ProcessGroup
 
 class Exchange:
     """What replicas exchange in one quorum after another. `make` gives the runtime of a group, and its front end;
-    `state` is this replica's `state()` from a checkpoint, which `has` some keys beside; `least` is the least of what a
-    replica's ranks say together. `runtime` is there while its steps can count."""
+    `least` the least of the numbers that a replica's ranks ask it with, together. `state` is this replica's `state()`
+    from a checkpoint, which `has` some keys beside. `runtime` is there while its steps can count."""
 
     def __init__(
         self,
         manager: Any,
         make: Callable[[Mesh], tuple[Runtime, FrontEnd]],
+        least: Callable[[int], int],
         state: Mapping[str, Any] | None,
         has: Collection[str] = (),
-        least: Callable[[int], int] = int,
     ) -> None:
         if manager._use_async_quorum:
             raise ValueError("replicas must be alike before the forward pass; pass Manager(use_async_quorum=False)")

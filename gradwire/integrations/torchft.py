@@ -64,7 +64,7 @@ class Optimizer(torchft.Optimizer):
         self._choices.check()
         self._model, self._replica = model, replica_of(model, manager)
         self._find_unused, self._seed = find_unused_parameters, seed
-        self._exchange = Exchange(manager, self._make, state, least=partial(least, self._replica))
+        self._exchange = Exchange(manager, self._make, partial(least, self._replica), state)
         self._front_end = self._new_front_end(1)
 
     @property
@@ -148,7 +148,7 @@ class LocalSteps(torchft.Optimizer):
         )
         self._step, self._inner_steps = 0, inner_steps
         has = ("anchors", "outer", "inner steps")
-        self._exchange = Exchange(manager, self._make, state, has, partial(least, own))
+        self._exchange = Exchange(manager, self._make, partial(least, own), state, has)
         manager.register_state_dict_fn("gradwire's local steps", self._heal, self._shared)
         if state:
             self._load_shared(state)

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.frontends.rendezvous import Rendezvous
+from gradwire.integrations.replica import local
 from gradwire.runtime.meeting import Meeting
 
 torch.set_num_threads(1)
@@ -64,11 +64,6 @@ def gradients(model: nn.Module) -> Tensor:
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten().double() for tensor in tensors])
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What this rank has of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def plan() -> gw.Plan:

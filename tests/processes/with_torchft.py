@@ -18,8 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torchft import Manager, ProcessGroupGloo
 
+from gradwire.integrations.replica import local
 from gradwire.integrations.torchft import LocalSteps, Optimizer
-from tests.processes.elastic import flat, gradients, hash_of, local, plan, residuals, say
+from tests.processes.elastic import flat, gradients, hash_of, plan, residuals, say
 
 torch.set_num_threads(1)
 TIMEOUT = timedelta(seconds=60)
