@@ -1,14 +1,15 @@
 """Does `gw.attach(ddp, candidates=[...])` choose what reaches dense's loss soonest? Its choice beside every candidate.
 
     python benchmarks/choices.py --curves                     # losses by step: any load will do; 6 minutes a task
-    python benchmarks/choices.py                              # step times on a quiet machine; a minute a cell
+    python benchmarks/choices.py                              # step times on a quiet machine; 90 seconds a cell
     python benchmarks/choices.py --tasks lstm-sgd --links 1gbit
     python benchmarks/choices.py --tasks gpt-adamw-2m --links 100mbit --ranks 4
 
 The tasks of `fidelity.py`, two ranks, or more. Time to dense's last loss + 1 % is steps times seconds: the steps at
 which a candidate first comes so near, training as many steps as dense or half as many more, and the median seconds of
-its steps over the link, all candidates in turns. Auto's seconds are those of the plan that it chose, its steps those of
-what most of that plan's elements are sent by, whichever plan they go in; the steps in which it chooses are not counted.
+its steps over the link, all candidates in turns for a minute. Auto's seconds are those of the plan that it chose, its
+steps those of what most of that plan's elements are sent by, whichever plan they go in; the steps in which it chooses
+are not counted.
 
 Writes benchmarks/results/choices_curves.json and choices.json, and prints Markdown tables: Auto beside the best, and
 how much sooner than dense each candidate is there.
@@ -16,6 +17,7 @@ how much sooner than dense each candidate is there.
 
 import argparse
 import time
+from collections.abc import Iterator
 from math import inf
 from statistics import median
 from typing import Any
@@ -34,7 +36,7 @@ from gradwire.lab.configuration import parse
 from gradwire.tuner import CHOOSING_STEPS
 
 LONGER, EVERY = 1.5, 15
-TURNS, WARM, TIMED = 4, 3, 10
+MOST_TURNS, WARM, TIMED, LONG_S = 12, 3, 10, 60.0
 CANDIDATES = (
     "bf16", "quantized:4", "powersgd:0.3333,bits=4", "powersgd:0.16667,bits=4", "powersgd:4",
     "topk:0.0625,value_bits=4", "topk:0.01", "efsignsgd", "randomk:0.01",
@@ -146,13 +148,24 @@ def cell(arguments: argparse.Namespace) -> dict[str, Any]:
     sent = DENSE if native else most_of(plan, training.ddp)
     training.end()
     seconds: dict[str, list[float]] = {text: [] for text in ways}
-    for _ in range(TURNS):
+    for _ in turns():
         for text, attach in ways.items():
             own = Training(task, arguments.steps, attach)
             seconds[text] += [own.step() for _ in range(WARM + TIMED)][WARM:]
             own.end()
     said = [decision.decision for decision in controller.decisions]
     return {"sent": sent, "steps": taken, "said": said, "s": {text: median(own) for text, own in seconds.items()}}
+
+
+def turns() -> Iterator[None]:
+    """As many as begin within a minute, on all ranks: the shorter steps are, the more they vary."""
+    start = time.perf_counter()
+    for _ in range(MOST_TURNS):
+        over = torch.tensor(time.perf_counter() - start > LONG_S)
+        dist.broadcast(over, 0)
+        if over:
+            return
+        yield
 
 
 def most_of(plan: gw.Plan, ddp: DistributedDataParallel) -> str:

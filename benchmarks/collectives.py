@@ -95,24 +95,33 @@ def collectives(compressor, communicator, elements: int, transport: gw.ProcessGr
     import torch
 
     from gradwire.ops.gradients import Gradients
-    from gradwire.ops.workspace import Workspace
-    from gradwire.plans import Group, Plan, default_memory
-    from gradwire.runtime.exchange import Given, JobContext, ReplicaExchange
-    from gradwire.runtime.store import Store
+    from gradwire.runtime.exchange import Given
     from gradwire.slots import Layout
 
-    slots, cpu = list(Layout.vector(elements).slots), torch.device("cpu")
-    group = Group((slots[0].name,), compressor, default_memory(compressor), communicator)
-    store = Store(slots, cpu)
-    store.arrange(Plan((group,)))
-    exchange = ReplicaExchange(group, 0, store.groups[0], JobContext(gw.Mesh.of(transport), 0, Workspace(cpu)))
+    exchange = exchange_of(compressor, communicator, list(Layout.vector(elements).slots), transport)
     gradient = torch.randn(elements, generator=torch.Generator().manual_seed(transport.rank))
     ops = []
-    for op in exchange.run(Given(Gradients(store.groups[0].pieces, [gradient])), 0):
+    for op in exchange.run(Given(Gradients(exchange.stored.pieces, [gradient])), 0):
         if op is not None:
             transport.run(op)
         ops.append(op)
     return ops
+
+
+def exchange_of(compressor, communicator, slots: list, transport: gw.Transport):
+    """That of one group of all slots."""
+    import torch
+
+    from gradwire.ops.workspace import Workspace
+    from gradwire.plans import Group, Plan, default_memory
+    from gradwire.runtime.exchange import JobContext, ReplicaExchange
+    from gradwire.runtime.store import Store
+
+    cpu = torch.device("cpu")
+    group = Group(tuple(slot.name for slot in slots), compressor, default_memory(compressor), communicator)
+    store = Store(slots, cpu)
+    store.arrange(Plan((group,)))
+    return ReplicaExchange(group, 0, store.groups[0], JobContext(gw.Mesh.of(transport), 0, Workspace(cpu)))
 
 
 def replayed(ops: list, transport: gw.ProcessGroup, repeats: int) -> float:

@@ -17,18 +17,17 @@ import time
 from statistics import median
 
 import torch
+from collectives import exchange_of
 from page import markdown
 from provenance import save
 
 import gradwire as gw
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.kernels import in_use
-from gradwire.ops.workspace import Workspace
-from gradwire.plans import Group, Plan, default_communicator, default_memory
-from gradwire.runtime.exchange import Given, JobContext, ReplicaExchange
-from gradwire.runtime.store import Store
+from gradwire.plans import default_communicator
+from gradwire.runtime.exchange import Given, ReplicaExchange
 from gradwire.slots import Slot
-from gradwire.transports import Mesh, Recording
+from gradwire.transports import Recording
 
 COMPRESSORS = {
     "TopK 1 %": gw.TopK(0.01), "4 bits": gw.Quantized(4), "top-k 1/16 in 10 bits": gw.TopK(1 / 16, value_bits=4),
@@ -36,7 +35,6 @@ COMPRESSORS = {
     "PowerSGD 1/3 in 4 bits": gw.PowerSGD(1 / 3, bits=4),
 }  # fmt: skip
 KERNELS = {"torch": "reference", "native": ""}
-CPU = torch.device("cpu")
 
 
 def main() -> None:
@@ -72,7 +70,10 @@ def measured(repeats: int) -> dict[str, list[float]]:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     slots = [Slot.of(f"weight {i}", torch.empty(512, 512)) for i in range(8)]
-    exchanges = {name: alone(compressor, slots) for name, compressor in COMPRESSORS.items()}
+    exchanges = {
+        name: exchange_of(compressor, default_communicator(compressor), slots, Recording(1))
+        for name, compressor in COMPRESSORS.items()
+    }
     found: dict[str, list[float]] = {name: [] for name in COMPRESSORS}
     for turn in range(repeats + 2):
         gradient = torch.randn(8 * 512 * 512, generator=generator)
@@ -81,15 +82,6 @@ def measured(repeats: int) -> dict[str, list[float]]:
             if turn >= 2:
                 found[name].append(ms)
     return found
-
-
-def alone(compressor: gw.Compressor, slots: list[Slot]) -> ReplicaExchange:
-    """The exchange of a group of all slots on the only rank."""
-    names = tuple(slot.name for slot in slots)
-    group = Group(names, compressor, default_memory(compressor), default_communicator(compressor))
-    store = Store(slots, CPU)
-    store.arrange(Plan((group,)))
-    return ReplicaExchange(group, 0, store.groups[0], JobContext(Mesh.of(Recording(1)), 0, Workspace(CPU)))
 
 
 def encoded(exchange: ReplicaExchange, gradient: torch.Tensor, step: int) -> float:

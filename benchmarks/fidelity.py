@@ -49,6 +49,7 @@ CONFIGURATIONS = {
     "PowerSGD 1/3 in 4 bits": "powersgd:0.3333,bits=4",
     "PowerSGD 1/3 in 4 bits after 30 steps in 8": "powersgd:0.3333,bits=4+warmup:bits=8,steps=30",
     "PowerSGD r4": "powersgd:4",
+    "PowerSGD 2/9 in 4 bits": "powersgd:0.22222,bits=4",
     "PowerSGD 1/6 in 4 bits": "powersgd:0.16667,bits=4",
     "PowerSGD r2": "powersgd:2",
     "PowerSGD 1/12 in 4 bits": "powersgd:0.08333,bits=4",
@@ -228,7 +229,7 @@ def markdown(task: str, steps: int, results: list[dict[str, Any]]) -> str:
 DRAWN = {
     "8 bits (QSGD)": ("8 bits, stochastic (QSGD)",),
     "4 bits": ("4 bits",),
-    "PowerSGD 1/3, 1/6, 1/12 in 4 bits": tuple(f"PowerSGD 1/{part} in 4 bits" for part in (3, 6, 12)),
+    "PowerSGD in 4 bits": tuple(f"PowerSGD {part} in 4 bits" for part in ("1/3", "2/9", "1/6", "1/12")),
     "PowerSGD r4, r2, r1 in float32": tuple(f"PowerSGD r{rank}" for rank in (4, 2, 1)),
     "top-k 1/16 in 10 bits": ("top-k 1/16 in 10 bits",),
     "top-k 1.25 %": ("top-k 1.25 %",),

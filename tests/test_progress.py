@@ -177,7 +177,7 @@ def test_of_what_is_equally_good_the_one_that_keeps_more_wins():
 
 def test_trials_are_won_by_progress_and_not_by_time():
     plans = [Plan(()), *(Plan((Group((name,), gw.FP32(), gw.NoMemory(), gw.AllReduce()),)) for name in "ab")]
-    tried = Trials(plans, [1.0, 0.9, 0.2], rounds=2)
+    tried = Trials(plans, [1.0, 0.9, 0.2], turns=9)
     while not tried.done:
         tried.add([0.1, 0.05, 0.02][tried.index])
     assert tried.best == 1
@@ -236,7 +236,13 @@ def test_the_tables_show_what_steps_are_worth():
 
 def test_choosing_takes_at_most_150_steps(monkeypatch: pytest.MonkeyPatch):
     """Where everything is worth trying, nothing drops out, and nothing is clearly better than dense."""
-    for module, name in ((auto, "WORTH_TRYING"), (auto, "STILL_CLOSE"), (trials, "STILL_CLOSE")):
+    for module, name in (
+        (auto, "WORTH_TRYING"),
+        (auto, "FAR"),
+        (auto, "STILL_CLOSE"),
+        (trials, "FAR"),
+        (trials, "STILL_CLOSE"),
+    ):
         monkeypatch.setattr(module, name, 1e9)
     running = automatic_job(2, [gw.TopK(0.1), gw.EFSignSGD(), gw.PowerSGD(2), gw.BF16(), gw.Quantized(4)])
     assert 100 < choose(running) <= auto.CHOOSING_STEPS <= 150

@@ -207,7 +207,7 @@ def test_what_steps_took_beyond_the_prediction_is_learnt():
     plans = [job.plan(rule(job.problem(), regime, option).groups) for rule in rules for option in (0, 2)]
     before = np.array([timeline(job, plan, regime).step_s for plan in plans])
     took = before + [0.004 + 0.003 * len(plan.groups) for plan in plans]
-    after = learnt(job, regime, plans, [[0.0, second, 1.0] for second in took], int(took.argmin()))
+    after = learnt(job, regime, plans, took, int(took.argmin()))
     predicted = np.array([timeline(after, plan, regime).step_s for plan in plans])
     assert (np.abs(predicted - took) < 0.3 * (took - before)).all()  # not 0: what hides under the wire costs nothing
 
@@ -215,7 +215,7 @@ def test_what_steps_took_beyond_the_prediction_is_learnt():
 def test_nothing_is_learnt_about_groups_from_plans_of_as_many():
     job, regime = profile(), Worker()
     plan = job.plan(baselines.one_group(job.problem(), regime, 0).groups)
-    after = learnt(job, regime, [plan], [[1.0]], 0)
+    after = learnt(job, regime, [plan], [1.0], 0)
     assert after.candidates == job.candidates
     assert timeline(after, plan, regime).step_s == pytest.approx(1.0)
 
@@ -225,11 +225,11 @@ def test_nor_from_such_as_hardly_differ():
     rules = [baselines.one_group, partial(published.even_split, groups=2)]
     plans = [job.plan(rule(job.problem(), regime, 0).groups) for rule in rules]
     assert len({len(plan.groups) for plan in plans}) == 2
-    assert learnt(job, regime, plans, [[1.0], [1.1]], 0).candidates == job.candidates
+    assert learnt(job, regime, plans, [1.0, 1.1], 0).candidates == job.candidates
 
 
 def test_a_prediction_that_was_too_long_is_taken_back():
     job, regime = replace(profile(), optimizer_s=0.001), Worker()
     plan = job.plan(baselines.one_group(job.problem(), regime, 0).groups)
     took = timeline(job, plan, regime).step_s - 1.5 * job.optimizer_s
-    assert timeline(learnt(job, regime, [plan], [[took]], 0), plan, regime).step_s == pytest.approx(took)
+    assert timeline(learnt(job, regime, [plan], [took], 0), plan, regime).step_s == pytest.approx(took)

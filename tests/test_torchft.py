@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.checkpoint import About, pack
 from gradwire.lab.launch import free_port
-from gradwire.plans import NATIVE
 from tests.processes.test_elastic import Rank
 
 pytest.importorskip("torchft", reason="`make test-torchft` installs it")
@@ -23,7 +21,7 @@ pytest.importorskip("torchft", reason="`make test-torchft` installs it")
 ROOT = Path(__file__).parents[1]
 DEFAULT = {
     "steps": 20, "at_least": 2, "pause_s": 0.02, "vetoes": None, "summed": 0, "local": 0, "ranks": 1,
-    "saves": None, "resumes": False,
+    "spoils": None, "saves": None, "resumes": False, "heals_late": False,
 }  # fmt: skip
 
 
@@ -131,6 +129,15 @@ def test_a_step_that_is_voted_down_leaves_everything_as_it_was(who: tuple[int, .
         assert each.all("ended") == before.all("ended")
 
 
+def test_what_is_not_finite_in_one_shard_counts_for_nobody(undisturbed: list[Replica]):
+    with replicas(2, ranks=len(undisturbed) // 2, replica_0={"spoils": 7}) as everyone:
+        train(everyone)
+    for each, before in zip(everyone, undisturbed, strict=True):
+        (refused,) = [words for words in each.said if words.get("refused") == 7]
+        assert refused["model"] == before.steps()[7]["model"]
+        assert each.all("ended") == before.all("ended")
+
+
 @pytest.mark.parametrize(("ranks", "local"), [(1, 0), (2, 0), (1, 3), (2, 3)])
 def test_replicas_go_on_from_checkpoints_as_if_nothing_had_been(ranks: int, local: int, tmp_path: Path):
     told = {"ranks": ranks, "local": local, "checkpoints": str(tmp_path)}
@@ -145,20 +152,27 @@ def test_replicas_go_on_from_checkpoints_as_if_nothing_had_been(ranks: int, loca
 
 
 def manager_like(**differs: Any) -> Any:
-    return SimpleNamespace(**{"_use_async_quorum": False, "_group_world_size": 1, "current_step": lambda: 0} | differs)
+    usual = {"_use_async_quorum": False, "_group_rank": 0, "_group_world_size": 1, "current_step": lambda: 0}
+    return SimpleNamespace(**usual | differs)
 
 
-def test_the_state_of_another_step_is_refused():
+def test_states_of_another_step_or_of_something_else_are_refused():
     from gradwire.integrations.torchft import LocalSteps, Optimizer
 
     model = torch.nn.Linear(2, 2)
     inner = torch.optim.SGD(model.parameters())
-    state = pack({}, {}, 40, About(0, 2, NATIVE.to_json()))
+    state = {"step": 40, "shard": "0 of 1", "memories": None, "anchors": {}, "outer": {}, "inner steps": 0}
+    with pytest.raises(ValueError, match="lacks 'anchors'; pass what exchange_state"):
+        LocalSteps(manager_like(), inner, model, state={"step": 0, "shard": "0 of 1", "memories": None})
+    with pytest.raises(ValueError, match="that of shard 1 of 2; this rank has 0 of 1"):
+        Optimizer(manager_like(), inner, model, "topk:0.1", state=state | {"shard": "1 of 2"})
+    with pytest.raises(ValueError, match="lacks 'memories'; pass what exchange_state"):
+        Optimizer(manager_like(), inner, model, "topk:0.1", state=inner.state_dict())
     says = r"saved after step 40, and .* goes on from step 0; call manager\.load_state_dict\(\)"
     with pytest.raises(ValueError, match=says):
         Optimizer(manager_like(), inner, model, "topk:0.1", state=state)
     with pytest.raises(ValueError, match=says):
-        LocalSteps(manager_like(), inner, model, state={"memories": state})
+        LocalSteps(manager_like(), inner, model, state=state)
 
 
 def test_managers_that_do_not_fit_are_refused():
@@ -174,7 +188,9 @@ def test_managers_that_do_not_fit_are_refused():
             Optimizer(manager, inner, model, "topk:0.1")
 
 
-def test_micro_batches_add_up_and_two_steps_in_one_are_refused():
+@pytest.fixture
+def alone() -> Iterator[tuple[Any, torch.nn.Linear]]:
+    """The optimizer and the model of a replica that is the only one."""
     from torchft import Manager, ProcessGroupGloo
 
     from gradwire.integrations.torchft import Optimizer
@@ -183,26 +199,44 @@ def test_micro_batches_add_up_and_two_steps_in_one_are_refused():
     model = torch.nn.Linear(4, 3)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    batches = torch.randn(2, 5, 4)
     with lighthouse(min_replicas=1) as address:
         manager = Manager(
             ProcessGroupGloo(), None, None, min_replica_size=1, use_async_quorum=False, rank=0, world_size=1,
             store_addr="127.0.0.1", store_port=store.port, lighthouse_addr=address, hostname="127.0.0.1",
         )  # fmt: skip
-        optimizer = Optimizer(manager, inner, model, "fp32")
-        optimizer.zero_grad()
-        with optimizer.no_sync():
-            model(batches[0]).sum().backward()
-        model(batches[1]).sum().backward()
-        torch.testing.assert_close(model.weight.grad, batches.sum((0, 1)).expand(3, 4))
-        optimizer.step()
-        optimizer.zero_grad()  # and the user's loop takes no step
-        model(batches[0]).sum().backward()
-        optimizer.zero_grad()
-        model(batches[0]).sum().backward()
-        with pytest.raises(RuntimeError, match=r"two backward passes in one step; .* optimizer\.no_sync\(\)"):
-            model(batches[0]).sum().backward()
+        yield Optimizer(manager, inner, model, "fp32"), model
         manager.shutdown()
+
+
+def test_micro_batches_add_up_and_two_steps_in_one_are_refused(alone: tuple[Any, torch.nn.Linear]):
+    (optimizer, model), batches = alone, torch.randn(2, 5, 4)
+    optimizer.zero_grad()
+    with optimizer.no_sync():
+        model(batches[0]).sum().backward()
+    model(batches[1]).sum().backward()
+    torch.testing.assert_close(model.weight.grad, batches.sum((0, 1)).expand(3, 4))
+    optimizer.step()
+    optimizer.zero_grad()  # and the user's loop takes no step
+    model(batches[0]).sum().backward()
+    optimizer.zero_grad()
+    model(batches[0]).sum().backward()
+    with pytest.raises(RuntimeError, match=r"two backward passes in one step; .* optimizer\.no_sync\(\)"):
+        model(batches[0]).sum().backward()
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_step_without_means_is_refused(backward: bool, alone: tuple[Any, torch.nn.Linear]):
+    """The second in a row, and one all of whose backward passes only accumulate."""
+    optimizer, model = alone
+    optimizer.zero_grad()
+    if backward:
+        model(torch.randn(5, 4)).sum().backward()
+        optimizer.step()
+    else:
+        with optimizer.no_sync():
+            model(torch.randn(5, 4)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"step\(\) without means: call zero_grad\(\) first"):
+        optimizer.step()
 
 
 def test_the_example_compresses_and_is_short():
@@ -222,12 +256,12 @@ def test_the_example_compresses_and_is_short():
 
 @pytest.mark.parametrize("ranks", [1, 2], ids=["whole", "sharded"])
 def test_one_is_killed_the_others_go_on_and_a_newcomer_heals(ranks: int):
-    with replicas(4, steps=60, ranks=ranks) as started:
+    with replicas(4, steps=60, ranks=ranks, replica_3={"heals_late": ranks > 1}) as started:
         killed, everyone, newcomer = started[:ranks], started[ranks:-ranks], started[-ranks:]
         for each in [*killed, *everyone]:
             each.let_in()
         for each in everyone:
-            each.wait_for(lambda each=each: 5 in each.steps())
+            each.wait_for(lambda each=each: max(each.steps(), default=0) >= 5)
         lost_at = max(each.said[-1].get("step", 0) for each in everyone)
         kill(killed)
         for each in everyone:
@@ -238,14 +272,15 @@ def test_one_is_killed_the_others_go_on_and_a_newcomer_heals(ranks: int):
             each.wait_for(lambda each=each: each.all("ended"))
 
     for each in newcomer:
-        begins = next(words for words in each.said if "begins" in words)
+        begins = next(words for words in each.said if words.get("begins"))  # 0 is before it has healed whole
         assert begins["new"]
         assert begins["model"] == everyone[newcomer.index(each)].begun()[begins["begins"]]["model"]
         assert begins["begins"] + 1 in each.steps()
     for each in everyone:
         assert [ranks for ranks, _ in groupby(words["ranks"] for words in each.steps().values())][-3:] == [3, 2, 3]
-        for step in each.begun().keys() & each.steps().keys():  # but the one at which it came
-            assert each.begun()[step]["kept"] == each.steps()[step]["kept"]
+        for before, after in pairwise([words for words in each.said if "kept" in words]):
+            if "begins" in after:  # the others may have counted what was refused here, or gone on without it
+                assert after["kept"] == before["kept"] or ("refused" in before and not after["new"])
     for shard in range(ranks):
         alike = [*everyone, *newcomer][shard::ranks]
         for step in range(1, 61):
@@ -253,10 +288,12 @@ def test_one_is_killed_the_others_go_on_and_a_newcomer_heals(ranks: int):
         assert len({each.all("ended")[0]["model"] for each in alike}) == 1
 
 
-def test_local_steps_a_round_that_is_voted_down_leaves_everything_as_it_was():
-    with replicas(2, steps=8, local=3) as undisturbed:
+@pytest.mark.parametrize(("ranks", "fault"), [(1, "vetoes"), (1, "spoils"), (2, "spoils")])
+def test_local_steps_a_round_that_does_not_count_leaves_everything_as_it_was(ranks: int, fault: str):
+    with replicas(2, steps=8, local=3, ranks=ranks) as undisturbed:
         train(undisturbed)
-    with replicas(2, steps=8, local=3, vetoes=5) as everyone:
+    own = {fault: 5}
+    with replicas(2, steps=8, local=3, ranks=ranks, replica_0=own, replica_1=own) as everyone:
         train(everyone)
     for each, before in zip(everyone, undisturbed, strict=True):
         (refused,) = [words for words in each.said if "refused" in words]
@@ -265,11 +302,11 @@ def test_local_steps_a_round_that_is_voted_down_leaves_everything_as_it_was():
         assert {step: words["model"] for step, words in each.steps().items() if step <= 5} == {
             step: words["model"] for step, words in before.steps().items() if step <= 5
         }
-    one, other = everyone
-    assert {step: words["model"] for step, words in one.steps().items()} == {
-        step: words["model"] for step, words in other.steps().items()
-    }
-    assert len({words["model"] for words in one.steps().values()}) == 7
+    for one, other in by_shard(everyone):
+        assert {step: words["model"] for step, words in one.steps().items()} == {
+            step: words["model"] for step, words in other.steps().items()
+        }
+        assert len({words["model"] for words in one.steps().values()}) == 7
 
 
 @pytest.mark.parametrize("ranks", [1, 2], ids=["whole", "sharded"])
@@ -279,7 +316,7 @@ def test_local_steps_go_on_without_one_and_with_a_newcomer(ranks: int):
         for each in [*killed, *everyone]:
             each.let_in()
         for each in everyone:
-            each.wait_for(lambda each=each: 4 in each.steps())
+            each.wait_for(lambda each=each: max(each.steps(), default=0) >= 4)
         kill(killed)
         lost_at = max(max(each.steps()) for each in everyone)
         for each in everyone:

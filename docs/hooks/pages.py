@@ -2,7 +2,8 @@
 benchmarks' pages as of this code.
 
 In a page, `<!-- steps 100mbit -->` becomes the step times on that link, `<!-- ladder fidelity -->` the losses and bytes
-of that result, and `<!-- source FILE CLASS -->` the source of a class.
+of that result, `<!-- losses fidelity gpt-adamw -->` all of a task's, and `<!-- source FILE CLASS -->` the source of a
+class.
 """
 
 import ast
@@ -24,6 +25,7 @@ from gradwire.report.tables import Table
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import document
+import fidelity
 from page import markdown as _grid
 from provenance import ROOT, load
 
@@ -36,8 +38,8 @@ RUNGS = {
     "top-k 1.25 %": "gw.TopK(0.0125)",
 }  # fmt: skip
 """The line of code for each rung of the ladder, by what the results call it; last those in float32."""
-TRAINED = {"lstm-sgd": "LSTM, SGD", "gpt-adamw": "GPT, AdamW", "cnn-sgd": "CNN, SGD"}
-_INSERT = re.compile(r"<!-- (\w+) (\S+)(?: (\w+))? -->")
+TRAINED = {"lstm-sgd": "LSTM, SGD", "gpt-adamw": "GPT, AdamW", "cnn-sgd": "CNN, SGD", "cnn-adamw": "CNN, AdamW"}
+_INSERT = re.compile(r"<!-- (\w+) (\S+)(?: ([\w-]+))? -->")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -71,6 +73,8 @@ def _inserted(what: str, name: str, part: str | None) -> str:
         return _steps(name)
     if what == "ladder":
         return _ladder(name)
+    if what == "losses":
+        return _losses(name, str(part))
     tree = ast.parse(text := (ROOT / name).read_text())
     found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == part)
     first = min(node.lineno for node in (found, *found.decorator_list))
@@ -139,10 +143,18 @@ def _ladder(name: str) -> str:
     runs: list[dict[str, Any]] = found["runs"]
     rows = [[f"`{code}`", *_rung(runs, [run for run in runs if run["name"] == rung])] for rung, code in RUNGS.items()]
     note = (
-        "Held-out loss beside dense training's after 300 equal steps, mean (least to most) of three seeds, or one; "
+        "Held-out loss beside dense training's after 300 equal steps, mean (least to most) of three seeds; "
         f"{found['ranks']} ranks, {found['date']}, `benchmarks/results/{name}.json`."
     )
     return f"{_table(Table('', ['one line', 'fewer bytes', *TRAINED.values()], rows))}\n\n{note}"
+
+
+def _losses(name: str, task: str) -> str:
+    """A row for each compressor: bytes, and by how much losses end higher, seed by seed."""
+    found = load(name)
+    steps = next(run["steps"] for run in found["runs"] if run["task"] == task)
+    source = f"{found['date']}, {found['commit']}, `benchmarks/results/{name}.json`"
+    return f"{fidelity.markdown(task, steps, found['runs'])}\n\n{source}"
 
 
 def _rung(runs: list[dict[str, Any]], own: list[dict[str, Any]]) -> list[str]:

@@ -10,13 +10,14 @@ come, heal and count a step together, or none of them, is what torchft's quorum 
     vote        Yes: the step counts for the memories as well. No: the exchange ends; memories are kept as they were
                 before the step, and as they are after it, for other replicas may have said yes
 
-The next quorum says after which step all go on, and so which of the two it is.
+The next quorum says after which step all go on, and so which of the two it is. Others may have gone further, without
+this replica; what its memory holds, they have yet to get.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from gradwire.checkpoint import StateDict, unpack
+from gradwire.checkpoint import GROUP, SHARED, StateDict, pack, unpack
 from gradwire.frontends import Handle
 from gradwire.frontends.handing_on import go_on, without_memories
 from gradwire.frontends.handle import FrontEnd
@@ -27,18 +28,29 @@ from gradwire.transports import Mesh, ProcessGroup
 
 class Exchange:
     """What replicas exchange in one quorum after another. `make` gives the runtime of a group, and its front end;
-    `state` is this replica's from a checkpoint. `runtime` is there while its steps can count."""
+    `least` the least of the numbers that a replica's ranks ask it with, together. `state` is this replica's `state()`
+    from a checkpoint, which `has` some keys beside. `runtime` is there while its steps can count."""
 
     def __init__(
-        self, manager: Any, make: Callable[[Mesh], tuple[Runtime, FrontEnd]], state: StateDict | None = None
+        self,
+        manager: Any,
+        make: Callable[[Mesh], tuple[Runtime, FrontEnd]],
+        least: Callable[[int], int],
+        state: Mapping[str, Any] | None,
+        has: Collection[str] = (),
     ) -> None:
         if manager._use_async_quorum:
             raise ValueError("replicas must be alike before the forward pass; pass Manager(use_async_quorum=False)")
-        self._manager, self._make = manager, make
+        self._manager, self._make, self._least = manager, make, least
         self.handle = Handle(None, Nothing())
         self.runtime: Runtime | None = None
-        self._quorum = -1
-        self._states = {} if state is None else {_step_of(state, manager): state}
+        self._quorum, self._has_met = -1, False
+        self._states: dict[int, StateDict] = {}
+        if state is not None:
+            _check(state, {"step", "shard", "memories", *has}, manager)
+            if memories := state["memories"]:
+                unpack(memories)
+                self._states[state["step"]] = memories
         self._healed: StateDict = {}
         manager.register_state_dict_fn("gradwire", self._heal, self._alike)
 
@@ -46,16 +58,29 @@ class Exchange:
         """A step begins, with whoever is there."""
         step = self._manager.current_step()
         self._manager.start_quorum()
-        if self.runtime and self._manager._quorum_id == self._quorum:
+        if self._manager._quorum_id == self._quorum:
+            if not self.runtime:
+                self._manager.report_error(RuntimeError("this rank's exchange has ended in this quorum"))
             return
         self._leave(step)
-        if self._manager.errored():
+        self._quorum = self._manager._quorum_id
+        if not self._healed_whole() or self._manager.errored():
             return
         try:
             self._meet()
         except RuntimeError as error:  # a replica was lost meanwhile: nobody takes this step
             self.handle.leave()
             self._manager.report_error(error)
+
+    def _healed_whole(self) -> bool:
+        """Whether all ranks of this replica are after the same step. They are not where some could not heal, for who
+        had the state was lost: then the replica goes on from the least of their steps, and all of them heal again."""
+        step = self._manager.current_step()
+        least = self._least(step)
+        if least != step:
+            self._manager.load_state_dict(self._manager.state_dict() | {"step": least})
+            self._manager.report_error(RuntimeError("another rank of this replica has not healed"))
+        return least == step
 
     def vote(self) -> bool:
         """Whether the step counts."""
@@ -67,9 +92,19 @@ class Exchange:
         self.runtime.commit()
         return True
 
-    def state(self) -> StateDict | None:
-        """This replica's, after the last step that counts; None before the first quorum."""
-        return self.handle.state_dict() if self.runtime else self._states.get(self._manager.current_step())
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint takes of this replica, after the last step that counts."""
+        return {"step": self._manager.current_step(), "shard": _shard(self._manager), "memories": self._own()}
+
+    def _own(self) -> StateDict | None:
+        """This replica's state after the last step in which it took part; None before the first quorum."""
+        if self.runtime:
+            return self.handle.state_dict()
+        now = self._manager.current_step()
+        if not (known := [step for step in self._states if step <= now]):
+            return None
+        own = self._states[last := max(known)]
+        return own if last == now else _memories_alone(own)
 
     def _leave(self, step: int) -> None:
         """Ends the exchange, after so many steps; the others' collectives end as well."""
@@ -79,33 +114,53 @@ class Exchange:
 
     def _meet(self) -> None:
         """All replicas of the quorum make a group, compare what must be alike, and load what each has kept."""
-        self._quorum = self._manager._quorum_id
         mesh = Mesh.of(ProcessGroup.beside(self._manager._pg.parent))
         runtime, front_end = self._make(mesh)
         self.handle = Handle(runtime, front_end)
         alike = self._alike() or without_memories(unpack(self.handle.state_dict()))
-        go_on(self.handle, alike, self._states.get(self._manager.current_step()), mesh.rank, mesh.ranks)
-        self.runtime, self._states, self._healed = runtime, {}, {}
+        go_on(self.handle, alike, self._own(), mesh.rank, mesh.ranks)
+        self.runtime, self._states, self._healed, self._has_met = runtime, {}, {}, True
 
     def _alike(self) -> StateDict:
         """What all replicas have alike after the last step that counts; nothing before the first quorum. On torchft's
         thread, while that which trains waits, or on that."""
         if self._healed:
             return self._healed
-        own = self.state()
+        own = self._own()
         return without_memories(unpack(own)) if own else {}
 
     def _heal(self, state: StateDict) -> None:
-        """Takes over what a replica further ahead has."""
+        """Takes over what a replica further ahead has. A checkpoint's memories are then older than what this replica
+        has sent since."""
         self._healed = state
+        if not self._has_met:
+            self._states = {}
 
 
-def _step_of(state: StateDict, manager: Any) -> int:
-    """After which step a state was saved. Raises ValueError where the manager goes on from another one."""
-    step = unpack(state).step
-    if step != manager.current_step():
+def _memories_alone(state: StateDict) -> StateDict:
+    """Without what the others have changed since, all that is not a memory of this replica's own."""
+    own = unpack(state)
+    kept = {
+        name: {key: tensor for key, tensor in tensors.items() if not key.startswith((SHARED, GROUP))}
+        for name, tensors in own.exported.items()
+    }
+    return pack(kept, own.job, own.step, own.about)
+
+
+def _shard(manager: Any) -> str:
+    """Which of the replica's shards this rank has."""
+    return f"{manager._group_rank} of {manager._group_world_size}"
+
+
+def _check(state: Mapping[str, Any], keys: set[str], manager: Any) -> None:
+    """Raises ValueError where a state lacks some of its keys, is another shard's, or another step's than the one from
+    which the manager goes on."""
+    if keys - state.keys():
+        raise ValueError(f"the state lacks {min(keys - state.keys())!r}; pass what exchange_state() returned")
+    if state["shard"] != _shard(manager):
+        raise ValueError(f"the state is that of shard {state['shard']}; this rank has {_shard(manager)}: load its own")
+    if state["step"] != manager.current_step():
         raise ValueError(
-            f"the state was saved after step {step}, and the manager goes on from step {manager.current_step()}; call "
-            "manager.load_state_dict() with what was saved beside it, before this"
+            f"the state was saved after step {state['step']}, and the manager goes on from step "
+            f"{manager.current_step()}; call manager.load_state_dict() with what was saved beside it, before this"
         )
-    return step

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from gradwire.frontends import replica
 from gradwire.frontends.hooks import GradientHooks, Whole
@@ -21,12 +23,17 @@ from gradwire.torch_private import fsdp_groups
 
 def replica_of(model: nn.Module, manager: Any) -> Replica:
     """A whole model on one rank, or one that fully_shard has wrapped on the ranks of torch.distributed, which are those
-    of one replica under torchft. Raises ValueError for a whole model on several."""
+    of one replica under torchft. Raises ValueError for a whole model on several, and for other ranks than the
+    manager's."""
     if isinstance(model, FSDPModule):
-        parameters, _ = parameters_of(model)
-        mesh = init_device_mesh(
-            device_of(parameters).type, (1, dist.get_world_size()), mesh_dim_names=("replicate", "shard")
-        )
+        own, told = (dist.get_rank(), dist.get_world_size()), (manager._group_rank, manager._group_world_size)
+        if own != told:
+            raise ValueError(
+                f"this is rank {own[0]} of {own[1]} in torch.distributed, and rank {told[0]} of {told[1]} to the "
+                "manager; give both those of the replica: Manager(rank=..., world_size=...)"
+            )
+        kind = device_of(parameters_of(model)[0]).type
+        mesh = init_device_mesh(kind, (1, dist.get_world_size()), mesh_dim_names=("replicate", "shard"))
         return replica.replica_of(model, mesh, None)
     if manager._group_world_size > 1:
         raise ValueError(
@@ -34,6 +41,15 @@ def replica_of(model: nn.Module, manager: Any) -> Replica:
             "or start replicas of one rank"
         )
     return replica.replica_of(model, None, None)
+
+
+def least(own: Replica, number: int) -> int:
+    """The least of what the ranks of a replica say, which all of them ask together."""
+    if not isinstance(next(iter(own.parameters.values())), DTensor):
+        return number
+    said = torch.tensor(number, device=device_of(own.parameters))
+    dist.all_reduce(said, dist.ReduceOp.MIN)
+    return int(said)
 
 
 class ReplicaGradients(GradientHooks):
@@ -55,6 +71,21 @@ class ReplicaGradients(GradientHooks):
         """What this rank has of them."""
         reshard(self._model)
         return locals_of(self._parameters) if isinstance(self._model, FSDPModule) else self._parameters
+
+    def check(self) -> None:
+        """Before a vote. Raises RuntimeError, on all replicas, where there are no means; means that are not finite,
+        which the others see as well, are reported."""
+        if self._runtime is None:  # a replica was lost, which is reported
+            return
+        if not self.reduced:
+            self._runtime.refuse(
+                "optimizer.step() without means: call zero_grad() first, and one backward pass outside no_sync()"
+            )
+        self.reduced = False
+        present = [local(p.grad) for p in self._parameters.values() if p.grad is not None]
+        smallest = min((each for each in present if each.numel()), key=Tensor.numel, default=None)
+        if smallest is not None and not smallest.isfinite().all():  # where there are memories, then none of them is
+            self._report(RuntimeError("the means of this step are not finite; it counts for nobody"))
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         self._unless_lost(super()._forward_begins, module, arguments)
@@ -79,3 +110,8 @@ class ReplicaGradients(GradientHooks):
         except Interrupted as error:
             self.unhook()
             self._report(error)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank has of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -3,13 +3,13 @@ its DiLoCo and LocalSGD. What happens at their quorums and votes is in `gradwire
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
 
-from gradwire.checkpoint import StateDict
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
@@ -21,7 +21,7 @@ from gradwire.frontends.local_steps import DILOCO
 from gradwire.frontends.rounds import OuterOptimizer, go_back, outer_step
 from gradwire.groups import Grouping
 from gradwire.integrations.quorum import Exchange
-from gradwire.integrations.replica import ReplicaGradients, replica_of
+from gradwire.integrations.replica import ReplicaGradients, least, replica_of
 from gradwire.memories import Memory
 from gradwire.plans import Plan
 from gradwire.runtime.ending import Interrupted
@@ -56,7 +56,7 @@ class Optimizer(torchft.Optimizer):
         *,
         find_unused_parameters: bool = False,
         seed: int = 0,
-        state: StateDict | None = None,
+        state: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(manager, optimizer)
@@ -64,7 +64,7 @@ class Optimizer(torchft.Optimizer):
         self._choices.check()
         self._model, self._replica = model, replica_of(model, manager)
         self._find_unused, self._seed = find_unused_parameters, seed
-        self._exchange = Exchange(manager, self._make, state)
+        self._exchange = Exchange(manager, self._make, partial(least, self._replica), state)
         self._front_end = self._new_front_end(1)
 
     @property
@@ -80,12 +80,13 @@ class Optimizer(torchft.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
         """The wrapped optimizer's step, if the vote is for it."""
+        self._front_end.check()
         if self._exchange.vote():
             self.optim.step(closure)
 
-    def exchange_state(self) -> StateDict | None:
-        """What this replica keeps of what the others have yet to get; None before the first step. Save it after a step,
-        on every rank of every replica, beside the model, the inner optimizer and the manager's state."""
+    def exchange_state(self) -> dict[str, Any]:
+        """What this replica keeps of what the others have yet to get. Save it after a step, on every rank of every
+        replica, beside the model, the inner optimizer and the manager's state."""
         return self._exchange.state()
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -131,7 +132,7 @@ class LocalSteps(torchft.Optimizer):
         dense: Dense | None = None,
         groups: Grouping | None = None,
         seed: int = 0,
-        state: dict[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(manager, inner_optimizer)
         choices = Choices.of(compressor, memory=memory, communicator=communicator, dense=dense, groups=groups)
@@ -146,7 +147,8 @@ class LocalSteps(torchft.Optimizer):
             seed=seed, others=own.others, words=words, planned=own.planned, elastic=True, voted=True
         )
         self._step, self._inner_steps = 0, inner_steps
-        self._exchange = Exchange(manager, self._make, state and state["memories"])
+        has = ("anchors", "outer", "inner steps")
+        self._exchange = Exchange(manager, self._make, partial(least, own), state, has)
         manager.register_state_dict_fn("gradwire's local steps", self._heal, self._shared)
         if state:
             self._load_shared(state)
@@ -174,7 +176,7 @@ class LocalSteps(torchft.Optimizer):
     def exchange_state(self) -> dict[str, Any]:
         """What replicas share, and what this one keeps of what the others have yet to get. Save it after any step, on
         every rank of every replica, beside the model, the inner optimizer's state and the manager's."""
-        return {**self._shared(), "inner steps": self._step, "memories": self._exchange.state()}
+        return {**deepcopy(self._shared()), "inner steps": self._step, **self._exchange.state()}
 
     def _round(self) -> bool:
         """Whether it counts."""
@@ -184,8 +186,10 @@ class LocalSteps(torchft.Optimizer):
                 self._average(runtime)
             except Interrupted as error:
                 self.manager.report_error(error)
+            if not self._fragment.is_finite():  # as all replicas see by this shard's mean
+                self.manager.report_error(RuntimeError("what a replica has moved is not finite"))
         counts = self._exchange.vote()
-        if counts and self._fragment.is_finite():
+        if counts:
             outer_step(self.outer, self._fragment, self._fragment.deltas)
             self._fragment.reset()
         else:
@@ -213,8 +217,11 @@ class LocalSteps(torchft.Optimizer):
         self._load_shared(state)
         self._fragment.reset()
 
-    def _load_shared(self, state: dict[str, Any]) -> None:
-        for name, anchor in self._fragment.anchors.items():
+    def _load_shared(self, state: Mapping[str, Any]) -> None:
+        anchors = self._fragment.anchors
+        if {name: t.shape for name, t in state["anchors"].items()} != {name: t.shape for name, t in anchors.items()}:
+            raise ValueError("the state is that of another model, or of other shards; load this replica's own")
+        for name, anchor in anchors.items():
             anchor.copy_(state["anchors"][name])
         self.outer.load_state_dict(state["outer"])
 

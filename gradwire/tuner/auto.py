@@ -28,16 +28,16 @@ from gradwire.tuner.plans import (
     ways_of,
     worth_of_plan,
 )
-from gradwire.tuner.trials import ROUNDS, SETTLE, STILL_CLOSE, TRIED, TURN_STEPS, Trials
+from gradwire.tuner.trials import FAR, SETTLE, STILL_CLOSE, TRIED, Trials
 
 WARM, TIMED, TRACED = 2, 6, 6
 WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
 MOST_LEARNT, WORTH_TRYING, CLEARLY = 1, 1.25, 0.97
-MOST_TURNS, LEFT_FOR_DUEL = 12, 2
+CHOOSING_STEPS, BEFORE_TRIALS = 150, WARM + TIMED + TRACED + 8
+"""The most that a job takes to choose its plan, fewer where fewer plans are worth trying; what passes before."""
+LEFT_FOR_DUEL = 2
 LEFT_TO_LEARN = LEFT_FOR_DUEL + 1 + MOST_LEARNT
 """Turns that the first trials leave for those after them."""
-CHOOSING_STEPS = WARM + TIMED + TRACED + 8 + MOST_TURNS * TURN_STEPS
-"""The most that a job takes to choose its plan; fewer where fewer plans are worth trying."""
 EPS = 0.01
 
 Phase = Literal["begin", "dense", "profile", "first trials", "more trials", "duel", "watch"]
@@ -86,7 +86,7 @@ class Auto(Controller):
         self.dense_s, self.expected_s, self.predicted_s = float("inf"), 0.0, 0.0
         self.dense_plan: Plan | None = None
         self._phase: Phase = "begin"
-        self._trials, self._turns_left = Trials([], []), 0
+        self._trials, self._turns_left = Trials([], [], 0), 0
         self._seconds: list[float] = []
         self._strange = 0
         self._last_s = 0.0
@@ -160,7 +160,7 @@ class Auto(Controller):
         self.measured, self.regime = self._with_known_worths(answer.profile, seen), Worker(answer.contention)
         self.profile = allowed(self.measured, self.fidelity)
         self.found = search_progress(self.profile.problem(), self.regime, EPS)
-        self.predicted_s, self._turns_left = self.found.step_s, MOST_TURNS
+        self.predicted_s, self._turns_left = self.found.step_s, self._turns(seen)
         self._log(seen, words.worths(self.measured, self.profile))
         plans = shortlist(self.profile, self.found, self.regime, WORTH_TRYING)
         return self._begin_trials("first trials", plans, LEFT_TO_LEARN, seen)
@@ -174,12 +174,15 @@ class Auto(Controller):
 
     # Trials
 
+    def _turns(self, seen: Observation) -> int:
+        """As many as there are steps for, with those that pass until a decision is in force."""
+        return (CHOOSING_STEPS - BEFORE_TRIALS) // (SETTLE + TRIED + seen.next_step - seen.step - 1)
+
     def _begin_trials(self, phase: Phase, plans: list[Plan], left: int, seen: Observation) -> Change | None:
         """As many rounds as there are turns for that leave so many."""
         assert self.measured
         worths = [worth_of_plan(self.measured, plan) for plan in plans]
-        rounds = max(1, min(ROUNDS, (self._turns_left - left) // len(plans)))
-        self._phase, self._trials = phase, Trials(plans, worths, rounds, drops=phase != "duel")
+        self._phase, self._trials = phase, Trials(plans, worths, self._turns_left - left)
         self._log(seen, words.tried(phase, plans))
         return self._turn(seen)
 
@@ -216,7 +219,8 @@ class Auto(Controller):
         assert self.measured
         tried = self._trials
         profile = allowed(self.measured, self.fidelity)
-        self.profile = learnt(profile, self.regime, tried.plans, tried.seconds, tried.best)
+        seconds = [tried.step_s(plan) for plan in range(len(tried.plans))]
+        self.profile = learnt(profile, self.regime, tried.plans, seconds, tried.best)
         self.found = search_progress(self.profile.problem(), self.regime, EPS)
         return self.profile, self.found
 
@@ -226,14 +230,14 @@ class Auto(Controller):
         trials = self._trials
         best, rate = trials.plans[trials.best], trials.rate(trials.best)
         dense = NATIVE if seen.can_be_native else self.dense_plan
-        if dense is None or best == dense or rate * self.dense_s >= WORTH_TRYING:
+        if dense is None or best == dense or rate * self.dense_s >= FAR:
             return self._settle(seen, best)
-        self._say(seen, "no plan is much better than dense steps were: the best and dense in turns")
+        self._say(seen, "no plan is far better than dense steps were: the best and dense in turns")
         return self._begin_trials("duel", [dense, best], 0, seen)
 
     def _winner_of_duel(self) -> Plan:
         trials = self._trials
-        self.dense_s = median(trials.seconds[0])
+        self.dense_s = trials.step_s(0)
         return trials.plans[CLEARLY * trials.rate(1) > trials.rate(0)]
 
     def _settle(self, seen: Observation, plan: Plan) -> Change | None:

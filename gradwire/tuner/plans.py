@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
 
 import numpy as np
 
@@ -67,13 +66,11 @@ def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) 
     return [plan for i, plan in enumerate(plans) if plan not in plans[:i]][:MOST_TRIED]
 
 
-def learnt(
-    profile: Profile, regime: Worker, plans: Sequence[Plan], seconds: Sequence[Sequence[float]], best: int
-) -> Profile:
-    """The profile, so that it predicts what steps with these `plans` took, with the `best` exactly: nobody measures
-    beforehand what threads cost that wake each other and share caches. What grows with the number of groups is taken
-    for encoding, the rest for the time around backward."""
-    took_s = np.array([median(own) for own in seconds])
+def learnt(profile: Profile, regime: Worker, plans: Sequence[Plan], seconds: Sequence[float], best: int) -> Profile:
+    """The profile, so that it predicts how many `seconds` steps with these `plans` took, those with the `best` exactly:
+    nobody measures beforehand what threads cost that wake each other and share caches. What grows with the number of
+    groups is taken for encoding, the rest for the time around backward."""
+    took_s = np.array(seconds)
     groups = np.array([len(plan.groups) for plan in plans])
     if groups.max() - groups.min() >= FAR_APART:
         excess_s = took_s - [timeline(profile, plan, regime).step_s for plan in plans]

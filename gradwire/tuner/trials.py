@@ -9,26 +9,25 @@ from gradwire.plans import Plan
 from gradwire.schedule import most
 
 SETTLE, TRIED, ROUNDS = 2, 5, 3
-STILL_CLOSE = 1.1
-TURN_STEPS = SETTLE + TRIED + 3
-"""Steps that a turn takes, those included that pass until a decision is in force."""
+FAR, STILL_CLOSE = 1.5, 1.15
+"""So far behind drops out after the first round, and after the second. A turn's median strays by a tenth, and by a half
+where the machine does something else meanwhile."""
 
 
 @dataclass
 class Trials:
-    """`plans`, whose steps are worth `worths` dense ones, in turns, for so many `rounds`; with `drops`, who falls far
-    behind drops out, and one that is left alone has won. `seconds` are those of each plan's steps; a native plan's turn
-    gives one number, their median."""
+    """`plans`, whose steps are worth `worths` dense ones, in turns, while there are `turns` left for a whole round. Who
+    falls far behind drops out, and one that is left alone has won. `seconds` are the median steps of each plan's turns,
+    `turn` those of the steps in the present one; a native plan's turn gives one number, their median."""
 
     plans: list[Plan]
     worths: list[float]
-    rounds: int = ROUNDS
-    drops: bool = True
+    turns: int
     seconds: list[list[float]] = field(default_factory=list)
     alive: list[int] = field(default_factory=list)
     round: int = 0
     at: int = 0
-    steps: int = 0
+    turn: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.seconds:
@@ -48,36 +47,39 @@ class Trials:
     @property
     def done(self) -> bool:
         """Whether all turns are over."""
-        return self.round == self.rounds or (self.drops and self.round > 0 and len(self.alive) == 1)
+        enough = self.round == ROUNDS or len(self.alive) == 1 or self.turns < len(self.alive)
+        return self.round > 0 and self.at == 0 and enough
 
     @property
     def best(self) -> int:
         """Of those that ran to the end, who makes the most progress per second."""
         return self.alive[most([self.rate(plan) for plan in self.alive], [self.worths[plan] for plan in self.alive])]
 
+    def step_s(self, plan: int) -> float:
+        """The seconds of a step in the plan's fastest turn: what else a machine does makes turns slower only."""
+        return min(self.seconds[plan])
+
     def rate(self, plan: int) -> float:
-        """How many dense steps' progress a second with the plan has made."""
-        return self.worths[plan] / median(self.seconds[plan])
+        """How many dense steps' progress a second with the plan makes."""
+        return self.worths[plan] / self.step_s(plan)
 
     def add(self, seconds: float) -> bool:
         """One more step of the current plan; whether its turn is over."""
-        self.steps += 1
-        if self.steps <= SETTLE and not self.current.native:
-            return False
-        self.seconds[self.index].append(seconds)
-        if self.steps < SETTLE + TRIED and not self.current.native:
-            return False
-        self._pass_on()
-        return True
+        self.turn.append(seconds)
+        if self.current.native:
+            self._pass_on(seconds)
+        elif len(self.turn) == SETTLE + TRIED:
+            self._pass_on(median(self.turn[SETTLE:]))
+        return not self.turn
 
-    def _pass_on(self) -> None:
-        self.steps, self.at = 0, self.at + 1
+    def _pass_on(self, seconds: float) -> None:
+        self.seconds[self.index].append(seconds)
+        self.turn, self.turns, self.at = [], self.turns - 1, self.at + 1
         if self.at < len(self.alive):
             return
         self.at, self.round = 0, self.round + 1
-        if self.drops:
-            best = self.rate(self.best)
-            self.alive = [plan for plan in self.alive if STILL_CLOSE * self.rate(plan) >= best]
+        margin, best = FAR if self.round == 1 else STILL_CLOSE, self.rate(self.best)
+        self.alive = [plan for plan in self.alive if margin * self.rate(plan) >= best]
 
     def to_json(self) -> str:
         """As text; `from_json` reads it back."""

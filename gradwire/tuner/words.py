@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from math import isfinite
-from statistics import median
 
 from gradwire.plans import Plan
 from gradwire.schedule import Profile
@@ -32,7 +31,7 @@ def turn(trials: Trials, plan: int) -> str:
 def chosen(trials: Trials, plan: Plan, predicted_s: float, dense_s: float) -> str:
     """What was settled on, beside what else was tried."""
     best = trials.plans.index(plan)
-    others = [f"{1e3 * median(own):.0f}" for index, own in enumerate(trials.seconds) if index != best]
+    others = [f"{1e3 * trials.step_s(index):.0f}" for index in range(len(trials.plans)) if index != best]
     rest = f"; others took {', '.join(others)} ms" if others else ""
     dense = f"; dense took {1e3 * dense_s:.0f} ms" if isfinite(dense_s) else ""
     predicted = f"at first {1e3 * predicted_s:.0f} ms was predicted for the best"
@@ -46,5 +45,5 @@ def name(plan: Plan) -> str:
 
 def _rate(trials: Trials, plan: int) -> str:
     """Seconds, worth, and progress per second."""
-    step = f"{1e3 * median(trials.seconds[plan]):.0f} ms a step, worth {trials.worths[plan]:.3f} of a dense one"
+    step = f"{1e3 * trials.step_s(plan):.0f} ms a step, worth {trials.worths[plan]:.3f} of a dense one"
     return f"{step}: {trials.rate(plan):.3g} dense steps a second"

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from hashlib import sha256
@@ -19,11 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.frontends.rendezvous import Rendezvous
+from gradwire.integrations.replica import local
 from gradwire.runtime.meeting import Meeting
 
 torch.set_num_threads(1)
@@ -53,9 +53,8 @@ def hash_of(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
-def residuals(handle: gw.Handle, model: nn.Module) -> Tensor:
-    """What this rank's memories hold."""
-    state = handle.state_dict()
+def residuals(state: Mapping[str, Tensor], model: nn.Module) -> Tensor:
+    """What this rank's memories hold in a state."""
     return flat(state.get(f"{name}//residual", torch.zeros(local(p).shape)) for name, p in model.named_parameters())
 
 
@@ -65,11 +64,6 @@ def gradients(model: nn.Module) -> Tensor:
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten().double() for tensor in tensors])
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What this rank has of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def plan() -> gw.Plan:
@@ -108,11 +102,11 @@ class Training:
         alone = network()
         alone.load_state_dict(self.model.state_dict())
         nn.functional.cross_entropy(alone(inputs), targets).backward()
-        before = residuals(handle, self.model)
+        before = residuals(handle.state_dict(), self.model)
         self.inner.zero_grad()
         nn.functional.cross_entropy(self.trained(inputs), targets).backward()
         self.optimizer.step()
-        sent = before + gradients(alone) / dist.get_world_size() - residuals(handle, self.model)
+        sent = before + gradients(alone) / dist.get_world_size() - residuals(handle.state_dict(), self.model)
         dist.all_reduce(sent)
         torch.testing.assert_close(sent, gradients(self.model), rtol=1e-3, atol=1e-5)
 
@@ -173,11 +167,15 @@ def main(port: str, text: str) -> None:
             generation += 1
             if generation <= told.get("faults", 0):
                 fails_in_backward(training.model, generation)
-            say(resumed=step, ranks=dist.get_world_size(), kept=hash_of({"kept": residuals(handle, training.model)}))
+            say(
+                resumed=step,
+                ranks=dist.get_world_size(),
+                kept=hash_of({"kept": residuals(handle.state_dict(), training.model)}),
+            )
             while step < told["steps"] and not (step % 4 == 0 and dist.get_rank() == 0 and rendezvous.newcomers()):
                 training.step(handle, step)
                 step += 1
-                kept = hash_of({"kept": residuals(handle, training.model)})
+                kept = hash_of({"kept": residuals(handle.state_dict(), training.model)})
                 say(step=step, model=hash_of(dict(training.model.named_parameters())), kept=kept)
                 time.sleep(told["pause_s"])
         except RuntimeError as error:

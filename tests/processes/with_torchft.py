@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torchft import Manager, ProcessGroupGloo
 
+from gradwire.integrations.replica import local
 from gradwire.integrations.torchft import LocalSteps, Optimizer
 from tests.processes.elastic import flat, gradients, hash_of, plan, residuals, say
 
@@ -62,6 +63,9 @@ class Replica:
             say(begins=self.manager.current_step(), new=True, **self.what_it_has())
         else:
             self.optimizer = Optimizer(self.manager, self.inner, self.model, plan(), state=kept)
+            self.model[2].weight.register_post_accumulate_grad_hook(self._spoil_gradient)
+        if told["heals_late"]:
+            self._fail_to_heal_once()
 
     def _save(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.inner.state_dict()}
@@ -90,7 +94,7 @@ class Replica:
         step, ranks = self.manager.current_step(), self.manager.num_participants()
         batches = [batch(step, self.manager.participating_rank() * self._ranks + rank) for rank in range(self._ranks)]
         alone = self._gradients_alone(batches)
-        owed = residuals(self.optimizer.handle, self.model)
+        owed = self._kept()
         inputs, targets = batches[self._rank]
         say(begins=step, ranks=ranks, new=not owed.any(), **self.what_it_has())
         nn.functional.cross_entropy(self.model(inputs), targets).backward()
@@ -103,7 +107,7 @@ class Replica:
             return
         say(step=step + 1, ranks=ranks, **self.what_it_has())
         if step < self._told["summed"]:
-            sent = owed + alone / ranks - residuals(self.optimizer.handle, self.model)
+            sent = owed + alone / ranks - self._kept()
             say(sums=step, sent=sent.tolist(), mean=mean.tolist())
 
     def _gradients_alone(self, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -119,6 +123,23 @@ class Replica:
         most = ceil(rows / self._ranks)
         return [most * rank for rank in range(1, self._ranks)]
 
+    def _spoil_gradient(self, parameter: Tensor) -> None:
+        """Of this rank's shard alone, once."""
+        if self.manager.current_step() == self._told["spoils"]:
+            self._told["spoils"] = None
+            local(parameter.grad).mul_(torch.inf)
+
+    def _fail_to_heal_once(self) -> None:
+        """As when the replica that it heals from is lost meanwhile."""
+        transport = self.manager._checkpoint_transport
+        receive = transport.recv_checkpoint
+
+        def fail(*arguments: Any, **named: Any) -> None:
+            transport.recv_checkpoint = receive
+            raise RuntimeError("nobody to heal from")
+
+        transport.recv_checkpoint = fail
+
     def round(self, vetoes: bool) -> None:
         time.sleep(self._told["pause_s"])
         round = self.manager.current_step()
@@ -126,14 +147,21 @@ class Replica:
             inputs, targets = batch(100 * round + step, self._told["number"])
             self.optimizer.zero_grad()
             nn.functional.cross_entropy(self.model(inputs), targets).backward()
-            if vetoes and step == self._told["local"] - 1:
-                self._veto()
+            if step == self._told["local"] - 1:
+                self._end_round(round, vetoes)
             self.optimizer.step()
             self._inner_step = (step + 1) % self._told["local"]
             if round == self._told["saves"] and self._inner_step == 1:
                 self.save_checkpoint()
         counts = self.manager.current_step() > round
         say(**{"step" if counts else "refused": self.manager.current_step()}, **self.what_it_has())
+
+    def _end_round(self, round: int, vetoes: bool) -> None:
+        if vetoes:
+            self._veto()
+        if round == self._told["spoils"]:
+            self._told["spoils"] = None
+            local(self.model[2].weight).data[0] = torch.inf
 
     def _veto(self) -> None:
         """In the round that comes."""
@@ -150,8 +178,12 @@ class Replica:
         momenta = {f"{i} {name}": t for i, own in self.inner.state_dict()["state"].items() for name, t in own.items()}
         return {
             "model": hash_of(dict(self.model.named_parameters()) | ({} if self._told["local"] else momenta)),
-            "kept": hash_of({"": residuals(self.optimizer.handle, self.model)}),
+            "kept": hash_of({"": self._kept()}),
         }
+
+    def _kept(self) -> Tensor:
+        """What this rank's memories hold, also where they are in no exchange now."""
+        return residuals(self.optimizer.exchange_state()["memories"] or {}, self.model)
 
 
 def whole(tensor: Tensor) -> Tensor:
