@@ -19,6 +19,7 @@ from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import equal_parts
 from gradwire.ops.select import top_k
+from gradwire.ops.tiles import at_once
 from gradwire.ops.vectors import alike_parts
 from gradwire.slots import Slot
 
@@ -211,7 +212,9 @@ class RandomK(Sparsifier):
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         indices, _ = self.indices(len(out), context)
-        out.zero_().index_copy_(0, indices, rows.view(torch.float32).sum(0))
+        out.zero_()
+        for some in at_once(rows.view(torch.float32)):
+            out.index_add_(0, indices, some.sum(0))
 
     def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
         if on_host(out.device):
