@@ -79,7 +79,9 @@ class OkTopk(SparseCommunicator):
         again, everyones = context.message("again", size), context.message("everyones", size, rows=world)
         found = _passing(total[a:b], threshold, entries.k) + a
         pack_entries(again.body, entries, found, total[found])
-        again.body[entries.nbytes :].view(torch.int32).copy_(_quantiles(indices, n))
+        rebalances = context.step % self.rebalance == 0
+        if rebalances:
+            again.body[entries.nbytes :].view(torch.int32).copy_(_quantiles(indices, n))
         yield Gather(again, everyones)
 
         places, values = unpack_all(everyones.body, entries)
@@ -87,10 +89,9 @@ class OkTopk(SparseCommunicator):
             context.group.stage("threshold", _keep_largest(values, k))
         if can_count(x) and not 2 / 3 <= int(values.count_nonzero()) / k <= 4 / 3:
             context.group.stage("threshold", torch.zeros(1))
-        if context.step % self.rebalance == 0:
+        if rebalances:
             context.group.stage("quantiles", _mean_quantiles(everyones.body[:, entries.nbytes :], n))
-        out = mean.vector().zero_()
-        add_at(out, places, values)
+        out = mean.vector().zero_().index_add_(0, places, values)  # none of these are equal, but for zeros
         if context.remember:  # what this region's owner did not share, or not everybody kept
             x[a:b].add_(total[a:b]).sub_(out[a:b])
 

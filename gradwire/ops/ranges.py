@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.ops.entries import Entries
 from gradwire.ops.host import to_device
-from gradwire.ops.kernels import add_at, decode_entries, kernels_for, take_entries
+from gradwire.ops.kernels import decode_entries, kernels_for, take_entries
 from gradwire.ops.reference.largest import largest
 from gradwire.ops.workspace import Workspace
 
@@ -63,9 +63,9 @@ def split(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> Iterator[
 
 def split_on_device(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
     """`split` for a host that does not ask how many there are: (ranges, capacity) each, n and 0 for what is left."""
-    place, ends = torch.arange(len(indices), device=x.device), torch.searchsorted(indices, edges)
-    outside = (place < ends[:-1, None]) | (place >= ends[1:, None])
-    sizes = torch.where(outside, -1, x[indices].abs_())
+    ranges = torch.arange(len(edges) - 1, device=x.device)
+    outside = torch.searchsorted(edges[1:], indices, right=True) != ranges[:, None]
+    sizes = x[indices].abs_().expand_as(outside).masked_fill(outside, -1)
     largest, chosen = sizes.topk(min(len(indices), capacity), sorted=False)
     found = indices[chosen].masked_fill_(largest < 0, len(x)).sort().values
     return found, x[found.clamp(max=len(x) - 1)].masked_fill_(found == len(x), 0)
@@ -76,7 +76,8 @@ def decode_ranges(rows: Tensor, out: Tensor, layout: Entries, bounds: Sequence[i
     starts. `layout` is for as many elements as the longest range has, which all others have as well, or one less."""
     if out.device.type != "cpu":
         indices, values = kernels_for(rows).unpack_entry_rows(rows, layout)
-        add_at(out.zero_(), (indices + _edges(bounds, buffers)[:-1, None]), values)
+        indices = indices + _edges(bounds, buffers)[:-1, None]
+        out.zero_().index_add_(0, indices.view(-1), values.reshape(-1))  # none of these are equal, but for zeros
         return
     for row, start in zip(rows, bounds, strict=False):  # the next one writes what was too much anew
         decode_entries(row[None], out[start : start + layout.n], layout)
