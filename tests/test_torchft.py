@@ -188,6 +188,21 @@ def test_managers_that_do_not_fit_are_refused():
             Optimizer(manager, inner, model, "topk:0.1")
 
 
+def test_a_manager_of_other_ranks_than_torch_distributeds_is_refused(tmp_path: Path):
+    from torch.distributed.fsdp import fully_shard
+
+    from gradwire.integrations.torchft import Optimizer
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    model = torch.nn.Linear(2, 2)
+    fully_shard(model)
+    manager = manager_like(_group_rank=1, _group_world_size=2)
+    says = r"rank 0 of 1 in torch.distributed, and rank 1 of 2 to the manager"
+    with pytest.raises(ValueError, match=says):
+        Optimizer(manager, torch.optim.SGD(model.parameters()), model, "topk:0.1")
+    torch.distributed.destroy_process_group()
+
+
 @pytest.fixture
 def alone() -> Iterator[tuple[Any, torch.nn.Linear]]:
     """The optimizer and the model of a replica that is the only one."""

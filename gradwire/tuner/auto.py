@@ -28,7 +28,7 @@ from gradwire.tuner.plans import (
     ways_of,
     worth_of_plan,
 )
-from gradwire.tuner.trials import FAR, SETTLE, STILL_CLOSE, TRIED, Trials
+from gradwire.tuner.trials import FAR, SETTLE, STILL_CLOSE, TRIED, Trials, turns_in
 
 WARM, TIMED, TRACED = 2, 6, 6
 WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
@@ -160,7 +160,8 @@ class Auto(Controller):
         self.measured, self.regime = self._with_known_worths(answer.profile, seen), Worker(answer.contention)
         self.profile = allowed(self.measured, self.fidelity)
         self.found = search_progress(self.profile.problem(), self.regime, EPS)
-        self.predicted_s, self._turns_left = self.found.step_s, self._turns(seen)
+        self.predicted_s = self.found.step_s
+        self._turns_left = turns_in(CHOOSING_STEPS - BEFORE_TRIALS, seen.next_step - seen.step)
         self._log(seen, words.worths(self.measured, self.profile))
         plans = shortlist(self.profile, self.found, self.regime, WORTH_TRYING)
         return self._begin_trials("first trials", plans, LEFT_TO_LEARN, seen)
@@ -173,10 +174,6 @@ class Auto(Controller):
         return replace(profile, candidates=tuple(replace(now, worth=before.worth) for now, before in pairs))
 
     # Trials
-
-    def _turns(self, seen: Observation) -> int:
-        """As many as there are steps for, with those that pass until a decision is in force."""
-        return (CHOOSING_STEPS - BEFORE_TRIALS) // (SETTLE + TRIED + seen.next_step - seen.step - 1)
 
     def _begin_trials(self, phase: Phase, plans: list[Plan], left: int, seen: Observation) -> Change | None:
         """As many rounds as there are turns for that leave so many."""

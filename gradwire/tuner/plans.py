@@ -11,7 +11,7 @@ from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, Plan, default_memory
 from gradwire.schedule import Problem, Profile, Regime, Solution, Worker, baselines, theil_sen, timeline, worth_of
 
-MOST_TRIED = 4
+MOST_TRIED = 5
 FAR_APART = 8
 """So far apart are numbers of groups that say what a group costs; from nearer ones it is noise, and what is then
 predicted of layer-by-layer plans so far off that they are never tried."""
@@ -48,10 +48,10 @@ def worth_of_plan(profile: Profile, plan: Plan) -> float:
 
 
 def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) -> list[Plan]:
-    """What is worth trying: the best plan; the best candidate alone in DDP's buckets, small slots in the same ones, for
-    where groups and computing beside backward cost more than the model knows; and, nearest first, each candidate alone
-    in its best buckets and layer by layer, for where it costs less, whose progress per second the model says is
-    `margin` times less, or nearer."""
+    """What is worth trying: the best plan; the two best candidates alone in DDP's buckets, small slots in the same
+    ones, for where groups and computing beside backward cost more than the model knows; and, nearest first, each
+    candidate alone in its best buckets and layer by layer, for where it costs less, whose progress per second the model
+    says is `margin` times less, or nearer."""
     problem = profile.problem()
 
     def rate(each: Solution) -> float:
@@ -59,10 +59,11 @@ def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) 
 
     options = range(len(problem.options))
     alone = [_alone(problem, regime, option) for option in options]
-    best = max(options, key=lambda option: rate(alone[option]))
+    best = sorted(options, key=lambda option: rate(alone[option]), reverse=True)[:2]
+    whole = [baselines.whole_buckets(problem, regime, option) for option in best]
     rivals = [*alone, *(baselines.layer_wise(problem, regime, option) for option in options)]
     close = sorted((rival for rival in rivals if margin * rate(rival) > rate(found)), key=rate, reverse=True)
-    plans = [profile.plan(each.groups) for each in [found, baselines.whole_buckets(problem, regime, best), *close]]
+    plans = [profile.plan(each.groups) for each in [found, *whole, *close]]
     return [plan for i, plan in enumerate(plans) if plan not in plans[:i]][:MOST_TRIED]
 
 

@@ -8,10 +8,15 @@ from typing import Self
 from gradwire.plans import Plan
 from gradwire.schedule import most
 
-SETTLE, TRIED, ROUNDS = 2, 5, 3
+SETTLE, TRIED, ROUNDS = 2, 5, 4
 FAR, STILL_CLOSE = 1.5, 1.15
 """So far behind drops out after the first round, and after the second. A turn's median strays by a tenth, and by a half
 where the machine does something else meanwhile."""
+
+
+def turns_in(steps: int, delay: int) -> int:
+    """How many turns so many steps are enough for, where what is decided after a step is in force `delay` steps on."""
+    return steps // (SETTLE + TRIED + delay - 1)
 
 
 @dataclass
