@@ -13,7 +13,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from gradwire.ops.entries import GROUP
-from gradwire.ops.triton import adding, bounded, codes, entries, levels, places, sums, words
+from gradwire.ops.triton import adding, bounded, casts, codes, entries, levels, places, sums, words
 from gradwire.ops.triton.tables import ELEMENTS
 
 F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
@@ -61,6 +61,9 @@ def main(capability: int) -> None:
         compiled(codes.quantise_kernel, ADDING | TABLE | more, constants, capability)
         rows = {"out": F, "rows": "*u8", "stride": "i32", "ranks": "i32"}
         compiled(codes.dequantise_kernel, rows | TABLE, code, capability)
+    numbers = {"x": F, "n": "i32", "length": "i32", "apart": "i32", "limit": "fp32"}
+    for kind in ("*fp16", "*bf16"):
+        compiled(casts.cast_kernel, numbers | {"rows": kind}, {"KEEP": True, "SIZE": casts.SIZE}, capability)
     payloads = {"payloads": WORDS, "stride": "i32", "low_at": "i32", "values_at": "i32"}
     chosen = {"indices": "*i64", "chosen": F, "apart": "i32", "m": "i32", "n": "i32"}
     rows = {"rows": WORDS, "levels": F, "stride": "i32", "ends": WORDS, "upper_at": "i32", "words": "i32"}

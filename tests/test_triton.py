@@ -210,6 +210,23 @@ def test_words_are_the_references(bits: int, k: int, payloads: int, rows: int):
     assert torch.equal(ours, theirs)
 
 
+@given(
+    **vectors, dtype=st.sampled_from(DTYPES), parts=st.integers(1, 4), spread=st.sampled_from([0.0, 10.0]),
+    limit=st.sampled_from([torch.inf, 60_000.0, 0.3]), keep=st.booleans(),
+)  # fmt: skip
+@few
+def test_casts_are_the_references(
+    n: int, seed: int, dtype: torch.dtype, parts: int, spread: float, limit: float, keep: bool
+):
+    length = -(-n // parts)
+    x, rows = numbers(n, seed, spread).clamp(-limit, limit), torch.full((2, parts, length + 3), 7.0, dtype=dtype)
+    ours, theirs = x.clone(), x.clone()
+    for computing, left, room in ((triton, ours, rows[0]), (reference, theirs, rows[1])):
+        computing.cast_parts(left, room, (0, length), limit / 2, keep=keep)
+    assert same_bits(rows[0].float(), rows[1].float())
+    assert same_bits(ours, theirs)
+
+
 @given(n=st.sampled_from([1, 100, 65_537]), seed=st.integers(0, 1000))
 @few
 def test_what_is_no_payload_is_written_nowhere_else(n: int, seed: int):
@@ -251,7 +268,7 @@ def test_torch_computes_where_triton_cannot(broken: object, why: str, monkeypatc
 CODES_IN_BLOCKS = gw.Quantized | gw.EFSignSGD | gw.OneBit | gw.QSGD | gw.TernGrad
 ROWS = [
     case for case in CASES
-    if isinstance(case.compressor, gw.TopK | CODES_IN_BLOCKS)
+    if isinstance(case.compressor, gw.TopK | gw.FP16 | CODES_IN_BLOCKS)
     and case.communicator in (gw.AllGather(), gw.ScatterReduce())
     and getattr(case.compressor, "value_bits", 32) == 32
     and getattr(case.compressor, "ratio", 0) < 1  # what keeps everything is slow in the interpreter
@@ -263,6 +280,8 @@ def launches(case: Case) -> int:
     scatters = case.communicator == gw.ScatterReduce()
     if isinstance(case.compressor, CODES_IN_BLOCKS):
         return 12 if scatters else 7
+    if isinstance(case.compressor, gw.FP16):
+        return 13 if scatters else 7
     return 26 if scatters else 12 if isinstance(case.memory, gw.DGCMemory) else 10
 
 
@@ -318,6 +337,7 @@ REGISTERS = {
     "add_kernel": 96, "measure_kernel": 112, "quantise_kernel": 192, "dequantise_kernel": 190, "pack_kernel": 80,
     "mask_kernel": 80, "ends_kernel": 48, "sum_kernel": 40, "pack_levels_kernel": 96, "unpack_kernel": 80,
     "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48, "candidates_kernel": 80,
+    "cast_kernel": 64,
 }  # fmt: skip
 """Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""
 

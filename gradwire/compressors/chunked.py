@@ -12,8 +12,8 @@ from gradwire.compressors.context import GroupContext
 from gradwire.ops.bits import pack_words, unpack_words
 from gradwire.ops.host import on_host
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.ranges import equal_parts
 from gradwire.ops.tiles import padded_rows
+from gradwire.ops.vectors import equal_parts
 
 SCALE = torch.bfloat16
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, ClassVar
 
 import torch
@@ -10,15 +11,18 @@ from torch import Tensor
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.host import on_host
+from gradwire.ops.kernels import cast_parts
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.ranges import equal_parts
 from gradwire.ops.tiles import spans
+from gradwire.ops.vectors import equal_parts
 from gradwire.slots import Slot
 
 
 class Cast(Codec):
-    """Sends each element rounded to `wire_dtype`."""
+    """Sends each element rounded to `wire_dtype`. `largest` is what a sum may reach there: what would be more stays in
+    the memory."""
 
+    largest: ClassVar[float] = inf
     biased = False
     is_cast = True
     summable = True
@@ -28,16 +32,20 @@ class Cast(Codec):
 
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
         x = vector.total()
-        values = payload.view(self.wire_dtype)
+        values = payload.view(self.wire_dtype)[None]
         for start, end in spans(x):
-            self._send(x[start:end], values[start:end], context)
+            self._send(x[start:end], values[:, start:end], (0, end - start), context)
 
     def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
         if on_host(x.device):
             super().encode_parts(x, rows, bounds, context)
-            return
-        for parts, values in equal_parts(x, rows.view(self.wire_dtype), bounds):
-            self._send(parts, values[:, : parts.shape[1]], context)
+        else:
+            self._send(x, rows.view(self.wire_dtype), bounds, context)
+
+    def _send(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        """Writes the parts of x (n,) to rows of `wire_dtype`, and leaves in x what is not sent."""
+        limit = self.largest / context.world if context.remember else inf
+        cast_parts(x, rows, bounds, limit, keep=context.remember)
 
     def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
         if on_host(out.device):
@@ -45,16 +53,6 @@ class Cast(Codec):
             return
         for parts, values in equal_parts(out, rows.view(self.wire_dtype), bounds):
             parts.copy_(values[:, : parts.shape[1]])
-
-    def _send(self, x: Tensor, values: Tensor, context: GroupContext) -> None:
-        """Writes x to values, of the same shape and of `wire_dtype`, and leaves in x what is not sent."""
-        self._round(x, values, context)
-        if context.remember:
-            x.sub_(values)
-
-    def _round(self, x: Tensor, out: Tensor, context: GroupContext) -> None:
-        """Writes x to out, of `wire_dtype`."""
-        out.copy_(x)
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         values = rows.view(self.wire_dtype)  # (r, n)
@@ -78,10 +76,6 @@ class FP32(Cast):
     wire_dtype: ClassVar[torch.dtype] = torch.float32
 
 
-LARGEST = 60_000.0
-"""What a sum in half precision may reach: 65,504 with room for the roundings of its addends."""
-
-
 @dataclass(frozen=True)
 class FP16(Cast):
     """IEEE half precision: 16 bits per element, range 6e-8 to 65504.
@@ -91,11 +85,7 @@ class FP16(Cast):
     """
 
     wire_dtype: ClassVar[torch.dtype] = torch.float16
-
-    def _round(self, x: Tensor, out: Tensor, context: GroupContext) -> None:
-        out.copy_(x)
-        if context.remember:  # an infinity would leave minus infinity in the residual
-            out.clamp_(-LARGEST / context.world, LARGEST / context.world)
+    largest: ClassVar[float] = 60_000.0  # 65,504 with room for the roundings of its addends
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from gradwire.ops.host import on_host
 from gradwire.ops.kernels import decode_entries, move_entries, move_entry_rows, select_parts, unpack_all, unpack_parts
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.ranges import equal_parts
 from gradwire.ops.select import top_k
 from gradwire.ops.tiles import at_once
-from gradwire.ops.vectors import alike_parts
+from gradwire.ops.vectors import alike_parts, equal_parts
 from gradwire.slots import Slot
 
 

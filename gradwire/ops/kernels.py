@@ -94,6 +94,12 @@ def dequantise_parts(rows: Tensor, out: Tensor, layouts: Sequence[Blocks]) -> No
         kernels_for(out).decode_blocks(row[None], part, layout)
 
 
+def cast_parts(x: Tensor, rows: Tensor, bounds: Sequence[int], limit: float, *, keep: bool) -> None:
+    """Writes the parts of x (n,) between `bounds`, all as long as the first but for the last, to rows (·, ≥ length) of
+    another type, no magnitude above `limit`; where `keep`, leaves in x what is not sent."""
+    kernels_for(x).cast_parts(x, rows, bounds, limit, keep=keep)
+
+
 def select_parts(x: Tensor, rows: Tensor, layouts: Sequence[Entries]) -> None:
     """As `quantise_parts`, the largest elements of each part. A GPU does all that are equally long at once."""
     if (triton := _in_triton(x)) is not None:

@@ -19,16 +19,6 @@ def even(n: int, world: int) -> list[int]:
     return [rank * n // world for rank in range(world + 1)]
 
 
-def equal_parts(x: Tensor, rows: Tensor, bounds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """x (n,) cut at `bounds`, and a row for each part, in matrices: the parts that are as long as the first, and behind
-    them, where it is shorter, the last."""
-    length = max(1, bounds[1])  # of no elements there are no parts
-    whole = len(x) // length
-    yield x[: whole * length].view(whole, length), rows[:whole]
-    if whole * length < len(x):
-        yield x[whole * length :][None], rows[whole : whole + 1]
-
-
 def share(k: int, world: int, slack: float, most: int) -> int:
     """How many of k entries one of `world` ranges has room for: its share times `slack`, and no more than `most`."""
     return min(most, ceil(slack * k / world))

@@ -54,3 +54,13 @@ def alike_parts(rows: Tensor, layouts: Sequence[Entries]) -> Iterator[tuple[Entr
         count = len(list(alike))
         yield layout, rows[row : row + count], start, start + count * layout.n
         row, start = row + count, start + count * layout.n
+
+
+def equal_parts(x: Tensor, rows: Tensor, bounds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """x (n,) cut at `bounds`, and a row for each part, in matrices: the parts that are as long as the first, and behind
+    them, where it is shorter, the last."""
+    length = max(1, bounds[1])  # of no elements there are no parts
+    whole = len(x) // length
+    yield x[: whole * length].view(whole, length), rows[:whole]
+    if whole * length < len(x):
+        yield x[whole * length :][None], rows[whole : whole + 1]

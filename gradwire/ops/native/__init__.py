@@ -18,9 +18,10 @@ from gradwire.ops.native.library import LEVELS, available, level, reason, set_le
 from gradwire.ops.native.low_rank import product, project_columns, project_rows, subtract_product
 from gradwire.ops.native.selecting import above, top_k, top_k_columns, top_k_rows
 from gradwire.ops.reference.bits import pack_words, unpack_words
+from gradwire.ops.reference.casting import cast_parts
 
 __all__ = [
-    "LEVELS", "above", "accepts", "add_in", "add_quantise", "add_select", "available", "decode_blocks",
+    "LEVELS", "above", "accepts", "add_in", "add_quantise", "add_select", "available", "cast_parts", "decode_blocks",
     "decode_entries", "level", "pack_codes", "pack_entries", "pack_places", "pack_signs", "pack_words", "product",
     "project_columns", "project_rows", "reason", "set_level", "subtract_product", "top_k", "top_k_columns",
     "top_k_rows", "unpack_codes", "unpack_entries", "unpack_places", "unpack_signs", "unpack_words",

@@ -20,6 +20,7 @@ from gradwire.ops.reference import (
 )
 from gradwire.ops.triton.adding import add_in, add_quantise, add_select, mask_zeros, quantise_parts
 from gradwire.ops.triton.bounded import candidates
+from gradwire.ops.triton.casts import cast_parts
 from gradwire.ops.triton.decoding import decode_blocks, dequantise_parts
 from gradwire.ops.triton.entries import (
     decode_entries,
@@ -38,7 +39,7 @@ from gradwire.ops.triton.entries import (
 from gradwire.ops.triton.words import pack_words, unpack_words
 
 __all__ = [
-    "above", "add_in", "add_quantise", "add_select", "candidates", "decode_blocks", "decode_entries",
+    "above", "add_in", "add_quantise", "add_select", "candidates", "cast_parts", "decode_blocks", "decode_entries",
     "dequantise_parts", "mask_zeros", "move_entries", "pack_codes", "pack_entries", "pack_entry_rows",
     "pack_place_rows", "pack_places", "pack_signs", "pack_words", "product", "project_columns", "project_rows",
     "quantise_parts", "select_parts", "subtract_product", "top_k", "top_k_columns", "top_k_rows", "unpack_codes",

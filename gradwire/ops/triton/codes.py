@@ -28,7 +28,7 @@ def to_nearest(x):
 
 @triton.jit
 def upper_half(x):
-    """The bits of x >= 0 in bfloat16, halves to even: the interpreter's own cast cuts off."""
+    """The bits of x in bfloat16, halves to even: the interpreter's own cast cuts off."""
     bits = x.to(tl.int32, bitcast=True)
     return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
 

@@ -18,7 +18,7 @@ def differences(device: torch.device) -> str:
     old, gradient = torch.randn(2, N, generator=generator).to(device)
     wrong = [
         name
-        for name, run in {"codes": _codes, "entries": _entries}.items()
+        for name, run in {"codes": _codes, "entries": _entries, "casts": _casts}.items()
         if not torch.allclose(run(triton, old, gradient), run(reference, old, gradient), atol=1e-5)
     ]
     return " and ".join(wrong)
@@ -44,3 +44,10 @@ def _entries(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
         indices, values = kernels.unpack_entry_rows(rows, layout)
         out.index_add_(0, indices[0], values[0])
     return result
+
+
+def _casts(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
+    """What is left, and what is sent."""
+    left, rows = old.clone(), torch.zeros(3, N, dtype=torch.float16, device=old.device)
+    kernels.cast_parts(left, rows, (0, 2000), 1.0, keep=True)
+    return torch.cat([left, rows.float().view(-1)])

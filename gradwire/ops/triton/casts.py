@@ -1,0 +1,48 @@
+# pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+"""Numbers as another type: see `gradwire.ops.kernels`."""
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.ops.triton import launching
+from gradwire.ops.triton.codes import upper_half
+from gradwire.ops.triton.launching import programs_for
+
+SIZE = 1024
+"""Elements of a program."""
+
+
+@triton.jit
+def cast_kernel(x, rows, n, length, apart, limit, KEEP: tl.constexpr, SIZE: tl.constexpr):
+    """Writes SIZE of n elements to rows of `length` that are `apart` elements from each other, no magnitude above
+    `limit`; to KEEP what is not sent, leaves it in x."""
+    programs = tl.cdiv(length, SIZE)
+    row = (tl.program_id(0) // programs).to(tl.int64)
+    place = tl.program_id(0) % programs * SIZE + tl.arange(0, SIZE)
+    live = (place < length) & (row * length + place < n)
+    kind: tl.constexpr = rows.dtype.element_ty
+    x, rows = x + row * length + place, rows + row * apart + place
+    value = tl.load(x, live, 0.0)
+    held = tl.where(value > limit, limit, tl.where(value < -limit, -limit, value))
+    if kind == tl.bfloat16:
+        short = upper_half(held)
+        tl.store(rows.to(tl.pointer_type(tl.int16)), short.to(tl.int16), live)
+        sent = (short << 16).to(tl.float32, bitcast=True)
+    else:
+        cast = held.to(kind)
+        tl.store(rows, cast, live)
+        sent = cast.to(tl.float32)
+    if KEEP:
+        tl.store(x, value - sent, live)
+
+
+def cast_parts(x: Tensor, rows: Tensor, bounds: Sequence[int], limit: float, *, keep: bool) -> None:
+    """See `gradwire.ops.kernels`."""
+    n, length = len(x), max(1, bounds[1])
+    launching.launch(
+        cast_kernel, programs_for(n, length) * programs_for(length, SIZE), x, rows, n, length, rows.stride(0), limit,
+        KEEP=keep, SIZE=SIZE,
+    )  # fmt: skip
