@@ -61,8 +61,10 @@ class SignSGD(Codec):
             pack_signs(x[start:end], payload[start // 8 : -(-end // 8)], zero_is_plus)
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        add_signs(rows, out, context.scratch)
-        out.sign_()
+        for start, end in spans(out):
+            votes = out[start:end]
+            add_signs(rows[:, start // 8 : -(-end // 8)], votes, context.scratch)
+            votes.sign_()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from torch import Tensor
 
 from gradwire.ops.kernels import kernels_for
 from gradwire.ops.reference.bits import unpack_bits
-from gradwire.ops.tiles import spans
 from gradwire.ops.workspace import Workspace
 
 
@@ -20,17 +19,17 @@ def unpack_signs(codes: Tensor, out: Tensor) -> None:
 
 
 def add_signs(rows: Tensor, out: Tensor, scratch: Workspace) -> None:
-    """Writes the sum over the ranks of what `unpack_signs` would make of rows (ranks, ceil(n/8)) to out (n,)."""
+    """Writes the sum over the ranks of what `unpack_signs` would make of rows (ranks, ceil(n/8)) to out (n,), on a CPU
+    no more than a tile."""
     if out.device.type != "cpu":
         plus = unpack_bits(rows).view(len(rows), -1)[:, : len(out)]
         torch.sum(plus, 0, dtype=out.dtype, out=out).mul_(2).sub_(len(rows))
         return
-    for start, end in spans(out):
-        total, other = out[start:end], scratch.tensor("signs", (end - start,))
-        for rank, row in enumerate(rows):
-            unpack_signs(row[start // 8 : -(-end // 8)], other if rank else total)
-            if rank:
-                total.add_(other)
+    other = scratch.tensor("signs", (len(out),))
+    for rank, row in enumerate(rows):
+        unpack_signs(row, other if rank else out)
+        if rank:
+            out.add_(other)
 
 
 def pack_words(words: Tensor, bits: int, codes: Tensor) -> None:
