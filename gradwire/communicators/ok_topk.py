@@ -129,7 +129,7 @@ def _quantiles(indices: Tensor, n: int) -> Tensor:
     m = len(indices)
     grid = torch.arange(POINTS, device=indices.device).mul_(m or n).div_(POINTS, rounding_mode="floor")
     cuts = indices[grid] if m else grid
-    cuts[0] = 0
+    cuts[:1].zero_()
     return cuts
 
 

@@ -39,7 +39,7 @@ class GaussianK(Estimated):
         deviation, mean = torch.std_mean(x, -1, correction=0, keepdim=True)
         threshold = mean.abs() + _quantile(sample.share) * deviation
         tries = threshold / torch.exp2(torch.arange(TRIES, device=x.device))
-        return torch.where(sample.counts(tries) >= LEAST * sample.expected, tries, 0).amax(-1)
+        return tries.masked_fill_(sample.counts(tries) < LEAST * sample.expected, 0).amax(-1)
 
 
 def _quantile(share: float) -> float:

@@ -44,4 +44,4 @@ class RedSync(Estimated):
         mean = total / x.shape[-1]
         steps = torch.arange(PRECISION, 1, PRECISION, device=x.device)
         tries = mean + steps * (peak - mean)
-        return torch.where(sample.counts(tries) >= sample.expected, tries, 0).amax(-1)
+        return tries.masked_fill_(sample.counts(tries) < sample.expected, 0).amax(-1)

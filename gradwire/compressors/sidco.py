@@ -49,7 +49,7 @@ class SIDCo(Estimated):
         for stage in range(self.stages):
             excess = sample.tail(threshold, logs=self._fits_gamma(stage))
             further = self._quantile(excess, sample.expected, stage).clamp(min=0)
-            threshold = threshold + torch.where(excess.count > sample.expected, further, 0)
+            threshold = threshold + further.masked_fill_(excess.count <= sample.expected, 0)
         return threshold
 
     def _fits_gamma(self, stage: int) -> bool:

@@ -54,7 +54,7 @@ class Sample:
         number = excess.count_nonzero(-1)
         mean = excess.sum(-1) / number
         variance = excess.square().sum(-1) / number - mean * mean
-        log = torch.where(excess > 0, excess, 1).log().sum(-1) / number if logs else mean
+        log = excess.masked_fill(excess == 0, 1).log().sum(-1) / number if logs else mean
         return Tail(number, mean, variance, log)
 
 
