@@ -215,6 +215,15 @@ def test_who_is_far_behind_drops_out_and_turns_end_where_none_is_left_for_a_roun
     assert trials.turns == 1
 
 
+def test_the_turns_that_are_left_go_to_the_best():
+    plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16(), gw.FP16())]
+    takes = dict(zip(plans, (0.11, 0.12, 0.1), strict=True))
+    trials = Trials(plans, [1.0] * 3, turns=5)
+    run(trials, takes.__getitem__)
+    assert list(map(len, trials.seconds)) == [2, 1, 2]
+    assert trials.best == 2
+
+
 def test_trials_go_on_from_text_wherever_they_were():
     plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16())] + [gw.NATIVE]
     whole, broken = (Trials(list(plans), [1.0, 1.0, 0.5], turns=9) for _ in range(2))

@@ -8,7 +8,7 @@ from typing import Self
 from gradwire.plans import Plan
 from gradwire.schedule import most
 
-SETTLE, TRIED, ROUNDS = 2, 5, 4
+SETTLE, TRIED, ROUNDS = 1, 5, 4
 FAR, STILL_CLOSE = 1.5, 1.15
 """So far behind drops out after the first round, and after the second. A turn's median strays by a tenth, and by a half
 where the machine does something else meanwhile."""
@@ -21,9 +21,10 @@ def turns_in(steps: int, delay: int) -> int:
 
 @dataclass
 class Trials:
-    """`plans`, whose steps are worth `worths` dense ones, in turns, while there are `turns` left for a whole round. Who
-    falls far behind drops out, and one that is left alone has won. `seconds` are the median steps of each plan's turns,
-    `turn` those of the steps in the present one; a native plan's turn gives one number, their median."""
+    """`plans`, whose steps are worth `worths` dense ones, in turns, while there are `turns` left for two of them. Who
+    falls far behind drops out, as do the last where a round would have more turns than are left; one that is left alone
+    has won. `seconds` are the median steps of each plan's turns, `turn` those of the steps in the present one; a native
+    plan's turn gives one number, their median."""
 
     plans: list[Plan]
     worths: list[float]
@@ -84,7 +85,8 @@ class Trials:
             return
         self.at, self.round = 0, self.round + 1
         margin, best = FAR if self.round == 1 else STILL_CLOSE, self.rate(self.best)
-        self.alive = [plan for plan in self.alive if margin * self.rate(plan) >= best]
+        near = sorted((plan for plan in self.alive if margin * self.rate(plan) >= best), key=self.rate, reverse=True)
+        self.alive = sorted(near[: self.turns] if self.turns > 1 else near)
 
     def to_json(self) -> str:
         """As text; `from_json` reads it back."""

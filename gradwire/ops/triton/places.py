@@ -66,9 +66,9 @@ def ends_kernel(ends, rows, stride, words, SIZE: tl.constexpr):
 
 
 @triton.jit
-def entries_before(ends, word):
-    """How many entries there are before a word."""
-    return tl.load(ends + word - 1, word > 0, 0)
+def entries_before(ends, word, words):
+    """How many entries there are before a word; 0 behind the last, for Triton's `&` asks for both of its sides."""
+    return tl.load(ends + word - 1, (word > 0) & (word < words), 0)
 
 
 @triton.jit
@@ -149,7 +149,7 @@ def sum_kernel(
         tl.debug_barrier()  # what others of this program have written is there
         upper = rows + upper_at
         first = first_word(ends, words, zeros)
-        while (first < words) & (32 * first - entries_before(ends, first) < zeros + SPAN):
+        while (first < words) & (32 * first - entries_before(ends, first, words) < zeros + SPAN):
             scatter_words(
                 out, rows, levels, upper, upper + words, ends, first, words, low_words, k, n, zeros, BITS, LOW, SPAN,
                 SIZE,
