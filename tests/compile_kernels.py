@@ -13,7 +13,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from gradwire.ops.entries import GROUP
-from gradwire.ops.triton import adding, bounded, codes, entries, levels, places, sums, words
+from gradwire.ops.triton import adding, bounded, codes, entries, factors, levels, orthogonal, places, sums, words
 from gradwire.ops.triton.tables import ELEMENTS
 
 F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
@@ -80,6 +80,11 @@ def main(capability: int) -> None:
     vectors = {"x": F, "bounds": F, "counts": WORDS, "ends": WORDS, "indices": "*i64", "magnitudes": F, "n": "i32"}
     for kernel in (bounded.count_kernel, bounded.candidates_kernel):
         compiled(kernel, vectors | {"room": "i32", "k": "i32"}, {"SIZE": bounded.SIZE}, capability)
+    thin = {"factors": F, "before": F, "largest": F, "table": "*i64", "count": "i32"}
+    compiled(factors.renew_kernel, thin, {"SIZE": factors.SIZE}, capability)
+    for rank in (16, orthogonal.MOST):
+        constants = {"RANK": rank, "SIZE": orthogonal.ELEMENTS // rank}
+        compiled(orthogonal.orthonormal_kernel, thin, constants, capability)
     short = {
         "codes": "*u8",
         "words": "*i64",

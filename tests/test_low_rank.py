@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.compressors import LowRank
 from gradwire.ops import native
+from gradwire.ops.kernels import orthogonalize
 from gradwire.ops.matrices import batches
-from gradwire.ops.orthogonal import orthogonalize
 from gradwire.ops.reference import low_rank as in_torch
 from gradwire.slots import Layout, Slot
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -222,12 +223,71 @@ def test_what_is_no_payload_is_written_nowhere_else(n: int, seed: int):
     assert bool((room[100_000 + n :] == 7).all())
 
 
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 1500)), min_size=1, max_size=3),
+    seed=st.integers(0, 1000), size=st.sampled_from([1e-42, 1e-30, 1.0, 1e30]),
+)  # fmt: skip
+@few
+def test_renewed_factors_are_the_references(shapes: list[tuple[int, int, int]], seed: int, size: float):
+    vectors = torch.stack([size * numbers(sum(map(prod, shapes)), seed), numbers(sum(map(prod, shapes)), seed + 1)])
+    vectors[0, : prod(shapes[0][1:])] = 0
+    found = []
+    for kernels_ in (triton, reference):
+        copy = vectors.clone()
+        factors, before = (in_batches(vector, shapes) for vector in copy)
+        found.append((kernels_.renew(factors, before), copy))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_factors_that_are_not_finite_are_seen(wrong: float):
+    factor, before = torch.ones(2, 1, 2, 1100)
+    factor[0, 1, 1050] = wrong
+    assert not triton.renew([factor], [before]).isfinite().any()
+
+
+FILLS = {
+    "normal": lambda a: a,
+    "zero": torch.zeros_like,
+    "equal rows": lambda a: a[:, :1].expand_as(a),
+    "some zero rows": lambda a: a * torch.eye(1, a.shape[1]).mT,
+    "tiny": lambda a: 1e-40 * a,
+    "huge": lambda a: 1e30 * a,
+    "graded": lambda a: a * torch.logspace(0, -20, a.shape[1])[:, None],
+    "near": lambda a: a[:, :1] + 1e-5 * a,
+}
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("rank", [4, 17, 32])
+def test_whatever_factors_are_they_become_orthonormal_and_span_what_they_did(fill: str, rank: int):
+    """All batches in one launch, square and long ones."""
+    shapes = [(2, rank, rank), (1, 3, 200), (1, rank, 70)]
+    vector = torch.randn(sum(map(prod, shapes)), generator=torch.Generator().manual_seed(rank))
+    factors = in_batches(vector, shapes)
+    for factor in factors:
+        factor.copy_(FILLS[fill](factor.clone()))
+    before = [factor.double() for factor in factors]
+    triton.orthogonalize(factors)
+    for factor, old in zip(factors, before, strict=True):
+        new = factor.double()
+        assert (new @ new.mT - torch.eye(new.shape[1])).abs().max() < 2e-6
+        assert (old @ new.mT @ new - old).norm() <= 1e-5 * old.norm()
+
+
+def in_batches(vector: Tensor, shapes: list[tuple[int, int, int]]) -> list[Tensor]:
+    """Batches of factors (k, rank, length), one after another."""
+    return [part.view(shape) for part, shape in zip(vector.split([*map(prod, shapes)]), shapes, strict=True)]
+
+
 def test_a_trial_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
     cpu = torch.device("cpu")
     assert differences(cpu) == ""
     for name in ("decode_blocks", "decode_entries"):
         monkeypatch.setattr(triton, name, lambda rows, out, layout: out.zero_())
-    assert differences(cpu) == "codes and entries"
+    monkeypatch.setattr(triton, "orthogonalize", lambda factors: None)
+    assert differences(cpu) == "codes and entries and factors"
 
 
 @pytest.mark.parametrize(
@@ -317,7 +377,8 @@ def test_no_row_launches_more_than_it_may(case: Case):
 REGISTERS = {
     "add_kernel": 96, "measure_kernel": 112, "quantise_kernel": 192, "dequantise_kernel": 190, "pack_kernel": 80,
     "mask_kernel": 80, "ends_kernel": 48, "sum_kernel": 40, "pack_levels_kernel": 96, "unpack_kernel": 80,
-    "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48, "candidates_kernel": 80,
+    "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48, "candidates_kernel": 80, "renew_kernel": 64,
+    "orthonormal_kernel": 255,
 }  # fmt: skip
 """Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""
 

@@ -175,6 +175,17 @@ def unpack_all(rows: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
     return torch.cat(indices), torch.cat(values)
 
 
+def orthogonalize(factors: Sequence[Tensor]) -> None:
+    """See `gradwire.ops.reference.orthogonal`; on a GPU the batches lie one after another."""
+    if factors:
+        (_in_triton(factors[0]) or reference).orthogonalize(factors)
+
+
+def renew(factors: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
+    """See `gradwire.ops.reference.factors`; on a GPU the batches lie one after another."""
+    return (_in_triton(factors[0]) or reference).renew(factors, before)
+
+
 def add_at(out: Tensor, indices: Tensor, values: Tensor) -> None:
     """out[index] += value, one after another: on a GPU in an order that is the same on every replica."""
     if out.device.type == "cpu":

@@ -1,8 +1,7 @@
 """Matrices of equal shape that lie equally far from each other are worked on in one call, so that a thousand small ones
 cost little more than a large one."""
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 
@@ -10,18 +9,11 @@ from torch import Tensor
 
 from gradwire.ops import reference
 from gradwire.ops.kernels import kernels_for
+from gradwire.ops.vectors import alike
 from gradwire.slots import Layout
 
 THIN = 8
 """Up to this rank products are bound by memory, and the library's are the fastest; above it BLAS's are."""
-
-
-def alike(keys: Iterable[Hashable]) -> list[list[int]]:
-    """The places of equal keys, such as shapes."""
-    places: dict[Hashable, list[int]] = defaultdict(list)
-    for place, key in enumerate(keys):
-        places[key].append(place)
-    return list(places.values())
 
 
 @dataclass(frozen=True)

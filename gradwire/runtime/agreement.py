@@ -9,9 +9,9 @@ import torch
 
 from gradwire.controllers import Controller
 from gradwire.ops.host import kind_of
+from gradwire.ops.kernels import orthogonalize
 from gradwire.ops.matrices import product
 from gradwire.ops.noise import uniform
-from gradwire.ops.orthogonal import orthogonalize
 from gradwire.plans import Plan
 from gradwire.runtime.meeting import Disagreement, Meeting, disagreement
 from gradwire.slots import Slot

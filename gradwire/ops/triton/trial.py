@@ -18,7 +18,7 @@ def differences(device: torch.device) -> str:
     old, gradient = torch.randn(2, N, generator=generator).to(device)
     wrong = [
         name
-        for name, run in {"codes": _codes, "entries": _entries}.items()
+        for name, run in {"codes": _codes, "entries": _entries, "factors": _factors}.items()
         if not torch.allclose(run(triton, old, gradient), run(reference, old, gradient), atol=1e-5)
     ]
     return " and ".join(wrong)
@@ -44,3 +44,13 @@ def _entries(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
         indices, values = kernels.unpack_entry_rows(rows, layout)
         out.index_add_(0, indices[0], values[0])
     return result
+
+
+def _factors(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
+    """What factors become, of which the first is zero; then what the basis that is made of each projects on."""
+    vector = old[:300].clone()
+    batches, before = ([x[:240].view(2, 4, 30), x[240:300].view(1, 2, 30)] for x in (vector, gradient))
+    batches[0][0].zero_()
+    result = [kernels.renew(batches, before), vector.clone()]
+    kernels.orthogonalize(batches)
+    return torch.cat([*result, *((batch.mT @ batch).flatten() for batch in batches)])

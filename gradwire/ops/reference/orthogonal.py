@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire.ops.matrices import alike
+from gradwire.ops.vectors import alike
 from gradwire.torch_private import copy_each
 
 HOUSEHOLDER_RANK = 16
