@@ -13,7 +13,19 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from gradwire.ops.entries import GROUP
-from gradwire.ops.triton import adding, bounded, codes, entries, factors, levels, orthogonal, places, sums, words
+from gradwire.ops.triton import (
+    adding,
+    bounded,
+    codes,
+    entries,
+    factors,
+    levels,
+    orthogonal,
+    places,
+    products,
+    sums,
+    words,
+)
 from gradwire.ops.triton.tables import ELEMENTS
 
 F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
@@ -29,7 +41,9 @@ def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capab
     places_of = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     made = triton.compile(ASTSource(kernel, signature, places_of), target=GPUTarget("cuda", capability, 32))
     assert made.asm["cubin"]
-    kind = "".join(f" {name.lower()} {constants[name]}" for name in ("KIND", "BITS", "LOW") if name in constants)
+    kind = "".join(
+        f" {name.lower()} {constants[name]}" for name in ("KIND", "BITS", "LOW", "RANK") if name in constants
+    )
     print(f"{kernel.__name__}{kind}: {' '.join(map(str, usage(made.asm['ptx'], capability)))}")
 
 
@@ -85,6 +99,10 @@ def main(capability: int) -> None:
     for rank in (16, orthogonal.MOST):
         constants = {"RANK": rank, "SIZE": orthogonal.ELEMENTS // rank}
         compiled(orthogonal.orthonormal_kernel, thin, constants, capability)
+        constants, factored = {"RANK": rank, "SIZE": products.SIZE}, {"matrices": F, "p": F, "q": F}
+        for yes in (False, True):
+            compiled(products.project_kernel, factored | TABLE, constants | {"TO_ROWS": yes}, capability)
+            compiled(products.product_kernel, factored | TABLE, constants | {"SUBTRACT": yes}, capability)
     short = {
         "codes": "*u8",
         "words": "*i64",

@@ -260,7 +260,7 @@ FILLS = {
 
 
 @pytest.mark.parametrize("fill", FILLS)
-@pytest.mark.parametrize("rank", [4, 17, 32])
+@pytest.mark.parametrize("rank", [4, 17])
 def test_whatever_factors_are_they_become_orthonormal_and_span_what_they_did(fill: str, rank: int):
     """All batches in one launch, square and long ones."""
     shapes = [(2, rank, rank), (1, 3, 200), (1, rank, 70)]
@@ -276,6 +276,39 @@ def test_whatever_factors_are_they_become_orthonormal_and_span_what_they_did(fil
         assert (old @ new.mT @ new - old).norm() <= 1e-5 * old.norm()
 
 
+@given(
+    shapes=st.lists(
+        st.tuples(st.integers(1, 3), st.integers(1, 100), st.integers(1, 100), st.sampled_from([1, 4, 16, 32])),
+        min_size=1, max_size=3,
+    ),
+    gap=st.integers(0, 3), seed=st.integers(0, 1000),
+)  # fmt: skip
+@settings(max_examples=12, deadline=None)
+def test_products_are_the_references(shapes: list[tuple[int, int, int, int]], gap: int, seed: int):
+    """Of all batches, whose matrices lie apart, and what lies between them."""
+    sides = [[(count, rank, lengths[side]) for count, *lengths, rank in shapes] for side in (0, 1)]
+    sizes = [count * (rows * columns + gap) for count, rows, columns, _ in shapes]
+    vectors = [numbers(n, seed + i) for i, n in enumerate([sum(sizes), *(sum(map(prod, side)) for side in sides)])]
+    found = []
+    for kernels_ in (triton, reference):
+        flat, p, q = (vector.clone() for vector in vectors)
+        taken, (left, right) = flat.clone(), (in_batches(x, side) for x, side in zip((p, q), sides, strict=True))
+        matrices, others = (
+            [
+                part.as_strided((count, rows, columns), (rows * columns + gap, columns, 1))
+                for part, (count, rows, columns, _) in zip(x.split(sizes), shapes, strict=True)
+            ]
+            for x in (flat, taken)
+        )
+        kernels_.multiply_all(others, left, right, subtract=True)
+        kernels_.project_all(matrices, left, right, to_rows=True)
+        kernels_.project_all(matrices, left, right, to_rows=False)
+        kernels_.multiply_all(matrices, left, right, subtract=False)
+        found.append((taken, p, q, flat))
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(ours, theirs)
+
+
 def in_batches(vector: Tensor, shapes: list[tuple[int, int, int]]) -> list[Tensor]:
     """Batches of factors (k, rank, length), one after another."""
     return [part.view(shape) for part, shape in zip(vector.split([*map(prod, shapes)]), shapes, strict=True)]
@@ -287,7 +320,8 @@ def test_a_trial_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
     for name in ("decode_blocks", "decode_entries"):
         monkeypatch.setattr(triton, name, lambda rows, out, layout: out.zero_())
     monkeypatch.setattr(triton, "orthogonalize", lambda factors: None)
-    assert differences(cpu) == "codes and entries and factors"
+    monkeypatch.setattr(triton, "multiply_all", lambda matrices, p, q, subtract: None)
+    assert differences(cpu) == "codes and entries and factors and products"
 
 
 @pytest.mark.parametrize(
@@ -378,7 +412,7 @@ REGISTERS = {
     "add_kernel": 96, "measure_kernel": 112, "quantise_kernel": 192, "dequantise_kernel": 190, "pack_kernel": 80,
     "mask_kernel": 80, "ends_kernel": 48, "sum_kernel": 40, "pack_levels_kernel": 96, "unpack_kernel": 80,
     "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48, "candidates_kernel": 80, "renew_kernel": 64,
-    "orthonormal_kernel": 255,
+    "orthonormal_kernel": 255, "project_kernel": 128, "product_kernel": 192,
 }  # fmt: skip
 """Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""
 

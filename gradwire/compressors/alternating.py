@@ -11,6 +11,7 @@ from gradwire.compressors.base import AddUp, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.low_rank import COLUMNS, ROWS, LowRank, Views, keep
 from gradwire.ops.kernels import orthogonalize
+from gradwire.ops.matrices import subtract_product
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
 from gradwire.slots import Layout
@@ -49,5 +50,6 @@ class ACPSGD(LowRank):
         yield from factors.add_up(context, add_up, views.dense)
         views.decode(factors.dense_sums, mean)
         if context.remember:
-            views.take(*((factors.sent, basis.sums) if even else (basis.sums, factors.sent)))
+            sent = (factors.sent, basis.sums) if even else (basis.sums, factors.sent)
+            subtract_product(views.matrices, *sent)
         keep(name, factors, context)

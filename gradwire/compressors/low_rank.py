@@ -156,11 +156,12 @@ class Factors:
     def add_up(self, context: GroupContext, add_up: AddUp, dense: Sequence[Tensor] = ()) -> Reduction:
         """Own factors become sums, and so do the `dense` slots, in which stays what was not sent."""
         copy_each(self._dense, dense)
-        if not self._sends_all:
+        keeps = context.remember and not self._sends_all
+        if keeps:
             self._sent.copy_(self._factors)
-        part = replace(context, layout=self._layout, remember=not self._sends_all)
+        part = replace(context, layout=self._layout, remember=keeps)
         yield from add_up(self._codec, LazySum.of(self._own), Mean.of(self._sum), part)
-        if not self._sends_all:
+        if keeps:
             self._sent.sub_(self._factors)
             copy_each(dense, self._dense)
         elif context.remember:
@@ -193,21 +194,14 @@ class Views:
     def project(self, basis: Sequence[Tensor], factors: Factors) -> None:
         """This rank's own factors: the matrices along the basis."""
         project = project_columns if factors is self.q else project_rows
-        for held, matrix, own in zip(basis, self.matrices, factors.own, strict=True):
-            project(matrix, held, own)
+        project(self.matrices, basis, factors.own)
 
     def decode(self, dense: Sequence[Tensor], mean: Mean) -> None:
         """The mean: Pᵀ Q, and of what is not factored these sums."""
         slots = [mean.matrices(batch) for batch in self._others]
         parts = [sums.split([len(view) for view in views]) for views, sums in zip(slots, dense, strict=True)]
         copy_each([*chain(*slots)], [*chain(*parts)])
-        for batch, p, q in zip(self._low, self.p.sums, self.q.sums, strict=True):
-            product(p, q, mean.matrices(batch))
-
-    def take(self, p: Sequence[Tensor], q: Sequence[Tensor]) -> None:
-        """Takes out of x what this rank sent: Pᵀ Q."""
-        for matrix, left, right in zip(self.matrices, p, q, strict=True):
-            subtract_product(matrix, left, right)
+        product(self.p.sums, self.q.sums, [mean.matrices(batch) for batch in self._low])
 
 
 def keep(name: str, factors: Factors, context: GroupContext) -> None:
@@ -248,5 +242,5 @@ class PowerSGD(LowRank):
         yield from q.add_up(context, add_up)
         views.decode(p.dense_sums, mean)
         if context.remember:
-            views.take(p.sums, q.sent)
+            subtract_product(views.matrices, p.sums, q.sent)
         keep("q", q, context)

@@ -18,7 +18,7 @@ def differences(device: torch.device) -> str:
     old, gradient = torch.randn(2, N, generator=generator).to(device)
     wrong = [
         name
-        for name, run in {"codes": _codes, "entries": _entries, "factors": _factors}.items()
+        for name, run in {"codes": _codes, "entries": _entries, "factors": _factors, "products": _products}.items()
         if not torch.allclose(run(triton, old, gradient), run(reference, old, gradient), atol=1e-5)
     ]
     return " and ".join(wrong)
@@ -54,3 +54,15 @@ def _factors(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
     result = [kernels.renew(batches, before), vector.clone()]
     kernels.orthogonalize(batches)
     return torch.cat([*result, *((batch.mT @ batch).flatten() for batch in batches)])
+
+
+def _products(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
+    """Both projections of matrices of two shapes, the products of what comes of them, and what these leave."""
+    left, right, p, q = old[:980].clone(), old[:980].clone(), torch.zeros(135).to(old), gradient[:300] / 10
+    matrices, products = ([x[:800].view(2, 10, 40), x[800:].view(1, 15, 12)] for x in (left, right))
+    lower, upper = [p[:60].view(2, 3, 10), p[60:].view(1, 5, 15)], [q[:240].view(2, 3, 40), q[240:].view(1, 5, 12)]
+    kernels.project_all(matrices, lower, upper, to_rows=True)
+    kernels.multiply_all(products, lower, upper, subtract=False)
+    kernels.multiply_all(matrices, lower, upper, subtract=True)
+    kernels.project_all(products, lower, upper, to_rows=False)
+    return torch.cat([left, right, p, q])
