@@ -153,16 +153,20 @@ class Factors:
         self.sent, self.before = _shaped(self._sent, shapes), _shaped(before, shapes)
         self.slot_sums, self.slots_before = (_by_slot(low, factors) for factors in (self.sums, self.before))
 
-    def add_up(self, context: GroupContext, add_up: AddUp, dense: Sequence[Tensor] = ()) -> Reduction:
-        """Own factors become sums, and so do the `dense` slots, in which stays what was not sent."""
+    def add_up(
+        self, context: GroupContext, add_up: AddUp, dense: Sequence[Tensor] = (), *, sent: bool = True
+    ) -> Reduction:
+        """Own factors become sums, and so do the `dense` slots, in which stays what was not sent. Without `sent` nobody
+        asks what of the factors was."""
         copy_each(self._dense, dense)
         keeps = context.remember and not self._sends_all
-        if keeps:
+        if keeps and sent:
             self._sent.copy_(self._factors)
         part = replace(context, layout=self._layout, remember=keeps)
         yield from add_up(self._codec, LazySum.of(self._own), Mean.of(self._sum), part)
-        if keeps:
+        if keeps and sent:
             self._sent.sub_(self._factors)
+        if keeps:
             copy_each(dense, self._dense)
         elif context.remember:
             zero_each(dense)
@@ -236,7 +240,7 @@ class PowerSGD(LowRank):
         p, q = views.p, views.q
         copy_each(q.slots_before, context.slots.all("q"))
         views.project(q.before, p)
-        yield from p.add_up(context, add_up, views.dense)
+        yield from p.add_up(context, add_up, views.dense, sent=False)
         orthogonalize(p.sums)
         views.project(p.sums, q)
         yield from q.add_up(context, add_up)
