@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 """Orthonormal rows, on a GPU: see `gradwire.ops.reference.orthogonal`. A program works on one matrix.
 
 Cholesky's QR in float64, of rows of norm 1 that noise has made independent. Where the noise alone tells rows apart they
