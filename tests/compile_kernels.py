@@ -96,7 +96,7 @@ def main(capability: int) -> None:
         compiled(kernel, vectors | {"room": "i32", "k": "i32"}, {"SIZE": bounded.SIZE}, capability)
     thin = {"factors": F, "before": F, "largest": F, "table": "*i64", "count": "i32"}
     compiled(factors.renew_kernel, thin, {"SIZE": factors.SIZE}, capability)
-    for rank in (16, orthogonal.MOST):
+    for rank in (16, factors.MOST):
         constants = {"RANK": rank, "SIZE": orthogonal.ELEMENTS // rank}
         compiled(orthogonal.orthonormal_kernel, thin, constants, capability)
         constants, factored = {"RANK": rank, "SIZE": products.SIZE}, {"matrices": F, "p": F, "q": F}

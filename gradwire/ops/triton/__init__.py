@@ -31,9 +31,9 @@ from gradwire.ops.triton.entries import (
     unpack_place_rows,
     unpack_places,
 )
-from gradwire.ops.triton.factors import renew
+from gradwire.ops.triton.factors import MOST, renew
 from gradwire.ops.triton.orthogonal import orthogonalize
-from gradwire.ops.triton.products import MOST, multiply_all, project_all
+from gradwire.ops.triton.products import multiply_all, project_all
 from gradwire.ops.triton.words import pack_words, unpack_words
 
 __all__ = [

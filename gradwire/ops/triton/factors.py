@@ -17,6 +17,8 @@ from torch import Tensor
 from gradwire.ops.host import to_device
 from gradwire.ops.triton import launching
 
+MOST = 32
+"""The most rows that products and bases are computed of; the reference does what has more."""
 SIZE = 1024
 """Elements at a time."""
 

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from gradwire.ops import reference
 from gradwire.ops.triton import launching
-from gradwire.ops.triton.factors import table_of, vector_of
+from gradwire.ops.triton.factors import MOST, table_of, vector_of
 
-MOST = 32
-"""The most rows of a matrix."""
 ELEMENTS = 1024
 """At a time: what registers hold in float64."""
 NOISE: tl.constexpr = tl.constexpr(3.5e-6)

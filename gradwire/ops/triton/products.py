@@ -17,10 +17,8 @@ from torch import Tensor
 
 from gradwire.ops.host import to_device
 from gradwire.ops.triton import launching
-from gradwire.ops.triton.factors import vector_of
+from gradwire.ops.triton.factors import MOST, vector_of
 
-MOST = 32
-"""The highest rank."""
 SIZE = 32
 """Rows, and columns, of a program, and of what it reads at a time."""
 
