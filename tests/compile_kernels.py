@@ -13,7 +13,20 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from gradwire.ops.entries import GROUP
-from gradwire.ops.triton import adding, bounded, casts, codes, entries, levels, places, sums, words
+from gradwire.ops.triton import (
+    adding,
+    bounded,
+    casts,
+    codes,
+    entries,
+    factors,
+    levels,
+    orthogonal,
+    places,
+    products,
+    sums,
+    words,
+)
 from gradwire.ops.triton.tables import ELEMENTS
 
 F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
@@ -29,7 +42,9 @@ def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capab
     places_of = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     made = triton.compile(ASTSource(kernel, signature, places_of), target=GPUTarget("cuda", capability, 32))
     assert made.asm["cubin"]
-    kind = "".join(f" {name.lower()} {constants[name]}" for name in ("KIND", "BITS", "LOW") if name in constants)
+    kind = "".join(
+        f" {name.lower()} {constants[name]}" for name in ("KIND", "BITS", "LOW", "RANK") if name in constants
+    )
     print(f"{kernel.__name__}{kind}: {' '.join(map(str, usage(made.asm['ptx'], capability)))}")
 
 
@@ -83,6 +98,15 @@ def main(capability: int) -> None:
     vectors = {"x": F, "bounds": F, "counts": WORDS, "ends": WORDS, "indices": "*i64", "magnitudes": F, "n": "i32"}
     for kernel in (bounded.count_kernel, bounded.candidates_kernel):
         compiled(kernel, vectors | {"room": "i32", "k": "i32"}, {"SIZE": bounded.SIZE}, capability)
+    thin = {"factors": F, "before": F, "largest": F, "table": "*i64", "count": "i32"}
+    compiled(factors.renew_kernel, thin, {"SIZE": factors.SIZE}, capability)
+    for rank in (16, factors.MOST):
+        constants = {"RANK": rank, "SIZE": orthogonal.ELEMENTS // rank}
+        compiled(orthogonal.orthonormal_kernel, thin, constants, capability)
+        constants, factored = {"RANK": rank, "SIZE": products.SIZE}, {"matrices": F, "p": F, "q": F}
+        for yes in (False, True):
+            compiled(products.project_kernel, factored | TABLE, constants | {"TO_ROWS": yes}, capability)
+            compiled(products.product_kernel, factored | TABLE, constants | {"SUBTRACT": yes}, capability)
     short = {
         "codes": "*u8",
         "words": "*i64",

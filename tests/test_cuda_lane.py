@@ -23,7 +23,7 @@ LAUNCHES = {
 }  # fmt: skip
 """A step's at most, of one rank of four and one group of nine slots, in torch alone: `test_triton.py` has those of the
 kernels."""
-MORE = {gw.MultiLevel: 40, gw.ChunkTopK: 80, gw.TernGrad: 120, gw.Quantized: 140, gw.PowerSGD: 15}
+MORE = {gw.MultiLevel: 40, gw.ChunkTopK: 80, gw.TernGrad: 120, gw.Quantized: 140, gw.PowerSGD: 6}
 """And so many more: codes of few bits take many calls in torch."""
 FIRST = {type(part): case for case in CASES[::-1] for part in (case.compressor, case.communicator)}
 """A row for each compressor and each communicator."""
@@ -67,7 +67,7 @@ def launches(case: Case) -> int:
     """The bound."""
     compressor = case.compressor.first if isinstance(case.compressor, gw.Interleaved) else case.compressor
     if has_coded_factors(case):
-        return 255 if isinstance(case.communicator, gw.AllGather) else 800
+        return 251 if isinstance(case.communicator, gw.AllGather) else 772
     if isinstance(compressor, Estimated):
         times = 3 if isinstance(case.communicator, gw.ScatterReduce) else 1  # of the long parts, the last, and a sum
         more = times * (130 if isinstance(compressor, gw.SIDCo) else 40) + (90 if has_short_values(case) else 0)

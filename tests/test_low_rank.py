@@ -12,10 +12,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from gradwire.compressors import LowRank
+from gradwire.compressors import Codec, LowRank, context_for
+from gradwire.compressors.factors import FactorCodec
 from gradwire.ops import native
+from gradwire.ops.kernels import orthogonalize
 from gradwire.ops.matrices import batches
-from gradwire.ops.orthogonal import orthogonalize
 from gradwire.ops.reference import low_rank as in_torch
 from gradwire.slots import Layout, Slot
 
@@ -292,6 +293,23 @@ def test_a_rank_below_one_is_a_share_of_the_shorter_side():
 def test_what_is_no_rank_and_no_code_is_refused(kind: type[LowRank], wrong: dict[str, float]):
     with pytest.raises(ValueError, match="use"):
         kind(**wrong)
+
+
+@pytest.mark.parametrize("cuts", [[200, 400, 600], [0, 288, 288, 300], [295, 310], [5000]], ids=str)
+def test_parts_are_encoded_and_decoded_as_each_would_be_alone(cuts: list[int]):
+    """Some with factors alone, some with vectors alone, one with both; there are 288 elements of factors."""
+    layout = gw.PowerSGD(3, bits=4).vector(layout_of((96, 200), (9,), (300,)), 0, dense=True)
+    codec, x = FactorCodec(4), normal(layout.numel)
+    bounds = [0, *(min(cut, layout.numel) for cut in cuts), layout.numel]
+    context = context_for(layout, codec, x.device)
+    found = []
+    for kind in (FactorCodec, Codec):
+        rows, left, out = torch.zeros(len(bounds) - 1, 2000, dtype=torch.uint8), x.clone(), torch.zeros_like(x)
+        kind.encode_parts(codec, left, rows, bounds, context)
+        kind.decode_parts(codec, rows, out, bounds, context)
+        found.append((rows, left, out))
+    assert all(map(torch.equal, *found))
+    torch.testing.assert_close(left + out, x)
 
 
 def test_codes_are_not_added_by_an_all_reduce():

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from pretend_cuda import GPU, pretended_cuda
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compressors import Estimated
+from gradwire.compressors import Estimated, LowRank
 from gradwire.ops import kernels, reference
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest
@@ -32,6 +33,8 @@ from gradwire.ops import triton  # noqa: E402
 from gradwire.ops.triton.trial import differences  # noqa: E402
 
 SLOTS = slots_of(SMALL | {"wide.weight": torch.empty(301, 257), "wide.bias": torch.empty(301)})
+MATRICES = slots_of(SMALL | {f"{i}.weight": torch.empty(31, 17) for i in range(2)})
+"""Small ones, and some of equal shape: the interpreter takes long for products."""
 
 vectors = {"n": st.one_of(st.integers(0, 70), st.integers(4000, 9000)), "seed": st.integers(0, 2**32 - 1)}
 few = settings(max_examples=25, deadline=None)
@@ -239,12 +242,105 @@ def test_what_is_no_payload_is_written_nowhere_else(n: int, seed: int):
     assert bool((room[100_000 + n :] == 7).all())
 
 
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 1500)), min_size=1, max_size=3),
+    seed=st.integers(0, 1000), size=st.sampled_from([1e-42, 1e-30, 1.0, 1e30]),
+)  # fmt: skip
+@few
+def test_renewed_factors_are_the_references(shapes: list[tuple[int, int, int]], seed: int, size: float):
+    vectors = torch.stack([size * numbers(sum(map(prod, shapes)), seed), numbers(sum(map(prod, shapes)), seed + 1)])
+    vectors[0, : prod(shapes[0][1:])] = 0
+    found = []
+    for kernels_ in (triton, reference):
+        copy = vectors.clone()
+        factors, before = (in_batches(vector, shapes) for vector in copy)
+        found.append((kernels_.renew(factors, before), copy))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_factors_that_are_not_finite_are_seen(wrong: float):
+    factor, before = torch.ones(2, 1, 2, 1100)
+    factor[0, 1, 1050] = wrong
+    assert not triton.renew([factor], [before]).isfinite().any()
+
+
+FILLS = {
+    "normal": lambda a: a,
+    "zero": torch.zeros_like,
+    "equal rows": lambda a: a[:, :1].expand_as(a),
+    "some zero rows": lambda a: a * torch.eye(1, a.shape[1]).mT,
+    "tiny": lambda a: 1e-40 * a,
+    "huge": lambda a: 1e30 * a,
+    "graded": lambda a: a * torch.logspace(0, -20, a.shape[1])[:, None],
+    "near": lambda a: a[:, :1] + 1e-5 * a,
+}
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("rank", [4, 17])
+def test_whatever_factors_are_they_become_orthonormal_and_span_what_they_did(fill: str, rank: int):
+    """All batches in one launch, square and long ones."""
+    shapes = [(2, rank, rank), (1, 3, 200), (1, rank, 70)]
+    vector = torch.randn(sum(map(prod, shapes)), generator=torch.Generator().manual_seed(rank))
+    factors = in_batches(vector, shapes)
+    for factor in factors:
+        factor.copy_(FILLS[fill](factor.clone()))
+    before = [factor.double() for factor in factors]
+    triton.orthogonalize(factors)
+    for factor, old in zip(factors, before, strict=True):
+        new = factor.double()
+        assert (new @ new.mT - torch.eye(new.shape[1])).abs().max() < 2e-6
+        assert (old @ new.mT @ new - old).norm() <= 1e-5 * old.norm()
+
+
+@given(
+    shapes=st.lists(
+        st.tuples(st.integers(1, 3), st.integers(1, 100), st.integers(1, 100), st.sampled_from([1, 4, 16, 32])),
+        min_size=1, max_size=3,
+    ),
+    gap=st.integers(0, 3), seed=st.integers(0, 1000),
+)  # fmt: skip
+@settings(max_examples=12, deadline=None)
+def test_products_are_the_references(shapes: list[tuple[int, int, int, int]], gap: int, seed: int):
+    """Of all batches, whose matrices lie apart, and what lies between them."""
+    sides = [[(count, rank, lengths[side]) for count, *lengths, rank in shapes] for side in (0, 1)]
+    sizes = [count * (rows * columns + gap) for count, rows, columns, _ in shapes]
+    vectors = [numbers(n, seed + i) for i, n in enumerate([sum(sizes), *(sum(map(prod, side)) for side in sides)])]
+    found = []
+    for kernels_ in (triton, reference):
+        flat, p, q = (vector.clone() for vector in vectors)
+        taken, (left, right) = flat.clone(), (in_batches(x, side) for x, side in zip((p, q), sides, strict=True))
+        matrices, others = (
+            [
+                part.as_strided((count, rows, columns), (rows * columns + gap, columns, 1))
+                for part, (count, rows, columns, _) in zip(x.split(sizes), shapes, strict=True)
+            ]
+            for x in (flat, taken)
+        )
+        kernels_.multiply_all(others, left, right, subtract=True)
+        kernels_.project_all(matrices, left, right, to_rows=True)
+        kernels_.project_all(matrices, left, right, to_rows=False)
+        kernels_.multiply_all(matrices, left, right, subtract=False)
+        found.append((taken, p, q, flat))
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(ours, theirs)
+
+
+def in_batches(vector: Tensor, shapes: list[tuple[int, int, int]]) -> list[Tensor]:
+    """Batches of factors (k, rank, length), one after another."""
+    return [part.view(shape) for part, shape in zip(vector.split([*map(prod, shapes)]), shapes, strict=True)]
+
+
 def test_a_trial_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
     cpu = torch.device("cpu")
     assert differences(cpu) == ""
     for name in ("decode_blocks", "decode_entries"):
         monkeypatch.setattr(triton, name, lambda rows, out, layout: out.zero_())
-    assert differences(cpu) == "codes and entries"
+    monkeypatch.setattr(triton, "orthogonalize", lambda factors: None)
+    monkeypatch.setattr(triton, "multiply_all", lambda matrices, p, q, subtract: None)
+    assert differences(cpu) == "codes and entries and factors and products"
 
 
 @pytest.mark.parametrize(
@@ -268,10 +364,11 @@ def test_torch_computes_where_triton_cannot(broken: object, why: str, monkeypatc
 CODES_IN_BLOCKS = gw.Quantized | gw.EFSignSGD | gw.OneBit | gw.QSGD | gw.TernGrad
 ROWS = [
     case for case in CASES
-    if isinstance(case.compressor, gw.TopK | gw.FP16 | CODES_IN_BLOCKS)
-    and case.communicator in (gw.AllGather(), gw.ScatterReduce())
+    if isinstance(case.compressor, gw.TopK | gw.FP16 | CODES_IN_BLOCKS | LowRank)
+    and case.communicator in (gw.AllReduce(), gw.AllGather(), gw.ScatterReduce())
     and getattr(case.compressor, "value_bits", 32) == 32
     and getattr(case.compressor, "ratio", 0) < 1  # what keeps everything is slow in the interpreter
+    and getattr(case.compressor, "rank", 1) >= 1  # codes of more rows differ by a level, and so do bases made of them
 ]  # fmt: skip
 
 
@@ -282,21 +379,30 @@ def launches(case: Case) -> int:
         return 12 if scatters else 7
     if isinstance(case.compressor, gw.FP16):
         return 13 if scatters else 7
+    if isinstance(case.compressor, LowRank):
+        return 42 if scatters else 25 if case.compressor.bits == 32 else 29
     return 26 if scatters else 12 if isinstance(case.memory, gw.DGCMemory) else 10
+
+
+def first_step(case: Case) -> int:
+    """Which compresses; in it buffers are made."""
+    return case.compressor.start_step if isinstance(case.compressor, LowRank) else 0
 
 
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_whole_exchanges_are_the_references_in_fewer_launches(case: Case):
     with pretended_cuda() as gpu, torch.no_grad():
-        ours, theirs = Lane(case, SLOTS, GPU, gpu), Lane(case, SLOTS, GPU, gpu)
-        for number in range(2):
-            grads = draw(SLOTS, WORLD, number)
+        slots = MATRICES if isinstance(case.compressor, LowRank) else SLOTS
+        ours, theirs = Lane(case, slots, GPU, gpu), Lane(case, slots, GPU, gpu)
+        first = first_step(case)
+        for number in range(first + 2):
+            grads = draw(slots, WORLD, number)
             expected = theirs.step(grads)
             gpu.forget()
             with with_triton(gpu):
                 means = ours.step(grads)
             assert not gpu.syncs
-            assert number == 0 or gpu.kernels.total() / WORLD <= launches(case), gpu.lines.most_common(24)
+            assert number <= first or gpu.kernels.total() / WORLD <= launches(case), gpu.lines.most_common(24)
             for own in means[1:]:
                 assert all(torch.equal(a, b) for a, b in zip(own, means[0], strict=True))
             if not isinstance(case.compressor, gw.QSGD | gw.TernGrad):  # whose noise is another
@@ -312,7 +418,7 @@ LAUNCHES = {
 MORE = {
     gw.DGC: 16, gw.GaussianK: 20, gw.RedSync: 20, gw.SIDCo: 122, gw.HardThreshold: 12, gw.ReusedThreshold: 17,
     gw.AllDimensionTopK: 37, gw.Interleaved: 35, gw.RandomK: 13, gw.MultiLevel: 44, gw.ChunkTopK: 31, gw.SignSGD: 3,
-    gw.Signum: 3, gw.PowerSGD: 75, gw.ACPSGD: 65,
+    gw.Signum: 3, gw.PowerSGD: 16, gw.ACPSGD: 12,
 }  # fmt: skip
 """And so many more; `ScatterReduce` selects in the long parts, in the last one and in a sum."""
 
@@ -322,22 +428,29 @@ def test_no_row_launches_more_than_it_may(case: Case):
     selects = isinstance(case.compressor, gw.HardThreshold | Estimated | gw.RandomK | gw.ChunkTopK)
     times = 3 if selects and case.communicator == gw.ScatterReduce() else 1
     most = LAUNCHES[type(case.communicator)] + times * MORE.get(type(case.compressor), 0)
-    most += 20 if case.communicator == gw.AllGather(over_senders=True) else 0
+    most += 20 if case.communicator == gw.AllGather(over_senders=True) else 22 if is_thick(case) else 0
     with pretended_cuda() as gpu, torch.no_grad(), with_triton(gpu, computes=False):
         lane = Lane(case, SLOTS, GPU, gpu)
-        for number in range(3):
+        first = first_step(case)
+        for number in range(first + 3):
             gpu.forget()
             lane.step(draw(SLOTS, WORLD, number))
             assert not gpu.syncs
             assert not gpu.pageable or number == 0
-            assert number == 0 or gpu.kernels.total() / WORLD <= most, gpu.lines.most_common(24)
+            assert number <= first or gpu.kernels.total() / WORLD <= most, gpu.lines.most_common(24)
+
+
+def is_thick(case: Case) -> bool:
+    """Whether some factor has more rows than kernels take, so that torch computes with all."""
+    compressor = case.compressor
+    return isinstance(compressor, LowRank) and any(compressor.factor_rank(*slot.matrix) > triton.MOST for slot in SLOTS)
 
 
 REGISTERS = {
     "add_kernel": 96, "measure_kernel": 112, "quantise_kernel": 192, "dequantise_kernel": 190, "pack_kernel": 80,
     "mask_kernel": 80, "ends_kernel": 48, "sum_kernel": 40, "pack_levels_kernel": 96, "unpack_kernel": 80,
-    "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48, "candidates_kernel": 80,
-    "cast_kernel": 64,
+    "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48, "candidates_kernel": 80, "cast_kernel": 64,
+    "renew_kernel": 64, "orthonormal_kernel": 255, "project_kernel": 128, "product_kernel": 192,
 }  # fmt: skip
 """Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire.ops import kernels, triton
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.bounded import candidates_kernel
+from gradwire.ops.triton.factors import renew_kernel
 from gradwire.ops.triton.places import unpack_kernel
 from gradwire.ops.triton.words import unpack_words_kernel
 
@@ -34,6 +35,8 @@ def with_triton(gpu: PretendedGPU, *, computes: bool = True) -> Iterator[None]:
             for one in arguments:
                 if isinstance(one, Tensor) and one.dtype == torch.int64:
                     real(one).zero_()
+        elif kernel is renew_kernel:  # what it finds to be the largest may not be infinite
+            real(arguments[2]).zero_()
 
     with (
         mock.patch.object(kernels, "on_gpu", return_value=(triton, "")),

@@ -11,7 +11,7 @@ from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.entries import Entries
-from gradwire.ops.kernels import add_at, pack_entries, unpack_all
+from gradwire.ops.kernels import decode_entries, pack_entries, unpack_all
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import even, share, take_ranges
@@ -73,8 +73,7 @@ class OkTopk(SparseCommunicator):
 
         a, b = bounds[context.rank], bounds[context.rank + 1]
         total = context.buffers.tensor("total", (n,))
-        total[a:b].zero_()
-        add_at(total, *unpack_all(receive.body, entries))  # rank by rank: the same rounding whoever owns the region
+        decode_entries(receive.body, total, entries)
         size = entries.nbytes + 4 * POINTS
         again, everyones = context.message("again", size), context.message("everyones", size, rows=world)
         found = _passing(total[a:b], threshold, entries.k) + a

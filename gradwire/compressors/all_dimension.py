@@ -13,9 +13,9 @@ from gradwire.compressors.sparse import check_ratio
 from gradwire.ops.host import to_device
 from gradwire.ops.kernels import add_at
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.matrices import alike
 from gradwire.ops.select import top_k_each
 from gradwire.ops.tiles import at_once
+from gradwire.ops.vectors import alike
 from gradwire.slots import Layout, Slot
 from gradwire.torch_private import copy_each
 
@@ -156,7 +156,7 @@ class AllDimensionTopK(Codec):
         out.zero_()
         for some in at_once(rows):
             elements, values = self._places(context).read(some)
-            add_at(out, elements.view(-1), values.reshape(-1))
+            add_at(out, elements.view(-1), values.reshape(-1), len(some))
 
     def _places(self, context: GroupContext) -> Places:
         def make() -> Places:

@@ -10,9 +10,10 @@ from torch import Tensor
 from gradwire.compressors.base import AddUp, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.low_rank import COLUMNS, ROWS, LowRank, Views, keep
+from gradwire.ops.kernels import orthogonalize
+from gradwire.ops.matrices import subtract_product
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
-from gradwire.ops.orthogonal import orthogonalize
 from gradwire.slots import Layout
 from gradwire.torch_private import copy_each
 
@@ -42,11 +43,13 @@ class ACPSGD(LowRank):
         even = context.step % 2 == 0
         sides = ("q", views.q), ("p", views.p)
         (held, basis), (name, factors) = sides if even else sides[::-1]
-        copy_each(basis.slot_sums, context.slots.all(held))
+        kept = [*context.slots.all(held), *context.slots.all(name)]
+        copy_each([*basis.slot_sums, *factors.slots_before], kept)
         orthogonalize(basis.sums)
-        views.project(basis, factors)
-        yield from views.add_up(factors, context, add_up)
+        views.project(basis.sums, factors)
+        yield from factors.add_up(context, add_up, views.dense)
         views.decode(factors.dense_sums, mean)
         if context.remember:
-            views.take(*((factors.sent, basis.sums) if even else (basis.sums, factors.sent)))
+            sent = (factors.sent, basis.sums) if even else (basis.sums, factors.sent)
+            subtract_product(views.matrices, *sent)
         keep(name, factors, context)

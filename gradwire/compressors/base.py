@@ -164,7 +164,7 @@ class Selective(Codec):
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         out.zero_()
         for some in at_once(rows):
-            add_at(out, *self.entries(some, len(out)))
+            add_at(out, *self.entries(some, len(out)), len(some))
 
 
 class MultiRound(Compressor):

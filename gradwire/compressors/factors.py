@@ -1,7 +1,8 @@
 """How the factors of low rank travel as codes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -33,6 +34,14 @@ class FactorCodec(Codec):
         for codec, part, own, sent in self._walk(vector.total(), payload, context):
             codec.encode(LazySum.of(own), sent, part)
 
+    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        for codec, part, own, sent, cuts in self._walk_parts(x, rows, bounds, context):
+            codec.encode_parts(own, sent, cuts, part)
+
+    def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
+        for codec, part, own, sent, cuts in self._walk_parts(out, rows, bounds, context):
+            codec.decode_parts(sent, own, cuts, part)
+
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         for codec, part, own, sent in self._walk(out, rows, context):
             codec.decode(sent, own, part)
@@ -52,3 +61,19 @@ class FactorCodec(Codec):
             size = codec.group_bytes(part.layout, context.step)
             yield codec, part, x[a:b], payloads[..., at : at + size]
             at += size
+
+    def _walk_parts(
+        self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext
+    ) -> Iterator[tuple[Quantized, GroupContext, Tensor, Tensor, list[int]]]:
+        """As `_walk`, for the parts of x between `bounds`, each with a row: what of each codec begins at the same byte
+        of all rows, and the bounds in it. Where a part has factors and vectors, these begin behind its factors."""
+        for codec, a, b in self._parts(context.layout):
+            cuts = [min(max(bound, a), b) for bound in bounds]
+            first = next(i for i, (start, end) in enumerate(pairwise(cuts)) if start < end)
+            factors = context.layout.cut(bounds[first], cuts[first]) if bounds[first] < cuts[first] else None
+            at = self.group_bytes(factors, context.step) if factors else 0
+            shared = first + 1 if at else first
+            for i, j, byte in ((first, shared, at), (shared, len(rows), 0)):
+                if cuts[i] < cuts[j]:
+                    part, own = context.part(cuts[i], cuts[j]), x[cuts[i] : cuts[j]]
+                    yield codec, part, own, rows[i:j, byte:], [cut - cuts[i] for cut in cuts[i : j + 1]]

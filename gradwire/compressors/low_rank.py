@@ -17,13 +17,13 @@ from gradwire.compressors.dense import FP32
 from gradwire.compressors.factors import FactorCodec
 from gradwire.compressors.losses import beyond_rank
 from gradwire.ops.formats import nearest
+from gradwire.ops.kernels import orthogonalize, renew
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.matrices import Batch, batches, product, project_columns, project_rows, subtract_product
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
-from gradwire.ops.orthogonal import orthogonalize
 from gradwire.slots import Layout, Slot
-from gradwire.torch_private import copy_each
+from gradwire.torch_private import copy_each, zero_each
 
 ROWS, COLUMNS = 0, 1
 """What P's rows are as long as, and Q's."""
@@ -134,35 +134,42 @@ class LowRank(MultiRound, Predictable):
 
 class Factors:
     """One side's factors (k, r, length) of all batches of matrices, and what travels with them: this rank's `own`, what
-    of it this rank `sent`, and the `sums` over the ranks; `dense` and `dense_sums` (k, rows, columns) are the slots
-    that are not factored. `slots` and `slot_sums` are the factors (r, length) of each slot in `own` and `sums`, in the
-    group's order."""
+    of it this rank `sent`, the `sums` over the ranks, and those of the step `before`; `dense_sums` (k, rows, columns)
+    are those of the slots that are not factored. `slot_sums` and `slots_before` are the factors (r, length) of each
+    slot in the group's order."""
 
     def __init__(self, compressor: LowRank, side: int, dense: bool, context: GroupContext) -> None:
         self._codec, self._layout = compressor.codec, compressor.vector(context.layout, side, dense)
-        n, buffers = self._layout.numel, context.buffers
+        self._sends_all, n, buffers = compressor.summable, self._layout.numel, context.buffers
         low, others = compressor.batches(context.layout)
         shapes = [(len(batch.slots), compressor.factor_rank(*batch.shape), batch.shape[side]) for batch in low]
         rest = [(len(batch.slots), *batch.shape) for batch in others if dense]
         self._own, self._sum = (buffers.tensor(f"{kind} {side}", (n,)) for kind in ("own", "sum"))
-        self._sent = buffers.tensor(f"sent {side}", (sum(map(prod, shapes)),))
         pieces = [_shaped(vector, [*shapes, *rest]) for vector in (self._own, self._sum)]
-        (self.own, self.dense), (self.sums, self.dense_sums) = ((it[: len(low)], it[len(low) :]) for it in pieces)
-        self.sent = _shaped(self._sent, shapes)
-        self.slots, self.slot_sums = (_by_slot(low, factors) for factors in (self.own, self.sums))
+        (self.own, self._dense), (self.sums, self.dense_sums) = ((it[: len(low)], it[len(low) :]) for it in pieces)
+        factored = sum(map(prod, shapes))
+        self._factors, before = self._own[:factored], buffers.tensor(f"before {side}", (factored,))
+        self._sent = self._factors if self._sends_all else buffers.tensor(f"sent {side}", (factored,))
+        self.sent, self.before = _shaped(self._sent, shapes), _shaped(before, shapes)
+        self.slot_sums, self.slots_before = (_by_slot(low, factors) for factors in (self.sums, self.before))
 
-    def add_up(self, context: GroupContext, add_up: AddUp) -> Reduction:
-        """Own factors become sums; what of dense slots is not sent stays in `dense`."""
-        factors = self._own[: len(self._sent)]
-        self._sent.copy_(factors)
-        yield from add_up(self._codec, LazySum.of(self._own), Mean.of(self._sum), replace(context, layout=self._layout))
-        self._sent.sub_(factors)
-
-    def largest(self) -> Tensor:
-        """The largest absolute value of each slot's sum, batch after batch; `own`, which was sent, makes room."""
-        n = len(self._sent)
-        torch.abs(self._sum[:n], out=self._own[:n])
-        return torch.cat([magnitudes.amax((1, 2)) for magnitudes in self.own])
+    def add_up(
+        self, context: GroupContext, add_up: AddUp, dense: Sequence[Tensor] = (), *, sent: bool = True
+    ) -> Reduction:
+        """Own factors become sums, and so do the `dense` slots, in which stays what was not sent. Without `sent` nobody
+        asks what of the factors was."""
+        copy_each(self._dense, dense)
+        keeps = context.remember and not self._sends_all
+        if keeps and sent:
+            self._sent.copy_(self._factors)
+        part = replace(context, layout=self._layout, remember=keeps)
+        yield from add_up(self._codec, LazySum.of(self._own), Mean.of(self._sum), part)
+        if keeps and sent:
+            self._sent.sub_(self._factors)
+        if keeps:
+            copy_each(dense, self._dense)
+        elif context.remember:
+            zero_each(dense)
 
 
 def _shaped(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
@@ -178,62 +185,36 @@ def _by_slot(low: Sequence[Batch], factors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Views:
-    """One group's tensors, made once: `matrices` (k, rows, columns) of x (n,) that are factored, and both sides'
-    factors."""
+    """One group's tensors, made once: `matrices` (k, rows, columns) of x (n,) that are factored, the `dense` ones that
+    are not, and both sides' factors."""
 
     def __init__(self, compressor: LowRank, x: Tensor, context: GroupContext) -> None:
         self._low, self._others = compressor.batches(context.layout)
         self.matrices = [batch.of(x[batch.start :]) for batch in self._low]
-        self._dense = [batch.of(x[batch.start :]) for batch in self._others]
+        self.dense = [batch.of(x[batch.start :]) for batch in self._others]
         self.p = Factors(compressor, ROWS, True, context)
         self.q = Factors(compressor, COLUMNS, compressor.rounds == 1, context)
 
-    def project(self, basis: Factors, factors: Factors) -> None:
+    def project(self, basis: Sequence[Tensor], factors: Factors) -> None:
         """This rank's own factors: the matrices along the basis."""
         project = project_columns if factors is self.q else project_rows
-        for held, matrix, own in zip(basis.sums, self.matrices, factors.own, strict=True):
-            project(matrix, held, own)
-
-    def add_up(self, factors: Factors, context: GroupContext, add_up: AddUp) -> Reduction:
-        """Adds up these factors and, with them, what is not factored."""
-        copy_each(factors.dense, self._dense)
-        yield from factors.add_up(context, add_up)
-        copy_each(self._dense, factors.dense)
+        project(self.matrices, basis, factors.own)
 
     def decode(self, dense: Sequence[Tensor], mean: Mean) -> None:
         """The mean: Pᵀ Q, and of what is not factored these sums."""
         slots = [mean.matrices(batch) for batch in self._others]
         parts = [sums.split([len(view) for view in views]) for views, sums in zip(slots, dense, strict=True)]
         copy_each([*chain(*slots)], [*chain(*parts)])
-        for batch, p, q in zip(self._low, self.p.sums, self.q.sums, strict=True):
-            product(p, q, mean.matrices(batch))
-
-    def take(self, p: Sequence[Tensor], q: Sequence[Tensor]) -> None:
-        """Takes out of x what this rank sent: Pᵀ Q."""
-        for matrix, left, right in zip(self.matrices, p, q, strict=True):
-            subtract_product(matrix, left, right)
+        product(self.p.sums, self.q.sums, [mean.matrices(batch) for batch in self._low])
 
 
 def keep(name: str, factors: Factors, context: GroupContext) -> None:
     """The next step starts from these sums of factors; where there was no gradient at all, from the last ones.
 
     They become about 1 in size: as large as the gradient, its product with the next one could be no float32 any more.
-    A power of two changes no bit of the bases that are made of them."""
-    if not factors.sums:
-        return
-    largest = factors.largest()
-    copy_each(factors.slots, context.slots.all(name))
-    counts = [len(sums) for sums in factors.sums]
-    zero, scales = (numbers[:, None, None].split(counts) for numbers in (largest.eq(0).float(), _to_one(largest)))
-    for sums, before, is_zero, scale in zip(factors.sums, factors.own, zero, scales, strict=True):
-        sums.addcmul_(before, is_zero).mul_(scale)
-    context.slots.stage(name, factors.slot_sums, largest)
-
-
-def _to_one(sizes: Tensor) -> Tensor:
-    """The power of two that makes each of sizes (k,) 1/2 to 1; 1 for 0."""
-    _, exponents = torch.frexp(sizes)
-    return torch.pow(2.0, -exponents.clamp(-126, 126))
+    """
+    if factors.sums:
+        context.slots.stage(name, factors.slot_sums, renew(factors.sums, factors.before))
 
 
 @dataclass(frozen=True)
@@ -257,13 +238,13 @@ class PowerSGD(LowRank):
 
     def _reduce_factors(self, views: Views, mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction:
         p, q = views.p, views.q
-        copy_each(q.slot_sums, context.slots.all("q"))
-        views.project(q, p)
-        yield from views.add_up(p, context, add_up)
+        copy_each(q.slots_before, context.slots.all("q"))
+        views.project(q.before, p)
+        yield from p.add_up(context, add_up, views.dense, sent=False)
         orthogonalize(p.sums)
-        views.project(p, q)
+        views.project(p.sums, q)
         yield from q.add_up(context, add_up)
         views.decode(p.dense_sums, mean)
         if context.remember:
-            views.take(p.sums, q.sent)
+            subtract_product(views.matrices, p.sums, q.sent)
         keep("q", q, context)

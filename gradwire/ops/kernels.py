@@ -25,7 +25,12 @@ def kernels_for(x: Tensor) -> ModuleType:
     """The functions that compute with x: see `gradwire.ops.reference`."""
     if native_for(x):
         return native
-    return _in_triton(x) or reference
+    return in_triton(x) or reference
+
+
+def in_triton(x: Tensor) -> ModuleType | None:
+    """The functions in Triton, where they compute with x."""
+    return on_gpu()[0] if x.device.type == "cuda" else None
 
 
 @cache
@@ -56,7 +61,7 @@ def in_use() -> str:
 
 def mask_zeros(x: Tensor, other: Tensor) -> None:
     """x (n,) becomes 0 where the other (n,) is."""
-    if (triton := _in_triton(x)) is not None:
+    if (triton := in_triton(x)) is not None:
         triton.mask_zeros(x, other)
         return
     for start, end in spans(x):
@@ -77,7 +82,7 @@ def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:
 def quantise_parts(x: Tensor, rows: Tensor, layouts: Sequence[Blocks], *, keep: bool, seeds: Sequence[int]) -> None:
     """Writes the parts of x (n,) that these layouts are for, one after another, each to a row of its own (≥ nbytes,)
     uint8, and where `keep`, leaves in x what is not sent. Triton does all in one launch."""
-    if (triton := _in_triton(x)) is not None:
+    if (triton := in_triton(x)) is not None:
         triton.quantise_parts(x, rows, layouts, keep=keep, seeds=seeds)
         return
     parts, quantise = x.split([layout.numel for layout in layouts]), kernels_for(x).add_quantise
@@ -87,7 +92,7 @@ def quantise_parts(x: Tensor, rows: Tensor, layouts: Sequence[Blocks], *, keep: 
 
 def dequantise_parts(rows: Tensor, out: Tensor, layouts: Sequence[Blocks]) -> None:
     """Writes to the parts of out (n,) what `quantise_parts` wrote for them. Triton does all in one launch."""
-    if (triton := _in_triton(out)) is not None:
+    if (triton := in_triton(out)) is not None:
         triton.dequantise_parts(rows, out, layouts)
         return
     for part, row, layout in zip(out.split([layout.numel for layout in layouts]), rows, layouts, strict=False):
@@ -102,7 +107,7 @@ def cast_parts(x: Tensor, rows: Tensor, bounds: Sequence[int], limit: float, *, 
 
 def select_parts(x: Tensor, rows: Tensor, layouts: Sequence[Entries]) -> None:
     """As `quantise_parts`, the largest elements of each part. A GPU does all that are equally long at once."""
-    if (triton := _in_triton(x)) is not None:
+    if (triton := in_triton(x)) is not None:
         triton.select_parts(x, rows, layouts)
         return
     if x.device.type != "cpu":
@@ -117,7 +122,7 @@ def select_parts(x: Tensor, rows: Tensor, layouts: Sequence[Entries]) -> None:
 
 def unpack_parts(rows: Tensor, out: Tensor, layouts: Sequence[Entries]) -> None:
     """Writes to the parts of out (n,) the entries of their rows, as `dequantise_parts`."""
-    if (triton := _in_triton(out)) is not None:
+    if (triton := in_triton(out)) is not None:
         triton.unpack_parts(rows, out, layouts)
         return
     if out.device.type != "cpu":
@@ -127,11 +132,6 @@ def unpack_parts(rows: Tensor, out: Tensor, layouts: Sequence[Entries]) -> None:
         return
     for part, row, layout in zip(out.split([layout.n for layout in layouts]), rows, layouts, strict=False):
         kernels_for(out).decode_entries(row[None], part, layout)
-
-
-def _in_triton(x: Tensor) -> ModuleType | None:
-    """The functions in Triton, where they compute with x."""
-    return on_gpu()[0] if x.device.type == "cuda" else None
 
 
 def pack_entries(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ def take_entry_rows(x: Tensor, payloads: Tensor, layout: Entries, indices: Tenso
 
 def move_entry_rows(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor) -> None:
     """`move_entries` of several vectors x (rows, n), on a GPU."""
-    if (triton := _in_triton(x)) is not None:
+    if (triton := in_triton(x)) is not None:
         payloads[:, : layout.nbytes].zero_()
         triton.move_entries(x, payloads, layout, indices)
     else:
@@ -181,12 +181,25 @@ def unpack_all(rows: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
     return torch.cat(indices), torch.cat(values)
 
 
-def add_at(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """out[index] += value, one after another: on a GPU in an order that is the same on every replica."""
+def orthogonalize(factors: Sequence[Tensor]) -> None:
+    """See `gradwire.ops.reference.orthogonal`; on a GPU the batches lie one after another."""
+    if factors:
+        (in_triton(factors[0]) or reference).orthogonalize(factors)
+
+
+def renew(factors: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
+    """See `gradwire.ops.reference.factors`; on a GPU the batches lie one after another."""
+    return (in_triton(factors[0]) or reference).renew(factors, before)
+
+
+def add_at(out: Tensor, indices: Tensor, values: Tensor, rows: int) -> None:
+    """out[index] += value, one after another, for what so many payloads hold, on a GPU equally much each: there one
+    after another as well, for in one of them all indices differ, and so every replica rounds alike."""
     if out.device.type == "cpu":
         out.index_add_(0, indices, values)
-    else:
-        reference.add_each_at(out, indices, values)
+        return
+    for places, added in zip(indices.view(rows, -1), values.view(rows, -1), strict=True):
+        out.index_add_(0, places, added)
 
 
 def pack_places(payload: Tensor, layout: Places, indices: Tensor) -> None:

@@ -1,27 +1,20 @@
 """Matrices of equal shape that lie equally far from each other are worked on in one call, so that a thousand small ones
 cost little more than a large one."""
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 
 from torch import Tensor
 
-from gradwire.ops import reference
-from gradwire.ops.kernels import kernels_for
+from gradwire.ops import native, reference
+from gradwire.ops.host import on_host
+from gradwire.ops.kernels import in_triton, native_for
+from gradwire.ops.vectors import alike
 from gradwire.slots import Layout
 
 THIN = 8
 """Up to this rank products are bound by memory, and the library's are the fastest; above it BLAS's are."""
-
-
-def alike(keys: Iterable[Hashable]) -> list[list[int]]:
-    """The places of equal keys, such as shapes."""
-    places: dict[Hashable, list[int]] = defaultdict(list)
-    for place, key in enumerate(keys):
-        places[key].append(place)
-    return list(places.values())
 
 
 @dataclass(frozen=True)
@@ -60,25 +53,50 @@ def batches(layout: Layout, slots: Sequence[int]) -> list[Batch]:
     return found
 
 
-def project_rows(matrices: Tensor, q: Tensor, out: Tensor) -> None:
+def project_rows(matrices: Sequence[Tensor], q: Sequence[Tensor], out: Sequence[Tensor]) -> None:
     """out = Q Mᵀ: batches M (k, rows, columns), Q (k, rank, columns)."""
-    _products_for(matrices, q).project_rows(matrices, q, out)
+    if (kernels := _for_all(q)) is not None:
+        kernels.project_all(matrices, out, q, to_rows=True)
+        return
+    for matrix, factor, to in zip(matrices, q, out, strict=True):
+        _products_for(factor).project_rows(matrix, factor, to)
 
 
-def project_columns(matrices: Tensor, p: Tensor, out: Tensor) -> None:
+def project_columns(matrices: Sequence[Tensor], p: Sequence[Tensor], out: Sequence[Tensor]) -> None:
     """out = P M: batches M (k, rows, columns), P (k, rank, rows)."""
-    _products_for(matrices, p).project_columns(matrices, p, out)
+    if (kernels := _for_all(p)) is not None:
+        kernels.project_all(matrices, p, out, to_rows=False)
+        return
+    for matrix, factor, to in zip(matrices, p, out, strict=True):
+        _products_for(factor).project_columns(matrix, factor, to)
 
 
-def product(p: Tensor, q: Tensor, out: Sequence[Tensor]) -> None:
-    """out = Pᵀ Q; `out` is k matrices (rows, columns) in one tensor or in several."""
-    _products_for(p, p).product(p, q, out)
+def product(p: Sequence[Tensor], q: Sequence[Tensor], out: Sequence[Sequence[Tensor]]) -> None:
+    """out = Pᵀ Q; `out` is of each batch k matrices (rows, columns) in one tensor or, on a CPU, in several."""
+    if (kernels := _for_all(p)) is not None:
+        kernels.multiply_all([matrix for (matrix,) in out], p, q, subtract=False)
+        return
+    for left, right, to in zip(p, q, out, strict=True):
+        _products_for(left).product(left, right, to)
 
 
-def subtract_product(from_: Tensor, p: Tensor, q: Tensor) -> None:
-    """from_ -= Pᵀ Q, for `from_` (k, rows, columns)."""
-    _products_for(from_, p).subtract_product(from_, p, q)
+def subtract_product(from_: Sequence[Tensor], p: Sequence[Tensor], q: Sequence[Tensor]) -> None:
+    """from_ -= Pᵀ Q, for batches `from_` (k, rows, columns)."""
+    if (kernels := _for_all(p)) is not None:
+        kernels.multiply_all(from_, p, q, subtract=True)
+        return
+    for matrix, left, right in zip(from_, p, q, strict=True):
+        _products_for(left).subtract_product(matrix, left, right)
 
 
-def _products_for(x: Tensor, factor: Tensor) -> ModuleType:
-    return kernels_for(x) if factor.shape[1] <= THIN else reference
+def _for_all(factors: Sequence[Tensor]) -> ModuleType | None:
+    """The functions that do all batches on a GPU, where factors lie one after another; None on a CPU, where the ranks
+    of each batch tell which are the fastest."""
+    if not factors or on_host(factors[0].device):
+        return None
+    triton = in_triton(factors[0])
+    return triton if triton and max(factor.shape[1] for factor in factors) <= triton.MOST else reference
+
+
+def _products_for(factor: Tensor) -> ModuleType:
+    return native if native_for(factor) and factor.shape[1] <= THIN else reference

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from gradwire.ops.gradients import Gradients
+from gradwire.ops.host import on_host
 from gradwire.ops.kernels import native_for
 from gradwire.ops.matrices import Batch
 from gradwire.ops.vectors import Share
@@ -37,8 +38,9 @@ class Mean:
 
     def matrices(self, batch: Batch) -> Sequence[Tensor]:
         """The batch's matrices (k, rows, columns) in one view, or in several where the gradients do not lie one after
-        another."""
-        in_place = self._gradients and self._vector is None and self._gradients.matrices_in_place(batch)
+        another, which costs a GPU more than to copy all means at once."""
+        gradients = self._gradients if self._vector is None else None
+        in_place = gradients and on_host(gradients.tensors[0].device) and gradients.matrices_in_place(batch)
         return in_place or [batch.of(self.vector()[batch.start :])]
 
     def hand_out(self, scale: Share | None) -> None:

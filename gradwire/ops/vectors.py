@@ -1,6 +1,7 @@
 """Vectors that lie in parts: a gradient per slot, or an output per slot."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from torch import Tensor
@@ -44,6 +45,14 @@ def outputs(out: Output, n: int) -> list[Tensor]:
     if (total := sum(part.numel() for part in parts)) != n:
         raise ValueError(f"the output has {total} elements, the payload's vector {n}")
     return parts
+
+
+def alike(keys: Iterable[Hashable]) -> list[list[int]]:
+    """The places of equal keys, such as shapes."""
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for place, key in enumerate(keys):
+        places[key].append(place)
+    return list(places.values())
 
 
 def alike_parts(rows: Tensor, layouts: Sequence[Entries]) -> Iterator[tuple[Entries, Tensor, int, int]]:

@@ -9,9 +9,9 @@ import torch
 
 from gradwire.controllers import Controller
 from gradwire.ops.host import kind_of
+from gradwire.ops.kernels import orthogonalize
 from gradwire.ops.matrices import product
 from gradwire.ops.noise import uniform
-from gradwire.ops.orthogonal import orthogonalize
 from gradwire.plans import Plan
 from gradwire.runtime.meeting import Disagreement, Meeting, disagreement
 from gradwire.slots import Slot
@@ -85,7 +85,7 @@ def _arithmetic(device: torch.device) -> str:
     """What this rank's hardware makes of the operations whose results all ranks must have alike."""
     matrix = uniform((8, 97), torch.Generator().manual_seed(0)).to(device)
     square, thin = matrix @ matrix.T, matrix.new_empty(1, 97, 97)
-    product(matrix[None], matrix[None], [thin])
+    product([matrix[None]], [matrix[None]], [[thin]])
     orthogonalize([matrix[None]])
     draw = torch.rand(64, generator=torch.Generator(device).manual_seed(0), device=device, dtype=torch.float64)
     numbers = torch.cat([matrix.flatten().double(), square.flatten().double(), thin.flatten().double(), draw])

@@ -53,13 +53,8 @@ def _sum_blocks(rows: Tensor, out: Tensor, layout: Blocks) -> None:
 def _sum_entries(rows: Tensor, out: Tensor, layout: Entries) -> None:
     out.zero_()
     if out.device.type != "cpu":
-        add_each_at(out, *unpack_entry_rows(rows, layout))
-        return
-    for row in rows:
-        out.index_add_(0, *unpack_entries(row, layout))
-
-
-def add_each_at(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """out[index] += value, on a GPU, for indices and values of one shape of which some may be equal: in the same order
-    on every replica, which index_add_ does not promise there."""
-    out.index_put_((indices.reshape(-1),), values.reshape(-1), accumulate=True)
+        unpacked = zip(*unpack_entry_rows(rows, layout), strict=True)
+    else:
+        unpacked = (unpack_entries(row, layout) for row in rows)
+    for indices, values in unpacked:
+        out.index_add_(0, indices, values)

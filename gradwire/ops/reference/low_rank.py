@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.tiles import TILE
-from gradwire.torch_private import copy_each
 
 SMALL = 1024
 """Elements that a CPU copies in the time that torch takes to begin the product of two matrices."""
@@ -22,18 +21,29 @@ def project_columns(matrices: Tensor, p: Tensor, out: Tensor) -> None:
     torch.bmm(p, matrices, out=out)
 
 
-def product(p: Tensor, q: Tensor, out: Sequence[Tensor]) -> None:
-    """out = Pᵀ Q; `out` is k matrices in one tensor or in several.
+def project_all(matrices: Sequence[Tensor], p: Sequence[Tensor], q: Sequence[Tensor], *, to_rows: bool) -> None:
+    """P = Q Mᵀ or, not `to_rows`, Q = P M, batch by batch."""
+    for matrix, left, right in zip(matrices, p, q, strict=True):
+        if to_rows:
+            project_rows(matrix, right, left)
+        else:
+            project_columns(matrix, left, right)
 
-    A CPU writes to each of several, for it has no room for all; a GPU to all at once."""
+
+def multiply_all(matrices: Sequence[Tensor], p: Sequence[Tensor], q: Sequence[Tensor], *, subtract: bool) -> None:
+    """M = Pᵀ Q or, to `subtract` it, M -= Pᵀ Q, batch by batch."""
+    for matrix, left, right in zip(matrices, p, q, strict=True):
+        if subtract:
+            subtract_product(matrix, left, right)
+        else:
+            product(left, right, [matrix])
+
+
+def product(p: Tensor, q: Tensor, out: Sequence[Tensor]) -> None:
+    """out = Pᵀ Q; `out` is k matrices in one tensor or in several."""
     sizes = [len(part) for part in out]
-    if p.device.type == "cpu":
-        for part, left, right in zip(out, p.split(sizes), q.split(sizes), strict=True):
-            _write(part, left.mT, right)
-    elif len(out) == 1:
-        torch.bmm(p.mT, q, out=out[0])
-    else:
-        copy_each(out, torch.bmm(p.mT, q).split(sizes))
+    for part, left, right in zip(out, p.split(sizes), q.split(sizes), strict=True):
+        _write(part, left.mT, right)
 
 
 def subtract_product(from_: Tensor, p: Tensor, q: Tensor) -> None:

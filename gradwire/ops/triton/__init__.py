@@ -8,10 +8,6 @@ from gradwire.ops.reference import (
     above,
     pack_codes,
     pack_signs,
-    product,
-    project_columns,
-    project_rows,
-    subtract_product,
     top_k,
     top_k_columns,
     top_k_rows,
@@ -36,13 +32,15 @@ from gradwire.ops.triton.entries import (
     unpack_place_rows,
     unpack_places,
 )
+from gradwire.ops.triton.factors import MOST, renew
+from gradwire.ops.triton.orthogonal import orthogonalize
+from gradwire.ops.triton.products import multiply_all, project_all
 from gradwire.ops.triton.words import pack_words, unpack_words
 
 __all__ = [
-    "above", "add_in", "add_quantise", "add_select", "candidates", "cast_parts", "decode_blocks", "decode_entries",
-    "dequantise_parts", "mask_zeros", "move_entries", "pack_codes", "pack_entries", "pack_entry_rows",
-    "pack_place_rows", "pack_places", "pack_signs", "pack_words", "product", "project_columns", "project_rows",
-    "quantise_parts", "select_parts", "subtract_product", "top_k", "top_k_columns", "top_k_rows", "unpack_codes",
-    "unpack_entries", "unpack_entry_rows", "unpack_parts", "unpack_place_rows", "unpack_places", "unpack_signs",
-    "unpack_words",
+    "MOST", "above", "add_in", "add_quantise", "add_select", "candidates", "cast_parts", "decode_blocks",
+    "decode_entries", "dequantise_parts", "mask_zeros", "move_entries", "multiply_all", "orthogonalize", "pack_codes",
+    "pack_entries", "pack_entry_rows", "pack_place_rows", "pack_places", "pack_signs", "pack_words", "project_all",
+    "quantise_parts", "renew", "select_parts", "top_k", "top_k_columns", "top_k_rows", "unpack_codes", "unpack_entries",
+    "unpack_entry_rows", "unpack_parts", "unpack_place_rows", "unpack_places", "unpack_signs", "unpack_words",
 ]  # fmt: skip

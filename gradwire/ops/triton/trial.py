@@ -13,13 +13,15 @@ N = 5000
 
 
 def differences(device: torch.device) -> str:
-    """What the kernels get wrong on this device; "" where nothing. Waits for the device."""
-    generator = torch.Generator().manual_seed(0)
-    old, gradient = torch.randn(2, N, generator=generator).to(device)
+    """What the kernels get wrong on this device; "" where nothing. Waits for the device.
+
+    The host computes what is right: a GPU's own products may be set to round to fewer bits."""
+    host = torch.randn(2, N, generator=torch.Generator().manual_seed(0))
+    here = host.to(device)
     wrong = [
         name
-        for name, run in {"codes": _codes, "entries": _entries, "casts": _casts}.items()
-        if not torch.allclose(run(triton, old, gradient), run(reference, old, gradient), atol=1e-5)
+        for name, run in RUNS.items()
+        if not torch.allclose(run(triton, *here).cpu(), run(reference, *host), atol=1e-5)
     ]
     return " and ".join(wrong)
 
@@ -51,3 +53,29 @@ def _casts(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
     left, rows = old.clone(), torch.zeros(3, N, dtype=torch.float16, device=old.device)
     kernels.cast_parts(left, rows, (0, 2000), 1.0, keep=True)
     return torch.cat([left, rows.float().view(-1)])
+
+
+def _factors(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
+    """What factors become, of which the first is zero; then what the basis that is made of each projects on."""
+    vector = old[:300].clone()
+    batches, before = ([x[:240].view(2, 4, 30), x[240:300].view(1, 2, 30)] for x in (vector, gradient))
+    batches[0][0].zero_()
+    result = [kernels.renew(batches, before), vector.clone()]
+    kernels.orthogonalize(batches)
+    bases = [batch.cpu() for batch in batches]
+    return torch.cat([*(part.cpu() for part in result), *((basis.mT @ basis).flatten() for basis in bases)])
+
+
+def _products(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
+    """Both projections of matrices of two shapes, the products of what comes of them, and what these leave."""
+    left, right, p, q = old[:980].clone(), old[:980].clone(), torch.zeros(135).to(old), gradient[:300] / 10
+    matrices, products = ([x[:800].view(2, 10, 40), x[800:].view(1, 15, 12)] for x in (left, right))
+    lower, upper = [p[:60].view(2, 3, 10), p[60:].view(1, 5, 15)], [q[:240].view(2, 3, 40), q[240:].view(1, 5, 12)]
+    kernels.project_all(matrices, lower, upper, to_rows=True)
+    kernels.multiply_all(products, lower, upper, subtract=False)
+    kernels.multiply_all(matrices, lower, upper, subtract=True)
+    kernels.project_all(products, lower, upper, to_rows=False)
+    return torch.cat([left, right, p, q])
+
+
+RUNS = {"codes": _codes, "entries": _entries, "casts": _casts, "factors": _factors, "products": _products}

@@ -1,0 +1,24 @@
+"""Batches of thin matrices (k, rank, length), one after another."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def renew(factors: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
+    """A matrix that is zero becomes the one before; each is multiplied by the power of two that makes its largest
+    element 1/2 to 1, which changes no bit of a basis that is made of it. Returns the largest absolute value that each
+    had, batch after batch, which is finite if, and only if, all its elements are."""
+    largest = torch.cat([factor.abs().amax((1, 2)) for factor in factors])
+    counts = [len(factor) for factor in factors]
+    zero, scales = (numbers[:, None, None].split(counts) for numbers in (largest.eq(0).float(), _to_one(largest)))
+    for factor, other, is_zero, scale in zip(factors, before, zero, scales, strict=True):
+        factor.addcmul_(other, is_zero).mul_(scale)
+    return largest
+
+
+def _to_one(sizes: Tensor) -> Tensor:
+    """The power of two that makes each of sizes (k,) 1/2 to 1; 1 for 0."""
+    _, exponents = torch.frexp(sizes)
+    return torch.pow(2.0, -exponents.clamp(-126, 126))
