@@ -281,8 +281,8 @@ FILLS = {
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("rank", [4, 17])
 def test_whatever_factors_are_they_become_orthonormal_and_span_what_they_did(fill: str, rank: int):
-    """All batches in one launch, square and long ones."""
-    shapes = [(2, rank, rank), (1, 3, 200), (1, rank, 70)]
+    """All batches in one launch, square and long ones; the longest in torch."""
+    shapes = [(2, rank, rank), (1, 3, 200), (1, rank, 5000), (1, rank, 70)]
     vector = torch.randn(sum(map(prod, shapes)), generator=torch.Generator().manual_seed(rank))
     factors = in_batches(vector, shapes)
     for factor in factors:
@@ -302,6 +302,7 @@ def test_whatever_factors_are_they_become_orthonormal_and_span_what_they_did(fil
     ),
     gap=st.integers(0, 3), seed=st.integers(0, 1000),
 )  # fmt: skip
+@example(shapes=[(2, 4100, 3, 4), (1, 7, 30, 4), (1, 3, 4100, 1)], gap=1, seed=0)
 @settings(max_examples=12, deadline=None)
 def test_products_are_the_references(shapes: list[tuple[int, int, int, int]], gap: int, seed: int):
     """Of all batches, whose matrices lie apart, and what lies between them."""
@@ -417,8 +418,8 @@ LAUNCHES = {
 """A step's at most, of one rank of four and one group of nine slots."""
 MORE = {
     gw.DGC: 16, gw.GaussianK: 20, gw.RedSync: 20, gw.SIDCo: 122, gw.HardThreshold: 12, gw.ReusedThreshold: 17,
-    gw.AllDimensionTopK: 37, gw.Interleaved: 35, gw.RandomK: 13, gw.MultiLevel: 44, gw.ChunkTopK: 31, gw.SignSGD: 3,
-    gw.Signum: 3, gw.PowerSGD: 16, gw.ACPSGD: 12,
+    gw.AllDimensionTopK: 40, gw.Interleaved: 38, gw.RandomK: 13, gw.MultiLevel: 44, gw.ChunkTopK: 33, gw.SignSGD: 3,
+    gw.Signum: 3, gw.PowerSGD: 18, gw.ACPSGD: 14,
 }  # fmt: skip
 """And so many more; `ScatterReduce` selects in the long parts, in the last one and in a sum."""
 

@@ -9,8 +9,7 @@ from gradwire.ops.vectors import alike
 from gradwire.torch_private import copy_each
 
 HOUSEHOLDER_RANK = 16
-"""Up to this many vectors Householder's QR is faster on a CPU than Cholesky's, and never needs a second try. On a GPU
-torch does it matrix by matrix."""
+"""Up to this many vectors Householder's QR is faster on a CPU than Cholesky's, and never needs a second try."""
 
 NOISE = 1e-6
 """Relative size of what completes dependent vectors: above float32's rounding, below anything a gradient shows."""
@@ -34,9 +33,9 @@ def orthogonalize(factors: Sequence[Tensor]) -> None:
 
 def _orthonormal(a: Tensor) -> Tensor:
     """Orthonormal rows for each matrix of a (k, r, n)."""
+    if a.shape[1] <= HOUSEHOLDER_RANK:
+        return torch.linalg.qr(a.mT).Q.mT
     if a.device.type == "cpu":
-        if a.shape[1] <= HOUSEHOLDER_RANK:
-            return torch.linalg.qr(a.mT).Q.mT
         q, _ = _cholesky_qr(a)
         q, gram = _cholesky_qr(q)
         if (gram - torch.eye(a.shape[1])).abs().amax() < 0.01:  # False for NaN

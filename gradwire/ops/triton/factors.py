@@ -70,4 +70,4 @@ def _table(shapes: tuple[tuple[int, ...], ...], longest: int, device: torch.devi
     rows = np.repeat(np.array([shape[1:] for shape in shapes]), [shape[0] for shape in shapes], axis=0)
     sizes = rows.prod(1)
     table = np.stack([sizes.cumsum() - sizes, *rows.T])
-    return to_device(torch.from_numpy(table[:, rows[:, 1] <= longest]), device)
+    return to_device(torch.from_numpy(table.compress(rows[:, 1] <= longest, 1)), device)
