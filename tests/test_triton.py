@@ -12,7 +12,7 @@ import pytest
 import torch
 from cases import CASES, Case
 from harness import SMALL, draw, slots_of
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from kernel_cases import CODES, DTYPES, garbage, numbers, same_bits
 from lane import WORLD, Lane

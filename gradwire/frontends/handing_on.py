@@ -1,5 +1,6 @@
 """What ranks that go on together take from the state of one of them, and what each keeps of its own."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from gradwire.checkpoint import GROUP, SHARED, Exported, StateDict, Unpacked, pack, unpack
@@ -7,13 +8,23 @@ from gradwire.frontends.handle import Handle
 from gradwire.plans import Plan
 
 
-def without_memories(state: Unpacked) -> StateDict:
+def without_memories(state: StateDict) -> StateDict:
     """What is small: alike on all ranks, or something that a newcomer begins with as well."""
-    small = {
-        name: {key: tensor for key, tensor in tensors.items() if key.startswith((SHARED, GROUP))}
-        for name, tensors in state.exported.items()
+    return _only(state, lambda key: key.startswith((SHARED, GROUP)))
+
+
+def memories_alone(state: StateDict) -> StateDict:
+    """The other half, what a rank has of its own: all that it keeps where others have gone on without it."""
+    return _only(state, lambda key: not key.startswith((SHARED, GROUP)))
+
+
+def _only(state: StateDict, kept: Callable[[str], bool]) -> StateDict:
+    """Without those of the slots' and groups' tensors whose keys are not kept."""
+    whole = unpack(state)
+    exported = {
+        name: {key: tensor for key, tensor in tensors.items() if kept(key)} for name, tensors in whole.exported.items()
     }
-    return pack(small, state.job, state.step, state.about)
+    return pack(exported, whole.job, whole.step, whole.about)
 
 
 def go_on(handle: Handle, alike: StateDict, own: StateDict | None, rank: int, ranks: int) -> None:

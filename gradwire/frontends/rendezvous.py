@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.checkpoint.stateful import Stateful
 
-from gradwire.checkpoint import STEP, StateDict, unpack
+from gradwire.checkpoint import STEP, StateDict
 from gradwire.frontends.handing_on import go_on, without_memories
 from gradwire.frontends.handle import Handle
 from gradwire.transports.connections import Connections, let_go
@@ -102,7 +102,7 @@ class Rendezvous:
         """From what all have alike in rank 0's state, and from this rank's `own` memories."""
         assert self._generation is not None
         # all ranks: rank 0's small state is broadcast, each loads it beside its own memories, then comes rank 0's plan
-        first = handle.from_first(without_memories(unpack(own)) if own else {})
+        first = handle.from_first(without_memories(own) if own else {})
         go_on(handle, first, own, self._generation.rank, len(self._generation.claims))
 
     def _tell(self, handle: Handle, alike: Iterable[Stateful]) -> None:

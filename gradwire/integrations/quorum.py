@@ -17,9 +17,9 @@ this replica; what its memory holds, they have yet to get.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from gradwire.checkpoint import GROUP, SHARED, StateDict, pack, unpack
+from gradwire.checkpoint import StateDict, unpack
 from gradwire.frontends import Handle
-from gradwire.frontends.handing_on import go_on, without_memories
+from gradwire.frontends.handing_on import go_on, memories_alone, without_memories
 from gradwire.frontends.handle import FrontEnd
 from gradwire.frontends.idle import Nothing
 from gradwire.runtime.runtime import Runtime
@@ -104,7 +104,7 @@ class Exchange:
         if not (known := [step for step in self._states if step <= now]):
             return None
         own = self._states[last := max(known)]
-        return own if last == now else _memories_alone(own)
+        return own if last == now else memories_alone(own)
 
     def _leave(self, step: int) -> None:
         """Ends the exchange, after so many steps; the others' collectives end as well."""
@@ -117,7 +117,7 @@ class Exchange:
         mesh = Mesh.of(ProcessGroup.beside(self._manager._pg.parent))
         runtime, front_end = self._make(mesh)
         self.handle = Handle(runtime, front_end)
-        alike = self._alike() or without_memories(unpack(self.handle.state_dict()))
+        alike = self._alike() or without_memories(self.handle.state_dict())
         go_on(self.handle, alike, self._own(), mesh.rank, mesh.ranks)
         self.runtime, self._states, self._healed, self._has_met = runtime, {}, {}, True
 
@@ -127,7 +127,7 @@ class Exchange:
         if self._healed:
             return self._healed
         own = self._own()
-        return without_memories(unpack(own)) if own else {}
+        return without_memories(own) if own else {}
 
     def _heal(self, state: StateDict) -> None:
         """Takes over what a replica further ahead has. A checkpoint's memories are then older than what this replica
@@ -135,16 +135,6 @@ class Exchange:
         self._healed = state
         if not self._has_met:
             self._states = {}
-
-
-def _memories_alone(state: StateDict) -> StateDict:
-    """Without what the others have changed since, all that is not a memory of this replica's own."""
-    own = unpack(state)
-    kept = {
-        name: {key: tensor for key, tensor in tensors.items() if not key.startswith((SHARED, GROUP))}
-        for name, tensors in own.exported.items()
-    }
-    return pack(kept, own.job, own.step, own.about)
 
 
 def _shard(manager: Any) -> str:
