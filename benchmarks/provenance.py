@@ -1,6 +1,7 @@
 """Results with where they come from: date, commit, machine, command, and the code that was measured.
 
-A result is older than the code where the sources of what its script measures are not those that it was made with.
+A result is older than the code where the sources of what its script measures are not those that it was made with; but
+losses are not where both train alike to the last bit, as `equal.py` has shown.
 """
 
 import ast
@@ -29,6 +30,8 @@ MEASURED = {
     "wire": ("compressors", "communicators", "runtime", "transports"),
 }  # fmt: skip
 """Whose sources a script measures; all others measure whole steps. Below gradwire/, but for native/."""
+LOSSES = ("benchmarks/fidelity.py", "benchmarks/warm_up.py", "benchmarks/worth.py", "benchmarks/choices.py --curves")
+"""What measures losses alone, in trainings of `fidelity.py`'s tasks."""
 
 
 def save(name: str, **found: Any) -> None:
@@ -58,7 +61,11 @@ def load(name: str) -> dict[str, Any]:
 
 def is_older(result: dict[str, Any]) -> bool:
     """Whether what a result measured has changed since."""
-    return result.get("code") != code(Path(result["command"].split()[1]).stem)
+    now = {code(Path(result["command"].split()[1]).stem)}
+    if any(script in result["command"] for script in LOSSES):
+        for pair in reversed(load("equal")["pairs"]):
+            now |= {pair["of"]} if pair["is"] in now else set()
+    return result.get("code") not in now
 
 
 def code(script: str) -> str:

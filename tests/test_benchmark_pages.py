@@ -77,3 +77,20 @@ def test_a_result_is_older_once_what_it_measured_has_changed(measured: Path):
     (measured / "gradwire" / "runtime" / "core.py").write_text("x = 2\n")
     assert "(older)" in str(page)
     assert page.is_older
+
+
+def test_losses_are_no_older_than_code_that_trains_alike_but_times_are(measured: Path):
+    def result(command: str, measured: str) -> dict[str, str]:
+        return {"command": f"python benchmarks/{command}", "code": measured}
+
+    now = provenance.code("fidelity")
+    pairs = [{"of": "first", "is": "second"}, {"of": "second", "is": now}, {"of": "other", "is": "third"}]
+    provenance.save("equal.json", pairs=pairs)
+    for command, age, older in [
+        ("fidelity.py", now, False),
+        ("fidelity.py --steps 1500", "first", False),
+        ("choices.py --curves", "second", False),
+        ("fidelity.py", "other", True),
+        ("choices.py", "second", True),
+    ]:
+        assert provenance.is_older(result(command, age)) == older
