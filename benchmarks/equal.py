@@ -14,41 +14,45 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from provenance import RESULTS, ROOT, code, load, save
+from provenance import RESULTS, ROOT, load, save
 
 STEPS = 12
 FILE = "trained.json"
 TRAIN = ["benchmarks/fidelity.py", "--steps", str(STEPS), "--seeds", "0", "--save", FILE]
-TELL = ["-c", "import sys; sys.path.insert(0, 'benchmarks'); import provenance; print(provenance.code('fidelity'))"]
 
 
 def main() -> None:
     roots = [Path(sys.argv[1]).resolve(), ROOT]
-    older, now = (_trained(process, root) for process, root in [(_train(root), root) for root in roots])
+    found = [_trained(process, root) for process, root in [(_train(root), root) for root in roots]]
+    (of, older), (is_, now) = ((result["code"], _by_name(result["runs"])) for result in found)
     if different := [name for name in older.keys() | now.keys() if older.get(name) != now.get(name)]:
-        sys.exit("\n".join(["these do not train alike:", *map(str, sorted(different))]))
-    told = subprocess.run([_python(roots[0]), *TELL], cwd=roots[0], check=True, capture_output=True, text=True)
+        sys.exit("\n".join(["these do not train alike:", *sorted(different)]))
     pairs = load("equal")["pairs"] if (RESULTS / "equal.json").exists() else []
-    pairs.append({"of": told.stdout.strip(), "is": code("fidelity"), "trainings": len(now), "steps": STEPS})
+    pairs.append({"of": of, "is": is_, "trainings": len(now), "steps": STEPS})
     save("equal.json", pairs=pairs)
     print(f"{len(now)} trainings of {STEPS} steps are equal to the last bit")
 
 
 def _train(root: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([_python(root), *TRAIN], cwd=root, stdout=subprocess.DEVNULL)
+    _file(root).unlink(missing_ok=True)  # of a run that was broken off: fidelity.py does not train again what is there
+    return subprocess.Popen([root / ".venv/bin/python", *TRAIN], cwd=root, stdout=subprocess.DEVNULL)
 
 
-def _python(root: Path) -> str:
-    return str(root / ".venv/bin/python")
-
-
-def _trained(process: subprocess.Popen[bytes], root: Path) -> dict[str, dict[str, Any]]:
-    """What came of each training, once they are over: steps, losses, bytes."""
+def _trained(process: subprocess.Popen[bytes], root: Path) -> dict[str, Any]:
+    """What fidelity.py has written, once it is over."""
     if process.wait():
         sys.exit(f"fidelity.py failed in {root}")
-    file = root / "benchmarks/results" / FILE
-    runs = json.loads(file.read_text())["runs"]
-    file.unlink()
+    found = json.loads(_file(root).read_text())
+    _file(root).unlink()
+    return found
+
+
+def _file(root: Path) -> Path:
+    return root / "benchmarks/results" / FILE
+
+
+def _by_name(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What came of each training: steps, losses, bytes."""
     return {f"{run['task']}, {run['name']} at {run['lr']}": run for run in runs}
 
 
