@@ -16,16 +16,23 @@ def shown(page: str, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
-def python(script: str, folder: Path, *launcher: str, **environment: str) -> subprocess.Popen[str]:
-    (folder / "script.py").write_text(script)
-    command = [sys.executable, *launcher, str(folder / "script.py")]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
+def python(script: Path, *launcher: str, **environment: str) -> subprocess.Popen[str]:
+    command, pipe = [sys.executable, *launcher, str(script)], subprocess.PIPE
+    return subprocess.Popen(
+        command, cwd=script.parent, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True
+    )
+
+
+def written(script: str, folder: Path) -> Path:
+    """Once, before a process reads it: one that began while it is written again would run a part of it, or nothing."""
+    path = folder / "script.py"
+    path.write_text(script)
+    return path
 
 
 def on(ranks: int, script: str, folder: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    process = python(script + of.ENDED, folder, *launcher)
+    process = python(written(script + of.ENDED, folder), *launcher)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors[-4000:]
 
@@ -55,9 +62,10 @@ def test_a_job_goes_on_where_a_rank_is_lost(tmp_path: Path):
     exec(serves, here)
     store = here["store"]
     assert isinstance(store, dist.TCPStore)
-    script = of.BEGIN + of.TOLD + of.LOST + trains + "step = 0\n" + compares + of.LOGGED + names + of.SAME
+    text = of.BEGIN + of.TOLD + of.LOST + trains + "step = 0\n" + compares + of.LOGGED + names + of.SAME
+    script = written(text, tmp_path)
     told = {"PORT": str(store.port), "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [python(script, tmp_path, **told, NUMBER=str(number)) for number in range(3)]
+    processes = [python(script, **told, NUMBER=str(number)) for number in range(3)]
     finished = [ended(process) for process in processes]
     assert [code for code, _ in finished] == [0, 0, 1], finished
 
