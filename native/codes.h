@@ -1,4 +1,5 @@
-// Whole numbers of 2, 3, 4 or 8 bits in two's complement, packed, the first lowest: eight at a time in a 64-bit word.
+// Whole numbers of 2, 3, 4 or 8 bits in two's complement, packed, the first lowest: in vectors those of 2 and 4 bits,
+// where neighbours become one byte, and eight at a time in a 64-bit word those of 3, and what is left.
 #pragma once
 #include "simd.h"
 
@@ -35,8 +36,61 @@ template <int BITS> GW_INLINE uint64_t stretch(uint64_t v) {
   return v | signs * ((1u << (9 - BITS)) - 2);
 }
 
-template <int BITS> GW_INLINE void pack(const int8_t* numbers, int64_t n, uint8_t* codes) {
+constexpr int64_t JOINED = 4 * LANES;  // the bytes of a vector
+
+// Neighbours of JOINED bytes with BITS bits each become one byte.
+template <int BITS> GW_INLINE void join(const void* from, void* to) {
+  constexpr auto low = static_cast<uint16_t>(ones(BITS, 16)), high = static_cast<uint16_t>(low << BITS);
+  const Pairs v = load<Pairs>(from);
+  store(to, narrow((v & low) | (v >> (8 - BITS) & high)));
+}
+
+// The way back, to JOINED bytes; what lies above a byte's BITS is left out.
+template <int BITS> GW_INLINE Pairs part(const void* from) {
+  constexpr auto low = static_cast<uint16_t>(ones(BITS, 8));
+  const Pairs v = widen(load<Octets>(from));
+  return (v | v << (8 - BITS)) & low;
+}
+
+template <int BITS> GW_INLINE void store_signed(void* to, Pairs v) {
+  constexpr auto sign = static_cast<int8_t>(1 << (BITS - 1));
+  store(to, ((Numbers)v ^ sign) - sign);
+}
+
+// As many of n numbers as fill vectors; returns how many.
+template <int BITS> GW_INLINE int64_t pack_vectors(const int8_t* numbers, int64_t n, uint8_t* codes) {
   int64_t i = 0;
+  if (BITS == 4) {
+    for (; i + JOINED <= n; i += JOINED) join<4>(numbers + i, codes + i / 2);
+  } else if (BITS == 2) {
+    uint8_t fours[JOINED];
+    for (; i + 2 * JOINED <= n; i += 2 * JOINED) {
+      join<2>(numbers + i, fours);
+      join<2>(numbers + i + JOINED, fours + JOINED / 2);
+      join<4>(fours, codes + i / 4);
+    }
+  }
+  return i;
+}
+
+template <int BITS> GW_INLINE int64_t unpack_vectors(const uint8_t* codes, int64_t n, int8_t* numbers) {
+  int64_t i = 0;
+  if (BITS == 4) {
+    for (; i + JOINED <= n; i += JOINED) store_signed<4>(numbers + i, part<4>(codes + i / 2));
+  } else if (BITS == 2) {
+    uint8_t fours[JOINED];
+    for (; i + 2 * JOINED <= n; i += 2 * JOINED) {
+      store(fours, part<4>(codes + i / 4));
+      store_signed<2>(numbers + i, part<2>(fours));
+      store_signed<2>(numbers + i + JOINED, part<2>(fours + JOINED / 2));
+    }
+  }
+  return i;
+}
+
+template <int BITS> GW_INLINE void pack(const int8_t* numbers, int64_t n, uint8_t* codes) {
+  int64_t i = pack_vectors<BITS>(numbers, n, codes);
+  codes += i * BITS / 8;
   for (; i + 8 <= n; i += 8, codes += BITS) {
     const uint64_t word = squeeze<BITS>(read<uint64_t>(numbers + i));
     std::memcpy(codes, &word, BITS);
@@ -50,7 +104,8 @@ template <int BITS> GW_INLINE void pack(const int8_t* numbers, int64_t n, uint8_
 
 template <int BITS> GW_INLINE void unpack(const uint8_t* codes, int64_t n, int8_t* numbers) {
   constexpr int64_t after = BITS == 3 ? 16 : 8;  // three bytes are read as four, where there are four
-  int64_t i = 0;
+  int64_t i = unpack_vectors<BITS>(codes, n, numbers);
+  codes += i * BITS / 8;
   for (; i + after <= n; i += 8, codes += BITS) {
     uint64_t word = 0;
     std::memcpy(&word, codes, BITS == 3 ? 4 : BITS);

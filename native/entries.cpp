@@ -22,7 +22,7 @@ int code_of(float value, float scale) {
   const float magnitude = float_of(magnitude_bits(value));
   int level = 0;
   for (const float edge : EDGE) level += magnitude < scale * edge;
-  return level | (value < 0 ? 8 : 0);
+  return level | static_cast<int>(bits_of(value) >> 28 & 8);
 }
 
 void pack_levels(const Entries& at, const uint32_t* indices, float* values, int64_t m, uint8_t* payload) {

@@ -33,8 +33,8 @@ inline float scale_at(const uint8_t* payload, uint32_t index) {
 }
 
 inline float value_of(int code, float scale) {
-  const float magnitude = scale * LEVEL[code & 7];
-  return code & 8 ? -magnitude : magnitude;
+  const uint32_t minus = static_cast<uint32_t>(code & 8) << 28;  // signs are random: a branch would be taken wrongly
+  return float_of(bits_of(scale * LEVEL[code & 7]) ^ minus);
 }
 
 // One entry after another.

@@ -3,8 +3,9 @@
 #pragma once
 #include "gradwire.h"
 
-constexpr int64_t TILE = 4096;  // elements; 16 KB
-constexpr int64_t SPARE = 16;   // what `pick` may write past its last candidate
+constexpr int64_t TILE = 4096;         // elements; 16 KB
+constexpr int64_t SMALLEST_BLOCK = 8;  // elements that share a scale
+constexpr int64_t SPARE = 16;          // what `pick` may write past its last candidate
 
 struct Kernels {
   // next = decay * old + share * gradient; false where a result is not finite.
@@ -16,8 +17,8 @@ struct Kernels {
   int64_t (*count)(const float* x, int64_t n, float bound);
   // The largest magnitude of each of `groups` groups: elements j, j + groups, j + 2 * groups, ... of x, `each` of them.
   void (*group_maxima)(const float* x, int64_t groups, int64_t each, float* maxima);
-  // Whole blocks, the last perhaps short: scales and codes, and where `keep`, x minus what they stand for. False where
-  // a scale is not finite. Moves `scales`, `codes` and `noise` on.
+  // The whole blocks of a tile, the last perhaps short: scales and codes, and where `keep`, x minus what they stand
+  // for. False where a scale is not finite. Moves `scales`, `codes` and `noise` on.
   bool (*quantise)(float* x, int64_t n, const gw_code* code, uint8_t** scales, uint8_t** codes, uint64_t* noise,
                    bool keep);
   // What whole blocks stand for, written to out, or added to it; moves `scales` and `codes` on.

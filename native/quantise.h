@@ -2,6 +2,7 @@
 #pragma once
 #include "codes.h"
 #include "gradwire.h"
+#include "kernels.h"
 #include "noise.h"
 #include "signs.h"
 
@@ -32,6 +33,11 @@ GW_INLINE float peak(const float* x, int64_t n) {
   return largest_lane(larger(a, b));
 }
 
+// Calls body(block, i, width) for each block of n elements, which begins at element i.
+template <class Body> GW_INLINE void each_block(int64_t n, int64_t width, Body body) {
+  for (int64_t block = 0, i = 0; i < n; ++block, i += width) body(block, i, n - i < width ? n - i : width);
+}
+
 // A block's scale: codes are x * inverse, and stand for code * step.
 struct Scale {
   float inverse, step;
@@ -54,10 +60,10 @@ GW_INLINE Scale write_stochastic(float most, int top, uint8_t** scales) {
   return {unless_infinite(1 / most * below), most / static_cast<float>(top)};
 }
 
-// Codes of at most CHUNK elements as bytes; `words` are the noise of stochastic ones, 16 bits each.
+// Codes as bytes, and what is left; `words` are the noise of stochastic ones, 16 bits each.
 template <bool STOCHASTIC>
-GW_INLINE void round_chunk(float* x, int64_t n, Scale scale, int top, const uint64_t* words, bool keep,
-                           int8_t* numbers) {
+GW_INLINE void round_part(float* x, int64_t n, Scale scale, int top, const uint64_t* words, bool keep,
+                          int8_t* numbers) {
   const Floats inverse = splat(scale.inverse), step = splat(scale.step), most = splat(static_cast<float>(top));
   each_vector(n, [=](int64_t i, auto lanes) GW_LAMBDA {
     const Floats v = lanes.template get<Floats>(x + i);
@@ -74,29 +80,44 @@ GW_INLINE void round_chunk(float* x, int64_t n, Scale scale, int top, const uint
   });
 }
 
-// Blocks of whole numbers. They are packed many blocks at a time: a small block is too short to be packed in vectors.
+// A few at a time, so that one part is rounded while noise is drawn for the next.
+GW_INLINE void round_stochastic(float* x, int64_t n, Scale scale, int top, Noise& noise, bool keep, int8_t* numbers) {
+  constexpr int64_t part = 64;
+  uint64_t words[2][part / 4];
+  noise.draw(words[0], ((n < part ? n : part) + 3) / 4);
+  for (int64_t i = 0, turn = 0; i < n; i += part, turn ^= 1) {
+    const int64_t width = n - i < part ? n - i : part, rest = n - i - width;
+    noise.draw(words[turn ^ 1], ((rest < part ? rest : part) + 3) / 4);
+    round_part<true>(x + i, width, scale, top, words[turn], keep, numbers + i);
+  }
+}
+
+// Blocks of whole numbers. All scales first: what a block's rounding waits for is ready by then. Codes are packed many
+// blocks at a time: a small block is too short to be packed in vectors.
 template <bool STOCHASTIC>
 GW_INLINE void quantise_numbers(float* x, int64_t n, const gw_code& code, uint8_t** scales, uint8_t** codes,
-                                uint64_t* noise, bool keep) {
+                                uint64_t* state, bool keep) {
+  Scale of[TILE / SMALLEST_BLOCK];
   int8_t numbers[CHUNK];
-  uint64_t words[CHUNK / 4 + 4];  // the last vector may read past the last word
+  Noise noise(state);
+  each_block(n, code.block, [&](int64_t block, int64_t i, int64_t width) GW_LAMBDA {
+    const float most = peak(x + i, width);
+    of[block] = STOCHASTIC ? write_stochastic(most, code.top, scales) : write_nearest(most, code.top, scales);
+  });
   int64_t filled = 0;
-  for (int64_t block = 0; block < n; block += code.block) {
-    const int64_t end = n - block < code.block ? n : block + code.block;
-    const float most = peak(x + block, end - block);
-    const Scale scale = STOCHASTIC ? write_stochastic(most, code.top, scales) : write_nearest(most, code.top, scales);
-    for (int64_t i = block; i < end;) {
-      const int64_t width = end - i < CHUNK - filled ? end - i : CHUNK - filled;
-      if (STOCHASTIC) draw(noise, words, (width + 3) / 4);
-      int8_t* const whole = code.bits == 8 ? reinterpret_cast<int8_t*>(*codes) : numbers;
-      round_chunk<STOCHASTIC>(x + i, width, scale, code.top, words, keep, whole + filled);
-      i += width, filled += width;
+  each_block(n, code.block, [&](int64_t block, int64_t i, int64_t width) GW_LAMBDA {
+    for (const int64_t end = i + width; i < end;) {
+      const int64_t piece = end - i < CHUNK - filled ? end - i : CHUNK - filled;
+      int8_t* const whole = (code.bits == 8 ? reinterpret_cast<int8_t*>(*codes) : numbers) + filled;
+      if (STOCHASTIC) round_stochastic(x + i, piece, of[block], code.top, noise, keep, whole);
+      else round_part<false>(x + i, piece, of[block], code.top, nullptr, keep, whole);
+      i += piece, filled += piece;
       if (filled < CHUNK && i < n) continue;
       if (code.bits != 8) pack_codes(numbers, filled, code.bits, *codes);
       *codes += (filled * code.bits + 7) / 8;
       filled = 0;
     }
-  }
+  });
 }
 
 GW_INLINE float sum_lanes(const Floats* parts) {

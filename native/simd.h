@@ -29,6 +29,9 @@ typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
 typedef int16_t Shorts __attribute__((vector_size(2 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 typedef int8_t Bytes __attribute__((vector_size(LANES)));
+typedef uint16_t Pairs __attribute__((vector_size(4 * LANES)));  // of bytes, the first lower
+typedef int8_t Numbers __attribute__((vector_size(4 * LANES)));
+typedef uint8_t Octets __attribute__((vector_size(2 * LANES)));
 
 template <class V> GW_INLINE V load(const void* from) {
   V v;
@@ -149,6 +152,31 @@ GW_INLINE Bytes bytes(Ints v) {
   return load<Bytes>(&four);
 #else
   return __builtin_convertvector(v, Bytes);
+#endif
+}
+
+GW_INLINE Pairs widen(Octets v) {
+#if defined(__AVX512BW__)
+  return (Pairs)_mm512_cvtepu8_epi16((__m256i)v);
+#elif defined(__AVX2__)
+  return (Pairs)_mm256_cvtepu8_epi16((__m128i)v);
+#elif defined(__SSE2__)
+  return (Pairs)_mm_unpacklo_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(&v)), _mm_setzero_si128());
+#else
+  return __builtin_convertvector(v, Pairs);
+#endif
+}
+
+// Those that fit 8 bits.
+GW_INLINE Octets narrow(Pairs v) {
+#if defined(__AVX512BW__)
+  return (Octets)_mm512_cvtepi16_epi8((__m512i)v);
+#elif defined(__AVX2__)
+  return (Octets)_mm_packus_epi16(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+#elif defined(__SSE2__)
+  return load<Octets>(&(const __m128i&)_mm_packus_epi16((__m128i)v, (__m128i)v));
+#else
+  return __builtin_convertvector(v, Octets);
 #endif
 }
 

@@ -17,8 +17,7 @@ template <class Body> GW_INLINE void each_column(int64_t from, int64_t to, Body 
 }
 
 // R times S dot products, of `columns` elements each, of rows of m with rows of q.
-template <int R, int S>
-GW_INLINE void dots(const float* m, const float* q, int64_t columns, float* p, int64_t rows) {
+template <int R, int S> GW_INLINE void dots(const float* m, const float* q, int64_t columns, float* p, int64_t rows) {
   Floats sums[R][S][WIDE / LANES] = {};
   const auto add = [&](int64_t j, int v, auto lanes) GW_LAMBDA {
     Floats factor[S];
@@ -31,7 +30,8 @@ GW_INLINE void dots(const float* m, const float* q, int64_t columns, float* p, i
   int64_t j = 0;
   for (; j + WIDE <= columns; j += WIDE)
     for (int v = 0; v < WIDE / LANES; ++v) add(j + v * LANES, v, Whole{});
-  for (int v = 0; j < columns; j += LANES, ++v) add(j, v, Part{static_cast<int>(std::min<int64_t>(LANES, columns - j))});
+  for (int v = 0; j < columns; j += LANES, ++v)
+    add(j, v, Part{static_cast<int>(std::min<int64_t>(LANES, columns - j))});
   for (int r = 0; r < R; ++r) {
     for (int s = 0; s < S; ++s) {
       float parts[WIDE];
@@ -43,8 +43,8 @@ GW_INLINE void dots(const float* m, const float* q, int64_t columns, float* p, i
   }
 }
 
-template <int R> GW_INLINE void dots_of_rows(const float* m, const float* q, int64_t columns, int64_t rank, float* p,
-                                             int64_t rows) {
+template <int R>
+GW_INLINE void dots_of_rows(const float* m, const float* q, int64_t columns, int64_t rank, float* p, int64_t rows) {
   int64_t s = 0;
   for (; s + 4 <= rank; s += 4) dots<R, 4>(m, q + s * columns, columns, p + s * rows, rows);
   for (; s < rank; ++s) dots<R, 1>(m, q + s * columns, columns, p + s * rows, rows);
