@@ -9,25 +9,32 @@ namespace {
 
 constexpr int64_t BLOCK = 1 << 16;  // elements that stay in cache while all ranks' entries are added to them
 
-// Adds to elements that lie in several parts; indices mostly ascend.
+// Elements that lie in several parts; indices mostly ascend.
 class Scatter {
  public:
   explicit Scatter(const gw_span* spans) : span_(spans) {}
 
-  void add(int64_t index, float value) {
-    while (index >= start_ + span_->length) start_ += span_->length, ++span_;
-    while (index < start_) --span_, start_ -= span_->length;
-    span_->data[index - start_] += value;
+  void add(int64_t index, float value) { at(index) += value; }
+
+  void clear(int64_t begin, int64_t end) {
+    while (begin < end) {
+      float* const from = &at(begin);
+      const int64_t piece = std::min(end, start_ + span_->length) - begin;
+      std::fill_n(from, piece, 0.0f);
+      begin += piece;
+    }
   }
 
  private:
+  float& at(int64_t index) {
+    while (index >= start_ + span_->length) start_ += span_->length, ++span_;
+    while (index < start_) --span_, start_ -= span_->length;
+    return span_->data[index - start_];
+  }
+
   const gw_span* span_;
   int64_t start_ = 0;
 };
-
-void clear(const gw_span* spans, int64_t n) {
-  for (; n; n -= spans->length, ++spans) std::fill_n(spans->data, spans->length, 0.0f);
-}
 
 // One rank's payload, and the index that is its next.
 struct Cursor {
@@ -58,10 +65,10 @@ GW_API int gw_decode_entries(const gw_span* out, const gw_layout* layout, const 
   const Entries at(*layout);
   Cursor* const cursors = reinterpret_cast<Cursor*>(room);
   for (int64_t rank = 0; rank < rows->ranks; ++rank) new (cursors + rank) Cursor(at, rows->data + rank * rows->stride);
-  clear(out, layout->n);
   Scatter scatter(out);
   for (int64_t start = 0; start < layout->n; start += BLOCK) {
     const int64_t end = std::min(start + BLOCK, layout->n);
+    scatter.clear(start, end);
     for (int64_t rank = 0; rank < rows->ranks; ++rank)  // rank by rank: the same rounding on every replica
       if (!cursors[rank].add_until(end, scatter)) return -1;
   }

@@ -21,6 +21,7 @@ from gradwire.torch_private import (
     timeout_of,
 )
 from gradwire.transports.base import Pending, Transport
+from gradwire.transports.batch_threads import in_batch
 from gradwire.transports.connections import Connections, let_go
 from gradwire.transports.heartbeat import Heartbeat
 from gradwire.transports.mesh import Mesh
@@ -83,7 +84,7 @@ class ProcessGroup(Transport):
         """A new group with the ranks, the backends and the timeout of `group`, over the store that this was made with;
         torch.distributed need not know of it. All of its ranks must call this together, once."""
         name, store = "gradwire", store_of(group)
-        with Connections() as connections:
+        with Connections() as connections, in_batch():
             made = new_group_over(store, name, group.rank(), list(range(group.size())), group)
         transport = cls(made, name, store)
         transport._connections = connections
@@ -119,7 +120,7 @@ class ProcessGroup(Transport):
     @classmethod
     def _of(cls, ranks: list[int], parent: dist.ProcessGroup) -> "ProcessGroup":
         name = cls._name(ranks)
-        with Connections() as connections:
+        with Connections() as connections, in_batch():
             if len(ranks) == dist.get_world_size():
                 group = dist.new_group(ranks, timeout=timeout_of(parent))
                 assert isinstance(group, dist.ProcessGroup)

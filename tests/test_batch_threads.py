@@ -1,0 +1,34 @@
+"""The threads of a group of its own wait for their turn, and no others."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import gradwire as gw
+from gradwire.transports.batch_threads import TASKS
+
+pytestmark = pytest.mark.skipif(not TASKS.exists(), reason="Linux alone has such a policy for threads")
+
+
+@pytest.fixture
+def joined(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def policies() -> dict[str, int]:
+    return {each.name: os.sched_getscheduler(int(each.name)) for each in TASKS.iterdir()}
+
+
+@pytest.mark.usefixtures("joined")
+def test_threads_of_the_group_are_in_batch_and_all_others_as_they_were():
+    before = policies()
+    transport = gw.ProcessGroup.own()
+    after = policies()
+    transport.close()
+    assert {after[thread] for thread in after.keys() - before} == {os.SCHED_BATCH}
+    assert all(after[thread] == before[thread] for thread in before.keys() & after.keys())
