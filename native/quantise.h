@@ -99,7 +99,8 @@ GW_INLINE void quantise_numbers(float* x, int64_t n, const gw_code& code, uint8_
                                 uint64_t* state, bool keep) {
   Scale of[TILE / SMALLEST_BLOCK];
   int8_t numbers[CHUNK];
-  Noise noise(state);
+  uint64_t none[4] = {};
+  Noise noise(STOCHASTIC ? state : none);
   each_block(n, code.block, [&](int64_t block, int64_t i, int64_t width) GW_LAMBDA {
     const float most = peak(x + i, width);
     of[block] = STOCHASTIC ? write_stochastic(most, code.top, scales) : write_nearest(most, code.top, scales);
