@@ -16,7 +16,7 @@ def in_batch() -> Iterator[None]:
     gloo's thread, awake for what came over a connection, tries its lock again and again until it gets it. Whoever sends
     over that connection holds the lock, and the answer may come before it lets go. Where both have one core, gloo's
     thread would take it from the sender in the middle of sending, and keep it for a whole time slice, to no avail:
-    some 4 ms of a step.
+    1 to 4 ms of a step.
     """
     before = set(_threads())
     yield
