@@ -100,7 +100,8 @@ class Halving(gw.Controller):
     looks: ClassVar[bool] = True
     ratios: list[float] = field(default_factory=list, init=False)
 
-    def look(self, context: gw.GroupContext, x: Tensor, numbers: Tensor) -> None:
+    def look(self, context: gw.GroupContext, vector: gw.LazySum, numbers: Tensor) -> None:
+        x = vector.total()
         numbers[0] += x.square().sum()
         numbers[1] += x.abs().topk(max(1, len(x) // 100)).values.square().sum()
 

@@ -31,8 +31,8 @@ class Thermostat(gw.Controller):
     def describe(self) -> str:
         return "Thermostat()"
 
-    def look(self, context: gw.GroupContext, x: Tensor, numbers: Tensor) -> None:
-        numbers[0] += x.square().sum()
+    def look(self, context: gw.GroupContext, vector: gw.LazySum, numbers: Tensor) -> None:
+        numbers[0] += vector.total().square().sum()
 
     def observe(self, seen: gw.StepView, numbers: Tensor) -> None:
         numbers[1] = 1

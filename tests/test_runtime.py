@@ -72,6 +72,16 @@ def test_delays_do_not_change_the_sequence_of_collectives(compressor, memory, co
         assert all(torch.equal(a, b) for a, b in zip(runs[0][1], means, strict=True))
 
 
+@pytest.mark.parametrize("compressor", [gw.TopK(0.1), gw.QSGD(), gw.Quantized(4), gw.EFSignSGD()], ids=str)
+def test_what_a_kernel_encodes_is_added_up_in_the_pass_that_encodes_it(compressor, monkeypatch: pytest.MonkeyPatch):
+    added_before: list[LazySum] = []
+    total = LazySum.total
+    monkeypatch.setattr(LazySum, "total", lambda vector: added_before.append(vector) or total(vector))
+    with job(plan_of(SLOTS, compressor, gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+    assert not added_before
+
+
 def test_groups_of_mixed_rounds_share_the_wire():
     parts = [
         (gw.PowerSGD(2), gw.Residual(), gw.AllReduce()),

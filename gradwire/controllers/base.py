@@ -11,6 +11,7 @@ from torch import Tensor
 from gradwire.compressors import GroupContext
 from gradwire.controllers.requests import Profiled, Request
 from gradwire.ops.gradients import Share
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.plans import Group, Plan
 from gradwire.slots import Slot
 
@@ -116,8 +117,9 @@ class Controller(ABC):
         """All decisions so far, or since they were last removed; not part of the state."""
         return []
 
-    def look(self, context: GroupContext, x: Tensor, numbers: Tensor) -> None:  # noqa: B027
-        """Where `looks`: sees gradient and residual x (n,) of each group before it is encoded."""
+    def look(self, context: GroupContext, vector: LazySum, numbers: Tensor) -> None:  # noqa: B027
+        """Where `looks`: sees each group before it is encoded, gradient and residual x (n,) = `vector.total()`. Asking
+        for it takes a pass over memory, which the kernels would do while they encode."""
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:  # noqa: B027
         """Writes this rank's `numbers` (numbers,), or adds to what `look` has written."""

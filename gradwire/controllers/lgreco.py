@@ -15,6 +15,7 @@ from gradwire.controllers.base import MESSAGE_NUMBERS, Controller, Decision, Obs
 from gradwire.controllers.errors import square_errors
 from gradwire.controllers.recompress import recompress, with_options
 from gradwire.controllers.settings import setting_of
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.plans import Group, Plan
 from gradwire.schedule.profile import wire_bytes
 from gradwire.slots import Layout
@@ -81,11 +82,11 @@ class LGreCo(Controller):
         self._begin_layers(plan)
         return plan
 
-    def look(self, context: GroupContext, x: Tensor, numbers: Tensor) -> None:
+    def look(self, context: GroupContext, vector: LazySum, numbers: Tensor) -> None:
         here = {slot.name: index for index, slot in enumerate(context.layout.slots)}
         for at, name in self._looked_at(context.step):
             if name in here:
-                part, slot = context.layout.parts(x)[here[name]], context.layout.slots[here[name]]
+                part, slot = context.layout.parts(vector.total())[here[name]], context.layout.slots[here[name]]
                 errors = square_errors(part, slot, self._choices[name])
                 numbers[at : at + len(errors)] = numbers.new_tensor(errors)
 

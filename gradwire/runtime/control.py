@@ -22,6 +22,7 @@ from gradwire.collective import REPLICA, Message, Sum
 from gradwire.compressors import GroupContext
 from gradwire.controllers import GroupView, Observation, StepView
 from gradwire.controllers.requests import Change, Profiled, ProfileRequest, change_from_json, change_to_json
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.sample import sampled
 from gradwire.ops.vectors import Share
 from gradwire.plans import Plan
@@ -65,10 +66,10 @@ class Control:
         self._lag = 0 if executor.is_immediate else 1
         self._changes = 0
 
-    def look(self, context: GroupContext, x: Tensor) -> None:
+    def look(self, context: GroupContext, vector: LazySum) -> None:
         """A group is about to be encoded."""
         if self.controller and self.controller.looks and not self.paused:
-            self.controller.look(context, x, self._numbers[:-1])
+            self.controller.look(context, vector, self._numbers[:-1])
 
     def send(self, step: int, groups: Sequence[GroupView]) -> None:
         """All groups of the step are encoded: this rank's numbers go on their way."""

@@ -28,7 +28,7 @@ from gradwire.plans import Group
 from gradwire.runtime.store import StoredGroup
 from gradwire.transports import Mesh
 
-Look = Callable[[GroupContext, Tensor], None]
+Look = Callable[[GroupContext, LazySum], None]
 """Looks at what is about to be encoded, gradient and residual (n,)."""
 
 
@@ -164,7 +164,7 @@ class ReplicaExchange(Exchange):
         self.context.flat = self.stored.flat
         x = self._take_in(given)
         if self._job.look:
-            self._job.look(self.context, x.total())
+            self._job.look(self.context, x)
         mean = Mean(self._room(x), given.gradients)
         yield from flagged(self.group.communicator.reduce(self.group.compressor, x, mean, self.context), self.nonfinite)
         if (nonfinite := self.context.slots.nonfinite) is not None:  # the same on all ranks: none has to be told
