@@ -24,7 +24,7 @@ bool add_and_take(const gw_addends& addends, int64_t n, float bound, Found& foun
     }
     if (fits) {
       found.count += kernels().take(tile, width, bound, static_cast<uint32_t>(start), found.indices + found.count,
-                                    found.values + found.count);
+                                    found.values + found.count, adding.ahead());
     }
   }
   return adding.finite();

@@ -2,9 +2,11 @@
 #pragma once
 #include "kernels.h"
 
+inline int64_t element_bytes(const gw_segment& segment) { return segment.dtype == GW_FLOAT32 ? 4 : 2; }
+
 inline const char* gradient_at(const gw_segment& segment, int64_t i) {
   if (segment.dtype == GW_ABSENT) return nullptr;
-  return static_cast<const char*>(segment.gradient) + i * (segment.dtype == GW_FLOAT32 ? 4 : 2);
+  return static_cast<const char*>(segment.gradient) + i * element_bytes(segment);
 }
 
 class Adding {
@@ -22,6 +24,14 @@ class Adding {
       at_ += piece, inside_ += piece, width -= piece;
     }
     return tile;
+  }
+
+  // What comes after the elements that `next` returned last.
+  Ahead ahead() const {
+    const auto address = [](const void* at) { return reinterpret_cast<uintptr_t>(at); };
+    const float* const next = a_.next + at_;
+    return {address(next), address(a_.old ? a_.old + at_ : next), address(gradient_at(*segment_, inside_)),
+            element_bytes(*segment_)};
   }
 
   bool finite() const { return finite_; }

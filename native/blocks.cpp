@@ -59,7 +59,8 @@ GW_API int gw_add_quantise(const gw_addends* addends, const gw_blocks* blocks, u
   Adding adding(*addends);
   bool finite = true;
   each_tile(*blocks, [&](int64_t width) {
-    finite &= kernels().quantise(adding.next(width), width, &blocks->code, &scales, &codes, noise, keep != 0);
+    float* const tile = adding.next(width);
+    finite &= kernels().quantise(tile, width, &blocks->code, &scales, &codes, noise, keep != 0, adding.ahead());
   });
   return finite && adding.finite();
 }

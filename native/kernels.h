@@ -7,12 +7,20 @@ constexpr int64_t TILE = 4096;         // elements; 16 KB
 constexpr int64_t SMALLEST_BLOCK = 8;  // elements that share a scale
 constexpr int64_t SPARE = 16;          // what `pick` may write past its last candidate
 
+// Where the next tile's elements lie, as addresses: a processor fetches by itself what lies one after another, but
+// begins anew with each page, of which a tile is four. What does not exist may be asked for.
+struct Ahead {
+  uintptr_t next, old, gradient;
+  int64_t gradient_bytes;  // of an element
+};
+
 struct Kernels {
   // next = decay * old + share * gradient; false where a result is not finite.
   bool (*add)(float* next, const float* old, const void* gradient, int64_t dtype, int64_t n, float decay, float share);
-  // Indices (`first` added) and values of |x| >= bound; `take` sets them to 0 in x.
+  // Indices (`first` added) and values of |x| >= bound; `take` sets them to 0 in x, which is a tile.
   int64_t (*pick)(const float* x, int64_t n, float bound, uint32_t first, uint32_t* indices, float* values);
-  int64_t (*take)(float* x, int64_t n, float bound, uint32_t first, uint32_t* indices, float* values);
+  int64_t (*take)(float* x, int64_t n, float bound, uint32_t first, uint32_t* indices, float* values,
+                  const Ahead& ahead);
   // How many of n elements have |x| >= bound.
   int64_t (*count)(const float* x, int64_t n, float bound);
   // The largest magnitude of each of `groups` groups: elements j, j + groups, j + 2 * groups, ... of x, `each` of them.
@@ -20,7 +28,7 @@ struct Kernels {
   // The whole blocks of a tile, the last perhaps short: scales and codes, and where `keep`, x minus what they stand
   // for. False where a scale is not finite. Moves `scales`, `codes` and `noise` on.
   bool (*quantise)(float* x, int64_t n, const gw_code* code, uint8_t** scales, uint8_t** codes, uint64_t* noise,
-                   bool keep);
+                   bool keep, const Ahead& ahead);
   // What whole blocks stand for, written to out, or added to it; moves `scales` and `codes` on.
   void (*dequantise)(float* out, int64_t n, const gw_code* code, const uint8_t** scales, const uint8_t** codes,
                      bool add);

@@ -1,6 +1,6 @@
 // What reaches a bound, and bounds that enough elements reach.
 #pragma once
-#include "simd.h"
+#include "ahead.h"
 
 namespace {
 
@@ -15,16 +15,21 @@ int64_t pick_large(const float* x, int64_t n, float bound, uint32_t first, uint3
   return m;
 }
 
-int64_t take_large(float* x, int64_t n, float bound, uint32_t first, uint32_t* indices, float* values) {
+int64_t take_large(float* x, int64_t n, float bound, uint32_t first, uint32_t* indices, float* values,
+                   const Ahead& ahead) {
   const Floats least = splat(bound);
   int64_t m = 0;
-  each_vector(n, [&](int64_t i, auto lanes) GW_LAMBDA {
-    const Floats v = lanes.template get<Floats>(x + i);
-    const uint32_t hits = at_least(magnitude(v), least) & ((1u << lanes.count) - 1);
-    if (!hits) return;
-    m += emit(hits, v, first + static_cast<uint32_t>(i), indices + m, values + m);
-    lanes.put(x + i, choose(hits, Floats{}, v));
-  });
+  for (int64_t start = 0; start < n; start += ASKED) {
+    fetch(ahead, start, ASKED);
+    each_vector(n - start < ASKED ? n - start : ASKED, [&](int64_t j, auto lanes) GW_LAMBDA {
+      const int64_t i = start + j;
+      const Floats v = lanes.template get<Floats>(x + i);
+      const uint32_t hits = at_least(magnitude(v), least) & ((1u << lanes.count) - 1);
+      if (!hits) return;
+      m += emit(hits, v, first + static_cast<uint32_t>(i), indices + m, values + m);
+      lanes.put(x + i, choose(hits, Floats{}, v));
+    });
+  }
   return m;
 }
 

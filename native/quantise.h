@@ -1,8 +1,8 @@
 // Blocks to scales and codes, and what is left of them.
 #pragma once
+#include "ahead.h"
 #include "codes.h"
 #include "gradwire.h"
-#include "kernels.h"
 #include "noise.h"
 #include "signs.h"
 
@@ -96,7 +96,7 @@ GW_INLINE void round_stochastic(float* x, int64_t n, Scale scale, int top, Noise
 // blocks at a time: a small block is too short to be packed in vectors.
 template <bool STOCHASTIC>
 GW_INLINE void quantise_numbers(float* x, int64_t n, const gw_code& code, uint8_t** scales, uint8_t** codes,
-                                uint64_t* state, bool keep) {
+                                uint64_t* state, bool keep, const Ahead& ahead) {
   Scale of[TILE / SMALLEST_BLOCK];
   int8_t numbers[CHUNK];
   uint64_t none[4] = {};
@@ -108,7 +108,8 @@ GW_INLINE void quantise_numbers(float* x, int64_t n, const gw_code& code, uint8_
   int64_t filled = 0;
   each_block(n, code.block, [&](int64_t block, int64_t i, int64_t width) GW_LAMBDA {
     for (const int64_t end = i + width; i < end;) {
-      const int64_t piece = end - i < CHUNK - filled ? end - i : CHUNK - filled;
+      const int64_t rest = end - i < CHUNK - filled ? end - i : CHUNK - filled, piece = rest < ASKED ? rest : ASKED;
+      fetch(ahead, i, piece);
       int8_t* const whole = (code.bits == 8 ? reinterpret_cast<int8_t*>(*codes) : numbers) + filled;
       if (STOCHASTIC) round_stochastic(x + i, piece, of[block], code.top, noise, keep, whole);
       else round_part<false>(x + i, piece, of[block], code.top, nullptr, keep, whole);
@@ -138,10 +139,12 @@ GW_INLINE void take_signs(float* x, int64_t n, const uint8_t* codes, float plus,
 }
 
 // The mean magnitude, and signs.
-GW_INLINE bool sign_block(float* x, int64_t n, uint8_t** scales, uint8_t** codes, bool keep) {
+GW_INLINE bool sign_block(float* x, int64_t n, uint8_t** scales, uint8_t** codes, bool keep, const Ahead& ahead,
+                          int64_t at) {
   Floats sums[SUMS] = {};
   uint8_t* const into = *codes;
   each_word(x, n, [&](int64_t i, const float* values, int count) GW_LAMBDA {
+    fetch(ahead, at + i, count);
     put_word(into, i, plus_word(values), count);
 #pragma GCC unroll 16
     for (int j = 0; j < WORD; j += LANES) sums[j / LANES % SUMS] += magnitude(load<Floats>(values + j));
@@ -155,11 +158,13 @@ GW_INLINE bool sign_block(float* x, int64_t n, uint8_t** scales, uint8_t** codes
 }
 
 // The means of the negative elements and of the others, and signs.
-GW_INLINE bool one_bit_block(float* x, int64_t n, uint8_t** scales, uint8_t** codes, bool keep) {
+GW_INLINE bool one_bit_block(float* x, int64_t n, uint8_t** scales, uint8_t** codes, bool keep, const Ahead& ahead,
+                             int64_t at) {
   Floats above[SUMS] = {}, below[SUMS] = {};
   int64_t others = 0;
   uint8_t* const into = *codes;
   each_word(x, n, [&](int64_t i, const float* values, int count) GW_LAMBDA {
+    fetch(ahead, at + i, count);
     const uint64_t word = plus_word(values) & low_bits(count);
     put_word(into, i, word, count);
     others += __builtin_popcountll(word);
@@ -181,21 +186,22 @@ GW_INLINE bool one_bit_block(float* x, int64_t n, uint8_t** scales, uint8_t** co
   return is_finite(minus) && is_finite(plus);
 }
 
-GW_INLINE bool quantise_signs(float* x, int64_t n, const gw_code& code, uint8_t** scales, uint8_t** codes, bool keep) {
+GW_INLINE bool quantise_signs(float* x, int64_t n, const gw_code& code, uint8_t** scales, uint8_t** codes, bool keep,
+                              const Ahead& ahead) {
   bool finite = true;
   for (int64_t i = 0; i < n; i += code.block) {
     const int64_t width = n - i < code.block ? n - i : code.block;
-    finite &= (code.kind == GW_SIGN ? sign_block : one_bit_block)(x + i, width, scales, codes, keep);
+    finite &= (code.kind == GW_SIGN ? sign_block : one_bit_block)(x + i, width, scales, codes, keep, ahead, i);
   }
   return finite;
 }
 
 bool quantise_blocks(float* x, int64_t n, const gw_code* code, uint8_t** scales, uint8_t** codes, uint64_t* noise,
-                     bool keep) {
+                     bool keep, const Ahead& ahead) {
   switch (code->kind) {
-    case GW_NEAREST: quantise_numbers<false>(x, n, *code, scales, codes, noise, keep); return true;
-    case GW_STOCHASTIC: quantise_numbers<true>(x, n, *code, scales, codes, noise, keep); return true;
-    default: return quantise_signs(x, n, *code, scales, codes, keep);
+    case GW_NEAREST: quantise_numbers<false>(x, n, *code, scales, codes, noise, keep, ahead); return true;
+    case GW_STOCHASTIC: quantise_numbers<true>(x, n, *code, scales, codes, noise, keep, ahead); return true;
+    default: return quantise_signs(x, n, *code, scales, codes, keep, ahead);
   }
 }
 
