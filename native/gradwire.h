@@ -11,7 +11,7 @@
 #endif
 
 // Changes whenever a function's meaning or a struct's layout does. The loader refuses any other.
-#define GW_ABI 4
+#define GW_ABI 5
 
 enum gw_dtype { GW_ABSENT, GW_FLOAT32, GW_BFLOAT16, GW_FLOAT16 };
 enum gw_kind { GW_NEAREST, GW_STOCHASTIC, GW_SIGN, GW_ONE_BIT };
@@ -101,8 +101,10 @@ GW_API int64_t gw_above(const float* x, int64_t n, float bound, int64_t most, ui
 // Indices (rows, k), ascending, within each row of (rows, length); room for 3 * length + 64 floats.
 GW_API void gw_top_k_rows(const float* x, int64_t rows, int64_t length, int64_t k, uint32_t* indices, float* room);
 
-// The sum of all ranks' payloads. Parts end where segments do, or there is one.
-GW_API void gw_decode_blocks(const gw_span* out, const gw_blocks* blocks, const gw_rows* rows, int64_t codes_at);
+// The sum of all ranks' payloads. Parts end anywhere; `room` is gw_blocks_room() bytes.
+GW_API void gw_decode_blocks(const gw_span* out, const gw_blocks* blocks, const gw_rows* rows, int64_t codes_at,
+                             uint8_t* room);
+GW_API int64_t gw_blocks_room(int64_t block);
 // 0, or -1 where one of them is no payload: what is in the output then is unspecified.
 GW_API int gw_decode_entries(const gw_span* out, const gw_layout* layout, const gw_rows* rows, uint8_t* room);
 // Bytes of `room` that `gw_decode_entries` takes.

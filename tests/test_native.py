@@ -185,10 +185,11 @@ def test_decoding_blocks_is_the_references(code: Code, ranks: int):
         out = torch.full((layout.numel,), torch.nan)
         native.decode_blocks(rows, out, layout)
         assert torch.equal(out, expected)
-        parts = [torch.full((length,), torch.nan) for length in layout.lengths]
-        for ops in (native, reference):
-            ops.decode_blocks(rows, parts, layout)
-            assert torch.equal(torch.cat(parts), expected)
+        for lengths in (layout.lengths, (0, 1, 4094, 0, 2, 2003, 1)):  # parts end where segments do, or anywhere
+            parts = [torch.full((length,), torch.nan) for length in lengths]
+            for ops in (native, reference):
+                ops.decode_blocks(rows, parts, layout)
+                assert torch.equal(torch.cat(parts), expected)
 
 
 @needs_library

@@ -9,11 +9,13 @@ import pytest
 import torch
 from cases import CASES, Case
 from harness import CPU, SMALL, Job, draw, hand_over, job, plan_of, raising, slots_of, together
+from kernel_cases import needs_library
 from torch import Tensor
 
 import gradwire as gw
 from gradwire.compressors import Cast, GroupContext
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.plans import uniform
 from gradwire.runtime.ending import ReductionError
 from gradwire.runtime.runtime import Runtime
@@ -72,7 +74,21 @@ def test_delays_do_not_change_the_sequence_of_collectives(compressor, memory, co
         assert all(torch.equal(a, b) for a, b in zip(runs[0][1], means, strict=True))
 
 
-@pytest.mark.parametrize("compressor", [gw.TopK(0.1), gw.QSGD(), gw.Quantized(4), gw.EFSignSGD()], ids=str)
+WITH_KERNELS = pytest.mark.parametrize(
+    "compressor", [gw.TopK(0.1), gw.QSGD(), gw.Quantized(4), gw.EFSignSGD(), gw.OneBit()], ids=str
+)
+
+
+@needs_library
+@WITH_KERNELS
+def test_means_are_decoded_to_where_gradients_lie(compressor, monkeypatch: pytest.MonkeyPatch):
+    slots = slots_of({name: torch.empty(3, 20_001) for name in ("first.weight", "second.weight")})
+    monkeypatch.setattr(Mean, "vector", lambda mean: pytest.fail("there is a copy on the way"))
+    with job(plan_of(slots, compressor, gw.Residual(), gw.AllGather(), groups=1), slots, 2) as running:
+        running.step(draw(slots, 2, 0))
+
+
+@WITH_KERNELS
 def test_what_a_kernel_encodes_is_added_up_in_the_pass_that_encodes_it(compressor, monkeypatch: pytest.MonkeyPatch):
     added_before: list[LazySum] = []
     total = LazySum.total

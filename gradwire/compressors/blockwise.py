@@ -11,6 +11,7 @@ from gradwire.compressors.context import GroupContext
 from gradwire.ops.formats import Blocks, Code
 from gradwire.ops.kernels import decode_blocks, dequantise_parts, quantise_parts
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 
 
 class Blockwise(Codec):
@@ -51,3 +52,6 @@ class Blockwise(Codec):
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         decode_blocks(rows, out, self.layout(len(out)))
+
+    def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
+        decode_blocks(rows, mean.parts(), self.layout(context.layout.numel))

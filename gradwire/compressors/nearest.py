@@ -1,6 +1,6 @@
 """Rounding to the nearest of a few levels: every element is sent, in 2 to 8 bits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -34,7 +34,8 @@ class Quantized(Codec):
 
     def blocks(self, layout: Layout) -> Blocks:
         """How the payload of these slots is laid out."""
-        return Blocks(tuple(_merged(_lengths(layout), self.block)), nearest(self.bits, self.block))
+        lengths = (slot.numel for slot in layout.slots)
+        return Blocks(tuple(_merged(lengths, self.block)), nearest(self.bits, self.block))
 
     def payload_bytes(self, n: int) -> int:
         return self.group_bytes(Layout.vector(n), 0)
@@ -59,16 +60,10 @@ class Quantized(Codec):
         decode_blocks(rows, out, self.blocks(context.layout))
 
     def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
-        parts, code = mean.parts(), nearest(self.bits, self.block)
-        blocks = self.blocks(context.layout) if len(parts) == 1 else Blocks(_lengths(context.layout), code)
-        decode_blocks(rows, parts, blocks)  # several parts end where slots do, which may be within what was joined
+        decode_blocks(rows, mean.parts(), self.blocks(context.layout))
 
 
-def _lengths(layout: Layout) -> tuple[int, ...]:
-    return tuple(slot.numel for slot in layout.slots)
-
-
-def _merged(lengths: Sequence[int], block: int) -> Iterator[int]:
+def _merged(lengths: Iterable[int], block: int) -> Iterator[int]:
     """Joins what fills whole blocks to what follows it: the same payload, of fewer segments."""
     total = 0
     for length in lengths:

@@ -70,12 +70,12 @@ def mask_zeros(x: Tensor, other: Tensor) -> None:
 
 def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
     """Writes the sum of what rows (ranks, ≥ nbytes) uint8 stand for, rank by rank, to out (n,), or to its parts, which
-    end where segments do."""
+    end anywhere."""
     kernels_for(rows).decode_blocks(rows, out, layout)
 
 
 def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:
-    """As `decode_blocks`, for payloads of entries; parts end anywhere."""
+    """As `decode_blocks`, for payloads of entries."""
     kernels_for(rows).decode_entries(rows, out, layout)
 
 

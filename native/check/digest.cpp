@@ -68,7 +68,8 @@ void blocks(int64_t n, gw_code code) {
   std::vector<float> out(static_cast<size_t>(n));
   const gw_span span{out.data(), n};
   const gw_rows rows{payload.data(), 0, 3};
-  gw_decode_blocks(&span, &layout, &rows, codes_at);
+  std::vector<uint8_t> room(static_cast<size_t>(gw_blocks_room(code.block)));
+  gw_decode_blocks(&span, &layout, &rows, codes_at, room.data());
   digest(out);
 }
 

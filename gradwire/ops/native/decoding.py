@@ -16,7 +16,9 @@ from gradwire.ops.vectors import Output, outputs
 def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
     """See the reference."""
     these, spans = _rows(rows, layout), span_array(outputs(out, layout.numel))
-    library().gw_decode_blocks(spans, byref(blocks_struct(layout)), byref(these), layout.codes_at)
+    c = library()
+    space = room(c.gw_blocks_room(layout.code.block))
+    c.gw_decode_blocks(spans, byref(blocks_struct(layout)), byref(these), layout.codes_at, space)
 
 
 def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 import gradwire.ops.native as package
 
-ABI = 4
+ABI = 5
 """What `gw_abi()` of a library that fits returns: `GW_ABI` in native/gradwire.h."""
 
 LEVELS = {1: "baseline", 3: "avx2", 4: "avx512"}
@@ -29,7 +29,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gw_top_k": (c_int64, (c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
     "gw_above": (c_int64, (c_void_p, c_int64, c_float, c_int64, c_void_p, c_void_p)),
     "gw_top_k_rows": (None, (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p)),
-    "gw_decode_blocks": (None, (c_void_p, c_void_p, c_void_p, c_int64)),
+    "gw_decode_blocks": (None, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p)),
+    "gw_blocks_room": (c_int64, (c_int64,)),
     "gw_decode_entries": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p)),
     "gw_entries_room": (c_int64, (c_int64,)),
     "gw_pack_entries": (None, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p)),

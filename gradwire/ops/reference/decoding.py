@@ -16,10 +16,8 @@ from gradwire.torch_private import copy_each
 
 
 def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
-    """Writes the sum of what rows (ranks, ≥ nbytes) uint8 stand for, rank by rank, to `out`: the same on every replica.
-
-    Parts of `out` end where segments do.
-    """
+    """Writes the sum of what rows (ranks, ≥ nbytes) uint8 stand for to `out`, rank by rank: the same on every
+    replica."""
     with whole(out, layout.numel) as total:
         _sum_blocks(rows, total, layout)
 

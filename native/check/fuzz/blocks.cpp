@@ -25,9 +25,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int64_t nbytes = codes_at + up(lengths[0] * code.bits, 8) + up(lengths[1] * code.bits, 8);
 
   const std::vector<uint8_t> payloads = input.bytes(nbytes * ranks);
-  std::vector<float> first(static_cast<size_t>(lengths[0])), second(static_cast<size_t>(lengths[1]));
-  const gw_span out[] = {{first.data(), lengths[0]}, {second.data(), lengths[1]}};
+  const int64_t n = lengths[0] + lengths[1], cut = input.number(0, n);
+  std::vector<float> first(static_cast<size_t>(cut)), second(static_cast<size_t>(n - cut));
+  const gw_span out[] = {{first.data(), cut}, {second.data(), n - cut}};
   const gw_rows rows{payloads.data(), nbytes, ranks};
-  gw_decode_blocks(out, &blocks, &rows, codes_at);
+  std::vector<uint8_t> room(static_cast<size_t>(gw_blocks_room(code.block)));
+  gw_decode_blocks(out, &blocks, &rows, codes_at, room.data());
   return 0;
 }
