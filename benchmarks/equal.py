@@ -1,6 +1,6 @@
 """Are losses those of older code, bit for bit? Then what was measured of them there is no older than the code.
 
-    git clone . ../older && git -C ../older checkout COMMIT && make -C ../older .venv
+    git clone . ../older && git -C ../older checkout COMMIT && make -C ../older .venv/.lab
     python benchmarks/equal.py ../older                       # 7 minutes; any load will do
 
 Trains every task of `fidelity.py` in every of its configurations for some steps with both codes, and compares losses
