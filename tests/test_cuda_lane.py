@@ -21,8 +21,8 @@ LAUNCHES = {
     gw.AllReduce: 70, gw.AllGather: 100, gw.ScatterReduce: 180, gw.LeaderIndices: 35, gw.GlobalTopK: 80,
     gw.Exclusive: 50, gw.SplitGather: 100, gw.OkTopk: 120,
 }  # fmt: skip
-"""A step's at most, of one rank of four and one group of nine slots, in torch alone: `test_triton.py` has those of the
-kernels."""
+"""A step's at most, of one rank of four and one group of nine slots, in torch alone: `test_launches.py` has those of
+the kernels."""
 MORE = {gw.MultiLevel: 40, gw.ChunkTopK: 80, gw.TernGrad: 120, gw.Quantized: 140, gw.PowerSGD: 6}
 """And so many more: codes of few bits take many calls in torch."""
 FIRST = {type(part): case for case in CASES[::-1] for part in (case.compressor, case.communicator)}
