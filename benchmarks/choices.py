@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from chosen import COLUMNS, DENSE, cells, sooner, steps_to
-from fidelity import RANKS, STEPS, TASKS, rate, setting_of
+from fidelity import RANKS, STEPS, TASKS, rate
 from page import markdown
 from provenance import RESULTS, load, save
 from ranks import as_rank, collect
@@ -66,7 +66,7 @@ def main() -> None:
 
 def arguments_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", default=",".join(TASKS[:4]))
+    parser.add_argument("--tasks", default=",".join(list(TASKS)[:4]))
     parser.add_argument("--links", default="1gbit,100mbit,20mbit")
     parser.add_argument("--ranks", type=int, default=RANKS)
     parser.add_argument("--steps", type=int, default=STEPS)
@@ -79,7 +79,7 @@ class Training:
     """A fresh model in training; `handle` is what `attach` returned."""
 
     def __init__(self, task: str, steps: int, attach: Any) -> None:
-        self.setting = setting_of(task)
+        self.setting = TASKS[task]
         self.ddp = DistributedDataParallel(self.setting.task.build_model(0))
         self.handle = attach(self.ddp)
         self.optimizer = self.setting.optimizer_of(self.ddp.parameters(), self.setting.lr)

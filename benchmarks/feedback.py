@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from fidelity import STEPS, rate, setting_of
+from fidelity import STEPS, TASKS, rate
 from page import markdown
 from provenance import RESULTS, save
 from torch import Tensor
@@ -319,7 +319,7 @@ def known(task: str) -> list[dict[str, Any]]:
 
 def train(task: str, way: str, seed: int) -> dict[str, float]:
     """Held-out and training loss."""
-    setting = setting_of(task)
+    setting = TASKS[task]
     name, *dense = STATES.get(way, (way, False, False))
     model, send = setting.task.build_model(seed), WAYS[name]()
     optimizer = setting.optimizer_of(model.parameters(), setting.lr)

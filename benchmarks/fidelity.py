@@ -17,8 +17,9 @@ short goes on where it ended; remove the file after a change here.
 import argparse
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from itertools import product
 from statistics import mean
 from typing import Any
@@ -62,12 +63,17 @@ CONFIGURATIONS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A task, its optimizer and dense's best rate, of `rates`."""
+    """A task, its optimizer and dense's best rate, of `rates`. The task, which may read a data set, is made when it is
+    first asked for."""
 
-    task: Task
+    make: Callable[[], Task]
     optimizer: str
     lr: float
     rates: tuple[float, ...]
+
+    @cached_property
+    def task(self) -> Task:
+        return self.make()
 
     def optimizer_of(self, parameters: Any, lr: float) -> torch.optim.Optimizer:
         if self.optimizer == "sgd":
@@ -75,30 +81,22 @@ class Setting:
         return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
 
 
-TASKS = ("lstm-sgd", "gpt-adamw", "cnn-sgd", "cnn-adamw", "lstm-sgd-2m", "gpt-adamw-2m")
+def text(**model: Any) -> Callable[[], Task]:
+    return lambda: LanguageModel(context=64, batch=8, max_bytes=2_000_000, **model)
 
 
-@cache
-def setting_of(task: str) -> Setting:
-    """That of one of TASKS; nothing of the others is read."""
-    text: dict[str, Any] = {"context": 64, "batch": 8, "max_bytes": 2_000_000}
-    match task:
-        case "lstm-sgd":
-            lstm = LanguageModel(model="lstm", width=160, layers=1, **text)
-            return Setting(lstm, "sgd", 2.0, (1.0, 2.0, 3.0))
-        case "gpt-adamw":
-            gpt = LanguageModel(model="gpt", width=96, layers=2, heads=3, **text)
-            return Setting(gpt, "adamw", 0.004, (0.002, 0.004, 0.008))
-        case "lstm-sgd-2m":
-            lstm = LanguageModel(model="lstm", width=480, layers=1, **text)
-            return Setting(lstm, "sgd", 2.0, (1.0, 2.0, 3.0))
-        case "gpt-adamw-2m":
-            gpt = LanguageModel(model="gpt", width=240, layers=3, heads=3, **text)
-            return Setting(gpt, "adamw", 0.002, (0.001, 0.002, 0.004))
-    clothes = FashionMnist(model="cnn", width=16, batch=32)
-    if task == "cnn-sgd":
-        return Setting(clothes, "sgd", 0.05, (0.02, 0.05, 0.1))
-    return Setting(clothes, "adamw", 0.003, (0.001, 0.003, 0.01))
+def clothes() -> Task:
+    return FashionMnist(model="cnn", width=16, batch=32)
+
+
+TASKS = {
+    "lstm-sgd": Setting(text(model="lstm", width=160, layers=1), "sgd", 2.0, (1.0, 2.0, 3.0)),
+    "gpt-adamw": Setting(text(model="gpt", width=96, layers=2, heads=3), "adamw", 0.004, (0.002, 0.004, 0.008)),
+    "cnn-sgd": Setting(clothes, "sgd", 0.05, (0.02, 0.05, 0.1)),
+    "cnn-adamw": Setting(clothes, "adamw", 0.003, (0.001, 0.003, 0.01)),
+    "lstm-sgd-2m": Setting(text(model="lstm", width=480, layers=1), "sgd", 2.0, (1.0, 2.0, 3.0)),
+    "gpt-adamw-2m": Setting(text(model="gpt", width=240, layers=3, heads=3), "adamw", 0.002, (0.001, 0.002, 0.004)),
+}
 
 
 def main() -> None:
@@ -134,7 +132,7 @@ def known(file: str) -> list[dict[str, Any]]:
 
 def missing(arguments: argparse.Namespace, task: str, seed: int) -> list[tuple[str, float]]:
     """Names and rates of the runs that the results file lacks."""
-    setting = setting_of(task)
+    setting = TASKS[task]
     rates = setting.rates if arguments.rates else (setting.lr,)
     names = ("dense",) if arguments.rates else tuple(arguments.names.split(";"))
     done = {(run["task"], run["seed"], run["steps"], run["name"], run["lr"]) for run in known(arguments.save)}
@@ -163,7 +161,7 @@ def train(text: str, task: str, seed: int, lr: float, steps: int, transport: Tra
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel as DDP
 
-    setting, configuration = setting_of(task), parse(text)
+    setting, configuration = TASKS[task], parse(text)
     ddp = DDP(setting.task.build_model(seed))
     handle = configuration.attach(ddp, transport, seed, configuration.controller)
     optimizer = setting.optimizer_of(ddp.parameters(), lr)
@@ -202,7 +200,7 @@ def against_dense(runs: list[dict[str, Any]], name: str, key: str = "loss") -> l
 
 
 def of_task(task: str, steps: int, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    wanted = task, steps, setting_of(task).lr
+    wanted = task, steps, TASKS[task].lr
     mine = [run for run in results if (run["task"], run["steps"], run["lr"]) == wanted]
     return sorted(mine, key=lambda run: run["seed"])
 
@@ -211,7 +209,7 @@ def markdown(task: str, steps: int, results: list[dict[str, Any]]) -> str:
     runs = of_task(task, steps, results)
     dense = ", ".join(format(run["loss"], ".4f") for run in runs if run["name"] == "dense")
     lines = [
-        f"{task}, {steps} steps, lr {setting_of(task).lr}, dense {dense}",
+        f"{task}, {steps} steps, lr {TASKS[task].lr}, dense {dense}",
         "",
         "| | bytes a step | x | held out against dense, by seed | training |",
         "|---|---|---|---|---|",

@@ -12,7 +12,7 @@ Writes benchmarks/results/warm_up.json after every run, and prints a Markdown ta
 import argparse
 from typing import Any
 
-from fidelity import RANKS, STEPS, against_dense, setting_of, train
+from fidelity import RANKS, STEPS, TASKS, against_dense, train
 from provenance import load, save
 from ranks import as_rank, collect
 
@@ -45,7 +45,7 @@ def main() -> None:
 
 def job(task: str, seed: int) -> list[dict[str, Any]]:
     """All configurations of one task and seed."""
-    transport, lr = ProcessGroup.own(), setting_of(task).lr
+    transport, lr = ProcessGroup.own(), TASKS[task].lr
     return [
         {"task": task, "seed": seed, "name": name, "lr": lr} | train(text, task, seed, lr, STEPS, transport)
         for name, text in CONFIGURATIONS.items()

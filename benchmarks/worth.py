@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from fidelity import CONFIGURATIONS, STEPS, against_dense, of_task, setting_of
+from fidelity import CONFIGURATIONS, STEPS, TASKS, against_dense, of_task
 from provenance import load, save
 
 from gradwire.controllers.gain import delay_of, worth_of
@@ -22,7 +22,7 @@ from gradwire.ops.sample import sampled
 from gradwire.plans import Group, default_communicator, default_memory
 from gradwire.tuner import rehearsal
 
-TASKS = ("lstm-sgd", "gpt-adamw")
+REHEARSED = ("lstm-sgd", "gpt-adamw")
 BEFORE, KEPT = 12, 8
 DIVERGES = {"RandomK 1 %": "randomk:0.01"}
 WAYS = {name: text for name, text in CONFIGURATIONS.items() if name != "dense"} | DIVERGES
@@ -30,7 +30,7 @@ WAYS = {name: text for name, text in CONFIGURATIONS.items() if name != "dense"} 
 
 def main() -> None:
     torch.set_num_threads(1)
-    rows = [row for task in TASKS for row in rehearsed(task)]
+    rows = [row for task in REHEARSED for row in rehearsed(task)]
     save("worth.json", rows=rows)
     print("| | task | delay, steps | worth | held out against dense |\n|---|---|---|---|---|")
     for row in rows:
@@ -59,7 +59,7 @@ def rehearsed(task: str) -> list[dict[str, Any]]:
 
 def gradients(task: str) -> list[dict[str, torch.Tensor]]:
     """Samples of the gradients of dense steps."""
-    setting = setting_of(task)
+    setting = TASKS[task]
     model = setting.task.build_model(0)
     optimizer = setting.optimizer_of(model.parameters(), setting.lr)
     batches, kept = setting.task.batches(0, 1, 0), []
