@@ -1,11 +1,10 @@
-"""Are losses those of older code, bit for bit? Then what was measured of them there is no older than the code.
+"""Does this code train as older code does, bit for bit?
 
     git clone . ../older && git -C ../older checkout COMMIT && make -C ../older .venv/.lab
     python benchmarks/equal.py ../older                       # 7 minutes; any load will do
 
 Trains every task of `fidelity.py` in every of its configurations for some steps with both codes, and compares losses
-and bytes to their last digit. Adds to benchmarks/results/equal.json that the two codes train alike; where they do not,
-it names what differs and writes nothing.
+and bytes to their last digit; names the trainings that differ.
 """
 
 import json
@@ -14,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from provenance import RESULTS, ROOT, load, save
+from provenance import ROOT
 
 STEPS = 12
 FILE = "trained.json"
@@ -23,13 +22,10 @@ TRAIN = ["benchmarks/fidelity.py", "--steps", str(STEPS), "--seeds", "0", "--sav
 
 def main() -> None:
     roots = [Path(sys.argv[1]).resolve(), ROOT]
-    found = [_trained(process, root) for process, root in [(_train(root), root) for root in roots]]
-    (of, older), (is_, now) = ((result["code"], _by_name(result["runs"])) for result in found)
+    running = [(_train(root), root) for root in roots]
+    older, now = (_by_name(_trained(process, root)) for process, root in running)
     if different := [name for name in older.keys() | now.keys() if older.get(name) != now.get(name)]:
-        sys.exit("\n".join(["these do not train alike:", *sorted(different)]))
-    pairs = load("equal")["pairs"] if (RESULTS / "equal.json").exists() else []
-    pairs.append({"of": of, "is": is_, "trainings": len(now), "steps": STEPS})
-    save("equal.json", pairs=pairs)
+        sys.exit("\n".join(["these trainings differ:", *sorted(different)]))
     print(f"{len(now)} trainings of {STEPS} steps are equal to the last bit")
 
 
@@ -38,11 +34,11 @@ def _train(root: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([root / ".venv/bin/python", *TRAIN], cwd=root, stdout=subprocess.DEVNULL)
 
 
-def _trained(process: subprocess.Popen[bytes], root: Path) -> dict[str, Any]:
-    """What fidelity.py has written, once it is over."""
+def _trained(process: subprocess.Popen[bytes], root: Path) -> list[dict[str, Any]]:
+    """The trainings that fidelity.py has written, once it is over."""
     if process.wait():
         sys.exit(f"fidelity.py failed in {root}")
-    found = json.loads(_file(root).read_text())
+    found = json.loads(_file(root).read_text())["runs"]
     _file(root).unlink()
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from statistics import median
 
-from provenance import is_older, load
+from provenance import commits_ago, load
 
 
 @dataclass(frozen=True)
@@ -31,28 +31,31 @@ class Page:
     note: str = ""
 
     @property
-    def is_older(self) -> bool:
-        """Whether any of its results is older than the code that it measures."""
-        return any(is_older(load(name)) for table in self.tables for name in table.results)
+    def date(self) -> str:
+        """When the oldest of its results was measured."""
+        return min(load(name)["date"] for table in self.tables for name in table.results)
 
-    def __str__(self) -> str:
-        parts = [f"# {self.question}", f"**{self.verdict}**", *chain(*map(_parts, self.tables)), self.note]
+    def markdown(self, ages: bool = False) -> str:
+        """The page; with `ages` each origin says how many commits ago it was measured."""
+        tables = chain(*(_parts(table, ages) for table in self.tables))
+        parts = [f"# {self.question}", f"**{self.verdict}**", *tables, self.note]
         return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _parts(table: Shown) -> list[str]:
+def _parts(table: Shown, ages: bool) -> list[str]:
     grid = [markdown(table.columns, table.rows)] if table.rows else []
-    return [table.note, *grid, "\n".join(_origins(table.results))]
+    return [table.note, *grid, "\n".join(_origins(table.results, ages))]
 
 
-def _origins(names: Sequence[str]) -> list[str]:
+def _origins(names: Sequence[str], ages: bool) -> list[str]:
     """A line for each date, commit and machine, with the commands that ran there."""
     commands = defaultdict(list)
     for found in map(load, names):
         command = re.sub(r" --save \S+", "", found["command"])
-        older = " (older)" if is_older(found) else ""
+        ago = commits_ago(found) if ages else None
+        age = "" if ago is None else f" ({ago} commits ago)"
         machine = found["machine"].replace("2 cores, 2 threads", "2 cores").replace("(R)", "").replace(" Processor", "")
-        commands[f"{found['date']}, {found['commit']}{older}, {machine}"].append(f"`{command}`")
+        commands[f"{found['date']}, {found['commit']}{age}, {machine}"].append(f"`{command}`")
     return [f"- {origin}: {', '.join(own)}" for origin, own in commands.items()]
 
 

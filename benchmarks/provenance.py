@@ -1,37 +1,18 @@
-"""Results with where they come from: date, commit, machine, command, and the code that was measured.
+"""Results with where they come from: date, commit, machine and command."""
 
-A result is older than the code where the sources of what its script measures are not those that it was made with; but
-losses are not where both train alike to the last bit, as `equal.py` has shown.
-"""
-
-import ast
-import hashlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 import time
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 CALLED = "GRADWIRE_BENCHMARK"
-
-ALGORITHMS = ("compressors", "communicators", "memories", "ops", "native")
-STEP = (*ALGORITHMS, "runtime", "transports", "frontends")
-PLANNED = (*STEP, "schedule", "tuner")
-MEASURED = {
-    "ablation": PLANNED, "auto": PLANNED, "link_drop": PLANNED, "collectives": (*ALGORITHMS, "runtime", "transports"),
-    "controllers": (*STEP, "controllers"), "kernels": ("ops", "native"), "multilevel": ALGORITHMS,
-    "published": ("schedule", "lab/scheduling"), "search": ("schedule",), "selection": ALGORITHMS,
-    "wire": ("compressors", "communicators", "runtime", "transports"),
-}  # fmt: skip
-"""Whose sources a script measures; all others measure whole steps. Below gradwire/, but for native/."""
-LOSSES = ("benchmarks/fidelity.py", "benchmarks/warm_up.py", "benchmarks/worth.py", "benchmarks/choices.py --curves")
-"""What measures losses alone, in trainings of `fidelity.py`'s tasks."""
 
 
 def save(name: str, **found: Any) -> None:
@@ -42,7 +23,6 @@ def save(name: str, **found: Any) -> None:
         "commit": commit(),
         "machine": machine(),
         "command": command(),
-        "code": code(Path(sys.argv[0]).stem),
     }
     (RESULTS / name).write_text(json.dumps(origin | found, indent=1) + "\n")
     print(f"\nwritten to {RESULTS / name}")
@@ -59,45 +39,38 @@ def load(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def is_older(result: dict[str, Any]) -> bool:
-    """Whether what a result measured has changed since."""
-    now = {code(Path(result["command"].split()[1]).stem)}
-    if any(script in result["command"] for script in LOSSES):
-        for pair in reversed(load("equal")["pairs"]):
-            now |= {pair["of"]} if pair["is"] in now else set()
-    return result.get("code") not in now
+def commits_ago(result: dict[str, Any]) -> int | None:
+    """The number of commits since the one that was measured; None where git does not know that one."""
+    return _count(f"{measured_commit(result)}..HEAD")
 
 
-def code(script: str) -> str:
-    """A digest of the sources that the script measures, whatever comments and docstrings say, but for kernels of GPUs:
-    no result is of one."""
-    digest = hashlib.sha256()
-    for folder in MEASURED.get(script, STEP):
-        for path in sorted((ROOT if folder == "native" else ROOT / "gradwire").joinpath(folder).rglob("*")):
-            if path.suffix in {".py", ".cpp", ".h"} and path.parent.name != "triton":
-                source = path.read_text()
-                told = _instructions(source) if path.suffix == ".py" else source
-                digest.update(f"{path.relative_to(ROOT).as_posix()}{told}".encode())
-    return digest.hexdigest()[:12]
+def measured_commit(result: dict[str, Any]) -> str:
+    """The commit that was measured, the first where several were."""
+    return re.findall(r"[0-9a-f]{7,}", result["commit"])[0]
 
 
-@cache
-def _instructions(source: str) -> str:
-    """What a Python source has a computer do."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            node.body = [line for line in node.body if not _is_docstring(line)] or [ast.Pass()]
-    return ast.unparse(tree)
+def last_tag() -> str | None:
+    """The newest release in this history."""
+    return _git("describe", "--tags", "--abbrev=0") or None
 
 
-def _is_docstring(line: ast.stmt) -> bool:
-    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+def is_since(tag: str, result: dict[str, Any]) -> bool:
+    """Whether the commit that was measured has the release `tag` among its ancestors."""
+    return _count(f"{measured_commit(result)}..{tag}") == 0
+
+
+def _count(commits: str) -> int | None:
+    found = _git("rev-list", "--count", commits)
+    return int(found) if found else None
 
 
 def commit() -> str:
-    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return _git("describe", "--always", "--dirty=+", "--exclude=*")
+
+
+def _git(*command: str) -> str:
+    """What git prints; nothing where it fails, as outside of a checkout."""
+    return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def machine() -> str:

@@ -1,6 +1,7 @@
-"""The benchmarks' pages are what the generator makes of the results, and say what is older than the code."""
+"""The benchmarks' pages are what the generator makes of the results, and say where those come from."""
 
-import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,13 +17,9 @@ from page import Page, Shown
 from questions import QUESTIONS
 from systems import SYSTEMS
 
-MARKS = re.compile(r" \(older\)|\| (?:older|this) \|")
-
 
 def test_what_is_committed_is_what_the_generator_makes():
-    """But for the marks, which follow the code: `make benchmarks` and `make docs` set them."""
-    committed = {path: MARKS.sub("", path.read_text()) for path in FOLDER.glob("*.md")}
-    assert committed == {path: MARKS.sub("", text) for path, text in pages().items()}, "run `make benchmarks`"
+    assert {path: path.read_text() for path in FOLDER.glob("*.md")} == pages(), "run `make benchmarks`"
 
 
 def test_every_result_says_where_it_comes_from():
@@ -52,45 +49,41 @@ def _words(lines: Iterable[str]) -> int:
 
 
 @pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a result of `wire.py`, as it was just written."""
-    for folder in ("runtime", "schedule"):
-        (tmp_path / "gradwire" / folder).mkdir(parents=True)
-        (tmp_path / "gradwire" / folder / "core.py").write_text("x = 1\n")
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of one commit with a result of `wire.py`, as it was just written."""
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     monkeypatch.setattr(provenance, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(provenance, "commit", lambda: "abc1234")
     monkeypatch.setattr(sys, "argv", ["/somewhere/wire.py", "--only", "a b"])
     provenance.save("wire.json", rows=[1])
     return tmp_path
 
 
-def test_a_result_is_older_once_what_it_measured_has_changed(measured: Path):
+def git(folder: Path, *command: str) -> None:
+    someone = ["-c", "user.name=someone", "-c", "user.email=someone@example.org"]
+    subprocess.run(["git", *someone, *command], cwd=folder, check=True)
+
+
+def test_a_page_says_which_command_measured_it_and_how_many_commits_ago(repository: Path):
     page = Page("wire", "Sent?", "Yes.", [Shown(["wire"], ["a"], [["b"]])])
-    assert "`python benchmarks/wire.py --only 'a b'`" in str(page)
-    assert ", abc1234, " in str(page)
-    (measured / "gradwire" / "schedule" / "core.py").write_text("x = 2\n")  # which wire.py does not measure
-    assert "older" not in str(page)
-    assert not page.is_older
-    (measured / "gradwire" / "runtime" / "core.py").write_text('"""One."""\n\nx = 1  # not two\n"""Of what."""\n')
-    assert not page.is_older
-    (measured / "gradwire" / "runtime" / "core.py").write_text("x = 2\n")
-    assert "(older)" in str(page)
-    assert page.is_older
+    for _ in range(2):
+        git(repository, "commit", "--quiet", "--allow-empty", "--message", "later")
+    assert "`python benchmarks/wire.py --only 'a b'`" in page.markdown(ages=True)
+    assert f"{provenance.load('wire')['commit']} (2 commits ago), " in page.markdown(ages=True)
+    assert "ago" not in page.markdown()
 
 
-def test_losses_are_no_older_than_code_that_trains_alike_but_times_are(measured: Path):
-    def result(command: str, measured: str) -> dict[str, str]:
-        return {"command": f"python benchmarks/{command}", "code": measured}
+def test_a_result_is_measured_since_a_release_or_not(repository: Path):
+    git(repository, "tag", "v1")
+    assert provenance.last_tag() == "v1"
+    assert provenance.is_since("v1", provenance.load("wire"))
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "later")
+    git(repository, "tag", "v2")
+    assert not provenance.is_since("v2", provenance.load("wire"))
 
-    now = provenance.code("fidelity")
-    pairs = [{"of": "first", "is": "second"}, {"of": "second", "is": now}, {"of": "other", "is": "third"}]
-    provenance.save("equal.json", pairs=pairs)
-    for command, age, older in [
-        ("fidelity.py", now, False),
-        ("fidelity.py --steps 1500", "first", False),
-        ("choices.py --curves", "second", False),
-        ("fidelity.py", "other", True),
-        ("choices.py", "second", True),
-    ]:
-        assert provenance.is_older(result(command, age)) == older
+
+def test_without_git_a_page_has_no_ages(repository: Path):
+    shutil.rmtree(repository / ".git")
+    page = Page("wire", "Sent?", "Yes.", [Shown(["wire"], ["a"], [["b"]])])
+    assert page.markdown(ages=True) == page.markdown()

@@ -63,7 +63,7 @@ def _with_algorithms(entry: Any, kinds: dict[str, list[Entry]]) -> Any:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fills in what is measured and what is source; links that leave the site go as text."""
     if (made := ROOT / "docs" / page.file.src_uri).parent == document.FOLDER:
-        return document.pages()[made]
+        return document.pages(ages=True)[made]
     filled = _INSERT.sub(lambda found: _inserted(*found.groups()), markdown)
     return re.sub(r"\[([^]]+)\]\((?:\.\./)[^)]*\)", r"\1", filled) if page.file.src_uri.count("/") == 0 else filled
 
