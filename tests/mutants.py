@@ -1,0 +1,241 @@
+"""Does a fault in the code fail a test? Plants one-line faults, one at a time, and runs the tests.
+
+    python tests/mutants.py                 # all of them, about an hour on one core
+    python tests/mutants.py --part 0/2      # every second one: another checkout takes the rest
+    python tests/mutants.py --only memories # those in files whose path has this word
+
+Works in this checkout, which must have no uncommitted change, and puts every file back. Runs the tests of the area
+first, all others after them, and stops at the first failure. Prints which faults no test found; ends with 1 if more
+than one in twenty were not. pytest does not collect this file.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LEAST = 0.95
+"""The share of faults that tests have to find."""
+LIMIT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The only place in `file` (below gradwire/) that reads `old` reads `new` instead."""
+
+    file: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.old.strip()}  ->  {self.new.strip()}"
+
+
+AREAS = {
+    "compressors": ["laws", "oracles", "sparsifiers", "low_rank", "chunked", "nearest", "multi_level", "schedules"],
+    "communicators": ["laws_collectives", "laws", "oracles", "partial"],
+    "memories": ["laws", "oracles", "defects", "checkpoint"],
+    "ops": ["select", "entries", "mean", "finite", "checksum", "native", "native_entries", "native_low_rank", "low_rank",
+            "laws", "triton", "cuda_lane"],
+    "runtime": ["machine", "runtime", "elastic", "lost_ranks", "checkpoint", "trace", "laws", "ending"],
+    "checkpoint": ["checkpoint", "elastic", "resume"],
+    "schedule": ["schedule", "schedule_profile", "simulate", "progress", "schedules"],
+    "controllers": ["controllers", "gravac", "cat", "lgreco", "schedules"],
+    "transports": ["laws", "connections", "lost_ranks", "runtime"],
+    "plans": ["plan", "partial", "cli"],
+    "frontends": ["front_ends", "attach", "fragments", "sharded"],
+}  # fmt: skip
+"""The test files that run first for each package or module."""
+
+FAULTS = [
+    # compressors
+    Fault("compressors/sparse.py", "return max(1, int(n * self.ratio))", "return max(1, int(n * self.ratio) + 1)"),
+    Fault("compressors/sparse.py", "edges[:-1], edges.diff()", "edges[1:], edges.diff()"),
+    Fault("compressors/sparse.py", "            values.mul_(sizes)\n", "            values.mul_(sizes + 1)\n"),
+    Fault("compressors/sparse.py", "        x.index_fill_(-1, indices, 0)\n", ""),
+    Fault("compressors/sparse.py", "manual_seed(context.shared_seed())", "manual_seed(context.own_seed())"),
+    Fault("compressors/sign.py", "(context.rank + context.step) % 2 == 0", "True"),
+    Fault("compressors/sign.py", "            votes.sign_()\n", ""),
+    Fault("compressors/sign.py", "1 - self.momentum, out=momentum", "self.momentum, out=momentum"),
+    Fault("compressors/dense.py", "self.largest / context.world if", "self.largest if"),
+    Fault("compressors/chunked.py", "values.mul_(1 - 2 * signs)", "values.mul_(2 * signs - 1)"),
+    Fault("compressors/chunked.py", ".mul_(places < n)", ""),
+    Fault("compressors/chunked.py", "x.scatter_add_(1, places, values.neg_())", "x.scatter_add_(1, places, values)"),
+    Fault("compressors/all_dimension.py", "        x.index_fill_(0, elements, 0)\n", ""),
+    Fault("compressors/all_dimension.py", "max(1, round(self.ratio * length))", "max(1, int(self.ratio * length))"),
+    Fault("compressors/low_rank.py", "orthogonalize(p.sums)", "pass"),
+    Fault("compressors/low_rank.py", "subtract_product(views.matrices, p.sums, q.sent)",
+          "subtract_product(views.matrices, p.sums, q.sums)"),
+    Fault("compressors/low_rank.py", "            self._sent.sub_(self._factors)\n", ""),
+    Fault("compressors/low_rank.py", "            zero_each(dense)\n", "            pass\n"),
+    Fault("compressors/alternating.py", "even = context.step % 2 == 0", "even = context.step % 2 == 1"),
+    Fault("compressors/alternating.py", "(basis.sums, factors.sent)", "(basis.sums, factors.sums)"),
+    Fault("compressors/interleaved.py", "step % self.period == self.period - 1", "step % self.period == 0"),
+    Fault("compressors/reused.py", "age + 1]", "age]"),
+    Fault("compressors/reused.py", "torch.where(change > 2, -2.0, -1.0)", "torch.where(change > 2, -1.0, -2.0)"),
+    Fault("compressors/multi_level.py", "least = self.min_share * whole", "least = whole"),
+    Fault("compressors/multi_level.py", "ratio=codec.ratio / self.further", "ratio=codec.ratio"),
+    Fault("compressors/sidco.py", "1 / (self.stages - stage)", "1 / self.stages"),
+    Fault("compressors/factors.py", "            at += size\n", ""),
+    Fault("compressors/context.py", "self.rank + 1", "1"),
+    Fault("compressors/context.py", "value.isfinite().all()", "True"),
+    # communicators
+    Fault("communicators/all_gather.py", "out.mul_(context.world).div_(", "out.div_("),
+    Fault("communicators/scatter_reduce.py", "                x[a:b].add_(total)  # what is left of the sum\n",
+          "                pass\n"),
+    Fault("communicators/scatter_reduce.py", "min(n, rank * size) for rank in range(world + 1)",
+          "rank * size for rank in range(world + 1)"),
+    Fault("communicators/split_gather.py", "            x[a:b].add_(total[: b - a])\n", "            pass\n"),
+    Fault("communicators/split_gather.py", "            total.zero_()\n", ""),
+    Fault("communicators/exclusive.py", "parts[(rank + context.step) % context.world]", "parts[rank]"),
+    Fault("communicators/leader_indices.py", "leader = context.step % context.world", "leader = 0"),
+    Fault("communicators/global_top_k.py", "vector.total().index_add_(0, *dropped)", "pass"),
+    Fault("communicators/global_top_k.py", "sums.index_fill_(0, best, 0)", "sums"),
+    Fault("communicators/ok_topk.py", ".sub_(out[a:b])", ""),
+    Fault("communicators/ok_topk.py", "values.mul_(magnitude >= level)", "values.mul_(magnitude > level)"),
+    Fault("communicators/wire.py", "return Wire(2 * (world - 1), 2 * (world - 1) * nbytes // world)",
+          "return Wire(2 * (world - 1), (world - 1) * nbytes // world)"),
+    # memories
+    Fault("memories/residual.py", "gradient.onto(*flat[RESIDUAL], self.decay)", "gradient.onto(*flat[RESIDUAL], 1.0)"),
+    Fault("memories/dgc.py", "        mask_zeros(flat[VELOCITY].new, flat[RESIDUAL].new)\n", "        pass\n"),
+    Fault("memories/dgc.py", "self.clip / (ranks * sqrt(ranks))", "self.clip / ranks"),
+    Fault("memories/dgc.py", "gradient.onto(*velocity, self.momentum)", "gradient.onto(*velocity)"),
+    # ops: what all devices share
+    Fault("ops/kernels.py", "indices, values), alpha=-1)", "indices, values))"),
+    Fault("ops/kernels.py", "x[start:end].mul_(other[start:end].ne(0))", "x[start:end].mul_(other[start:end].eq(0))"),
+    Fault("ops/lazy_sum.py", "self.old, self.gradient, self.decay = self.next, None, 1.0",
+          "self.old, self.gradient, self.decay = self.next, None, self.decay"),
+    Fault("ops/lazy_sum.py", "self.nonfinite.fill_(torch.nan)", "self.nonfinite.fill_(0)"),
+    Fault("ops/ranges.py", "min(most, ceil(slack * k / world))", "min(most, int(slack * k / world))"),
+    Fault("ops/ranges.py", "origin = start if relative else 0", "origin = 0"),
+    Fault("ops/threshold.py", "len(found[0]) >= LEAST * k", "True"),
+    Fault("ops/matrices.py", "gap == last.apart or", "True or"),
+    # ops: reference
+    Fault("ops/reference/largest.py", "chosen = magnitude > kth", "chosen = magnitude >= kth"),
+    Fault("ops/reference/largest.py", "slack * rank**0.5 + slack", "-slack * rank**0.5"),
+    Fault("ops/reference/adding.py", "part.add_(old * decay)", "part.add_(old)"),
+    Fault("ops/reference/entries.py", "level + 8 * (values < 0)", "level"),
+    Fault("ops/reference/entries.py", "(exponents[:7] + 0.5)", "(exponents[:7] + 0.75)"),
+    Fault("ops/reference/places.py", "(places - ranks[0, :m] << layout.low_bits)", "(places << layout.low_bits)"),
+    Fault("ops/reference/factors.py", "factor.addcmul_(other, is_zero).mul_(scale)", "factor.mul_(scale)"),
+    Fault("ops/reference/bits.py", "bitorder=\"little\"", "bitorder=\"big\""),
+    Fault("ops/reference/decoding.py", "(part.add_ if rank else part.copy_)(values)", "part.copy_(values)"),
+    Fault("ops/reference/low_rank.py", "from_.baddbmm_(p.mT, q, alpha=-1)", "from_.baddbmm_(p.mT, q)"),
+    Fault("ops/reference/grid.py", "grid.gather(rows.sub_(sent), x)", "grid.gather(rows, x)"),
+    Fault("ops/reference/slices.py", "chosen -= np.arange(rows)[:, None] * length", "chosen -= length"),
+    # ops: native
+    Fault("ops/native/low_rank.py", "right.data_ptr(), False)", "right.data_ptr(), True)"),
+    Fault("ops/native/selecting.py", "step = max(COLUMNS, TILE // rows)", "step = 1 + max(COLUMNS, TILE // rows)"),
+    # ops: Triton, in its interpreter
+    Fault("ops/triton/factors.py", "source = before if size == 0 else factors", "source = factors"),
+    Fault("ops/triton/codes.py", "sent = tl.where(x >= 0, high[:, None], low[:, None])", "sent = high[:, None]"),
+    Fault("ops/triton/codes.py", "tl.maximum(width - others, 1)", "tl.maximum(width, 1)"),
+    Fault("ops/triton/codes.py", "used = (width[:, None] * BITS + 7) // 8", "used = (width[:, None] * BITS) // 8"),
+    # runtime
+    Fault("runtime/arenas.py", "self._arena.holds[self._first : self._last] = bytes([1 - half])",
+          "self._arena.holds[self._first : self._last] = bytes([half])"),
+    Fault("runtime/arenas.py", "arena.used[:] = bytes(arena.used[places[slot]] for slot in order)", "pass"),
+    Fault("runtime/arenas.py", "                arena.holds[place] = half\n", ""),
+    Fault("runtime/store.py", "            _copy_rows(mine, tensor)\n", "            pass\n"),
+    Fault("runtime/store.py", "self.parts[RESIDUAL].used = not whole", "self.parts[RESIDUAL].used = False"),
+    Fault("runtime/store.py", "            self._arenas.clear(kind, i)\n", "            pass\n"),
+    Fault("runtime/exchange.py", "return 1 / ranks if self.scale is None else", "return 1 / ranks if True else"),
+    Fault("runtime/exchange.py", "nonfinite.add_(flags.view(1))", "nonfinite.copy_(flags.view(1))"),
+    Fault("runtime/exchange.py", "            self.nonfinite.add_(nonfinite)\n", "            pass\n"),
+    Fault("runtime/exchange.py", "            self.nonfinite.zero_()\n", "            pass\n"),
+    Fault("runtime/exchange.py", "                    after[slot].copy_(before[slot])\n", "                    pass\n"),
+    Fault("runtime/steps.py", "        self.number += 1\n", "        self.number += 0\n"),
+    Fault("runtime/steps.py", "used.clamp_(max=1)", "used.clamp_(min=1)"),
+    Fault("runtime/steps.py", "                exchange.given.gradients.spoil()\n", "                pass\n"),
+    Fault("runtime/steps.py", "            exchange.commit() if whole else exchange.forget()",
+          "            exchange.commit()"),
+    Fault("runtime/machine.py", "if entry.turn == 0 and entry.group not in self._complete:",
+          "if entry.group not in self._complete:"),
+    Fault("runtime/machine.py", "        self._complete.clear()\n", ""),
+    Fault("script.py", "if len(in_flight) >= IN_FLIGHT:", "if len(in_flight) > IN_FLIGHT:"),
+    # checkpoint
+    Fault("checkpoint.py", "tensor[rank::ranks].sum(0)", "tensor[rank]"),
+    Fault("checkpoint.py", "tensor.detach().clone() for name", "tensor.detach() for name"),
+    Fault("checkpoint.py", "else torch.zeros_like(like)", "else like"),
+    # schedule
+    Fault("schedule/search.py", "option.wire(units) + option.local(elements)", "option.wire(units)"),
+    Fault("schedule/search.py", "problem.around_s + max", "max"),
+    Fault("schedule/timeline.py", "Span(\"wait\", start + done, end,", "Span(\"wait\", start, end,"),
+    Fault("schedule/bounds.py", "self.least_s = np.maximum(self.least_s, through_s)",
+          "self.least_s = np.maximum(self.least_s, 1.1 * through_s)"),
+    # controllers
+    Fault("controllers/gravac.py", "throughput = gain / summary.seconds", "throughput = gain"),
+    Fault("controllers/gravac.py", "            self._factors.step_back()\n", "            pass\n"),
+    Fault("controllers/guard.py", "max(LOSS_RISE * before, before + 3 * noise)", "LOSS_RISE * before"),
+    Fault("controllers/accordion.py", "self._began = seen.step + 1", "self._began = seen.step"),
+    Fault("controllers/warm_up.py", "(self._done - self.dense) * stages", "self._done * stages"),
+    Fault("controllers/factors.py", "throughput < PAST_PEAK * best", "throughput < best / PAST_PEAK"),
+    Fault("controllers/factors.py", "max(0, self.index - 1), True", "self.index, True"),
+    Fault("controllers/gain.py", "return sqrt(share)", "return share"),
+]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--check", action="store_true", help="only that every fault's place is there, once")
+    arguments = parser.parse_args()
+    first, step = map(int, arguments.part.split("/"))
+    faults = [fault for fault in FAULTS[first::step] if arguments.only in fault.file]
+    if lost := [fault for fault in faults if (ROOT / "gradwire" / fault.file).read_text().count(fault.old) != 1]:
+        sys.exit("\n".join(["these are not in the code, or not once:", *map(str, lost)]))
+    if not arguments.check:
+        _try_all(faults)
+
+
+def _try_all(faults: list[Fault]) -> None:
+    if subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, check=True).stdout.strip():
+        sys.exit("this checkout has uncommitted changes; commit them first, for files are put back with git")
+    missed = []
+    for number, fault in enumerate(faults, 1):
+        found = _found_by(fault)
+        print(f"{number}/{len(faults)}  {found or 'NOT FOUND'}  {fault}", flush=True)
+        missed += [] if found else [fault]
+    print(f"{len(faults) - len(missed)} of {len(faults)} found", *map(str, missed), sep="\n")
+    sys.exit(len(missed) > (1 - LEAST) * len(faults))
+
+
+def _found_by(fault: Fault) -> str:
+    """The first test that fails with the fault, or nothing."""
+    file = ROOT / "gradwire" / fault.file
+    original = file.read_text()
+    try:
+        file.write_text(original.replace(fault.old, fault.new))
+        own = [
+            ROOT / "tests" / f"test_{name}.py" for name in AREAS.get(Path(fault.file).parts[0].removesuffix(".py"), ())
+        ]
+        others = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path not in own]
+        return _first_failure(own) or _first_failure(others)
+    finally:
+        file.write_text(original)
+
+
+def _first_failure(files: list[Path]) -> str:
+    """Runs these tests until one fails; its name, or nothing where all pass."""
+    if not files:
+        return ""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *map(str, files)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"more than {LIMIT_S:.0f} s"
+    if done.returncode == 0:
+        return ""
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return (failed or done.stdout.splitlines() or ["a crash"])[-1][:120]
+
+
+if __name__ == "__main__":
+    main()
