@@ -38,8 +38,8 @@ AREAS = {
     "compressors": ["laws", "oracles", "sparsifiers", "low_rank", "chunked", "nearest", "multi_level", "schedules"],
     "communicators": ["laws_collectives", "laws", "oracles", "partial"],
     "memories": ["laws", "oracles", "defects", "checkpoint"],
-    "ops": ["select", "entries", "mean", "finite", "checksum", "native", "native_entries", "native_low_rank", "low_rank",
-            "laws", "triton", "cuda_lane"],
+    "ops": ["select", "entries", "mean", "finite", "checksum", "native", "native_entries", "native_low_rank",
+            "low_rank", "laws", "triton", "cuda_lane"],
     "runtime": ["machine", "runtime", "elastic", "lost_ranks", "checkpoint", "trace", "laws", "ending"],
     "checkpoint": ["checkpoint", "elastic", "resume"],
     "schedule": ["schedule", "schedule_profile", "simulate", "progress", "schedules"],
@@ -133,7 +133,6 @@ FAULTS = [
     Fault("ops/triton/factors.py", "source = before if size == 0 else factors", "source = factors"),
     Fault("ops/triton/codes.py", "sent = tl.where(x >= 0, high[:, None], low[:, None])", "sent = high[:, None]"),
     Fault("ops/triton/codes.py", "tl.maximum(width - others, 1)", "tl.maximum(width, 1)"),
-    Fault("ops/triton/codes.py", "used = (width[:, None] * BITS + 7) // 8", "used = (width[:, None] * BITS) // 8"),
     # runtime
     Fault("runtime/arenas.py", "self._arena.holds[self._first : self._last] = bytes([1 - half])",
           "self._arena.holds[self._first : self._last] = bytes([half])"),
