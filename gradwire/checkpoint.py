@@ -126,7 +126,7 @@ def pack(exported: Exported, job: Mapping[str, Tensor], step: int, about: About)
     everything = {**exported, "": job}
     tensors = {f"{name}{SEPARATOR}{key}": tensor.detach().clone() for name, key, tensor in _each(everything)}
     words = {"format": FORMAT, **asdict(about), "tensors": {key: _kind(tensor) for key, tensor in tensors.items()}}
-    return {STEP: torch.tensor(step), ABOUT: letters(json.dumps(words))} | tensors
+    return {STEP: torch.tensor(step, dtype=torch.int64, device="cpu"), ABOUT: letters(json.dumps(words))} | tensors
 
 
 def unpack(state: Mapping[str, Tensor]) -> Unpacked:

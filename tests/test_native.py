@@ -231,9 +231,9 @@ def test_signs_survive_packing(n: int, zero_is_plus: bool):
 @needs_library
 def test_what_cannot_be_read_is_refused_in_one_line():
     x = torch.zeros(8)
-    with pytest.raises(ValueError, match="dense float32, bfloat16 or float16"):
+    with pytest.raises(ValueError, match="kernels take float32, bfloat16 or float16, dense"):
         native.add_in(x, None, torch.zeros(8, dtype=torch.float64), 1.0, 1.0)
-    with pytest.raises(ValueError, match="dense float32, bfloat16 or float16"):
+    with pytest.raises(ValueError, match="kernels take float32, bfloat16 or float16, dense"):
         native.add_in(x, None, torch.zeros(16)[::2], 1.0, 1.0)
     with pytest.raises(ValueError, match="the gradient has 7 elements, the vector 8"):
         native.add_in(x, None, [torch.zeros(3), 4], 1.0, 1.0)

@@ -13,6 +13,11 @@ MAY_USE_THE_NETWORK = {
     "torch_private.py",
 }
 MOST_CHOICES_BY_KIND = 10
+MAKES_TENSORS = {
+    "Tensor", "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace",
+    "normal", "ones", "rand", "randint", "randn", "randperm", "range", "scalar_tensor", "tensor", "zeros",
+}  # fmt: skip
+"""Functions of torch whose result depends on `torch.set_default_dtype` or `torch.set_default_device`."""
 
 
 def test_only_transports_front_ends_and_the_lab_use_torch_distributed():
@@ -46,6 +51,22 @@ def test_few_paths_are_chosen_by_the_kind_of_our_own_objects():
         for call in _choosing(ast.parse(path.read_text()))
     ]
     assert len(chosen) <= MOST_CHOICES_BY_KIND, chosen
+
+
+def test_every_tensor_that_is_made_says_its_type_and_device():
+    vague = [
+        f"{path.relative_to(PACKAGE)}:{call.lineno} {ast.unparse(call)}"
+        for path in PACKAGE.rglob("*.py")
+        if "lab" not in path.relative_to(PACKAGE).parts  # whose jobs set no default
+        for call in _making(ast.parse(path.read_text()))
+        if not {"dtype", "device"} <= {keyword.arg for keyword in call.keywords}
+    ]
+    assert vague == []
+
+
+def _making(tree: ast.Module) -> list[ast.Call]:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [call for call in calls if ast.unparse(call.func) in {f"torch.{name}" for name in MAKES_TENSORS}]
 
 
 def _choosing(tree: ast.Module) -> list[ast.Call]:

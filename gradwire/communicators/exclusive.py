@@ -61,7 +61,7 @@ class Exclusive(SparseCommunicator):
         yield Gather(mine, everyones)
 
         def starts() -> Tensor:
-            return to_device(torch.tensor([[start] for start, _ in parts]), x.device)
+            return to_device(torch.tensor([[start] for start, _ in parts], dtype=torch.int64, device="cpu"), x.device)
 
         found, filled = unpack_places(everyones.body, places)
         found += context.buffers.once((self, "starts", context.step % world), starts)

@@ -56,7 +56,10 @@ class OkTopk(SparseCommunicator):
         return all_to_all(world * framed(size), world) + all_gather(framed(size + 4 * POINTS), world)
 
     def init_group(self) -> dict[str, Tensor]:
-        return {"quantiles": torch.zeros(POINTS + 1, dtype=torch.int64), "threshold": torch.zeros(1)}
+        return {
+            "quantiles": torch.zeros(POINTS + 1, dtype=torch.int64, device="cpu"),
+            "threshold": torch.zeros(1, dtype=torch.float32, device="cpu"),
+        }
 
     def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x = vector.total()
@@ -87,7 +90,7 @@ class OkTopk(SparseCommunicator):
         if threshold is None:
             context.group.stage("threshold", _keep_largest(values, k))
         if can_count(x) and not 2 / 3 <= int(values.count_nonzero()) / k <= 4 / 3:
-            context.group.stage("threshold", torch.zeros(1))
+            context.group.stage("threshold", torch.zeros(1, dtype=torch.float32, device="cpu"))
         if rebalances:
             context.group.stage("quantiles", _mean_quantiles(everyones.body[:, entries.nbytes :], n))
         out = mean.vector().zero_().index_add_(0, places, values)  # none of these are equal, but for zeros
@@ -126,7 +129,9 @@ def _bounds(n: int, context: GroupContext) -> list[int]:
 def _quantiles(indices: Tensor, n: int) -> Tensor:
     """The coordinates (POINTS,) that cut ascending indices into equal parts, from 0; even ones where there are none."""
     m = len(indices)
-    grid = torch.arange(POINTS, device=indices.device).mul_(m or n).div_(POINTS, rounding_mode="floor")
+    grid = (
+        torch.arange(POINTS, dtype=torch.int64, device=indices.device).mul_(m or n).div_(POINTS, rounding_mode="floor")
+    )
     cuts = indices[grid] if m else grid
     cuts[:1].zero_()
     return cuts

@@ -64,10 +64,16 @@ class Places:
         self._cuts = [cut for cut, _ in whole]
         self._parts = [slice(start, start + cut.count * cut.length) for cut, start in whole]
         self.sent, self._long = sum(cut.sent for cut in cuts), sum(cut.sent for cut in cuts if not cut.short)
-        starts = [start + torch.arange(cut.count).mul_(cut.apart).repeat_interleave(cut.kept) for cut, start in whole]
-        strides = torch.tensor([cut.stride for cut in self._cuts])
+        starts = [
+            start + torch.arange(cut.count, dtype=torch.int64, device="cpu").mul_(cut.apart).repeat_interleave(cut.kept)
+            for cut, start in whole
+        ]
+        strides = torch.tensor([cut.stride for cut in self._cuts], dtype=torch.int64, device="cpu")
         self._starts = to_device(torch.cat(starts), device)
-        self._strides = to_device(strides.repeat_interleave(torch.tensor([cut.sent for cut in self._cuts])), device)
+        self._strides = to_device(
+            strides.repeat_interleave(torch.tensor([cut.sent for cut in self._cuts], dtype=torch.int64, device="cpu")),
+            device,
+        )
 
     def select(self, x: Tensor) -> Tensor:
         """Indices (sent,) int64, within their slices, of the largest elements of all slices of x (n,)."""

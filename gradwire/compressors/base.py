@@ -180,5 +180,5 @@ def context_for(layout: Layout, compressor: Compressor, device: torch.device) ->
         layout, 0, 1, buffers, Workspace(device), SlotState(slots), GroupState(compressor.init_group())
     )
     for name in compressor.flat_state:
-        context.flat[name] = Halves(*torch.zeros(2, layout.numel, device=device))
+        context.flat[name] = Halves(*torch.zeros(2, layout.numel, dtype=torch.float32, device=device))
     return context

@@ -104,7 +104,7 @@ class ChunkTopK(Selective):
         parts = self._parts(payloads, n)
         signs = unpack_words(parts.signs, 1, self.k)
         places = unpack_words(parts.places, self.place_bits, self.k)
-        places += torch.arange(0, n, self.of, device=places.device)[:, None]
+        places += torch.arange(0, n, self.of, dtype=torch.int64, device=places.device)[:, None]
         values = parts.scales.float().repeat_interleave(self.k // self.levels, 2)
         values.mul_(1 - 2 * signs).mul_(places < n)  # the last chunk may have chosen from behind the end
         return places.clamp_(max=n - 1).flatten(1), values.flatten(1)

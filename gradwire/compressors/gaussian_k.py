@@ -38,7 +38,7 @@ class GaussianK(Estimated):
     def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
         deviation, mean = torch.std_mean(x, -1, correction=0, keepdim=True)
         threshold = mean.abs() + _quantile(sample.share) * deviation
-        tries = threshold / torch.exp2(torch.arange(TRIES, device=x.device))
+        tries = threshold / torch.exp2(torch.arange(TRIES, dtype=torch.float32, device=x.device))
         return tries.masked_fill_(sample.counts(tries) < LEAST * sample.expected, 0).amax(-1)
 
 

@@ -30,7 +30,9 @@ def beyond_rank(matrix: Tensor, ranks: Sequence[int]) -> list[float]:
     if not most:
         return [0.0] * len(ranks)
     generator = torch.Generator().manual_seed(most)
-    q = torch.randn(matrix.shape[1], min(most + 4, *matrix.shape), generator=generator).to(matrix.device)
+    q = torch.randn(
+        matrix.shape[1], min(most + 4, *matrix.shape), generator=generator, dtype=torch.float32, device="cpu"
+    ).to(matrix.device)
     for _ in range(2):
         p = torch.linalg.qr(matrix @ q).Q
         q = torch.linalg.qr(matrix.T @ p).Q

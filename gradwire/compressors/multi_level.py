@@ -80,7 +80,7 @@ class MultiLevel(MultiRound):
         return self.codec.local_arithmetic
 
     def init_group(self) -> dict[str, Tensor]:
-        return self.codec.init_group() | {"norms": torch.full((TAIL,), torch.nan)}
+        return self.codec.init_group() | {"norms": torch.full((TAIL,), torch.nan, dtype=torch.float32, device="cpu")}
 
     def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction:
         x = vector.total()

@@ -42,6 +42,6 @@ class RedSync(Estimated):
     def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
         total, peak = (torch.linalg.vector_norm(x, order, -1, keepdim=True) for order in (1, torch.inf))
         mean = total / x.shape[-1]
-        steps = torch.arange(PRECISION, 1, PRECISION, device=x.device)
+        steps = torch.arange(PRECISION, 1, PRECISION, dtype=torch.float32, device=x.device)
         tries = mean + steps * (peak - mean)
         return tries.masked_fill_(sample.counts(tries) < sample.expected, 0).amax(-1)

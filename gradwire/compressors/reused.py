@@ -38,14 +38,16 @@ class ReusedThreshold(Sparse):
             raise ValueError(f"period={self.period}, warmup={self.warmup} count steps; use period=5, warmup=15")
 
     def init_group(self) -> dict[str, Tensor]:
-        return {"reused": torch.tensor([0.0, self.period, 0.0])}  # threshold, τ, steps since it was exact
+        return {
+            "reused": torch.tensor([0.0, self.period, 0.0], dtype=torch.float32, device="cpu")
+        }  # threshold, τ, steps since it was exact
 
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         threshold, tau, age = context.group["reused"].tolist()
         if context.step >= self.warmup and age < tau and threshold:
             chosen = passing(x, threshold, k) if can_count(x) else top_k_by_bound(x, k, threshold)
             if chosen is not None:
-                kept = to_device(torch.tensor([threshold, tau, age + 1]), x.device)
+                kept = to_device(torch.tensor([threshold, tau, age + 1], dtype=torch.float32, device="cpu"), x.device)
                 if not can_count(x):  # the host learns with the state, before the next step, whether it still fits
                     kept[:1].mul_(fits(x, threshold, k))
                 context.group.stage("reused", kept)
@@ -60,5 +62,5 @@ class ReusedThreshold(Sparse):
         if not old:
             return torch.full_like(new, tau)
         change = (new - old).abs() / old * 10
-        grows, shrinks = torch.where(change < 0.5, 2.0, 1.0), torch.where(change > 2, -2.0, -1.0)
+        grows, shrinks = 1 + (change < 0.5).to(change.dtype), -1 - (change > 2).to(change.dtype)
         return (tau + torch.where(change < 1, grows, shrinks)).clamp(min=min(SHORTEST, self.period))

@@ -40,12 +40,12 @@ class SIDCo(Estimated):
             excess = tail(x, threshold, context.scratch, logs=self._fits_gamma(stage))
             if excess.count <= k or excess.mean <= 0:
                 break
-            fitted = Tail(*(torch.tensor(number, dtype=torch.float64) for number in astuple(excess)))
+            fitted = Tail(*(torch.tensor(number, dtype=torch.float64, device="cpu") for number in astuple(excess)))
             threshold += max(0.0, float(self._quantile(fitted, k, stage)))
         yield threshold
 
     def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
-        threshold = torch.zeros(x.shape[:-1], device=x.device)
+        threshold = torch.zeros(x.shape[:-1], dtype=torch.float32, device=x.device)
         for stage in range(self.stages):
             excess = sample.tail(threshold, logs=self._fits_gamma(stage))
             further = self._quantile(excess, sample.expected, stage).clamp(min=0)

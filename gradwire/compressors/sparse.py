@@ -176,7 +176,7 @@ class RandomK(Sparsifier):
 
     def _draw(self, n: int, k: int, context: GroupContext) -> tuple[Tensor, Tensor]:
         def cells() -> tuple[Tensor, Tensor]:
-            edges = torch.arange(k + 1, device=context.device).mul_(n).div_(k, rounding_mode="floor")
+            edges = torch.arange(k + 1, dtype=torch.int64, device=context.device).mul_(n).div_(k, rounding_mode="floor")
             return edges[:-1], edges.diff()
 
         starts, sizes = context.buffers.once(("cells", n, k), cells)

@@ -94,9 +94,9 @@ class Accordion(Controller):
 
     def state_dict(self) -> dict[str, Tensor]:
         names = sorted(self._layers)
-        numbers = torch.tensor([self._began, self._rate], dtype=torch.float64)
+        numbers = torch.tensor([self._began, self._rate], dtype=torch.float64, device="cpu")
         layers = [self._layers[name] for name in names]
-        known = torch.tensor([[layer.norm, layer.high] for layer in layers], dtype=torch.float64)
+        known = torch.tensor([[layer.norm, layer.high] for layer in layers], dtype=torch.float64, device="cpu")
         sums = {f"sum {name}": layer.sum for name, layer in zip(names, layers, strict=True) if layer.sum is not None}
         return {"accordion": numbers, "layers": known} | sums
 

@@ -166,8 +166,10 @@ class CAT(Controller):
     def state_dict(self) -> dict[str, Tensor]:
         seen = [astuple(one) for one in self._shown]
         return {
-            "seen": torch.tensor(seen, dtype=torch.float64),
-            "choice": torch.tensor([self._index, self._stayed, self._slow, self._sent], dtype=torch.float64),
+            "seen": torch.tensor(seen, dtype=torch.float64, device="cpu"),
+            "choice": torch.tensor(
+                [self._index, self._stayed, self._slow, self._sent], dtype=torch.float64, device="cpu"
+            ),
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

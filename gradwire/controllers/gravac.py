@@ -132,7 +132,7 @@ class GraVAC(Controller):
             factors.index, factors.frozen, reference.share, reference.seconds, reference.rate, guard.loss, guard.error,
             guard.residual, *factors.shares, *factors.seconds,
         ]  # fmt: skip
-        return {"window": self._window.to_tensor(), "search": torch.tensor(numbers, dtype=torch.float64)}
+        return {"window": self._window.to_tensor(), "search": torch.tensor(numbers, dtype=torch.float64, device="cpu")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._window.load(state["window"])

@@ -112,7 +112,7 @@ class LGreCo(Controller):
         first = -1 if self._first is None else self._first
         curves = [number for name in self._names for number in self._curves.get(name, ())]
         known = [name in self._curves for name in self._names]
-        return {"lgreco": torch.tensor([first, *self._wire, *known, *curves], dtype=torch.float64)}
+        return {"lgreco": torch.tensor([first, *self._wire, *known, *curves], dtype=torch.float64, device="cpu")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         first, wire_bytes, wire_s, *rest = state["lgreco"].tolist()

@@ -94,7 +94,7 @@ class WarmUp(Controller):
         return Decision(self._done, f"ratio {max(ratios):.3g}", factor=1 / max(ratios))
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"done": torch.tensor(self._done)}
+        return {"done": torch.tensor(self._done, dtype=torch.int64, device="cpu")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._done = int(state["done"])

@@ -74,7 +74,7 @@ class Window:
 
     def to_tensor(self) -> Tensor:
         """(steps so far, numbers) float64."""
-        return torch.tensor(self.rows, dtype=torch.float64).reshape(-1, len(Observed._fields))
+        return torch.tensor(self.rows, dtype=torch.float64, device="cpu").reshape(-1, len(Observed._fields))
 
     def load(self, rows: Tensor) -> None:
         """Takes over what `to_tensor` returned."""

@@ -114,7 +114,7 @@ class Fragment:
         }
         layout = Layout(tuple(Slot.of(name, anchor) for name, anchor in self.anchors.items()))
         device = next(iter(self.anchors.values())).device
-        self._flat = torch.zeros(layout.numel, device=device)
+        self._flat = torch.zeros(layout.numel, dtype=torch.float32, device=device)
         self.deltas = dict(zip(parameters, layout.views(self._flat), strict=True))
         self.sent = {name: p.detach().clone() for name, p in parameters.items()} if schedule.keeps_sent else {}
         self.moved = {name: torch.zeros_like(d) for name, d in self.deltas.items()} if schedule.eager else {}

@@ -229,7 +229,7 @@ class ReduceScatter(_Comm):
 
     def _remembered(self, world: int, n: int, device: torch.device) -> Tensor | None:
         if self._memory and self.residual is None:
-            self.residual = torch.zeros(world, n, device=device)
+            self.residual = torch.zeros(world, n, dtype=torch.float32, device=device)
         if self.residual is not None and self.residual.shape != (world, n):
             raise ValueError(
                 "parameters were frozen or thawed, and memories are of others; call compress_shards() anew"

@@ -65,7 +65,7 @@ class Placed:
         """Zeros (replicas, *shape), to load into what so many replicas have saved."""
         most = ceil(replicas / self.mesh.size(0))
         mine = min(most, max(0, replicas - most * self.mesh.get_local_rank(0)))
-        return self._rows(torch.zeros(mine, *self.part, device=self.device), replicas)
+        return self._rows(torch.zeros(mine, *self.part, dtype=torch.float32, device=self.device), replicas)
 
     def kept(self, rows: DTensor) -> Tensor:
         """What this rank keeps of what was loaded; of an empty part a single zero."""
@@ -76,7 +76,7 @@ class Placed:
         return self._cut(local, (replicas, *self.shape), [Shard(0), *cuts])
 
     def _cut(self, local: Tensor, shape: tuple[int, ...], cuts: list[Placement]) -> DTensor:
-        whole = torch.empty(shape, device="meta")
+        whole = torch.empty(shape, dtype=torch.float32, device="meta")
         return DTensor.from_local(local, self.mesh, cuts, run_check=False, shape=whole.shape, stride=whole.stride())
 
     @property
@@ -154,7 +154,7 @@ class DistributedState:
             tensors |= {f"{name}{SEPARATOR}{key}": tensor for key, tensor in kept.items()}
         about = letters(json.dumps({"plan": own.about.plan, "order": own.about.order}))
         rows = {self._key(key): self._row(key, tensor) for key, tensor in tensors.items()}
-        return {ABOUT: about, STEP: torch.tensor(own.step)} | rows
+        return {ABOUT: about, STEP: torch.tensor(own.step, dtype=torch.int64, device="cpu")} | rows
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what was loaded into what `state_dict` returned."""
@@ -189,7 +189,7 @@ class DistributedState:
             )
         if _is_flat(key):
             return self._placed[_name(key)].no_rows(kind.size[0])
-        return torch.zeros(kind.size, dtype=kind.properties.dtype)
+        return torch.zeros(kind.size, dtype=kind.properties.dtype, device="cpu")
 
     def _kept(self, key: str, tensor: Tensor) -> Tensor:
         return self._placed[_name(key)].kept(tensor) if isinstance(tensor, DTensor) else tensor

@@ -111,7 +111,7 @@ class DistributedRounds:
         dtype, placed = kind.properties.dtype, self._placed.get(key.partition(SEPARATOR)[0])
         if placed and tuple(kind.size) == placed.shape:
             return placed.once(torch.zeros(placed.part, dtype=dtype, device=placed.device))
-        return torch.zeros(kind.size, dtype=dtype)
+        return torch.zeros(kind.size, dtype=dtype, device="cpu")
 
     def _each(self, kind: str, tensors: Mapping[str, Tensor]) -> Tensors:
         return {f"{name}{SEPARATOR}{kind}": self._placed[name].once(tensor) for name, tensor in tensors.items()}

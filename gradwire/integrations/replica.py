@@ -47,7 +47,7 @@ def least(own: Replica, number: int) -> int:
     """The least of what the ranks of a replica say, which all of them ask together."""
     if not isinstance(next(iter(own.parameters.values())), DTensor):
         return number
-    said = torch.tensor(number, device=device_of(own.parameters))
+    said = torch.tensor(number, dtype=torch.int64, device=device_of(own.parameters))
     dist.all_reduce(said, dist.ReduceOp.MIN)
     return int(said)
 

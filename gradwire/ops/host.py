@@ -13,7 +13,7 @@ def to_host(tensor: Tensor) -> Tensor:
     """A copy on the host. Of a GPU's tensor it is there once what the current stream was given so far is done."""
     if tensor.device.type == "cpu":
         return tensor.detach().clone()
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     return pinned.copy_(tensor, non_blocking=True)
 
 

@@ -40,7 +40,7 @@ class Sample:
 
     def counts(self, thresholds: Tensor) -> Tensor:
         """How many of the sample reach each of the thresholds (..., t)."""
-        return (self.magnitudes[..., None, :] >= thresholds[..., None]).sum(-1)
+        return (self.magnitudes[..., None, :] >= thresholds[..., None]).sum(-1, dtype=torch.float32)
 
     def held(self, estimate: Tensor) -> Tensor:
         """An estimate (...,) of the k-th largest magnitude, or the nearest that between LEAST·k and MOST·k elements
@@ -51,7 +51,7 @@ class Sample:
     def tail(self, threshold: Tensor, *, logs: bool = False) -> Tail[Tensor]:
         """As `magnitudes.tail`, of the sample and thresholds (...,), in tensors (...,)."""
         excess = (self.magnitudes - threshold[..., None]).clamp_(min=0)
-        number = excess.count_nonzero(-1)
+        number = excess.count_nonzero(-1).float()
         mean = excess.sum(-1) / number
         variance = excess.square().sum(-1) / number - mean * mean
         log = excess.masked_fill(excess == 0, 1).log().sum(-1) / number if logs else mean

@@ -37,7 +37,7 @@ def magnitude_sum(x: Tensor, scratch: Workspace) -> Tensor:
     """The sum of |x|, (), where x is."""
     if x.device.type != "cpu":
         return torch.linalg.vector_norm(x, 1)  # on a CPU slower than tile by tile
-    return torch.tensor(sum(float(part.sum()) for part in _tiles(x, scratch)), dtype=torch.float32)
+    return torch.tensor(sum(float(part.sum()) for part in _tiles(x, scratch)), dtype=torch.float32, device="cpu")
 
 
 @np.errstate(over="ignore")

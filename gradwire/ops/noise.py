@@ -16,7 +16,7 @@ class Noise:
 
     def add_to(self, x: Tensor) -> None:
         if x.device.type != "cpu":
-            x.add_(torch.rand(x.shape, generator=self._generator, device=x.device)).sub_(0.5)
+            x.add_(torch.rand(x.shape, generator=self._generator, dtype=torch.float32, device=x.device)).sub_(0.5)
             return
         words = self._bits.random_raw(-(-x.numel() // 4))
         sixteen = torch.from_numpy(words.view(np.int16)[: x.numel()]).view_as(x)
@@ -26,4 +26,4 @@ class Noise:
 def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Numbers in [-1, 1), bit for bit the same on every machine: torch's normal ones are computed by instructions that
     differ from processor to processor, its uniform ones are whole numbers."""
-    return torch.rand(shape, generator=generator).mul_(2).sub_(1)
+    return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").mul_(2).sub_(1)

@@ -53,7 +53,7 @@ def split(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> Iterator[
 
 def split_on_device(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
     """`split` for a host that does not ask how many there are: (ranges, capacity) each, n and 0 for what is left."""
-    ranges = torch.arange(len(edges) - 1, device=x.device)
+    ranges = torch.arange(len(edges) - 1, dtype=torch.int64, device=x.device)
     outside = torch.searchsorted(edges[1:], indices, right=True) != ranges[:, None]
     sizes = x[indices].abs_().expand_as(outside).masked_fill(outside, -1)
     largest, chosen = sizes.topk(min(len(indices), capacity), sorted=False)
@@ -75,4 +75,6 @@ def decode_ranges(rows: Tensor, out: Tensor, layout: Entries, bounds: Sequence[i
 
 def _edges(bounds: Sequence[int], buffers: Workspace) -> Tensor:
     """The bounds, where the buffers are."""
-    return buffers.once(("edges", *bounds), lambda: to_device(torch.tensor(bounds), buffers.device))
+    return buffers.once(
+        ("edges", *bounds), lambda: to_device(torch.tensor(bounds, dtype=torch.int64, device="cpu"), buffers.device)
+    )

@@ -2,6 +2,7 @@
 asked, so there an estimate is held within what a sample shows."""
 
 from collections.abc import Callable, Iterable
+from math import ceil, floor
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def passing(x: Tensor, threshold: float, k: int) -> Tensor | None:
 def fits(x: Tensor, threshold: float, k: int) -> Tensor:
     """Whether a threshold is a good estimate for k, (), wherever x (n,) is."""
     number = (x.abs() >= threshold).sum()
-    return (number >= LEAST * k) & (number <= MOST * k)
+    return (number >= ceil(LEAST * k)) & (number <= floor(MOST * k))
 
 
 def top_k_by_bound(x: Tensor, k: int, bounds: Tensor | float) -> Tensor:

@@ -27,7 +27,7 @@ def from_first(tree: Tree, mesh: Mesh, device: torch.device) -> Tree:
 
     def tensor(dtype: str, shape: list[int], host: bool) -> Tensor:
         """The next one of rank 0's."""
-        mine = next(own) if mesh.rank == 0 else torch.empty(shape, dtype=getattr(torch, dtype))
+        mine = next(own) if mesh.rank == 0 else torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
         told = mine.detach().to(device, copy=True).contiguous()
         if told.numel():
             mesh.from_first(told.view(-1).view(torch.uint8))
@@ -45,10 +45,10 @@ def _said(tree: Tree, tensors: list[Tensor]) -> str:
 
 
 def _text_from_first(text: str, mesh: Mesh, device: torch.device) -> str:
-    letters = torch.tensor(list(text.encode()), dtype=torch.uint8)
-    length = to_device(torch.tensor([len(letters)]), device)
+    letters = torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
+    length = to_device(torch.tensor([len(letters)], dtype=torch.int64, device="cpu"), device)
     mesh.from_first(length)
-    told = torch.zeros(int(length), dtype=torch.uint8)
+    told = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
     told[: len(letters)] = letters
     told = to_device(told, device)
     mesh.from_first(told)

@@ -16,7 +16,7 @@ class Arena:
     and `used` whether it may be other than zero."""
 
     def __init__(self, numel: int, places: int, device: torch.device) -> None:
-        self.tensor = torch.zeros(2, numel, device=device)
+        self.tensor = torch.zeros(2, numel, dtype=torch.float32, device=device)
         self.holds, self.used = bytearray(places), bytearray(places)
 
 

@@ -59,7 +59,8 @@ class Control:
         self.decided: Change | None = None
         self.paused = False
         self._tracing: Tracing | None = None
-        self._numbers = torch.zeros(self.controller.numbers + 1 if self.controller else 1, device=executor.device)
+        count = self.controller.numbers + 1 if self.controller else 1
+        self._numbers = torch.zeros(count, dtype=torch.float32, device=executor.device)
         self._under_way: Pending | None = None
         self._collected = False
         self._sums: deque[tuple[int, Callable[[], Tensor]]] = deque()
@@ -125,7 +126,7 @@ class Control:
             return None
         numbers = torch.tensor([seconds], dtype=torch.float32, device=self._executor.device)
         self._pipeline.agree(partial(self._mesh.sum, numbers))
-        nothing = torch.zeros(self.controller.numbers)
+        nothing = torch.zeros(self.controller.numbers, dtype=torch.float32, device="cpu")
         self._decide(self._observation(step, step + 1, plan, nothing, seconds=float(numbers) / self._mesh.ranks))
         mark = _fingerprint(self.decided) if self.decided is not None and self._mesh.rank == 0 else 0.0
         self._pipeline.agree(partial(self._mesh.sum, numbers.fill_(mark)))
@@ -161,7 +162,7 @@ class Control:
         profiled = self._profiler(self._tracing.request, self._tracing.trace, self._tracing.gradients)
         self._tracing = None
         self._sums.clear()
-        nothing = torch.zeros(self._numbers.numel() - 1)
+        nothing = torch.zeros(self._numbers.numel() - 1, dtype=torch.float32, device="cpu")
         self._decide(self._observation(step, step + 2 + self._lag, plan, nothing, answer=profiled))
 
     def _observation(

@@ -135,7 +135,7 @@ class ReplicaExchange(Exchange):
             remember=group.memory.remembers, seed=job.seed * 65_537 + index,
         )  # fmt: skip
         self.rounds = group.communicator.rounds(group.compressor, axis.world)
-        self.nonfinite = torch.zeros(1, device=stored.buffers.device)
+        self.nonfinite = torch.zeros(1, dtype=torch.float32, device=stored.buffers.device)
         self._was_good = True
 
     def run(self, given: Given, step: int) -> Reduction:

@@ -50,12 +50,14 @@ def _gather_flat(
 ) -> None:
     """Adds to rank 0's `exported` the rows of all ranks of what some rank has."""
     pairs = [(slot, kind) for slot in slots for kind in kinds]
-    has = torch.tensor([float(kind in own.exported.get(slot.name, {})) for slot, kind in pairs], device=device)
+    has = torch.tensor(
+        [float(kind in own.exported.get(slot.name, {})) for slot, kind in pairs], dtype=torch.float32, device=device
+    )
     if pairs:
         mesh.sum(has)
     for slot, kind in (pair for pair, ranks in zip(pairs, has.tolist(), strict=True) if ranks):
         mine = own.exported.get(slot.name, {}).get(kind)
-        rows = _rows(torch.zeros(slot.numel, device=device) if mine is None else mine, slot, mesh)
+        rows = _rows(torch.zeros(slot.numel, dtype=torch.float32, device=device) if mine is None else mine, slot, mesh)
         if mesh.rank == 0:
             exported.setdefault(slot.name, {})[kind] = rows
 
@@ -82,4 +84,4 @@ def _add_small(told: Sequence[Mapping[str, Mapping[str, tuple[str, object]]]], e
         rows = [words.get(name, {}).get(key) for words in told]
         dtype, instead = next(row for row in rows if row)
         numbers = [instead if row is None else row[1] for row in rows]
-        exported.setdefault(name, {})[key] = torch.tensor(numbers, dtype=getattr(torch, dtype))
+        exported.setdefault(name, {})[key] = torch.tensor(numbers, dtype=getattr(torch, dtype), device="cpu")

@@ -88,7 +88,7 @@ class Intake:
         """Completes a step that no rank is to take, so that all of them come to its end."""
         self._executor.post(self._steps.lose)
         for slot in self.arrivals.missing(self.groups):
-            zeros = torch.zeros(self._slots[slot].numel, device=self._executor.device)
+            zeros = torch.zeros(self._slots[slot].numel, dtype=torch.float32, device=self._executor.device)
             self.submit_absent(slot, self._slots[slot].view(zeros))
 
     def _complete(self, group: int, absent: Sequence[int]) -> None:

@@ -151,6 +151,6 @@ class Plans:
     def _first_come(self) -> list[Slot]:
         """The slots as rank 0's gradients became ready in the first step."""
         seen = dict.fromkeys([*self._seen, *range(len(self._slots))])
-        order = torch.tensor(list(seen), device=self._steps.store.device)
+        order = torch.tensor(list(seen), dtype=torch.int64, device=self._steps.store.device)
         self._pipeline.agree(partial(self._pipeline.mesh.from_first, order))
         return [self._slots[slot] for slot in order.tolist()]

@@ -66,8 +66,8 @@ class Steps:
         self._voted = settings.voted
         self.promised = self.over = False
         self._job = JobContext(pipeline.mesh, settings.seed, Workspace(executor.device), look=control.look)
-        self._all_used = torch.ones(len(store.slots), device=executor.device)
-        self._word = self._flags = torch.zeros(1, device=executor.device)
+        self._all_used = torch.ones(len(store.slots), dtype=torch.float32, device=executor.device)
+        self._word = self._flags = torch.zeros(1, dtype=torch.float32, device=executor.device)
         self._active: list[Exchange] = []
         self._given: dict[int, Given] = {}
         self._lost = False
@@ -208,7 +208,7 @@ class Steps:
         """1 for each slot of the job that had a gradient on some rank, else 0."""
         if not self._find_unused:
             return self._all_used
-        used = torch.ones(len(self.store.slots))
+        used = torch.ones(len(self.store.slots), dtype=torch.float32, device="cpu")
         for exchange in self._active:
             assert exchange.given is not None
             for slot in exchange.given.absent:

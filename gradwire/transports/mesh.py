@@ -61,7 +61,9 @@ class Mesh:
         """The ranks that hold the same part of the model, for each part."""
         sizes = [transport.world for transport in self.axes.values()]
         same = [dim for dim, axis in enumerate(self.axes) if axis in (REPLICA, HOST)]
-        ranks = torch.arange(self.ranks).view(sizes).movedim(same, list(range(len(same))))
+        ranks = (
+            torch.arange(self.ranks, dtype=torch.int64, device="cpu").view(sizes).movedim(same, list(range(len(same))))
+        )
         return ranks.reshape(self.averaged, -1).T.tolist()
 
     def place(self, rank: int) -> dict[str, int]:

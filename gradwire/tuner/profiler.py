@@ -105,7 +105,7 @@ def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device)
     the others waited for it. All ranks call this together."""
     exchange = _exchange(replace(way, slots=tuple(slot.name for slot in slots)), slots, mesh, device)
     layout = exchange.stored.layout
-    noise = torch.randn(layout.numel, device=device).to(slots[0].dtype)
+    noise = torch.randn(layout.numel, dtype=torch.float32, device=device).to(slots[0].dtype)
     first_s = slowest([sum(_reduce(exchange, noise, mesh, device))], mesh, device)[0]
     repeats = min(MOST_REPEATS, max(1, int(BUDGET_S / first_s)))
     mine = [second for _ in range(repeats) for second in _reduce(exchange, noise, mesh, device)]
@@ -156,7 +156,7 @@ def slowest(numbers: Sequence[float], mesh: Mesh, device: torch.device) -> list[
 def _table(numbers: Sequence[float], mesh: Mesh, device: torch.device) -> Tensor:
     """All ranks' n numbers, (ranks, n), on all ranks."""
     table = torch.zeros(mesh.ranks, len(numbers), dtype=torch.float64, device=device)
-    table[mesh.rank] = torch.tensor(numbers, dtype=torch.float64)
+    table[mesh.rank] = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     mesh.sum(table)
     return table
 
@@ -245,7 +245,7 @@ def _local(samples: Sequence[Sequence[Sample]]) -> dict[str, Affine | Table]:
 
 def _line(points: Sequence[tuple[float, float]]) -> Affine:
     """Through measured (bytes, seconds); flat where a small model gave one size only."""
-    sizes, seconds = torch.tensor(points, dtype=torch.float64).T
+    sizes, seconds = torch.tensor(points, dtype=torch.float64, device="cpu").T
     return (
         theil_sen(sizes.numpy(), seconds.numpy()).cost if sizes.unique().numel() > 1 else Affine(float(seconds.max()))
     )

@@ -65,9 +65,9 @@ def made_up() -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
 
-    values = SCALE / torch.arange(1, SIDE + 1)
+    values = SCALE / torch.arange(1, SIDE + 1, dtype=torch.float32, device="cpu")
     rows, columns = draw(SIDE, 1).mul_(0.5).exp_(), draw(1, SIDE).mul_(0.5).exp_()
     left, right = draw(SIDE, SIDE), draw(SIDE, SIDE)
 

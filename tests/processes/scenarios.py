@@ -66,7 +66,8 @@ def network(seed: int = 0) -> nn.Module:
 def batch(step: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
     rank = dist.get_rank() if rank is None else rank
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(8, 20, generator=generator), torch.randint(0, 5, (8,), generator=generator)
+    inputs = torch.randn(8, 20, generator=generator, dtype=torch.float32)
+    return inputs, torch.randint(0, 5, (8,), generator=generator)
 
 
 def train(module: nn.Module, steps: int = 5, first: int = 0, optimizer=None, model=None) -> list[float]:
@@ -139,6 +140,31 @@ def scatter_reduce_and_memories_train() -> None:
         losses = train(ddp, 10, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.02))
         assert losses[-1] < 3, compressor
         assert same_on_all_ranks(flat(ddp)), compressor
+
+
+@scenario(2)
+def another_default_dtype_changes_nothing() -> None:
+    for compressor in (gw.PowerSGD(2), gw.TopK(0.05), gw.PowerSGD(2, bits=4)):
+        trained = [trained_under(dtype, compressor) for dtype in (torch.float32, torch.bfloat16, torch.float64)]
+        assert torch.equal(trained[0], trained[1]), compressor
+        assert torch.equal(trained[0], trained[2]), compressor
+        assert same_on_all_ranks(trained[0]), compressor
+
+
+def trained_under(dtype: torch.dtype, compressor) -> Tensor:
+    """A model of float32 that is trained while this is the default."""
+    ddp = DistributedDataParallel(network())
+    torch.set_default_dtype(dtype)
+    try:
+        handle = gw.attach(ddp, compressor)
+        train(ddp, 4)
+        handle.load_state_dict(handle.state_dict())
+        train(ddp, 2, first=4)
+        handle.verify()
+        handle.detach()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return flat(ddp)
 
 
 @scenario(2, 3)

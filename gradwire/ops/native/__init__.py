@@ -4,7 +4,7 @@ Every level of instructions gives the same bits as the reference, but for the sc
 whose sums it adds up in another order. Call these only where `available()`.
 """
 
-from gradwire.ops.native.adding import accepts, add_in, add_quantise, add_select
+from gradwire.ops.native.adding import add_in, add_quantise, add_select
 from gradwire.ops.native.bits import pack_codes, pack_signs, unpack_codes, unpack_signs
 from gradwire.ops.native.decoding import (
     decode_blocks,
@@ -21,7 +21,7 @@ from gradwire.ops.reference.bits import pack_words, unpack_words
 from gradwire.ops.reference.casting import cast_parts
 
 __all__ = [
-    "LEVELS", "above", "accepts", "add_in", "add_quantise", "add_select", "available", "cast_parts", "decode_blocks",
+    "LEVELS", "above", "add_in", "add_quantise", "add_select", "available", "cast_parts", "decode_blocks",
     "decode_entries", "level", "pack_codes", "pack_entries", "pack_places", "pack_signs", "pack_words", "product",
     "project_columns", "project_rows", "reason", "set_level", "subtract_product", "top_k", "top_k_columns",
     "top_k_rows", "unpack_codes", "unpack_entries", "unpack_places", "unpack_signs", "unpack_words",

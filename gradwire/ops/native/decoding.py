@@ -2,29 +2,31 @@
 
 from ctypes import byref
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradwire.ops.entries import Entries, Places
 from gradwire.ops.formats import Blocks
+from gradwire.ops.native.addresses import address, output_parts, payload_rows, room_for
 from gradwire.ops.native.library import library, room
-from gradwire.ops.native.structs import Rows, blocks_struct, layout_struct, span_array
+from gradwire.ops.native.structs import blocks_struct, layout_struct, span_array
 from gradwire.ops.reference.places import in_room, no_payload
-from gradwire.ops.vectors import Output, outputs
+from gradwire.ops.vectors import Output
 
 
 def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
     """See the reference."""
-    these, spans = _rows(rows, layout), span_array(outputs(out, layout.numel))
-    c = library()
+    c, struct = library(), blocks_struct(layout)
+    these, spans = payload_rows(rows, layout.nbytes), span_array(output_parts(out, layout.numel))
     space = room(c.gw_blocks_room(layout.code.block))
-    c.gw_decode_blocks(spans, byref(blocks_struct(layout)), byref(these), layout.codes_at, space)
+    c.gw_decode_blocks(spans, byref(struct), byref(these), layout.codes_at, space)
 
 
 def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:
     """See the reference."""
-    these, spans = _rows(rows, layout), span_array(outputs(out, layout.n))
     c, struct = library(), layout_struct(layout)
+    these, spans = payload_rows(rows, layout.nbytes), span_array(output_parts(out, layout.n))
     space = room(c.gw_entries_room(len(rows)))
     _check(c.gw_decode_entries(spans, byref(struct), byref(these), space), layout)
 
@@ -43,7 +45,7 @@ def pack_places(payload: Tensor, layout: Places, indices: Tensor) -> None:
 
 def unpack_entries(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
     """See the reference."""
-    values = torch.empty(layout.k)
+    values = torch.empty(layout.k, dtype=torch.float32, device="cpu")
     indices = _unpack(payload, layout, values)
     return indices, values[: len(indices)]
 
@@ -54,27 +56,28 @@ def unpack_places(payload: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
 
 
 def _pack(payload: Tensor, layout: Entries | Places, indices: Tensor, values: Tensor | None) -> None:
-    short, given = indices.int(), 0 if values is None else values.data_ptr()
-    library().gw_pack_entries(byref(layout_struct(layout)), short.data_ptr(), given, len(short), payload.data_ptr())
+    struct, m = layout_struct(layout), len(indices)
+    short = _short(indices, layout)
+    given = 0 if values is None else address("values", values, m)
+    to = room_for("payload", payload, layout.nbytes)
+    library().gw_pack_entries(byref(struct), short.ctypes.data, given, m, to)
+
+
+def _short(indices: Tensor, layout: Entries | Places) -> np.ndarray:
+    """Indices that have room in a payload, as uint32."""
+    address("indices", indices, len(indices), torch.int64)
+    if len(indices) > layout.k or (len(indices) and int(indices.numpy().view(np.uint64).max()) >= layout.n):
+        raise ValueError(f"indices are {len(indices)} up to {int(indices.max())}; {layout} takes k of them, below n")
+    return indices.numpy().astype(np.uint32)
 
 
 def _unpack(payload: Tensor, layout: Entries | Places, values: Tensor | None) -> Tensor:
-    _check_size(len(payload), layout)
-    indices, room = torch.empty(layout.k, dtype=torch.int32), 0 if values is None else values.data_ptr()
-    found = library().gw_unpack_entries(byref(layout_struct(layout)), payload.data_ptr(), indices.data_ptr(), room)
+    struct, start = layout_struct(layout), room_for("payload", payload, layout.nbytes)
+    indices = torch.empty(layout.k, dtype=torch.int32, device="cpu")
+    into = 0 if values is None else address("values", values, layout.k)
+    found = library().gw_unpack_entries(byref(struct), start, indices.data_ptr(), into)
     _check(found, layout)
     return indices[:found].long()
-
-
-def _rows(rows: Tensor, layout: Blocks | Entries) -> Rows:
-    ranks, width = rows.shape
-    _check_size(width, layout)
-    return Rows(rows.data_ptr(), rows.stride(0), ranks)
-
-
-def _check_size(nbytes: int, layout: Blocks | Entries | Places) -> None:
-    if nbytes < layout.nbytes:
-        raise ValueError(f"a payload of {nbytes} bytes; {layout} takes {layout.nbytes}")
 
 
 def _check(code: int, layout: Entries | Places) -> None:

@@ -2,41 +2,48 @@
 
 from collections.abc import Sequence
 from ctypes import byref
-from functools import lru_cache
 
 from torch import Tensor
 
+from gradwire.ops.native.addresses import address, matrices
 from gradwire.ops.native.library import library
 from gradwire.ops.native.structs import Matrices
 
 
-def project_rows(matrices: Tensor, q: Tensor, out: Tensor) -> None:
+def project_rows(matrices_: Tensor, q: Tensor, out: Tensor) -> None:
     """See the reference."""
-    library().gw_project_rows(matrices.data_ptr(), _shape(matrices, q), q.data_ptr(), out.data_ptr())
+    m, shape = matrices("matrices", matrices_, q)
+    library().gw_project_rows(m, byref(shape), _right("q", q, shape), _left("out", out, shape))
 
 
-def project_columns(matrices: Tensor, p: Tensor, out: Tensor) -> None:
+def project_columns(matrices_: Tensor, p: Tensor, out: Tensor) -> None:
     """See the reference."""
-    library().gw_project_columns(matrices.data_ptr(), _shape(matrices, p), p.data_ptr(), out.data_ptr())
+    m, shape = matrices("matrices", matrices_, p)
+    library().gw_project_columns(m, byref(shape), _left("p", p, shape), _right("out", out, shape))
 
 
 def product(p: Tensor, q: Tensor, out: Sequence[Tensor]) -> None:
     """See the reference."""
     sizes = [len(part) for part in out]
     for part, left, right in zip(out, p.split(sizes), q.split(sizes), strict=True):
-        library().gw_product(part.data_ptr(), _shape(part, left), left.data_ptr(), right.data_ptr(), False)
+        _product("out", part, left, right, subtract=False)
 
 
 def subtract_product(from_: Tensor, p: Tensor, q: Tensor) -> None:
     """See the reference."""
-    library().gw_product(from_.data_ptr(), _shape(from_, p), p.data_ptr(), q.data_ptr(), True)
+    _product("from_", from_, p, q, subtract=True)
 
 
-def _shape(matrices: Tensor, factor: Tensor):  # noqa: ANN202 - a pointer's type has no name
-    """Of matrices (k, rows, columns), whose rows lie one after another, and of a factor (k, rank, length)."""
-    return byref(_made(*matrices.shape, matrices.stride(0), factor.shape[1]))
+def _product(name: str, to: Tensor, p: Tensor, q: Tensor, *, subtract: bool) -> None:
+    m, shape = matrices(name, to, p)
+    library().gw_product(m, byref(shape), _left("p", p, shape), _right("q", q, shape), subtract)
 
 
-@lru_cache(maxsize=1024)
-def _made(count: int, rows: int, columns: int, apart: int, rank: int) -> Matrices:
-    return Matrices(count, apart, rows, columns, rank)
+def _left(name: str, factor: Tensor, shape: Matrices) -> int:
+    """Where the factors P (k, rank, rows) lie."""
+    return address(name, factor, shape.count * shape.rank * shape.rows)
+
+
+def _right(name: str, factor: Tensor, shape: Matrices) -> int:
+    """Where the factors Q (k, rank, columns) lie."""
+    return address(name, factor, shape.count * shape.rank * shape.columns)

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from gradwire.ops.native.addresses import address, refused
 from gradwire.ops.native.library import library, room
+from gradwire.ops.native.structs import LONGEST
 from gradwire.ops.tiles import TILE
 
 SLACK = 4112
@@ -15,32 +17,41 @@ COLUMNS = 128
 def top_k(x: Tensor, k: int) -> Tensor:
     """See the reference."""
     c, n = library(), len(x)
-    indices = torch.empty(min(n, k), dtype=torch.int32)
-    found = c.gw_top_k(x.data_ptr(), n, k, indices.data_ptr(), room(c.gw_select_room(n, k)))
+    start, indices = _vector(x), torch.empty(min(n, k), dtype=torch.int32, device="cpu")
+    found = c.gw_top_k(start, n, k, indices.data_ptr(), room(c.gw_select_room(n, k)))
     return indices[:found].long()
 
 
 def above(x: Tensor, bound: float, most: int) -> tuple[Tensor, Tensor] | None:
     """See the reference."""
-    space = min(len(x), most) + SLACK
-    indices, magnitudes = torch.empty(space, dtype=torch.int32), torch.empty(space)
-    found = library().gw_above(x.data_ptr(), len(x), bound, most, indices.data_ptr(), magnitudes.data_ptr())
+    start, space = _vector(x), min(len(x), most) + SLACK
+    indices = torch.empty(space, dtype=torch.int32, device="cpu")
+    magnitudes = torch.empty(space, dtype=torch.float32, device="cpu")
+    found = library().gw_above(start, len(x), bound, most, indices.data_ptr(), magnitudes.data_ptr())
     return None if found < 0 else (indices[:found].long(), magnitudes[:found])
+
+
+def _vector(x: Tensor) -> int:
+    if len(x) > LONGEST:
+        raise refused("x", x, "fewer than 2^31 elements")
+    return address("x", x, len(x))
 
 
 def top_k_rows(matrix: Tensor, k: int) -> Tensor:
     """See the reference."""
     rows, length = matrix.shape
-    indices = torch.empty(rows, k, dtype=torch.int32)
+    if k > length:
+        raise ValueError(f"k={k} of rows of {length} elements; use {length} or fewer")
+    start, indices = address("matrix", matrix, rows * length), torch.empty(rows, k, dtype=torch.int32, device="cpu")
     space = room(4 * (3 * length + 64))
-    library().gw_top_k_rows(matrix.data_ptr(), rows, length, k, indices.data_ptr(), space)
+    library().gw_top_k_rows(start, rows, length, k, indices.data_ptr(), space)
     return indices.long()
 
 
 def top_k_columns(matrix: Tensor, k: int) -> Tensor:
     """See the reference."""
     rows, columns = matrix.shape
-    chosen = torch.empty(columns, k, dtype=torch.int64)
+    chosen = torch.empty(columns, k, dtype=torch.int64, device="cpu")
     step = max(COLUMNS, TILE // rows)
     for start in range(0, columns, step):
         strip = matrix[:, start : start + step].contiguous()  # is turned many times faster than the matrix itself

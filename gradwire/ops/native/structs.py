@@ -6,13 +6,16 @@ from functools import lru_cache
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from gradwire.ops.entries import Entries, Places
 from gradwire.ops.formats import Blocks
 
 DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 KINDS = {"nearest": 0, "stochastic": 1, "sign": 2, "one bit": 3}
+BITS = {"nearest": (2, 3, 4, 8), "stochastic": (2, 8), "sign": (1,), "one bit": (1,)}
+"""Of a code of each kind."""
+LONGEST = (1 << 31) - 1
+"""The most elements whose places the library can tell."""
 
 
 class Segment(Structure):
@@ -65,23 +68,23 @@ class Matrices(Structure):
     ]  # fmt: skip
 
 
-def segment_array(parts: Sequence[tuple[Tensor | None, int]]) -> Array[Segment]:
-    """Gradients and their lengths, as `vectors.segments` gives them."""
-    return (Segment * len(parts))(
-        *((0, length, 0) if part is None else (part.data_ptr(), length, DTYPES[part.dtype]) for part, length in parts)
-    )
+def segment_array(parts: Sequence[tuple[int, int, int]]) -> Array[Segment]:
+    """Parts of a gradient: address, length and type of each."""
+    return (Segment * len(parts))(*parts)
 
 
-def span_array(parts: Sequence[Tensor]) -> Array[Span]:
-    """Parts of an output."""
-    return (Span * len(parts))(*((part.data_ptr(), part.numel()) for part in parts))
+def span_array(parts: Sequence[tuple[int, int]]) -> Array[Span]:
+    """Parts of an output: address and length of each."""
+    return (Span * len(parts))(*parts)
 
 
 @lru_cache(maxsize=1024)
 def blocks_struct(layout: Blocks) -> BlocksStruct:
     """Kept by layout: it has as many lengths as a group has slots."""
-    lengths = (c_int64 * len(layout.lengths))(*layout.lengths)
     code = layout.code
+    if min(layout.lengths, default=0) < 0 or code.bits not in BITS[code.kind]:
+        raise ValueError(f"{layout} is no layout; lengths are 0 or more, and {code.kind} codes {BITS[code.kind]} bits")
+    lengths = (c_int64 * len(layout.lengths))(*layout.lengths)
     made = BlocksStruct(addressof(lengths), len(lengths), KINDS[code.kind], code.bits, code.top, code.block)
     made.kept_alive = lengths
     return made
@@ -90,4 +93,12 @@ def blocks_struct(layout: Blocks) -> BlocksStruct:
 @lru_cache(maxsize=1024)
 def layout_struct(layout: Entries | Places) -> Layout:
     """How entries, or their places alone, are laid out."""
+    if not 0 <= layout.n <= LONGEST or layout.k < 1 or layout.value_bits not in (0, 4, 32):
+        raise ValueError(f"{layout} is no layout; n is below 2^31, k 1 or more, value_bits 4 or 32")
     return Layout(layout.n, layout.k, layout.value_bits)
+
+
+@lru_cache(maxsize=1024)
+def matrices_struct(count: int, rows: int, columns: int, apart: int, rank: int) -> Matrices:
+    """A batch of matrices with factors of this rank."""
+    return Matrices(count, apart, rows, columns, rank)

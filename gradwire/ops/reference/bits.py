@@ -107,4 +107,5 @@ def _sign_table(device: torch.device) -> Tensor:
 
 @cache
 def _bit_table(device: torch.device) -> Tensor:
-    return to_device((torch.arange(256)[:, None] >> torch.arange(8) & 1).bool(), device)
+    byte = torch.arange(256, dtype=torch.int64, device="cpu")
+    return to_device((byte[:, None] >> byte[:8] & 1).bool(), device)

@@ -30,7 +30,7 @@ def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: int)
 def decode(scales: Tensor, codes: Tensor, code: Code, shape: tuple[int, ...]) -> Tensor:
     """What scales (rows, ·) and codes (bytes,) stand for, (rows, width)."""
     if code.bits == 1:
-        signs = torch.empty(shape, device=codes.device)
+        signs = torch.empty(shape, dtype=torch.float32, device=codes.device)
         unpack_signs(codes, signs)
         if code.kind == "sign":
             return signs.mul_(scales)

@@ -32,7 +32,7 @@ def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:
 def whole(out: Output, n: int) -> Iterator[Tensor]:
     """One vector (n,) to write to, which then goes to the parts of `out`."""
     parts = outputs(out, n)
-    total = parts[0].view(-1) if len(parts) == 1 else torch.empty(n, device=parts[0].device)
+    total = parts[0].view(-1) if len(parts) == 1 else torch.empty(n, dtype=torch.float32, device=parts[0].device)
     yield total
     if len(parts) > 1:
         copy_each([part.view(-1) for part in parts], total.split([part.numel() for part in parts]))

@@ -83,14 +83,16 @@ def _pack_levels(payloads: Tensor, layout: Entries, indices: Tensor, values: Ten
 def _pack_scales(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
     """Writes the largest magnitude of each group, and returns that of each value."""
     group, room = indices // GROUP, payloads[:, : layout.places_at].view(torch.bfloat16)
-    most = torch.zeros(room.shape, device=payloads.device).scatter_reduce_(1, group, values.abs(), "amax")
+    most = torch.zeros(room.shape, dtype=torch.float32, device=payloads.device).scatter_reduce_(
+        1, group, values.abs(), "amax"
+    )
     return room.copy_(most.clamp_(max=LARGEST)).gather(1, group).float()
 
 
 @cache
 def levels_and_edges(device: torch.device) -> tuple[Tensor, Tensor]:
     """The 8 levels, and half-way between them on a logarithmic scale: below an edge, the next level is nearer."""
-    exponents = torch.arange(8, dtype=torch.float64)
+    exponents = torch.arange(8, dtype=torch.float64, device="cpu")
     levels, edges = torch.exp2(-0.75 * exponents), torch.exp2(-0.75 * (exponents[:7] + 0.5))
     return to_device(levels.float(), device), to_device(edges.float(), device)
 
@@ -99,5 +101,5 @@ def levels_and_edges(device: torch.device) -> tuple[Tensor, Tensor]:
 def _pairs(device: torch.device) -> Tensor:
     """What each byte's two codes stand for, (256, 2)."""
     levels, _ = levels_and_edges(torch.device("cpu"))
-    both, codes = torch.cat([levels, -levels]), torch.arange(256)
+    both, codes = torch.cat([levels, -levels]), torch.arange(256, dtype=torch.int64, device="cpu")
     return to_device(torch.stack([both[codes & 15], both[codes >> 4]], 1), device)

@@ -1,6 +1,7 @@
 """Blocks on a GPU: all of them are rows of one matrix, so that no call is made for each segment."""
 
 from functools import lru_cache
+from itertools import accumulate
 from math import ceil
 
 import torch
@@ -27,17 +28,17 @@ class Grid:
         sizes = [ceil(length * code.bits / 8) for length in layout.lengths]
         self.bytes = _with_gaps(sizes, [count * code.block * code.bits // 8 for count in blocks])
         widths = [code.block] * layout.count
-        for last, length in zip(torch.tensor(blocks).cumsum(0).tolist(), layout.lengths, strict=True):
+        for last, length in zip(accumulate(blocks), layout.lengths, strict=True):
             if length % code.block:
                 widths[last - 1] = length % code.block
-        self.widths = to_device(torch.tensor(widths), device)
+        self.widths = to_device(torch.tensor(widths, dtype=torch.int64, device="cpu"), device)
         """How many elements there are in each row, (count,)."""
 
     def spread(self, x: Tensor) -> Tensor:
         """x (n,) as rows; where all blocks are whole, x itself."""
         if self.fits:
             return x.view(self.shape)
-        rows = torch.zeros(self.shape, device=x.device)
+        rows = torch.zeros(self.shape, dtype=torch.float32, device=x.device)
         copy_each(self._used(rows.view(-1), self._elements), x.split(self._elements[::2]))
         return rows
 
@@ -103,7 +104,7 @@ def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: int)
 def sum_blocks(payloads: Tensor, out: Tensor, layout: Blocks) -> None:
     """As `decoding.decode_blocks`, to out (n,) on a GPU."""
     grid = grid_of(layout, out.device)
-    total = out.view(grid.shape) if grid.fits else torch.empty(grid.shape, device=out.device)
+    total = out.view(grid.shape) if grid.fits else torch.empty(grid.shape, dtype=torch.float32, device=out.device)
     codes, scales = grid.codes(payloads), grid.scales(payloads)
     if layout.code.bits == 1:
         each = zip(unpack_bits(codes).view(len(payloads), *grid.shape), *_plus_and_minus(scales), strict=True)
@@ -130,7 +131,7 @@ def _write_signs(rows: Tensor, scales: Tensor, codes: Tensor, grid: Grid) -> tup
     """Writes scales and codes; returns whether the scales are finite, and what they stand for."""
     plus = rows.ge(0)
     if not grid.fits:
-        plus.logical_and_(torch.arange(grid.shape[1], device=rows.device) < grid.widths[:, None])
+        plus.logical_and_(torch.arange(grid.shape[1], dtype=torch.int64, device=rows.device) < grid.widths[:, None])
     pack_bits(plus.view(-1), codes)
     if grid.layout.code.kind == "sign":
         torch.div(rows.abs().sum(1), grid.widths, out=scales[:, 0])

@@ -38,7 +38,7 @@ def _orthonormal(a: Tensor) -> Tensor:
     if a.device.type == "cpu":
         q, _ = _cholesky_qr(a)
         q, gram = _cholesky_qr(q)
-        if (gram - torch.eye(a.shape[1])).abs().amax() < 0.01:  # False for NaN
+        if (gram - torch.eye(a.shape[1], dtype=torch.float32, device="cpu")).abs().amax() < 0.01:  # False for NaN
             return q
     # CUDA begins here, for asking how the first try went would make the host wait
     q, _ = _cholesky_qr(_independent(a))

@@ -42,9 +42,9 @@ def unpack_places(payload: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
 
 def in_room(found: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Coordinates (≤ k,) int64, zeros behind them, and which of the room (k,) they fill; on a CPU."""
-    indices = torch.zeros(k, dtype=torch.int64)
+    indices = torch.zeros(k, dtype=torch.int64, device="cpu")
     indices[: len(found)] = found
-    return indices, torch.arange(k) < len(found)
+    return indices, torch.arange(k, dtype=torch.int64, device="cpu") < len(found)
 
 
 def places_in(payload: Tensor, layout: Places) -> Tensor | None:
@@ -80,8 +80,8 @@ def _bits(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
 @lru_cache(maxsize=256)
 def _constants(layout: Places, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """0 to k - 1 for each of so many rows, and what each lower bit stands for, (l,)."""
-    ranks = torch.arange(layout.k, device=device).repeat(rows, 1)
-    return ranks, 1 << torch.arange(layout.low_bits, device=device)
+    ranks = torch.arange(layout.k, dtype=torch.int64, device=device).repeat(rows, 1)
+    return ranks, 1 << torch.arange(layout.low_bits, dtype=torch.int64, device=device)
 
 
 def no_payload(layout: object) -> ValueError:

@@ -22,7 +22,7 @@ def top_k_rows(matrix: Tensor, k: int, scratch: Workspace) -> Tensor:
     if matrix.device.type != "cpu":
         magnitude = torch.abs(matrix, out=scratch.tensor("magnitude", (rows, length)))
         return magnitude.topk(k, sorted=False).indices
-    chosen = torch.empty(rows, k, dtype=torch.int64)
+    chosen = torch.empty(rows, k, dtype=torch.int64, device="cpu")
     step = max(1, TILE // length)
     for start in range(0, rows, step):
         part = matrix[start : start + step]
@@ -37,7 +37,7 @@ def top_k_columns(matrix: Tensor, k: int, scratch: Workspace) -> Tensor:
     if matrix.device.type != "cpu":
         magnitude = torch.abs(matrix, out=scratch.tensor("magnitude", (rows, columns)))
         return magnitude.topk(k, dim=0, sorted=False).indices.T.contiguous()
-    chosen = torch.empty(columns, k, dtype=torch.int64)
+    chosen = torch.empty(columns, k, dtype=torch.int64, device="cpu")
     step = max(COLUMNS, TILE // rows)
     for start in range(0, columns, step):
         width = min(step, columns - start)

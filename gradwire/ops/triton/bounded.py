@@ -51,7 +51,7 @@ def candidates(x: Tensor, bounds: Tensor, room: int, k: int) -> tuple[Tensor, Te
     counts = torch.empty(bounds.numel(), programs_for(n, SIZE), dtype=torch.int32, device=x.device)
     launching.launch(count_kernel, programs, x, bounds, counts, n, SIZE=SIZE)
     indices = torch.empty(*lead, room + k, dtype=torch.int64, device=x.device)
-    magnitudes = torch.full(indices.shape, -1.0, device=x.device)
+    magnitudes = torch.full(indices.shape, -1.0, dtype=torch.float32, device=x.device)
     ends = counts.cumsum(1, dtype=torch.int32)
     launching.launch(candidates_kernel, programs, x, bounds, ends, indices, magnitudes, n, room, k, SIZE=SIZE)
     return indices, magnitudes

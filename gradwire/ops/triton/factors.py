@@ -48,7 +48,7 @@ def renew_kernel(factors, before, largest, table, count, SIZE: tl.constexpr):
 def renew(factors: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
     """See the reference; in both the batches lie one after another."""
     table = table_of(factors, sys.maxsize)
-    largest = torch.empty(table.shape[1], device=table.device)
+    largest = torch.empty(table.shape[1], dtype=torch.float32, device=table.device)
     launching.launch(
         renew_kernel, len(largest), vector_of(factors), vector_of(before), largest, table, len(largest), SIZE=SIZE
     )

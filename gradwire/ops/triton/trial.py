@@ -16,7 +16,7 @@ def differences(device: torch.device) -> str:
     """What the kernels get wrong on this device; "" where nothing. Waits for the device.
 
     The host computes what is right: a GPU's own products may be set to round to fewer bits."""
-    host = torch.randn(2, N, generator=torch.Generator().manual_seed(0))
+    host = torch.randn(2, N, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
     here = host.to(device)
     wrong = [
         name
@@ -28,7 +28,7 @@ def differences(device: torch.device) -> str:
 
 def _codes(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
     """What is left, and what is decoded."""
-    layout, result = Blocks((N // 3, N - N // 3), nearest(4)), torch.zeros(2, N, device=old.device)
+    layout, result = Blocks((N // 3, N - N // 3), nearest(4)), torch.zeros(2, N, dtype=torch.float32, device=old.device)
     payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
     kernels.add_quantise(result[0], old, gradient, 0.9, 0.5, layout, payload, keep=True)
     kernels.decode_blocks(payload.expand(2, -1).contiguous(), result[1], layout)
@@ -37,7 +37,7 @@ def _codes(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
 
 def _entries(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
     """What is left, and what is decoded and unpacked, of exact values and of levels."""
-    result = torch.zeros(2, 2, N, device=old.device)
+    result = torch.zeros(2, 2, N, dtype=torch.float32, device=old.device)
     for (left, out), layout in zip(result, (Entries(N, N // 50), Entries(N, N // 50, 4)), strict=True):
         payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
         kernels.add_select(left, old, gradient, 0.9, 0.5, layout, payload)
@@ -68,7 +68,12 @@ def _factors(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
 
 def _products(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
     """Both projections of matrices of two shapes, the products of what comes of them, and what these leave."""
-    left, right, p, q = old[:980].clone(), old[:980].clone(), torch.zeros(135).to(old), gradient[:300] / 10
+    left, right, p, q = (
+        old[:980].clone(),
+        old[:980].clone(),
+        torch.zeros(135, dtype=torch.float32, device=old.device),
+        gradient[:300] / 10,
+    )
     matrices, products = ([x[:800].view(2, 10, 40), x[800:].view(1, 15, 12)] for x in (left, right))
     lower, upper = [p[:60].view(2, 3, 10), p[60:].view(1, 5, 15)], [q[:240].view(2, 3, 40), q[240:].view(1, 5, 12)]
     kernels.project_all(matrices, lower, upper, to_rows=True)

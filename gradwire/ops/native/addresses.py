@@ -1,0 +1,71 @@
+"""Addresses that the library may read and write. Every tensor goes through here on its way to C: what is not as C takes
+it is refused with the argument's name."""
+
+import torch
+from torch import Tensor
+
+from gradwire.ops.native.structs import DTYPES, Matrices, Rows, matrices_struct
+from gradwire.ops.vectors import Gradient, Output, outputs, segments
+
+
+def address(name: str, tensor: Tensor, n: int, dtype: torch.dtype = torch.float32) -> int:
+    """Where n elements of this type lie, one after another, on the CPU."""
+    if _is_dense(tensor) and tensor.dtype is dtype and tensor.numel() == n:
+        return tensor.data_ptr()
+    raise refused(name, tensor, f"{n} elements of {dtype}")
+
+
+def room_for(name: str, tensor: Tensor, nbytes: int) -> int:
+    """Where at least so many bytes lie, for a payload or its codes."""
+    if _is_dense(tensor) and tensor.dtype is torch.uint8 and tensor.numel() >= nbytes:
+        return tensor.data_ptr()
+    raise refused(name, tensor, f"at least {nbytes} bytes of torch.uint8")
+
+
+def payload_rows(rows: Tensor, nbytes: int) -> Rows:
+    """Payloads (ranks, ≥ nbytes), which may lie apart."""
+    if rows.dtype is torch.uint8 and rows.dim() == 2 and rows.is_cpu:
+        ranks, width = rows.shape
+        if width >= nbytes and (rows.stride(1) == 1 or width <= 1):
+            return Rows(rows.data_ptr(), rows.stride(0), ranks)
+    raise refused("rows", rows, f"(ranks, at least {nbytes}) of torch.uint8, whose rows are dense")
+
+
+def matrices(name: str, batch: Tensor, factor: Tensor) -> tuple[int, Matrices]:
+    """Where matrices (k, rows, columns) begin, each of them dense, and the shape that they and a factor (k, rank, ·) of
+    theirs have."""
+    if batch.dtype is torch.float32 and batch.dim() == 3 and batch.is_cpu:
+        count, rows, columns = batch.shape
+        if batch.stride()[1:] == (columns, 1) or not count or batch[0].is_contiguous():
+            return batch.data_ptr(), matrices_struct(count, rows, columns, batch.stride(0), factor.shape[1])
+    raise refused(name, batch, "matrices (k, rows, columns) of torch.float32, each of them dense")
+
+
+def gradient_parts(gradient: Gradient, n: int) -> list[tuple[int, int, int]]:
+    """Of each part of a gradient (n,) its address, length and type, zeros where there is none."""
+    return [(0, length, 0) if part is None else _gradient(part, length) for part, length in segments(gradient, n)]
+
+
+def output_parts(out: Output, n: int) -> list[tuple[int, int]]:
+    """Address and length of each part of an output (n,)."""
+    return [(address("out", part, part.numel()), part.numel()) for part in outputs(out, n)]
+
+
+def refused(name: str, given: Tensor, wanted: str) -> ValueError:
+    """What is raised for an argument that the library does not take."""
+    return ValueError(f"{name} is {_described(given)}; the native kernels take {wanted}, dense on the CPU")
+
+
+def _gradient(part: Tensor, length: int) -> tuple[int, int, int]:
+    if _is_dense(part) and part.dtype in DTYPES:
+        return part.data_ptr(), length, DTYPES[part.dtype]
+    raise refused("gradient", part, "float32, bfloat16 or float16")
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.is_cpu and tensor.is_contiguous()
+
+
+def _described(given: Tensor) -> str:
+    gaps = "" if given.is_contiguous() else f" with strides {tuple(given.stride())}"
+    return f"{tuple(given.shape)} of {given.dtype} on {given.device}{gaps}"
