@@ -63,6 +63,12 @@ def test_a_model_on_two_devices_or_without_parameters_is_refused():
             parameters_of(empty)
 
 
+def test_arithmetic_is_the_same_under_autocast():
+    plain = agreement._arithmetic(CPU)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert agreement._arithmetic(CPU) == plain
+
+
 def test_ranks_whose_arithmetic_differs_are_refused_where_all_must_compute_alike(monkeypatch: pytest.MonkeyPatch):
     numbers = count()
     monkeypatch.setattr(agreement, "_arithmetic", lambda device: str(next(numbers)))

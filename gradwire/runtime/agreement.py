@@ -82,7 +82,13 @@ def _local_arithmetic(plan: Plan) -> bool:
 
 
 def _arithmetic(device: torch.device) -> str:
-    """What this rank's hardware makes of the operations whose results all ranks must have alike."""
+    """What this rank's hardware makes of the operations whose results all ranks must have alike; without autocast, which
+    the thread that trains may have on, while the worker's has it off."""
+    with torch.autocast(kind_of(device), enabled=False):
+        return _checksum(device)
+
+
+def _checksum(device: torch.device) -> str:
     matrix = uniform((8, 97), torch.Generator().manual_seed(0)).to(device)
     square, thin = matrix @ matrix.T, matrix.new_empty(1, 97, 97)
     product([matrix[None]], [matrix[None]], [[thin]])
