@@ -82,8 +82,8 @@ def _local_arithmetic(plan: Plan) -> bool:
 
 
 def _arithmetic(device: torch.device) -> str:
-    """What this rank's hardware makes of the operations whose results all ranks must have alike; without autocast, which
-    the thread that trains may have on, while the worker's has it off."""
+    """What this rank's hardware makes of the operations whose results all ranks must have alike. Autocast is off, which
+    the thread that trains may have on, but not the worker that takes the steps."""
     with torch.autocast(kind_of(device), enabled=False):
         return _checksum(device)
 
