@@ -1,7 +1,8 @@
 """All that Gradwire uses of torch and is not public there, in one place. A test runs each of these against the oldest
 and the newest torch that pyproject.toml claims."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -177,12 +178,61 @@ def is_joining(ddp: DistributedDataParallel) -> bool:
     return ddp._join_config.enable
 
 
-def without_hook(ddp: DistributedDataParallel) -> None:
-    """Gives it a new reducer, without a hook, as it gets one when it is unpickled."""
+def managed_by(ddp: DistributedDataParallel) -> set[Tensor]:
+    """The parameters in its buckets: those that needed a gradient, and were not to be ignored, when it was made.
+
+    Raises ValueError where it expects sparse gradients, or reduces every parameter outside of its buckets."""
+    if ddp._delay_all_reduce_all_params:
+        raise ValueError("delay_all_reduce_named_params has DDP reduce every parameter by itself; leave some out of it")
+    try:
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    except RuntimeError as error:  # the bucket of a sparse gradient has no buffer
+        raise ValueError("DDP expects a sparse gradient; use Embedding(sparse=False)") from error
+    return {parameter for bucket in buckets for parameter in bucket.parameters()}
+
+
+def delayed_by(ddp: DistributedDataParallel) -> list[Tensor]:
+    """The parameters of `delay_all_reduce_named_params`, which it reduces by itself, outside of its buckets."""
+    return ddp._delay_all_reduce_params
+
+
+def wait_for_delayed(ddp: DistributedDataParallel) -> Callable[[], None]:
+    """Has every backward pass end after the sum of the delayed parameters, which DDP begins and never waits for: on the
+    same group its buckets' sums follow it, but not those of a hook. Returns a call that undoes this."""
+    own = DistributedDataParallel._delayed_all_reduce_hook
+
+    def reduce(gradient: Tensor) -> Tensor:
+        buffer, group = ddp._delay_grad_buffer, ddp.process_group
+        assert buffer is not None
+        work = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
+        assert work is not None
+        when_backward_ends(work.wait)
+        return gradient
+
+    places = [
+        (hooks, key)
+        for parameter in (ddp.module.parameters() if delayed_by(ddp) else ())
+        for hooks in [parameter._backward_hooks or {}]
+        for key, hook in hooks.items()
+        if getattr(hook, "__func__", None) is own
+    ]
+    before = [hooks[key] for hooks, key in places]
+    for hooks, key in places:
+        hooks[key] = reduce
+
+    def undo() -> None:
+        for (hooks, key), hook in zip(places, before, strict=True):
+            hooks[key] = hook
+
+    return undo
+
+
+def without_hook(ddp: DistributedDataParallel, managed: Collection[Tensor]) -> None:
+    """Gives it a new reducer of the same parameters, without a hook, as it gets one when it is unpickled."""
     it: Any = ddp
-    parameters, sparse = it._build_params_for_reducer()
-    names = it._build_debug_param_to_name_mapping(parameters)
-    it._ddp_init_helper(parameters, sparse, names, it.static_graph)
+    named = {name: p for name, p in it.module.named_parameters() if p in managed}
+    with trainable(named.values()):
+        it._ddp_init_helper([*named.values()], [False] * len(named), dict(enumerate(named)), it.static_graph)
 
 
 def with_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
@@ -198,6 +248,20 @@ def retire(ddp: DistributedDataParallel) -> None:
 
 
 # Hooks of parameters
+
+
+@contextmanager
+def trainable(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, all of these need a gradient, without which torch registers no hook of theirs; a hook stays when a
+    parameter is frozen, and runs again when that ends."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 def has_gradient_hooks(parameter: Tensor) -> bool:

@@ -1,0 +1,134 @@
+"""Which parameters are reduced beside plain DDP, and every way to call it: scenarios as in `scenarios`."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire as gw
+from tests.processes.scenarios import Turns, batch, network, refused, same_on_all_ranks, scenario
+
+ADAPTER = ["adapter.weight", "adapter.bias"]
+
+
+class Parts(nn.Module):
+    """A branch that may be frozen, ignored or thawed, and what is put in later."""
+
+    def __init__(self, width: int = 40) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.adapter, self.head = nn.Linear(20, width), nn.Linear(width, width), nn.Linear(width, 5)
+        self.late: nn.Module = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.stem(x).relu()
+        return self.head(self.late(hidden + self.adapter(hidden)))
+
+
+def plain(model: Parts, **options) -> DistributedDataParallel:
+    return DistributedDataParallel(model, bucket_cap_mb=0.005, **options)
+
+
+def ignored(model: Parts) -> DistributedDataParallel:
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ADAPTER)
+    return plain(model)
+
+
+def delayed(model: Parts) -> DistributedDataParallel:
+    late = [(name, model.get_parameter(name)) for name in ADAPTER]
+    return plain(model, delay_all_reduce_named_params=late, param_to_hook_all_reduce=model.stem.weight)
+
+
+def frozen_between(model: Parts) -> DistributedDataParallel:
+    ddp = plain(model, find_unused_parameters=True)
+    model.adapter.requires_grad_(False)
+    return ddp
+
+
+def thawed_between(model: Parts) -> DistributedDataParallel:
+    model.adapter.requires_grad_(False)
+    ddp = plain(model)
+    model.adapter.requires_grad_(True)
+    return ddp
+
+
+def registered_after(model: Parts) -> DistributedDataParallel:
+    ddp = plain(model)
+    model.late = nn.Linear(40, 40)
+    return ddp
+
+
+def frozen_at_first(model: Parts) -> DistributedDataParallel:
+    model.adapter.requires_grad_(False)
+    return plain(model)
+
+
+Way = Callable[..., gw.Handle]
+Trained = tuple[DistributedDataParallel, gw.Handle | None]
+Made = Callable[[Parts], DistributedDataParallel]
+unused: Made = partial(plain, find_unused_parameters=True)
+CASES: dict[str, tuple[Made, dict[int, bool], list[str]]] = {
+    "ignored": (ignored, {}, ADAPTER),
+    "delayed": (delayed, {}, []),
+    "frozen between": (frozen_between, {}, []),
+    "frozen between, thawed later": (frozen_between, {4: True}, []),
+    "thawed between": (thawed_between, {}, ADAPTER),
+    "registered after": (registered_after, {}, ["late.weight", "late.bias"]),
+    "frozen later": (unused, {3: False}, []),
+    "frozen later, thawed again": (unused, {3: False, 6: True}, []),
+    "thawed later": (frozen_at_first, {3: True}, ADAPTER),
+}
+"""How DDP is made; after how many steps the adapter needs gradients or not; and what is then local in plain DDP."""
+
+
+def trained(made: Made, changes: dict[int, bool], way: Way | None, steps: int = 10) -> Trained:
+    """After steps of which every third accumulates."""
+    model = Parts()
+    ddp = made(model)
+    handle = way(ddp) if way else None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        if step in changes:
+            model.adapter.requires_grad_(changes[step])
+        optimizer.zero_grad()
+        for part in (0, 1) if step % 3 == 2 else (1,):
+            inputs, targets = batch(10 * step + part)
+            with nullcontext() if part else ddp.no_sync():
+                nn.functional.cross_entropy(ddp(inputs), targets).backward()
+        optimizer.step()
+    return ddp, handle
+
+
+def local_in(model: nn.Module) -> list[str]:
+    """The parameters that differ between ranks."""
+    return [name for name, p in model.named_parameters() if not same_on_all_ranks(p.detach())]
+
+
+@scenario(2)
+def what_ddp_does_not_reduce_is_left_alone() -> None:
+    ways: list[Way] = [
+        partial(gw.attach, compressor=gw.FP32()),
+        partial(gw.attach, compressor=gw.FP32(), controller=Turns()),
+        partial(gw.attach, compressor=gw.NATIVE),
+        partial(gw.attach, compressor=gw.TopK(0.1)),
+        partial(gw.attach, compressor=gw.PowerSGD(2)),
+        partial(gw.attach, candidates=[gw.BF16(), gw.TopK(0.1)]),
+    ]
+    for case, (made, changes, local) in CASES.items():
+        expected, _ = trained(plain if made is delayed else made, changes, None)  # DDP does not wait for what it delays
+        assert local_in(expected.module) == local, case
+        named = ADAPTER if case == "delayed" else local
+        for number, way in enumerate(ways):
+            ddp, handle = trained(made, changes, way)
+            assert handle
+            assert local_in(ddp.module) == local, (case, number)
+            assert all(repr(name) in handle.status() for name in named), (case, handle.status())
+            assert handle.status().count("'") == 2 * len(named), (case, handle.status())
+            for name, p in ddp.module.named_parameters() if number < 3 else ():
+                torch.testing.assert_close(p, expected.module.get_parameter(name), msg=f"{case} {number} {name}")
+            assert handle.verify() == []
+            handle.detach()
