@@ -1,8 +1,7 @@
 """All that Gradwire uses of torch and is not public there, in one place. A test runs each of these against the oldest
 and the newest torch that pyproject.toml claims."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -196,43 +195,31 @@ def delayed_by(ddp: DistributedDataParallel) -> list[Tensor]:
     return ddp._delay_all_reduce_params
 
 
-def wait_for_delayed(ddp: DistributedDataParallel) -> Callable[[], None]:
-    """Has every backward pass end after the sum of the delayed parameters, which DDP begins and never waits for: on the
-    same group its buckets' sums follow it, but not those of a hook. Returns a call that undoes this."""
-    own = DistributedDataParallel._delayed_all_reduce_hook
+def wait_for_delayed(ddp: DistributedDataParallel) -> None:
+    """From now on backward passes end after the sum of the delayed parameters. DDP begins it and never waits: on the
+    same group its buckets' sums mostly end later, but not those of a hook."""
 
     def reduce(gradient: Tensor) -> Tensor:
         buffer, group = ddp._delay_grad_buffer, ddp.process_group
         assert buffer is not None
-        work = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
-        assert work is not None
+        assert group is not None
+        work: Any = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
         when_backward_ends(work.wait)
         return gradient
 
-    places = [
-        (hooks, key)
-        for parameter in (ddp.module.parameters() if delayed_by(ddp) else ())
-        for hooks in [parameter._backward_hooks or {}]
-        for key, hook in hooks.items()
-        if getattr(hook, "__func__", None) is own
-    ]
-    before = [hooks[key] for hooks, key in places]
-    for hooks, key in places:
-        hooks[key] = reduce
-
-    def undo() -> None:
-        for (hooks, key), hook in zip(places, before, strict=True):
-            hooks[key] = hook
-
-    return undo
+    for parameter in ddp.module.parameters() if delayed_by(ddp) else ():
+        hooks = parameter._backward_hooks or {}
+        for key, hook in hooks.items():
+            if hook == ddp._delayed_all_reduce_hook:
+                hooks[key] = reduce
 
 
 def without_hook(ddp: DistributedDataParallel, managed: Collection[Tensor]) -> None:
-    """Gives it a new reducer of the same parameters, without a hook, as it gets one when it is unpickled."""
+    """Gives it a new reducer, without a hook, as it gets one when it is unpickled; of the same parameters, all of which
+    need a gradient now."""
     it: Any = ddp
     named = {name: p for name, p in it.module.named_parameters() if p in managed}
-    with trainable(named.values()):
-        it._ddp_init_helper([*named.values()], [False] * len(named), dict(enumerate(named)), it.static_graph)
+    it._ddp_init_helper([*named.values()], [False] * len(named), dict(enumerate(named)), it.static_graph)
 
 
 def with_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
@@ -248,20 +235,6 @@ def retire(ddp: DistributedDataParallel) -> None:
 
 
 # Hooks of parameters
-
-
-@contextmanager
-def trainable(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Inside, all of these need a gradient, without which torch registers no hook of theirs; a hook stays when a
-    parameter is frozen, and runs again when that ends."""
-    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
-    for parameter in frozen:
-        parameter.requires_grad_(True)
-    try:
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
 
 
 def has_gradient_hooks(parameter: Tensor) -> bool:

@@ -31,7 +31,7 @@ from gradwire.frontends.shards import attach_shards
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
-from gradwire.torch_private import managed_by, uncompiled, world_size
+from gradwire.torch_private import managed_by, uncompiled, wait_for_delayed, world_size
 from gradwire.transports import Mesh, ProcessGroup, Transport
 
 
@@ -123,6 +123,7 @@ def _attach_ddp(
         owns_mesh=transport is None,
     )  # fmt: skip
     front_end.hook_in(runtime, parameters, managed)
+    wait_for_delayed(ddp)
     weakref.finalize(ddp, _let_go, front_end)
     return Handle(runtime, front_end, remark=front_end.left_alone)
 

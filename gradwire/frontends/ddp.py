@@ -3,8 +3,6 @@
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +12,8 @@ from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportU
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.frontends.buckets import Buckets
+from gradwire.frontends.hook import trainable
 from gradwire.frontends.native_steps import NativeSteps
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
@@ -22,19 +22,9 @@ from gradwire.torch_private import (
     hooks_of,
     is_joining,
     retire,
-    trainable,
-    wait_for_delayed,
     with_hook,
     without_hook,
 )
-
-
-@dataclass(frozen=True)
-class BucketPlace:
-    """Where one of DDP's buckets lies, and the slots in it."""
-
-    address: int
-    slots: tuple[int, ...]
 
 
 class DDPFrontEnd:
@@ -52,11 +42,10 @@ class DDPFrontEnd:
     is the first to say that DDP reduces: it opens the step, and gradients arrive bucket by bucket. So it is with a
     static graph, and on a rank that has joined the others.
 
-    DDP moves its buckets once, after the first step. Until they have stayed for a step, slots are submitted bucket by
-    bucket; from then on a slot just arrives. DDP does not give up a hook, and with one it divides in a pass of its own.
-    So with a native plan DDP gets a new reducer, as when it is unpickled, and the hook when the plan is another; where
-    no forward pass lets us do that, the hook reduces as DDP would. A step of DDP's own is over when a gradient came
-    since the one before and the next forward pass begins.
+    DDP does not give up a hook, and with one it divides in a pass of its own. So with a native plan DDP gets a new
+    reducer, as when it is unpickled, and the hook when the plan is another; where no forward pass lets us do that, the
+    hook reduces as DDP would. A step of DDP's own is over when a gradient came since the one before and the next
+    forward pass begins.
 
     What is reduced is what lies in DDP's buckets: it chose that when it was made. The rest it leaves alone, and so do
     we; what it delays, it reduces by itself.
@@ -68,13 +57,9 @@ class DDPFrontEnd:
         self.runtime: Runtime | None = None
         self._slot: dict[Tensor, int] = {}
         self._managed: Collection[Tensor] = ()
-        self._seen: set[int] = set()
-        self._accumulated: set[int] = set()
-        self._places: dict[int, BucketPlace] = {}
-        self._late: int | None = None
-        self._synchronising = self._open = self._fixed = self._stayed = self._notes = False
+        self._buckets: Buckets | None = None
+        self._synchronising = self._open = False
         self._native, self._native_steps = False, NativeSteps()
-        self._stop_waiting: Callable[[], None] | None = None
         self._removable: list[Any] = []
         self._on_gradients: list[Any] = []
 
@@ -110,10 +95,10 @@ class DDPFrontEnd:
             with_hook(self.ddp, self._bucket_ready)
         self.runtime, self._native, self._managed = runtime, False, managed
         self._slot = {parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
+        self._buckets = Buckets(runtime, self._slot, self.ddp.static_graph)
         before, after = self.ddp.register_forward_pre_hook, self.ddp.register_forward_hook
         self._removable += [before(self._forward_begins), after(self._forward_ends)]
-        self._stop_waiting = wait_for_delayed(self.ddp)
-        self._see_gradients(runtime)
+        self._see_gradients()
 
     def unhook(self) -> None:
         """DDP reduces dense from now on; not at all where ranks may be lost, and one was."""
@@ -123,12 +108,9 @@ class DDPFrontEnd:
         for hook in self._removable:
             hook.remove()
         self._removable.clear()
-        if self._stop_waiting:
-            self._stop_waiting()
-        self._stop_waiting = None
-        self._forget_gradients()
-        self._backward_ended()
-        self._native_steps.reduced = False
+        self._remove_gradient_hooks()
+        self._buckets = None
+        self._synchronising = self._open = self._native_steps.reduced = False
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
@@ -158,9 +140,9 @@ class DDPFrontEnd:
 
     # Gradients
 
-    def _see_gradients(self, runtime: Runtime) -> None:
+    def _see_gradients(self) -> None:
         if not self.ddp.static_graph:  # there a parameter's hook may fire more than once
-            self._hook_each(self._slot, partial(self._gradient_hook, runtime))
+            self._hook_each(self._slot, self._gradient_hook)
 
     def _hook_each(self, slots: Mapping[Tensor, int], hook: Callable[[int], Callable[[Tensor], None]]) -> None:
         """Has autograd call hook(slot) when it has a parameter's gradient, frozen ones included, which may thaw."""
@@ -168,48 +150,52 @@ class DDPFrontEnd:
             for parameter, slot in slots.items():
                 self._on_gradients.append(parameter.register_post_accumulate_grad_hook(hook(slot)))
 
-    def _gradient_hook(self, runtime: Runtime, slot: int) -> Callable[[Tensor], None]:
+    def _gradient_hook(self, slot: int) -> Callable[[Tensor], None]:
+        runtime, buckets = self.runtime, self._buckets
+        assert runtime is not None
+        assert buckets is not None
         arrive, became_ready = runtime.arrive, runtime.became_ready
 
         def ready(parameter: Tensor) -> None:  # runs for each parameter and step: nothing else belongs here
-            if not self._open and not self._backward_begins(runtime):
-                self._accumulated.add(slot)
+            if not self._open and not self._backward_begins():
+                buckets.accumulated.add(slot)
                 return
-            if self._notes:
+            if buckets.notes:
                 became_ready(slot)
-            if self._fixed:
-                late, self._late = self._late, slot
+            if buckets.fixed:
+                late, buckets.late = buckets.late, slot
                 if late is not None:
                     arrive(late)
             else:
-                self._seen.add(slot)
+                buckets.seen.add(slot)
 
         return ready
 
     def _bucket_ready(self, state: None, bucket: GradBucket) -> Future[Tensor]:
-        runtime = self.runtime
-        if runtime is None:
+        runtime, buckets = self.runtime, self._buckets
+        if runtime is None or buckets is None:
             return self._reduce_dense(bucket)
         if not self._open and bucket.index() == 0:
-            self._first_bucket(runtime)
-        if not self._open:
-            future, self._native_steps.reduced = self._reduce_dense(bucket), bucket.is_last()
-        else:
-            self._arrive_fixed(runtime, bucket) if self._fixed else self._submit(runtime, bucket)
+            self._first_bucket(runtime, buckets)
+        if self._open:
+            buckets.complete(bucket)
             future = runtime.watch(bucket.buffer())
-        if bucket.is_last():
-            self._backward_ended()
+        else:
+            future, self._native_steps.reduced = self._reduce_dense(bucket), bucket.is_last()
+        if bucket.is_last():  # DDP, too, ignores what backward does from here to the next forward pass
+            self._synchronising = self._open = False
+            buckets.end()
         return future
 
-    def _backward_begins(self, runtime: Runtime) -> bool:
-        """At a first gradient: opens a step, where we know that DDP reduces this backward pass."""
-        if not self._synchronising or runtime.plan.native:
+    def _backward_begins(self) -> bool:
+        """At a first gradient: opens a step, where it is known that DDP reduces this backward pass."""
+        if not self._synchronising or self.runtime is None or self.runtime.plan.native:
             return False
-        self._open_step(runtime)
+        self._open_step(self.runtime)
         return True
 
-    def _first_bucket(self, runtime: Runtime) -> None:
-        """DDP reduces a backward pass of which no gradient has opened a step. With a native plan it stays closed."""
+    def _first_bucket(self, runtime: Runtime, buckets: Buckets) -> None:
+        """DDP reduces a backward pass of which no gradient has opened a step. With a native plan none is opened."""
         if self._native_steps.reduced:
             self._native_steps.count(runtime)
         elif runtime.plan.native:
@@ -217,76 +203,22 @@ class DDPFrontEnd:
         if runtime.plan.native:
             return
         if is_joining(self.ddp):  # a rank that has joined the others has new buckets each time
-            self._forget_places()
-            runtime.fix_places(False)
+            buckets.forget()
         self._open_step(runtime)
-        if not self._synchronising:
+        if not self._synchronising:  # and so no forward pass was seen
             runtime.recorder.forward_begins(runtime.plan)
             runtime.recorder.forward_ends()
 
-    def _backward_ended(self) -> None:
-        """DDP, too, ignores what backward does from here to the next forward pass."""
-        self._synchronising = self._open = False
-        self._seen.clear()
-        self._accumulated.clear()
+    def _open_step(self, runtime: Runtime) -> None:
+        assert self._buckets is not None
+        runtime.open_step()
+        self._open = True
+        self._buckets.begin()
 
-    def _submit(self, runtime: Runtime, bucket: GradBucket) -> None:
-        """Slot by slot, while buckets may move."""
-        slots: list[int] = []
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            if not parameter.numel():
-                continue
-            slot = self._slot[parameter]
-            slots.append(slot)
-            if slot in self._seen:
-                runtime.submit(slot, gradient)
-            elif self.ddp.static_graph or self._has_accumulated(slot, parameter):
-                if self._notes:
-                    runtime.became_ready(slot)
-                runtime.submit(slot, gradient)
-            else:
-                runtime.submit_absent(slot, gradient)
-        place, index = BucketPlace(bucket.buffer().data_ptr(), tuple(slots)), bucket.index()
-        stayed = self._places.get(index) == place
-        self._places[index] = place
-        self._stayed = self._stayed and stayed
-        if bucket.is_last() and self._stayed and not self.ddp.static_graph:
-            self._fixed = True
-            runtime.fix_places(True)
-
-    def _arrive_fixed(self, runtime: Runtime, bucket: GradBucket) -> None:
-        """What has not arrived of a bucket has no gradient of this pass."""
-        if self._late is not None:
-            late, self._late = self._late, None
-            runtime.arrive(late)
-        place, there = self._places[bucket.index()], runtime.arrivals.there
-        if bucket.buffer().data_ptr() != place.address:
-            runtime.refuse("DDP moved its buckets in mid-training; call detach() and attach again")
-        if all(map(there.__getitem__, place.slots)):
-            return
-        parameters = {self._slot[p]: p for p in bucket.parameters() if p.numel()}
-        for slot in place.slots:
-            if there[slot]:
-                continue
-            has = self._has_accumulated(slot, parameters[slot])
-            if has and self._notes:
-                runtime.became_ready(slot)
-            (runtime.arrive if has else runtime.arrivals.absent)(slot)
-
-    def _has_accumulated(self, slot: int, parameter: Tensor) -> bool:
-        """Whether an earlier micro-batch alone has a gradient."""
-        return slot in self._accumulated and parameter.grad is not None
-
-    def _forget_gradients(self) -> None:
-        self._seen.clear()
-        self._forget_places()
+    def _remove_gradient_hooks(self) -> None:
         for hook in self._on_gradients:
             hook.remove()
         self._on_gradients.clear()
-
-    def _forget_places(self) -> None:
-        self._places.clear()
-        self._late, self._fixed = None, False
 
     def _reduce_dense(self, bucket: GradBucket) -> Future[Tensor]:
         """Plain all-reduce: with one rank, and after detach."""
@@ -311,7 +243,7 @@ class DDPFrontEnd:
         if runtime.plan.native and not self._native:
             self._go_native(runtime)
         elif self._synchronising and self._native and not runtime.plan.native:
-            self._come_back(runtime)
+            self._come_back()
         runtime.recorder.forward_begins(runtime.plan)
 
     def _give_up(self, runtime: Runtime) -> None:
@@ -330,12 +262,6 @@ class DDPFrontEnd:
         if self.runtime and torch.is_grad_enabled():
             self.runtime.recorder.forward_ends()
 
-    def _open_step(self, runtime: Runtime) -> None:
-        self._late = None
-        runtime.open_step()
-        self._open = self._stayed = True
-        self._notes = runtime.wants_readiness
-
     # Native plans
 
     def _go_native(self, runtime: Runtime) -> None:
@@ -346,24 +272,29 @@ class DDPFrontEnd:
             )
         self._native = True
         self._native_steps.begin()
-        self._forget_gradients()
-        without_hook(self.ddp, self._managed)
+        self._remove_gradient_hooks()
+        with trainable(self._managed):
+            without_hook(self.ddp, self._managed)
         one = dict([*self._slot.items()][:1])
         self._hook_each(self._slot if self.ddp.find_unused_parameters else one, self._native_gradient_hook)
 
     def _native_gradient_hook(self, slot: int) -> Callable[[Tensor], None]:
+        buckets = self._buckets
+        assert buckets is not None
+
         def ready(parameter: Tensor) -> None:
             if self._synchronising:
                 self._native_steps.reduced = True
-                self._accumulated.clear()
+                buckets.accumulated.clear()
             else:
-                self._accumulated.add(slot)
+                buckets.accumulated.add(slot)
 
         return ready
 
-    def _come_back(self, runtime: Runtime) -> None:
+    def _come_back(self) -> None:
+        assert self._buckets is not None
         self._native = False
-        self._forget_gradients()
-        runtime.fix_places(False)
+        self._remove_gradient_hooks()
+        self._buckets.forget()
         with_hook(self.ddp, self._bucket_ready)
-        self._see_gradients(runtime)
+        self._see_gradients()

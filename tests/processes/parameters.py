@@ -132,3 +132,70 @@ def what_ddp_does_not_reduce_is_left_alone() -> None:
                 torch.testing.assert_close(p, expected.module.get_parameter(name), msg=f"{case} {number} {name}")
             assert handle.verify() == []
             handle.detach()
+
+
+# Calls that torch runs no hook before
+
+
+def by_method(ddp: DistributedDataParallel, inputs: Tensor) -> Tensor:
+    """As frameworks do that call a method of the module: DDP is only asked to reduce."""
+    output = ddp.module(inputs)
+    if ddp.require_backward_grad_sync:
+        ddp.reducer.prepare_for_backward([])
+    return output
+
+
+def by_turns(ddp: DistributedDataParallel, inputs: Tensor) -> Tensor:
+    by_turns.calls += 1
+    return ddp(inputs) if by_turns.calls % 5 < 2 else ddp.forward(inputs)
+
+
+by_turns.calls = 0
+
+
+def called(forward: Callable[..., Tensor], attach: Way | None, steps: int) -> tuple[Tensor, gw.Handle | None]:
+    """The parameters after steps in which DDP is called so; every third accumulates, and after every fifth one rank has
+    a backward pass that DDP does not reduce."""
+    ddp = plain(Parts())  # pyright: ignore[reportArgumentType]
+    handle = attach(ddp) if attach else None
+    for step in range(steps):
+        ddp.zero_grad()
+        for part in (0, 1) if step % 3 == 2 else (1,):
+            inputs, targets = batch(10 * step + part)
+            with nullcontext() if part else ddp.no_sync():
+                nn.functional.cross_entropy(forward(ddp, inputs), targets).backward()
+        with torch.no_grad():
+            for p in ddp.parameters():
+                p.sub_(p.grad, alpha=0.1)  # pyright: ignore[reportArgumentType]
+        if step % 5 == 4 and dist.get_rank() == 0:
+            ddp.zero_grad()
+            ddp.module(batch(step)[0]).sum().backward()
+    return torch.cat([p.detach().flatten() for p in ddp.parameters()]), handle and keep(ddp, handle)
+
+
+def keep(ddp: DistributedDataParallel, handle: gw.Handle) -> gw.Handle:
+    assert handle.status().startswith("rank")
+    return handle
+
+
+@scenario(2)
+def steps_begin_where_gradients_do_however_ddp_is_called() -> None:
+    expected, _ = called(lambda ddp, inputs: ddp(inputs), None, 16)
+    for forward in (lambda ddp, inputs: ddp.forward(inputs), by_method, by_turns):
+        by_turns.calls = 0
+        for controller in (None, Turns()):
+            found, handle = called(forward, partial(gw.attach, compressor=gw.FP32(), controller=controller), 16)
+            torch.testing.assert_close(found, expected)
+            assert handle
+            assert forward is by_turns or 14 <= handle.stats().steps <= 16, (forward, controller, handle.stats())
+        for way in (partial(gw.attach, compressor=gw.TopK(0.1)), partial(gw.attach, compressor=gw.NATIVE)):
+            assert same_on_all_ranks(called(forward, way, 8)[0])
+
+
+@scenario(2)
+def a_plan_is_found_though_no_forward_pass_is_seen() -> None:
+    way = partial(gw.attach, candidates=[gw.BF16(), gw.TopK(0.1)])
+    found, handle = called(lambda ddp, inputs: ddp.forward(inputs), way, 330)
+    assert same_on_all_ranks(found)
+    assert handle
+    assert handle.plan
