@@ -153,6 +153,17 @@ def by_turns(ddp: DistributedDataParallel, inputs: Tensor) -> Tensor:
 by_turns.calls = 0
 
 
+def twice(ddp: DistributedDataParallel, inputs: Tensor) -> Tensor:
+    """Two forward passes for one backward, after one without gradients."""
+    with torch.no_grad():
+        ddp.forward(inputs)
+    return (ddp(inputs) + ddp.forward(inputs)) / 2
+
+
+def compiled(ddp: DistributedDataParallel, inputs: Tensor) -> Tensor:
+    return torch.compile(ddp, backend="eager")(inputs)
+
+
 def called(forward: Callable[..., Tensor], attach: Way | None, steps: int) -> tuple[Tensor, gw.Handle | None]:
     """The parameters after steps in which DDP is called so; every third accumulates, and after every fifth one rank has
     a backward pass that DDP does not reduce."""
@@ -181,7 +192,7 @@ def keep(ddp: DistributedDataParallel, handle: gw.Handle) -> gw.Handle:
 @scenario(2)
 def steps_begin_where_gradients_do_however_ddp_is_called() -> None:
     expected, _ = called(lambda ddp, inputs: ddp(inputs), None, 16)
-    for forward in (lambda ddp, inputs: ddp.forward(inputs), by_method, by_turns):
+    for forward in (lambda ddp, inputs: ddp.forward(inputs), by_method, by_turns, twice, compiled):
         by_turns.calls = 0
         for controller in (None, Turns()):
             found, handle = called(forward, partial(gw.attach, compressor=gw.FP32(), controller=controller), 16)
@@ -199,3 +210,77 @@ def a_plan_is_found_though_no_forward_pass_is_seen() -> None:
     assert same_on_all_ranks(found)
     assert handle
     assert handle.plan
+
+
+# What DDP reduces by itself, or cannot reduce
+
+
+@scenario(2)
+def backward_ends_after_the_sum_of_what_ddp_delays() -> None:
+    ddp = delayed(Parts(width=1500))  # 9 MB, beside which all else is little
+    handle = gw.attach(ddp, gw.TopK(0.01))
+    for step in range(4):
+        inputs, targets = batch(step)
+        ddp.zero_grad()
+        nn.functional.cross_entropy(ddp(inputs), targets).backward()
+        means = ddp.module.adapter.weight.grad.clone()  # pyright: ignore
+        assert same_on_all_ranks(means), step
+    assert handle.status().endswith("DDP by itself reduces 'adapter.weight', 'adapter.bias'")
+    handle.detach()
+
+
+@scenario(2)
+def what_cannot_be_reduced_is_one_clear_line() -> None:
+    def attach(ddp: DistributedDataParallel) -> None:
+        gw.attach(ddp, gw.TopK(0.1))
+
+    model = network()
+    model[:4].requires_grad_(False)
+    last = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    every = {"delay_all_reduce_named_params": last, "param_to_hook_all_reduce": model[4].weight}
+    refused(ValueError, "leave some out of it", partial(attach, DistributedDataParallel(model, **every)))
+    sparse = DistributedDataParallel(nn.Embedding(8, 4, sparse=True))
+    refused(ValueError, "use Embedding(sparse=False)", partial(attach, sparse))
+    replaced = DistributedDataParallel(network())
+    replaced.module[4] = nn.Linear(60, 5)
+    refused(ValueError, "make DDP anew", partial(attach, replaced))
+
+
+class Averaging(torch.optim.SGD):
+    """As schedule-free optimizers are: in one of two modes."""
+
+    mode = "train"
+
+    def eval(self) -> None:
+        self.mode = "eval"
+
+
+@scenario(2)
+def what_only_the_wrapped_optimizer_has_is_found() -> None:
+    for wrap in (gw.DistributedOptimizer, gw.LocalSteps):
+        model = network()
+        inner = Averaging(model.parameters(), lr=0.1)
+        inner._step_supports_amp_scaling = True  # GradScaler would leave unscaling to the wrapper
+        optimizer = wrap(inner, model, gw.TopK(0.1))
+        optimizer.eval()
+        assert optimizer.mode == inner.mode == "eval"
+        for name in ("train", "_step_supports_amp_scaling"):
+            assert not hasattr(optimizer, name)
+        refused(
+            AttributeError, f"{wrap.__name__!r} object has no attribute '_nothing'", lambda it=optimizer: it._nothing
+        )
+
+
+@scenario(2)
+def a_layer_that_one_rank_froze_is_named_on_all() -> None:
+    ddp = plain(Parts())  # pyright: ignore[reportArgumentType]
+    gw.attach(ddp, gw.TopK(0.1))
+
+    def train() -> None:
+        for step in range(5):
+            if step == 3:
+                ddp.module.adapter.requires_grad_(dist.get_rank() == 0)
+            inputs, targets = batch(step)
+            nn.functional.cross_entropy(ddp(inputs), targets).backward()
+
+    refused(RuntimeError, "parameter 'adapter.bias' was frozen after DDP was made, which waits for its gradient", train)

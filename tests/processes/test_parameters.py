@@ -1,4 +1,4 @@
-"""Runs the scenarios of sharded models over real gloo."""
+"""Runs the scenarios of which parameters are reduced over real gloo."""
 
 import pytest
 
