@@ -28,7 +28,7 @@ class TorchStore:
     _silent: ClassVar[Any] = None
     """The store whose server did not answer."""
     _second: ClassVar[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
-    """The second connection to each store, for all jobs of this process: to open one takes some seconds now and then."""
+    """The second connection to each store, for all jobs of a process: to open one takes some seconds now and then."""
 
     def __init__(self, prefix: str, store: Any = None) -> None:
         self._store: Any = store or default_store()
