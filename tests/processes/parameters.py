@@ -160,14 +160,10 @@ def twice(ddp: DistributedDataParallel, inputs: Tensor) -> Tensor:
     return (ddp(inputs) + ddp.forward(inputs)) / 2
 
 
-def compiled(ddp: DistributedDataParallel, inputs: Tensor) -> Tensor:
-    return torch.compile(ddp, backend="eager")(inputs)
-
-
 def called(forward: Callable[..., Tensor], attach: Way | None, steps: int) -> tuple[Tensor, gw.Handle | None]:
     """The parameters after steps in which DDP is called so; every third accumulates, and after every fifth one rank has
     a backward pass that DDP does not reduce."""
-    ddp = DistributedDataParallel(Parts(), bucket_cap_mb=25 if forward is compiled else 0.005)  # torch.compile's least
+    ddp = plain(Parts())
     handle = attach(ddp) if attach else None
     for step in range(steps):
         ddp.zero_grad()
@@ -192,7 +188,7 @@ def keep(ddp: DistributedDataParallel, handle: gw.Handle) -> gw.Handle:
 @scenario(2)
 def steps_begin_where_gradients_do_however_ddp_is_called() -> None:
     expected, _ = called(lambda ddp, inputs: ddp(inputs), None, 16)
-    for forward in (lambda ddp, inputs: ddp.forward(inputs), by_method, by_turns, twice, compiled):
+    for forward in (lambda ddp, inputs: ddp.forward(inputs), by_method, by_turns, twice):
         by_turns.calls = 0
         for controller in (None, Turns()):
             found, handle = called(forward, partial(gw.attach, compressor=gw.FP32(), controller=controller), 16)
