@@ -1,7 +1,7 @@
 """All that Gradwire uses of torch and is not public there, in one place. A test runs each of these against the oldest
 and the newest torch that pyproject.toml claims."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -177,12 +177,49 @@ def is_joining(ddp: DistributedDataParallel) -> bool:
     return ddp._join_config.enable
 
 
-def without_hook(ddp: DistributedDataParallel) -> None:
-    """Gives it a new reducer, without a hook, as it gets one when it is unpickled."""
+def managed_by(ddp: DistributedDataParallel) -> set[Tensor]:
+    """The parameters in its buckets: those that needed a gradient, and were not to be ignored, when it was made.
+
+    Raises ValueError where it expects sparse gradients, or reduces every parameter outside of its buckets."""
+    if ddp._delay_all_reduce_all_params:
+        raise ValueError("delay_all_reduce_named_params has DDP reduce every parameter by itself; leave some out of it")
+    try:
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    except RuntimeError as error:  # the bucket of a sparse gradient has no buffer
+        raise ValueError("DDP expects a sparse gradient; use Embedding(sparse=False)") from error
+    return {parameter for bucket in buckets for parameter in bucket.parameters()}
+
+
+def delayed_by(ddp: DistributedDataParallel) -> list[Tensor]:
+    """The parameters of `delay_all_reduce_named_params`, which it reduces by itself, outside of its buckets."""
+    return ddp._delay_all_reduce_params
+
+
+def wait_for_delayed(ddp: DistributedDataParallel) -> None:
+    """From now on backward passes end after the sum of the delayed parameters. DDP begins it and never waits: on the
+    same group its buckets' sums mostly end later, but not those of a hook."""
+
+    def reduce(gradient: Tensor) -> Tensor:
+        buffer, group = ddp._delay_grad_buffer, ddp.process_group
+        assert buffer is not None
+        assert group is not None
+        work: Any = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
+        when_backward_ends(work.wait)
+        return gradient
+
+    for parameter in ddp.module.parameters() if delayed_by(ddp) else ():
+        hooks = parameter._backward_hooks or {}
+        for key, hook in hooks.items():
+            if hook == ddp._delayed_all_reduce_hook:
+                hooks[key] = reduce
+
+
+def without_hook(ddp: DistributedDataParallel, managed: Collection[Tensor]) -> None:
+    """Gives it a new reducer, without a hook, as it gets one when it is unpickled; of the same parameters, all of which
+    need a gradient now."""
     it: Any = ddp
-    parameters, sparse = it._build_params_for_reducer()
-    names = it._build_debug_param_to_name_mapping(parameters)
-    it._ddp_init_helper(parameters, sparse, names, it.static_graph)
+    named = {name: p for name, p in it.module.named_parameters() if p in managed}
+    it._ddp_init_helper([*named.values()], [False] * len(named), dict(enumerate(named)), it.static_graph)
 
 
 def with_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:

@@ -31,7 +31,7 @@ from gradwire.frontends.shards import attach_shards
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
-from gradwire.torch_private import uncompiled, world_size
+from gradwire.torch_private import managed_by, uncompiled, wait_for_delayed, world_size
 from gradwire.transports import Mesh, ProcessGroup, Transport
 
 
@@ -108,8 +108,11 @@ def _attach_ddp(
         raise ValueError(f"attach() takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model first")
     if ddp.mixed_precision is not None:
         raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
+    managed = managed_by(ddp)
     front_end = DDPFrontEnd.of(ddp)
-    parameters, others = parameters_of(ddp.module)
+    if not managed <= {*ddp.module.parameters()}:
+        raise ValueError("DDP reduces a parameter that the model has no more; make DDP anew, after the last change")
+    parameters, others = parameters_of(ddp.module, managed.__contains__)
     mesh = mesh_of(transport, partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
     if mesh.ranks == 1 and not choices.elastic:
         let_go(mesh, transport)
@@ -119,9 +122,10 @@ def _attach_ddp(
         can_be_native=not (ddp.static_graph or choices.elastic), find_unused=ddp.find_unused_parameters, others=others,
         owns_mesh=transport is None,
     )  # fmt: skip
-    front_end.hook_in(runtime, parameters)
+    front_end.hook_in(runtime, parameters, managed)
+    wait_for_delayed(ddp)
     weakref.finalize(ddp, _let_go, front_end)
-    return Handle(runtime, front_end)
+    return Handle(runtime, front_end, remark=front_end.left_alone)
 
 
 def _let_go(front_end: DDPFrontEnd) -> None:

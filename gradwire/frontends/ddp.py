@@ -1,11 +1,8 @@
 """The front end for DistributedDataParallel."""
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -15,34 +12,43 @@ from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportU
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.frontends.buckets import Buckets
+from gradwire.frontends.hook import trainable
+from gradwire.frontends.native_steps import NativeSteps
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
-from gradwire.torch_private import hooks_of, is_joining, retire, with_hook, without_hook
-
-
-@dataclass(frozen=True)
-class BucketPlace:
-    """Where one of DDP's buckets lies, and the slots in it."""
-
-    address: int
-    slots: tuple[int, ...]
+from gradwire.torch_private import (
+    delayed_by,
+    hooks_of,
+    is_joining,
+    retire,
+    with_hook,
+    without_hook,
+)
 
 
 class DDPFrontEnd:
     """Between DDP's hooks and the runtime. All of this runs on the thread that trains:
 
-    1. Before the forward pass of a step that counts, `_forward_begins` opens a step, and changes sides where the plan
-       has become native, or is not any more.
-    2. Backward makes a gradient. Autograd calls our hook, then DDP's, which copies the gradient into its bucket. So
-       when our next hook is called, or DDP's bucket hook, the gradient is where it is to be taken from and its mean
-       put: it arrives then. Groups need not follow DDP's buckets.
+    1. Before a forward pass `_forward_begins` notes whether DDP is to reduce the next backward pass, and changes sides
+       where the plan has become native, or is not any more.
+    2. Backward makes a gradient; the first one opens a step. Autograd calls our hook, then DDP's, which copies the
+       gradient into its bucket. So when our next hook is called, or DDP's bucket hook, the gradient is where it is to
+       be taken from and its mean put: it arrives then. Groups need not follow DDP's buckets.
     3. `_bucket_ready`: DDP says that a bucket is complete. What did not arrive of it has no gradient, or only one that
        was accumulated before. DDP gets a future; when all means are in place, it takes them from its bucket.
 
-    DDP moves its buckets once, after the first step. Until they have stayed for a step, slots are submitted bucket by
-    bucket; from then on a slot just arrives. DDP does not give up a hook, and with one it divides in a pass of its own.
-    So with a native plan DDP gets a new reducer, as when it is unpickled, and the hook when the plan is another. A step
-    of its own is over when a gradient came since the one before and the next forward pass begins.
+    Where the forward pass was no call of DDP (`ddp.forward(x)`), torch runs no hook before it. Then DDP's first bucket
+    is the first to say that DDP reduces: it opens the step, and gradients arrive bucket by bucket. So it is with a
+    static graph, and on a rank that has joined the others.
+
+    DDP does not give up a hook, and with one it divides in a pass of its own. So with a native plan DDP gets a new
+    reducer, as when it is unpickled, and the hook when the plan is another; where no forward pass lets us do that, the
+    hook reduces as DDP would. A step of DDP's own is over when a gradient came since the one before and the next
+    forward pass begins.
+
+    What is reduced is what lies in DDP's buckets: it chose that when it was made. The rest it leaves alone, and so do
+    we; what it delays, it reduces by itself.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -50,14 +56,10 @@ class DDPFrontEnd:
         self.ddp: Any = weakref.proxy(ddp)
         self.runtime: Runtime | None = None
         self._slot: dict[Tensor, int] = {}
-        self._seen: set[int] = set()
-        self._accumulated: set[int] = set()
-        self._places: dict[int, BucketPlace] = {}
-        self._late: int | None = None
-        self._synchronising = self._open = self._fixed = self._stayed = self._notes = False
-        self._native = self._native_reduced = False
-        self._native_since: float | None = None
-        self._native_s: list[float] = []
+        self._managed: Collection[Tensor] = ()
+        self._buckets: Buckets | None = None
+        self._synchronising = self._open = False
+        self._native, self._native_steps = False, NativeSteps()
         self._removable: list[Any] = []
         self._on_gradients: list[Any] = []
 
@@ -85,17 +87,18 @@ class DDPFrontEnd:
         front_end._native = True  # its reducer is new, without the hook that it lists
         return front_end
 
-    def hook_in(self, runtime: Runtime, parameters: dict[str, nn.Parameter]) -> None:
-        """Gradients go to the runtime from now on."""
+    def hook_in(self, runtime: Runtime, parameters: dict[str, nn.Parameter], managed: Collection[Tensor]) -> None:
+        """Gradients of `parameters` go to the runtime from now on; DDP's buckets have all that are `managed`."""
         if not hooks_of(self.ddp):
             self.ddp.register_comm_hook(None, self._bucket_ready)
         elif self._native:
             with_hook(self.ddp, self._bucket_ready)
-        self.runtime, self._native = runtime, False
+        self.runtime, self._native, self._managed = runtime, False, managed
         self._slot = {parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
+        self._buckets = Buckets(runtime, self._slot, self.ddp.static_graph)
         before, after = self.ddp.register_forward_pre_hook, self.ddp.register_forward_hook
         self._removable += [before(self._forward_begins), after(self._forward_ends)]
-        self._see_gradients(runtime)
+        self._see_gradients()
 
     def unhook(self) -> None:
         """DDP reduces dense from now on; not at all where ranks may be lost, and one was."""
@@ -105,9 +108,9 @@ class DDPFrontEnd:
         for hook in self._removable:
             hook.remove()
         self._removable.clear()
-        self._forget_gradients()
-        self._accumulated.clear()
-        self._synchronising = self._open = False
+        self._remove_gradient_hooks()
+        self._buckets = None
+        self._synchronising = self._open = self._native_steps.reduced = False
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
@@ -118,105 +121,104 @@ class DDPFrontEnd:
         return whole_on(self.ddp.process_group, dict(self.ddp.module.named_parameters()))
 
     def held(self) -> Mapping[str, Tensor]:
-        """All that are reduced."""
-        return {self.runtime.slots[slot].name: p for p, slot in self._slot.items()} if self.runtime else {}
+        """All that are reduced, by us or by DDP."""
+        if not self.runtime:
+            return {}
+        reduced = {*self._slot, *delayed_by(self.ddp)}
+        return {name: p for name, p in self.ddp.module.named_parameters() if p in reduced}
+
+    def left_alone(self) -> str:
+        """In words, the parameters with gradients that do not go to the runtime."""
+        if not self.runtime:
+            return ""
+        others = {n: p for n, p in self.ddp.module.named_parameters() if p.requires_grad and p not in self._managed}
+        delayed = {*delayed_by(self.ddp)}
+        late = [repr(name) for name, p in others.items() if p in delayed]
+        local = [repr(name) for name, p in others.items() if p not in delayed]
+        said = [f"DDP by itself reduces {', '.join(late)}"] if late else []
+        return "; ".join([*said, f"DDP does not reduce {', '.join(local)}"] if local else said)
 
     # Gradients
 
-    def _see_gradients(self, runtime: Runtime) -> None:
+    def _see_gradients(self) -> None:
         if not self.ddp.static_graph:  # there a parameter's hook may fire more than once
-            for parameter, slot in self._slot.items():
-                hook = self._gradient_hook(slot, runtime)
-                self._on_gradients.append(parameter.register_post_accumulate_grad_hook(hook))
+            self._hook_each(self._slot, self._gradient_hook)
 
-    def _gradient_hook(self, slot: int, runtime: Runtime) -> Callable[[Tensor], None]:
+    def _hook_each(self, slots: Mapping[Tensor, int], hook: Callable[[int], Callable[[Tensor], None]]) -> None:
+        """Has autograd call hook(slot) when it has a parameter's gradient, frozen ones included, which may thaw."""
+        with trainable(slots):
+            for parameter, slot in slots.items():
+                self._on_gradients.append(parameter.register_post_accumulate_grad_hook(hook(slot)))
+
+    def _gradient_hook(self, slot: int) -> Callable[[Tensor], None]:
+        runtime, buckets = self.runtime, self._buckets
+        assert runtime is not None
+        assert buckets is not None
         arrive, became_ready = runtime.arrive, runtime.became_ready
 
         def ready(parameter: Tensor) -> None:  # runs for each parameter and step: nothing else belongs here
-            if not self._synchronising:
-                self._accumulated.add(slot)
+            if not self._open and not self._backward_begins():
+                buckets.accumulated.add(slot)
                 return
-            if self._notes:
+            if buckets.notes:
                 became_ready(slot)
-            if self._fixed:
-                late, self._late = self._late, slot
+            if buckets.fixed:
+                late, buckets.late = buckets.late, slot
                 if late is not None:
                     arrive(late)
             else:
-                self._seen.add(slot)
+                buckets.seen.add(slot)
 
         return ready
 
     def _bucket_ready(self, state: None, bucket: GradBucket) -> Future[Tensor]:
-        runtime = self.runtime
-        if runtime is None:
+        runtime, buckets = self.runtime, self._buckets
+        if runtime is None or buckets is None:
             return self._reduce_dense(bucket)
-        if not self._open:  # a rank that has joined the others makes no forward pass, and has new buckets each time
-            self._forget_places()  # gradients may lie elsewhere from now on
-            runtime.fix_places(False)
-            self._open_step(runtime)
-            self._stayed = False
-        if self._fixed:
-            self._arrive_fixed(runtime, bucket)
+        if not self._open and bucket.index() == 0:
+            self._first_bucket(runtime, buckets)
+        if self._open:
+            buckets.complete(bucket)
+            future = runtime.watch(bucket.buffer())
         else:
-            self._submit(runtime, bucket)
-        future = runtime.watch(bucket.buffer())
+            future, self._native_steps.reduced = self._reduce_dense(bucket), bucket.is_last()
         if bucket.is_last():  # DDP, too, ignores what backward does from here to the next forward pass
             self._synchronising = self._open = False
-            self._seen.clear()
-            self._accumulated.clear()
+            buckets.end()
         return future
 
-    def _submit(self, runtime: Runtime, bucket: GradBucket) -> None:
-        """Slot by slot, while buckets may move."""
-        slots: list[int] = []
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            if not parameter.numel():
-                continue
-            slot = self._slot[parameter]
-            slots.append(slot)
-            if slot in self._seen or self.ddp.static_graph or self._has_accumulated(slot, parameter):
-                runtime.submit(slot, gradient)
-            else:
-                runtime.submit_absent(slot, gradient)
-        place, index = BucketPlace(bucket.buffer().data_ptr(), tuple(slots)), bucket.index()
-        stayed = self._places.get(index) == place
-        self._places[index] = place
-        self._stayed = self._stayed and stayed
-        if bucket.is_last() and self._stayed and not self.ddp.static_graph:
-            self._fixed = True
-            runtime.fix_places(True)
+    def _backward_begins(self) -> bool:
+        """At a first gradient: opens a step, where it is known that DDP reduces this backward pass."""
+        if not self._synchronising or self.runtime is None or self.runtime.plan.native:
+            return False
+        self._open_step(self.runtime)
+        return True
 
-    def _arrive_fixed(self, runtime: Runtime, bucket: GradBucket) -> None:
-        """What has not arrived of a bucket has no gradient of this pass."""
-        if self._late is not None:
-            late, self._late = self._late, None
-            runtime.arrive(late)
-        place, there = self._places[bucket.index()], runtime.arrivals.there
-        if bucket.buffer().data_ptr() != place.address:
-            runtime.refuse("DDP moved its buckets in mid-training; call detach() and attach again")
-        if all(map(there.__getitem__, place.slots)):
+    def _first_bucket(self, runtime: Runtime, buckets: Buckets) -> None:
+        """DDP reduces a backward pass of which no gradient has opened a step. With a native plan none is opened."""
+        if self._native_steps.reduced:
+            self._native_steps.count(runtime)
+        elif runtime.plan.native:
+            self._native_steps.begin()
+        if runtime.plan.native:
             return
-        parameters = {self._slot[p]: p for p in bucket.parameters() if p.numel()}
-        for slot in place.slots:
-            if not there[slot]:
-                has = self._has_accumulated(slot, parameters[slot])
-                (runtime.arrive if has else runtime.arrivals.absent)(slot)
+        if is_joining(self.ddp):  # a rank that has joined the others has new buckets each time
+            buckets.forget()
+        self._open_step(runtime)
+        if not self._synchronising:  # and so no forward pass was seen
+            runtime.recorder.forward_begins(runtime.plan)
+            runtime.recorder.forward_ends()
 
-    def _has_accumulated(self, slot: int, parameter: Tensor) -> bool:
-        """Whether an earlier micro-batch alone has a gradient."""
-        return slot in self._accumulated and parameter.grad is not None
+    def _open_step(self, runtime: Runtime) -> None:
+        assert self._buckets is not None
+        runtime.open_step()
+        self._open = True
+        self._buckets.begin()
 
-    def _forget_gradients(self) -> None:
-        self._seen.clear()
-        self._forget_places()
+    def _remove_gradient_hooks(self) -> None:
         for hook in self._on_gradients:
             hook.remove()
         self._on_gradients.clear()
-
-    def _forget_places(self) -> None:
-        self._places.clear()
-        self._late, self._fixed = None, False
 
     def _reduce_dense(self, bucket: GradBucket) -> Future[Tensor]:
         """Plain all-reduce: with one rank, and after detach."""
@@ -232,26 +234,33 @@ class DDPFrontEnd:
         runtime = self.runtime
         if runtime is None or not torch.is_grad_enabled():
             return
+        runtime.raise_error()
+        if self._open:
+            self._give_up(runtime)
         self._synchronising = self.ddp.require_backward_grad_sync  # DDP, too, decides that in forward
+        if self._synchronising:
+            self._native_steps.count(runtime)
         if runtime.plan.native and not self._native:
             self._go_native(runtime)
-        if self._synchronising:
-            if self._native:
-                self._count_native_step(runtime)
-            if not runtime.plan.native:
-                self._come_back(runtime) if self._native else None
-                self._open_step(runtime)
+        elif self._synchronising and self._native and not runtime.plan.native:
+            self._come_back()
         runtime.recorder.forward_begins(runtime.plan)
+
+    def _give_up(self, runtime: Runtime) -> None:
+        """The last backward pass did not come to all that DDP waits for, which says so itself; but not to all ranks."""
+        missing = [slot for slot in runtime.missing() if not self.ddp.find_unused_parameters]
+        parameters = {slot: parameter for parameter, slot in self._slot.items()}
+        if frozen := [runtime.slots[slot].name for slot in missing if not parameters[slot].requires_grad]:
+            runtime.refuse(
+                f"parameter {frozen[0]!r} was frozen after DDP was made, which waits for its gradient; make DDP with "
+                "find_unused_parameters=True, or anew"
+            )
+        runtime.open_step()
+        self._open = False
 
     def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self.runtime and torch.is_grad_enabled():
             self.runtime.recorder.forward_ends()
-
-    def _open_step(self, runtime: Runtime) -> None:
-        self._late = None
-        runtime.open_step()
-        self._open = self._stayed = True
-        self._notes = runtime.wants_readiness
 
     # Native plans
 
@@ -261,40 +270,31 @@ class DDPFrontEnd:
             runtime.refuse(
                 "the automatic plan counts steps, of which DDP.join() gives each rank another number; name a compressor"
             )
-        self._native, self._native_since, self._native_reduced = True, perf_counter(), False
-        self._forget_gradients()
-        without_hook(self.ddp)
-        for parameter, slot in self._slot.items() if self.ddp.find_unused_parameters else [*self._slot.items()][:1]:
-            hook = self._native_gradient_hook(slot)
-            self._on_gradients.append(parameter.register_post_accumulate_grad_hook(hook))
+        self._native = True
+        self._native_steps.begin()
+        self._remove_gradient_hooks()
+        with trainable(self._managed):
+            without_hook(self.ddp, self._managed)
+        one = dict([*self._slot.items()][:1])
+        self._hook_each(self._slot if self.ddp.find_unused_parameters else one, self._native_gradient_hook)
 
     def _native_gradient_hook(self, slot: int) -> Callable[[Tensor], None]:
+        buckets = self._buckets
+        assert buckets is not None
+
         def ready(parameter: Tensor) -> None:
             if self._synchronising:
-                self._native_reduced = True
-                self._accumulated.clear()
+                self._native_steps.reduced = True
+                buckets.accumulated.clear()
             else:
-                self._accumulated.add(slot)
+                buckets.accumulated.add(slot)
 
         return ready
 
-    def _count_native_step(self, runtime: Runtime) -> None:
-        """Counts the step that DDP made by itself, if it made one; after as many as it was to make, what follows is
-        decided."""
-        if not self._native_reduced or self._native_since is None:
-            return
-        now = perf_counter()
-        self._native_s.append(now - self._native_since)
-        self._native_since, self._native_reduced = now, False
-        runtime.native_step_ended()
-        if runtime.native_steps == 0:
-            seconds, self._native_s = median(self._native_s), []
-            runtime.native_ended(seconds)
-
-    def _come_back(self, runtime: Runtime) -> None:
-        self._native, self._native_since = False, None
-        self._native_s.clear()
-        self._forget_gradients()
-        runtime.fix_places(False)
+    def _come_back(self) -> None:
+        assert self._buckets is not None
+        self._native = False
+        self._remove_gradient_hooks()
+        self._buckets.forget()
         with_hook(self.ddp, self._bucket_ready)
-        self._see_gradients(runtime)
+        self._see_gradients()

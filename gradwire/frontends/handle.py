@@ -1,6 +1,6 @@
 """What `attach` returns."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -46,10 +46,12 @@ class FrontEnd(Protocol):
 class Handle:
     """Looks into a job's runtime, saves its state, and ends it."""
 
-    def __init__(self, runtime: Runtime | None, front_end: FrontEnd, waits: bool = True) -> None:
+    def __init__(
+        self, runtime: Runtime | None, front_end: FrontEnd, waits: bool = True, remark: Callable[[], str] = str
+    ) -> None:
         self._runtime: Runtime | Idle = runtime or Idle()
         self._front_end: FrontEnd | None = front_end
-        self._own_time, self._waits = OwnTime(), waits
+        self._own_time, self._waits, self._remark = OwnTime(), waits, remark
 
     @property
     def plan(self) -> Plan | None:
@@ -73,8 +75,9 @@ class Handle:
         return self._front_end.accumulate()
 
     def status(self) -> str:
-        """What the job is doing, in a few words: choosing a plan, running, or why it ended."""
-        return self._runtime.status()
+        """What the job is doing, in a few words: choosing a plan, running, or why it ended; and which parameters it
+        leaves alone, though they need a gradient."""
+        return ", ".join(filter(None, (self._runtime.status(), self._remark())))
 
     def summary(self) -> str:
         """A table of the plan's groups, and what a step sent and where its time went."""

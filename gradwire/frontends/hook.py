@@ -1,7 +1,10 @@
-"""A hook of the user's module."""
+"""Hooks of the user's module and parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from torch import Tensor
 
 
 class Hook:
@@ -16,3 +19,17 @@ class Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Hook, ()
+
+
+@contextmanager
+def trainable(parameters: Collection[Tensor]) -> Iterator[None]:
+    """Inside, all of these need a gradient, without which torch registers no hook of theirs. A hook stays when its
+    parameter is frozen, and runs again once that is over."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)

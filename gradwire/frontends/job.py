@@ -113,12 +113,18 @@ def check_type(name: str, value: object, kinds: tuple[type, ...], example: str) 
         raise ValueError(f"{name}={value!r} is no {kinds[0].__name__}; pass one, such as {name}={example}")
 
 
-def parameters_of(module: nn.Module) -> tuple[dict[str, nn.Parameter], set[str]]:
-    """The parameters that are reduced, by name, and the names of the others, frozen or empty.
+def _needs_gradient(parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad
+
+
+def parameters_of(
+    module: nn.Module, reduces: Callable[[nn.Parameter], bool] = _needs_gradient
+) -> tuple[dict[str, nn.Parameter], set[str]]:
+    """The parameters that are reduced, by name, and the names of the others, empty ones among them.
 
     Raises ValueError where there is none, and where they lie on several devices."""
     named = dict(module.named_parameters())
-    reduced = {name: p for name, p in named.items() if p.requires_grad and p.numel()}
+    reduced = {name: p for name, p in named.items() if reduces(p) and p.numel()}
     if not reduced:
         raise ValueError("the model has no parameter that needs a gradient, so there is nothing to reduce")
     places = {p.device: name for name, p in reduced.items()}

@@ -23,6 +23,7 @@ from gradwire.frontends.replica import replica_of
 from gradwire.frontends.rounds import OuterOptimizer, Rounds
 from gradwire.frontends.shards import reshard
 from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
+from gradwire.frontends.wrapper import Wrapper
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Plan
@@ -47,7 +48,7 @@ class Outer:
 DILOCO = Outer(lr=0.7, momentum=0.9)
 
 
-class LocalSteps(Optimizer):
+class LocalSteps(Wrapper):
     """`inner_optimizer`, of which every replica takes `inner_steps` steps by itself; what it has moved in them is then
     compressed and averaged as gradients are, and is the gradient of an `outer` optimizer's step.
 
@@ -115,7 +116,7 @@ class LocalSteps(Optimizer):
         made = fragments_of(runtime.plan, parts, replica.local, schedule)
         self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
         self.handle = Handle(runtime, self._rounds, waits=not (delay or eager))
-        self._model, self._replica, self.inner = model, replica, None
+        self._model, self._replica = model, replica
         super().__init__(inner_optimizer.param_groups, inner_optimizer.defaults)
         self.inner = inner_optimizer
         self.param_groups, self.state = inner_optimizer.param_groups, inner_optimizer.state

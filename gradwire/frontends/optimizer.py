@@ -16,13 +16,14 @@ from gradwire.controllers import Controller
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks, Whole
 from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, parameters_of, runtime_of, slots_of
+from gradwire.frontends.wrapper import Wrapper
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
 from gradwire.transports import Mesh, ProcessGroup, Transport
 
 
-class DistributedOptimizer(Optimizer):
+class DistributedOptimizer(Wrapper):
     """`optimizer`, with the gradients of `model` compressed and averaged over all ranks.
 
     After `loss.backward()` every `p.grad` is the mean, so that clipping, GradScaler and schedulers work as with
@@ -75,7 +76,6 @@ class DistributedOptimizer(Optimizer):
             share_initial_values(model, mesh)
             self._front_end.hook_in(runtime)
         self.handle = Handle(runtime, self._front_end)
-        self.inner: Optimizer | None = None
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner = optimizer
         self.param_groups, self.state = optimizer.param_groups, optimizer.state

@@ -6,6 +6,7 @@ from contextlib import suppress
 from datetime import timedelta
 from threading import Thread
 from typing import Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
@@ -26,6 +27,8 @@ class TorchStore:
 
     _silent: ClassVar[Any] = None
     """The store whose server did not answer."""
+    _second: ClassVar[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
+    """The second connection to each store, for all jobs of a process: to open one takes some seconds now and then."""
 
     def __init__(self, prefix: str, store: Any = None) -> None:
         self._store: Any = store or default_store()
@@ -33,8 +36,11 @@ class TorchStore:
         self._patience_s = min(PATIENCE_S, self._store.timeout.total_seconds())
 
     def apart(self) -> "TorchStore":
-        """The same words over a connection of its own, for another thread: on one, a wait holds up everybody."""
-        return TorchStore(self._prefix, self._store.clone())
+        """The same words over a second connection, for threads that only look: on one, a wait holds up everybody."""
+        second = TorchStore._second.get(self._store)
+        if second is None or second is TorchStore._silent:
+            second = TorchStore._second[self._store] = self._store.clone()
+        return TorchStore(self._prefix, second)
 
     def set(self, key: str, value: str) -> None:
         """Leaves a word."""

@@ -119,6 +119,18 @@ def fp32_between_replicas_is_native_hsdp() -> None:
 
 
 @scenario(4)
+def several_forward_passes_for_one_backward_are_native_hsdps() -> None:
+    for mesh in meshes():
+        native, ours = wrapped(mesh), wrapped(mesh["shard"])
+        gw.attach(ours, as_fsdp_groups(native, gw.FP32()), mesh=mesh)
+        for step in range(0, 6, 2):
+            for model in (native, ours):
+                model.zero_grad()
+                (loss_of(model, step) + loss_of(model, step + 1)).backward()
+            assert equal(gradients(ours), gradients(native))
+
+
+@scenario(4)
 def what_is_accumulated_is_native_hsdps() -> None:
     for mesh in meshes():
         native, ours, told = wrapped(mesh), wrapped(mesh["shard"]), wrapped(mesh)

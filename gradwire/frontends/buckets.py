@@ -1,0 +1,111 @@
+"""DDP's buckets: where they lie, and which gradients have come."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
+
+from gradwire.runtime.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class BucketPlace:
+    """Where one of DDP's buckets lies, and the slots in it."""
+
+    address: int
+    slots: tuple[int, ...]
+
+
+class Buckets:
+    """Hands gradients from DDP's buckets to the runtime, all on the thread that trains.
+
+    DDP moves its buckets once, after the first step. Until they have stayed for a step, slots are submitted bucket by
+    bucket; from then on the places are `fixed`, and a slot just arrives.
+
+    `seen` are the slots of which this backward pass has made a gradient, while nothing is fixed; `late` the one of
+    which it made the last, and which DDP has not copied to its bucket yet; `accumulated` those of which passes that DDP
+    did not reduce have made one. `notes`: the runtime wants to know when a gradient became ready.
+    """
+
+    def __init__(self, runtime: Runtime, slot: Mapping[Tensor, int], static_graph: bool) -> None:
+        self.fixed = self.notes = False
+        self.late: int | None = None
+        self.seen: set[int] = set()
+        self.accumulated: set[int] = set()
+        self._runtime, self._slot, self._static_graph = runtime, slot, static_graph
+        self._places: dict[int, BucketPlace] = {}
+        self._stayed = False
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.late, self._stayed, self.notes = None, True, self._runtime.wants_readiness
+
+    def end(self) -> None:
+        """The backward pass ends."""
+        self.seen.clear()
+        self.accumulated.clear()
+
+    def forget(self) -> None:
+        """Gradients may lie elsewhere from now on."""
+        self._places.clear()
+        self.late, self.fixed = None, False
+        self._runtime.fix_places(False)
+
+    def complete(self, bucket: GradBucket) -> None:
+        """DDP says that a bucket is complete."""
+        if self.fixed:
+            self._arrive(bucket)
+        else:
+            self._submit(bucket)
+
+    def _submit(self, bucket: GradBucket) -> None:
+        """Slot by slot, while buckets may move."""
+        slots: list[int] = []
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            if not parameter.numel():
+                continue
+            slot = self._slot[parameter]
+            slots.append(slot)
+            if slot in self.seen:
+                self._runtime.submit(slot, gradient)
+            elif self._static_graph or self._has_accumulated(slot, parameter):
+                self._note(slot)
+                self._runtime.submit(slot, gradient)
+            else:
+                self._runtime.submit_absent(slot, gradient)
+        place, index = BucketPlace(bucket.buffer().data_ptr(), tuple(slots)), bucket.index()
+        self._stayed = self._stayed and self._places.get(index) == place
+        self._places[index] = place
+        if bucket.is_last() and self._stayed and not self._static_graph:
+            self.fixed = True
+            self._runtime.fix_places(True)
+
+    def _arrive(self, bucket: GradBucket) -> None:
+        """What has not arrived of a bucket has no gradient of this pass."""
+        runtime = self._runtime
+        if self.late is not None:
+            late, self.late = self.late, None
+            runtime.arrive(late)
+        place, there = self._places[bucket.index()], runtime.arrivals.there
+        if bucket.buffer().data_ptr() != place.address:
+            runtime.refuse("DDP moved its buckets in mid-training; call detach() and attach again")
+        if all(map(there.__getitem__, place.slots)):
+            return
+        parameters = {self._slot[p]: p for p in bucket.parameters() if p.numel()}
+        for slot in place.slots:
+            if there[slot]:
+                continue
+            if self._has_accumulated(slot, parameters[slot]):
+                self._note(slot)
+                runtime.arrive(slot)
+            else:
+                runtime.arrivals.absent(slot)
+
+    def _note(self, slot: int) -> None:
+        if self.notes:
+            self._runtime.became_ready(slot)
+
+    def _has_accumulated(self, slot: int, parameter: Tensor) -> bool:
+        """Whether a backward pass has a gradient that did not arrive at once."""
+        return slot in self.accumulated and parameter.grad is not None

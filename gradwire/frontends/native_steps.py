@@ -1,0 +1,34 @@
+"""Steps that DDP makes by itself, while the plan is native."""
+
+from statistics import median
+from time import perf_counter
+
+from gradwire.runtime.runtime import Runtime
+
+
+class NativeSteps:
+    """Counts and times DDP's own steps. A step is over when the next one begins; `reduced` says that DDP has made one
+    which is not counted yet."""
+
+    def __init__(self) -> None:
+        self.reduced = False
+        self._since = 0.0
+        self._seconds: list[float] = []
+
+    def begin(self) -> None:
+        """The first of several steps begins."""
+        self.reduced, self._since = False, perf_counter()
+        self._seconds.clear()
+
+    def count(self, runtime: Runtime) -> None:
+        """Counts the step that DDP made, if it made one; after as many as it was to make, the runtime decides what
+        follows."""
+        if not self.reduced:
+            return
+        now = perf_counter()
+        self._seconds.append(now - self._since)
+        self.reduced, self._since = False, now
+        runtime.native_step_ended()
+        if runtime.native_steps == 0:
+            seconds, self._seconds = median(self._seconds), []
+            runtime.native_ended(seconds)

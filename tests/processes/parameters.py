@@ -1,0 +1,282 @@
+"""Which parameters are reduced beside plain DDP, and every way to call it: scenarios as in `scenarios`."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire as gw
+from tests.processes.scenarios import Turns, batch, network, refused, same_on_all_ranks, scenario
+
+ADAPTER = ["adapter.weight", "adapter.bias"]
+
+
+class Parts(nn.Module):
+    """A branch that may be frozen, ignored or thawed, and what is put in later."""
+
+    def __init__(self, width: int = 40) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.adapter, self.head = nn.Linear(20, width), nn.Linear(width, width), nn.Linear(width, 5)
+        self.late: nn.Module = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.stem(x).relu()
+        return self.head(self.late(hidden + self.adapter(hidden)))
+
+
+def plain(model: Parts, **options) -> DistributedDataParallel:
+    return DistributedDataParallel(model, bucket_cap_mb=0.005, **options)
+
+
+def ignored(model: Parts) -> DistributedDataParallel:
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ADAPTER)
+    return plain(model)
+
+
+def delayed(model: Parts) -> DistributedDataParallel:
+    late = [(name, model.get_parameter(name)) for name in ADAPTER]
+    return plain(model, delay_all_reduce_named_params=late, param_to_hook_all_reduce=model.stem.weight)
+
+
+def frozen_between(model: Parts) -> DistributedDataParallel:
+    ddp = plain(model, find_unused_parameters=True)
+    model.adapter.requires_grad_(False)
+    return ddp
+
+
+def thawed_between(model: Parts) -> DistributedDataParallel:
+    model.adapter.requires_grad_(False)
+    ddp = plain(model)
+    model.adapter.requires_grad_(True)
+    return ddp
+
+
+def registered_after(model: Parts) -> DistributedDataParallel:
+    ddp = plain(model)
+    model.late = nn.Linear(40, 40)
+    return ddp
+
+
+def frozen_at_first(model: Parts) -> DistributedDataParallel:
+    model.adapter.requires_grad_(False)
+    return plain(model)
+
+
+Way = Callable[..., gw.Handle]
+Trained = tuple[DistributedDataParallel, gw.Handle | None]
+Made = Callable[[Parts], DistributedDataParallel]
+unused: Made = partial(plain, find_unused_parameters=True)
+CASES: dict[str, tuple[Made, dict[int, bool], list[str]]] = {
+    "ignored": (ignored, {}, ADAPTER),
+    "delayed": (delayed, {}, []),
+    "frozen between": (frozen_between, {}, []),
+    "frozen between, thawed later": (frozen_between, {4: True}, []),
+    "thawed between": (thawed_between, {}, ADAPTER),
+    "registered after": (registered_after, {}, ["late.weight", "late.bias"]),
+    "frozen later": (unused, {3: False}, []),
+    "frozen later, thawed again": (unused, {3: False, 6: True}, []),
+    "thawed later": (frozen_at_first, {3: True}, ADAPTER),
+}
+"""How DDP is made; after how many steps the adapter needs gradients or not; and what is then local in plain DDP."""
+
+
+def trained(made: Made, changes: dict[int, bool], way: Way | None, steps: int = 10) -> Trained:
+    """After steps of which every third accumulates."""
+    model = Parts()
+    ddp = made(model)
+    handle = way(ddp) if way else None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        if step in changes:
+            model.adapter.requires_grad_(changes[step])
+        optimizer.zero_grad()
+        for part in (0, 1) if step % 3 == 2 else (1,):
+            inputs, targets = batch(10 * step + part)
+            with nullcontext() if part else ddp.no_sync():
+                nn.functional.cross_entropy(ddp(inputs), targets).backward()
+        optimizer.step()
+    return ddp, handle
+
+
+def local_in(model: nn.Module) -> list[str]:
+    """The parameters that differ between ranks."""
+    return [name for name, p in model.named_parameters() if not same_on_all_ranks(p.detach())]
+
+
+@scenario(2)
+def what_ddp_does_not_reduce_is_left_alone() -> None:
+    ways: list[Way] = [
+        partial(gw.attach, compressor=gw.FP32()),
+        partial(gw.attach, compressor=gw.FP32(), controller=Turns()),
+        partial(gw.attach, compressor=gw.NATIVE),
+        partial(gw.attach, compressor=gw.TopK(0.1)),
+        partial(gw.attach, compressor=gw.PowerSGD(2)),
+        partial(gw.attach, candidates=[gw.BF16(), gw.TopK(0.1)]),
+    ]
+    for case, (made, changes, local) in CASES.items():
+        expected, _ = trained(plain if made is delayed else made, changes, None)  # DDP does not wait for what it delays
+        assert local_in(expected.module) == local, case
+        named = ADAPTER if case == "delayed" else local
+        for number, way in enumerate(ways):
+            ddp, handle = trained(made, changes, way)
+            assert handle
+            assert local_in(ddp.module) == local, (case, number)
+            assert all(repr(name) in handle.status() for name in named), (case, handle.status())
+            assert handle.status().count("'") == 2 * len(named), (case, handle.status())
+            for name, p in ddp.module.named_parameters() if number < 3 else ():
+                torch.testing.assert_close(p, expected.module.get_parameter(name), msg=f"{case} {number} {name}")
+            assert handle.verify() == []
+            handle.detach()
+
+
+# Calls that torch runs no hook before
+
+
+def by_method(ddp: DistributedDataParallel, inputs: Tensor) -> Tensor:
+    """As frameworks do that call a method of the module: DDP is only asked to reduce."""
+    output = ddp.module(inputs)
+    if ddp.require_backward_grad_sync:
+        ddp.reducer.prepare_for_backward([])
+    return output
+
+
+def by_turns(ddp: DistributedDataParallel, inputs: Tensor) -> Tensor:
+    by_turns.calls += 1
+    return ddp(inputs) if by_turns.calls % 5 < 2 else ddp.forward(inputs)
+
+
+by_turns.calls = 0
+
+
+def twice(ddp: DistributedDataParallel, inputs: Tensor) -> Tensor:
+    """Two forward passes for one backward, after one without gradients."""
+    with torch.no_grad():
+        ddp.forward(inputs)
+    return (ddp(inputs) + ddp.forward(inputs)) / 2
+
+
+def called(forward: Callable[..., Tensor], attach: Way | None, steps: int) -> tuple[Tensor, gw.Handle | None]:
+    """The parameters after steps in which DDP is called so; every third accumulates, and after every fifth one rank has
+    a backward pass that DDP does not reduce."""
+    ddp = plain(Parts())
+    handle = attach(ddp) if attach else None
+    for step in range(steps):
+        ddp.zero_grad()
+        for part in (0, 1) if step % 3 == 2 else (1,):
+            inputs, targets = batch(10 * step + part)
+            with nullcontext() if part else ddp.no_sync():
+                nn.functional.cross_entropy(forward(ddp, inputs), targets).backward()
+        with torch.no_grad():
+            for p in ddp.parameters():
+                p.sub_(p.grad, alpha=0.1)  # pyright: ignore[reportArgumentType]
+        if step % 5 == 4 and dist.get_rank() == 0:
+            ddp.zero_grad()
+            ddp.module(batch(step)[0]).sum().backward()
+    return torch.cat([p.detach().flatten() for p in ddp.parameters()]), handle and keep(ddp, handle)
+
+
+def keep(ddp: DistributedDataParallel, handle: gw.Handle) -> gw.Handle:
+    assert handle.status().startswith("rank")
+    return handle
+
+
+@scenario(2)
+def steps_begin_where_gradients_do_however_ddp_is_called() -> None:
+    expected, _ = called(lambda ddp, inputs: ddp(inputs), None, 16)
+    for forward in (lambda ddp, inputs: ddp.forward(inputs), by_method, by_turns, twice):
+        by_turns.calls = 0
+        for controller in (None, Turns()):
+            found, handle = called(forward, partial(gw.attach, compressor=gw.FP32(), controller=controller), 16)
+            torch.testing.assert_close(found, expected)
+            assert handle
+            assert forward is by_turns or 14 <= handle.stats().steps <= 16, (forward, controller, handle.stats())
+        for way in (partial(gw.attach, compressor=gw.TopK(0.1)), partial(gw.attach, compressor=gw.NATIVE)):
+            assert same_on_all_ranks(called(forward, way, 8)[0])
+
+
+@scenario(2)
+def a_plan_is_found_though_no_forward_pass_is_seen() -> None:
+    way = partial(gw.attach, candidates=[gw.BF16(), gw.TopK(0.1)])
+    found, handle = called(lambda ddp, inputs: ddp.forward(inputs), way, 330)
+    assert same_on_all_ranks(found)
+    assert handle
+    assert handle.plan
+
+
+# What DDP reduces by itself, or cannot reduce
+
+
+@scenario(2)
+def backward_ends_after_the_sum_of_what_ddp_delays() -> None:
+    ddp = delayed(Parts(width=1500))  # 9 MB, beside which all else is little
+    handle = gw.attach(ddp, gw.TopK(0.01))
+    for step in range(4):
+        inputs, targets = batch(step)
+        ddp.zero_grad()
+        nn.functional.cross_entropy(ddp(inputs), targets).backward()
+        means = ddp.module.adapter.weight.grad.clone()  # pyright: ignore
+        assert same_on_all_ranks(means), step
+    assert handle.status().endswith("DDP by itself reduces 'adapter.weight', 'adapter.bias'")
+    handle.detach()
+
+
+@scenario(2)
+def what_cannot_be_reduced_is_one_clear_line() -> None:
+    def attach(ddp: DistributedDataParallel) -> None:
+        gw.attach(ddp, gw.TopK(0.1))
+
+    model = network()
+    model[:4].requires_grad_(False)
+    last = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    every = {"delay_all_reduce_named_params": last, "param_to_hook_all_reduce": model[4].weight}
+    refused(ValueError, "leave some out of it", partial(attach, DistributedDataParallel(model, **every)))
+    sparse = DistributedDataParallel(nn.Embedding(8, 4, sparse=True))
+    refused(ValueError, "use Embedding(sparse=False)", partial(attach, sparse))
+    replaced = DistributedDataParallel(network())
+    replaced.module[4] = nn.Linear(60, 5)
+    refused(ValueError, "make DDP anew", partial(attach, replaced))
+
+
+class Averaging(torch.optim.SGD):
+    """As schedule-free optimizers are: in one of two modes."""
+
+    mode = "train"
+
+    def eval(self) -> None:
+        self.mode = "eval"
+
+
+@scenario(2)
+def what_only_the_wrapped_optimizer_has_is_found() -> None:
+    for wrap in (gw.DistributedOptimizer, gw.LocalSteps):
+        model = network()
+        inner = Averaging(model.parameters(), lr=0.1)
+        inner._step_supports_amp_scaling = True  # GradScaler would leave unscaling to the wrapper
+        optimizer = wrap(inner, model, gw.TopK(0.1))
+        optimizer.eval()
+        assert optimizer.mode == inner.mode == "eval"
+        for name in ("train", "_step_supports_amp_scaling"):
+            assert not hasattr(optimizer, name)
+        refused(
+            AttributeError, f"{wrap.__name__!r} object has no attribute '_nothing'", lambda it=optimizer: it._nothing
+        )
+
+
+@scenario(2)
+def a_layer_that_one_rank_froze_is_named_on_all() -> None:
+    ddp = plain(Parts())
+    gw.attach(ddp, gw.TopK(0.1))
+
+    def train() -> None:
+        for step in range(5):
+            if step == 3:
+                ddp.module.adapter.requires_grad_(dist.get_rank() == 0)
+            inputs, targets = batch(step)
+            nn.functional.cross_entropy(ddp(inputs), targets).backward()
+
+    refused(RuntimeError, "parameter 'adapter.bias' was frozen after DDP was made, which waits for its gradient", train)
