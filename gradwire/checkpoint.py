@@ -249,7 +249,7 @@ def split(key: str) -> tuple[str, str]:
 
 
 def _sum_of(tensor: Tensor) -> str:
-    """A tensor's checksum, always of the same length: torch.distributed.checkpoint loads into what is there."""
+    """A tensor's checksum, always of the same length, for those who load into a state that is there."""
     return f"{int(checksum(tensor.contiguous())) % 2**64:016x}"
 
 
