@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.ops.checksum import checksum
 from gradwire.slots import Slot
 
 StateDict = dict[str, Tensor]
 """{"step": int64 (), "about": uint8 (n,), "<parameter>//<name>": tensor}: safe for `torch.load(weights_only=True)`.
 
-"about" is JSON, see `About`, with the type and shape of every other tensor. Without a parameter, "//<name>", is what
-belongs to the job. Names that begin with "shared/" are of small tensors that are equal on all ranks. All others are
-this rank's own, in a state of all ranks (ranks, *shape): small ones, "group/", and those of the parameter's shape."""
+"about" is JSON, see `About`, with the type, shape and checksum of every other tensor. In a parameter's name "/" is
+written "~1" and "~" "~0", as in JSON Pointer (RFC 6901). Without a parameter, "//<name>", is what belongs to the job.
+Names that begin with "shared/" are of small tensors that are equal on all ranks. All others are this rank's own, in a
+state of all ranks (ranks, *shape): small ones, "group/", and those of the parameter's shape."""
 
 FORMAT = 1
 SEPARATOR, STEP, ABOUT = "//", "step", "about"
@@ -57,7 +59,7 @@ class Unpacked:
         """What the states of all ranks that belong together have alike, by what it is called. Where ranks keep
         different shards, small tensors are a shard's own."""
         exported = {} if sharded else self.exported
-        common = {f"{name}{SEPARATOR}{key}": t for name, key, t in _each(exported) if key.startswith(SHARED)}
+        common = {key_of(name, key): t for name, key, t in _each(exported) if key.startswith(SHARED)}
         common |= {SEPARATOR + key: tensor for key, tensor in self.job.items()}
         return {
             "the state's ranks": f"{'all of ' if self.about.gathered else ''}{self.about.ranks}",
@@ -124,9 +126,10 @@ class Unpacked:
 def pack(exported: Exported, job: Mapping[str, Tensor], step: int, about: About) -> StateDict:
     """A copy of all this as a state dict."""
     everything = {**exported, "": job}
-    tensors = {f"{name}{SEPARATOR}{key}": tensor.detach().clone() for name, key, tensor in _each(everything)}
-    words = {"format": FORMAT, **asdict(about), "tensors": {key: _kind(tensor) for key, tensor in tensors.items()}}
-    return {STEP: torch.tensor(step, dtype=torch.int64, device="cpu"), ABOUT: letters(json.dumps(words))} | tensors
+    tensors = {key_of(name, key): tensor.detach().clone() for name, key, tensor in _each(everything)}
+    tensors[STEP] = torch.tensor(step, dtype=torch.int64, device="cpu")
+    told = {key: [_sum_of(tensor), *_kind(tensor)] for key, tensor in tensors.items()}
+    return tensors | {ABOUT: letters(json.dumps({"format": FORMAT, **asdict(about), "tensors": told}))}
 
 
 def unpack(state: Mapping[str, Tensor]) -> Unpacked:
@@ -136,13 +139,13 @@ def unpack(state: Mapping[str, Tensor]) -> Unpacked:
         about, told = _read_about(state)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"this is no Gradwire state ({error}); pass what handle.state_dict() returned") from error
-    tensors = {key: tensor for key, tensor in state.items() if key not in (STEP, ABOUT)}
+    tensors = {key: tensor for key, tensor in state.items() if key != ABOUT}
     _check_tensors(tensors, told)
-    exported: dict[str, dict[str, Tensor]] = {}
+    step, exported = int(tensors.pop(STEP)), dict[str, dict[str, Tensor]]()
     for key, tensor in tensors.items():
-        name, _, kind = key.partition(SEPARATOR)
+        name, kind = split(key)
         exported.setdefault(name, {})[kind] = tensor
-    read = Unpacked(exported, exported.pop("", {}), int(state[STEP]), about)
+    read = Unpacked(exported, exported.pop("", {}), step, about)
     read.check_rows()
     return read
 
@@ -152,6 +155,8 @@ def gather(states: Sequence[StateDict]) -> StateDict:
 
     Raises ValueError where they do not belong together."""
     read = [unpack(state) for state in states]
+    if not read:
+        raise ValueError("there is no state here; pass every rank's, in their order")
     for rank, one in enumerate(read):
         if one.about.gathered or (one.about.rank, one.about.ranks) != (rank, len(states)):
             raise ValueError(f"state {rank} of these {len(states)} is {one.about}; pass every rank's, in their order")
@@ -174,8 +179,11 @@ def reshard(states: Sequence[StateDict], world: int) -> list[StateDict]:
 
     What memories hold adds up over the ranks, so old rank r's goes to new rank r mod world, and ranks that get
     none start with empty memories; what is equal on all ranks stays so. Nothing is lost: the sum over the
-    ranks of every residual is the same before and after. Raises ValueError where the states do not belong together.
+    ranks of every residual is the same before and after. Raises ValueError where the states do not belong together, and
+    for a `world` that is no number of ranks.
     """
+    if type(world) is not int or world < 1:
+        raise ValueError(f"world={world!r} is no number of ranks; use e.g. gw.reshard(states, 4)")
     whole = unpack(gather(states))
     shares = [whole.of_rank(rank, world) for rank in range(world)]
     return [pack(share.exported, share.job, share.step, share.about) for share in shares]
@@ -203,6 +211,8 @@ def _read_about(state: Mapping[str, Tensor]) -> tuple[About, dict[str, Any]]:
     if words["format"] != FORMAT:
         raise ValueError("it is of another format")
     told = dict(words["tensors"])
+    if not all(isinstance(kind, list) and kind for kind in told.values()):
+        raise ValueError("what it says of its tensors cannot be")
     about = About(words["rank"], words["ranks"], words["plan"], tuple(words["order"]), words["gathered"])
     if not (0 <= about.rank < about.ranks and isinstance(about.plan, str) and isinstance(about.gathered, bool)):
         raise ValueError("what it says of itself cannot be")
@@ -216,12 +226,31 @@ def _check_tensors(tensors: Mapping[str, Tensor], told: Mapping[str, Any]) -> No
     for key in [*told, *tensors]:
         if key not in tensors:
             raise ValueError(f"the state lacks {key!r}, which was saved with it; pass all that state_dict() returned")
-        if key not in told or SEPARATOR not in key:
+        if key not in told or (SEPARATOR not in key and key != STEP):
             raise ValueError(f"this is no Gradwire state (what is {key!r}?); pass what handle.state_dict() returned")
-        if (kind := _kind(tensors[key])) != told[key]:
-            raise ValueError(f"the state's {key!r} is {kind}, and was {told[key]} when it was saved; pass it as it was")
+        saved_sum, *saved = told[key]
+        if (kind := _kind(tensors[key])) != saved:
+            raise ValueError(f"the state's {key!r} is {kind}, and was {saved} when it was saved; pass it as it was")
+        if _sum_of(tensors[key]) != saved_sum:
+            raise ValueError(f"the state's {key!r} has other numbers than were saved under this key; pass it as it was")
         if not key.startswith(SEPARATOR) and not tensors[key].isfinite().all():
             raise ValueError(f"the state's {key!r} is not finite; go on from an earlier checkpoint")
+
+
+def key_of(name: str, kind: str) -> str:
+    """The key of a parameter's tensor; of the job's where the name is empty."""
+    return name.replace("~", "~0").replace("/", "~1") + SEPARATOR + kind
+
+
+def split(key: str) -> tuple[str, str]:
+    """The inverse of `key_of`."""
+    name, _, kind = key.partition(SEPARATOR)
+    return name.replace("~1", "/").replace("~0", "~"), kind
+
+
+def _sum_of(tensor: Tensor) -> str:
+    """A tensor's checksum, always of the same length, for those who load into a state that is there."""
+    return f"{int(checksum(tensor.contiguous())) % 2**64:016x}"
 
 
 def _kind(tensor: Tensor) -> list[Any]:

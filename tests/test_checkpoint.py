@@ -294,6 +294,7 @@ def test_whatever_json_a_state_says_it_is_read_or_refused(words: dict):
     said = json.loads(bytes(SAVED["about"].tolist()))
     for key, value in (*words.items(), *zip(said, words.values(), strict=False)):
         read_or_refused(json.dumps(said | {key: value}).encode())
+        read_or_refused(json.dumps(said | {"tensors": said["tensors"] | {KEYS[-1]: value}}).encode())
 
 
 def test_what_is_no_state_is_refused():
@@ -425,7 +426,8 @@ def test_states_of_different_steps_are_refused_by_all():
     case = Case(gw.TopK(0.1), gw.Residual(), gw.AllGather(), bits=0)
     with job(plan_for(case), SLOTS, 2) as running:
         states = running.states()
-        states[1]["step"] += 1
+        read = checkpoint.unpack(states[1])
+        states[1] = checkpoint.pack(read.exported, read.job, read.step + 1, read.about)
         for error in together(2, lambda rank: running.runtimes[rank].load_state_dict(states[rank])):
             assert isinstance(error, ValueError)
             assert "differ in the state's step: 0 on rank 0, 1 on rank 1" in str(error)
@@ -450,3 +452,48 @@ def test_a_residual_survives_a_step_that_another_group_spoils():
         running.step(spoilt)
         for before, after in zip(kept, running.state("residual"), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def swapped(state: dict[str, Tensor], a: str, b: str) -> dict[str, Tensor]:
+    return state | {a: state[b], b: state[a]}
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_a_state_whose_keys_were_swapped_by_hand_is_refused(gathered: bool):
+    kept = {name: {"residual": torch.randn(3, 4)} for name in ("a", "b")}
+    states = [checkpoint.pack(kept, {"x": torch.ones(2), "y": torch.zeros(2)}, 7, about(rank)) for rank in range(2)]
+    state = checkpoint.gather(states) if gathered else states[0]
+    checkpoint.unpack(through_a_file(state))
+    for a, b in (("a//residual", "b//residual"), ("//x", "//y")):
+        with pytest.raises(ValueError, match=f"the state's '{a}' has other numbers than were saved"):
+            checkpoint.unpack(swapped(state, a, b))
+    with pytest.raises(ValueError, match="the state's 'step' has other numbers"):
+        checkpoint.unpack(state | {"step": state["step"] + 1})
+
+
+def test_how_a_saved_tensor_lies_in_memory_does_not_matter():
+    state = checkpoint.pack({"w": {"residual": torch.randn(3, 4).T}}, {}, 7, about(0))
+    checkpoint.unpack({key: tensor.contiguous() for key, tensor in state.items()})
+
+
+@pytest.mark.parametrize("name", ["a//b", "//a", "a/", "a~1b", "/"])
+def test_any_name_of_a_parameter_is_saved_and_loaded(name: str):
+    slots = slots_of({name: torch.empty(5, 7), "~0": torch.empty(5, 7)})
+    plan = plan_of(slots, gw.PowerSGD(1, min_compression_rate=1), gw.Residual(), gw.AllReduce())
+    with job(plan, slots, 2) as running:
+        running.step(draw(slots, 2, 0))
+        states = [through_a_file(state) for state in running.states()]
+    with job(plan, slots, 2) as resumed:
+        resumed.load(states)
+        for old, new in zip(states, resumed.states(), strict=True):
+            assert old.keys() == new.keys()
+            assert all(torch.equal(old[key], new[key]) for key in old)
+    assert set(checkpoint.unpack(gw.reshard(states, 1)[0]).exported) == {name, "~0"}
+
+
+def test_without_states_or_ranks_there_is_nothing_to_reshard():
+    with pytest.raises(ValueError, match="there is no state here; pass every rank's"):
+        gw.reshard([], 2)
+    for world in (0, -1, 2.0, True):
+        with pytest.raises(ValueError, match=r"is no number of ranks; use e\.g\. gw\.reshard\(states, 4\)"):
+            gw.reshard(saved_states(1), world)

@@ -153,12 +153,15 @@ def test_who_has_come_furthest_is_rank_0_and_newcomers_come_last():
     assert [claim.steps for claim in second[0].claims] == [8, 7, -1]
 
 
-def test_newcomers_alone_begin_nothing():
+def test_newcomers_alone_begin_nothing_and_hear_at_once_what_to_do(caplog):
     store = dist.HashStore()
     job, newcomers = members(store, 2, at_least=2), members(store, 2, timeout_s=1)
     raising(together(2, lambda r: job[r].meet(-1)))
+    assert not caplog.messages
     for error in together(2, lambda r: newcomers[r].meet(-1)):
-        assert "nobody of the job that they are to join" in str(error)
+        assert "none of the job over this store, which they are to join; where that job has ended" in str(error)
+    assert len(caplog.messages) == 2
+    assert caplog.messages[0].endswith("begin over a store of its own, e.g. PrefixStore('second job', store)")
 
 
 def test_who_missed_a_generation_comes_back_as_a_newcomer():

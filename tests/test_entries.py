@@ -53,7 +53,7 @@ def test_codes_are_not_added_in_flight(communicator: gw.Communicator):
 def test_what_is_not_sent_whole_is_not_masked():
     with pytest.raises(ValueError, match=r"use Residual\(\)"):
         gw.Group(("x",), gw.TopK(value_bits=4), gw.DGCMemory(), gw.AllGather())
-    with pytest.raises(ValueError, match="use 32 or 4"):
+    with pytest.raises(ValueError, match="takes 32 or 4"):
         gw.TopK(value_bits=8)  # pyright: ignore[reportArgumentType]
 
 

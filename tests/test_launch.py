@@ -155,6 +155,37 @@ def test_no_rank_outlives_the_launcher(tmp_path: Path, kill: signal.Signals) -> 
     assert wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
+# Leaves at a signal as the command line does, and takes another one while its ranks are being ended.
+TWICE = """
+import signal, sys
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from gradwire.lab.launch import launch
+close = SubprocessContext._close
+def interrupted(*arguments, **options):
+    signal.raise_signal(signal.SIGTERM)
+    close(*arguments, **options)
+SubprocessContext._close = interrupted
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+launch(["-c", sys.argv[1], sys.argv[2]], 2)
+"""
+
+
+def test_a_second_signal_does_not_keep_the_launcher_from_ending(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TWICE, SLEEP, str(tmp_path)]
+    launcher = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 60)
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(30) == 128 + signal.SIGTERM
+    finally:
+        launcher.kill()
+
+
+def test_what_rank_0_says_is_shown_and_not_what_others_say(capfd: pytest.CaptureFixture[str]) -> None:
+    launch(["-c", "import os, sys; print('rank', os.environ['RANK'], 'µ', file=sys.stderr, end='')"], 2)
+    assert capfd.readouterr().err == "rank 0 µ"
+
+
 def test_a_signal_ends_the_command_line_in_order(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gradwire", "bench", "bf16", "--model", "tiny-resnet18"]
     command += ["--steps", "1", "--repeats", "9999"]

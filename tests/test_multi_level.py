@@ -174,11 +174,11 @@ def test_ranks_whose_gradients_differ_wildly_choose_alike():
 @pytest.mark.parametrize(
     ("text", "make"),
     [
-        ("use e.g. MultiLevel(TopK(0.1), further=10)", lambda: gw.MultiLevel(gw.QSGD())),
+        ("takes a Sparsifier, e.g. codec=TopK(ratio=0.1", lambda: gw.MultiLevel(gw.QSGD())),
         ("use e.g. MultiLevel(TopK(0.1), further=10)", lambda: gw.MultiLevel(gw.RandomK(0.1, rescale=True))),
         ("use 1 or more, e.g. further=10", lambda: gw.MultiLevel(further=0.5)),
         ("it lies in [0, 1]", lambda: gw.MultiLevel(min_share=2)),
-        ("use one of energy, magnitude", lambda: gw.MultiLevel(measure="both")),  # pyright: ignore[reportArgumentType]
+        ("takes 'energy' or 'magnitude', e.g. measure='energy'", lambda: gw.MultiLevel(measure="both")),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_what_makes_no_sense_is_refused(text: str, make):

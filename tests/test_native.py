@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from harness import job, plan_of, slots_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_cases import (
@@ -25,9 +26,11 @@ from kernel_cases import (
 )  # fmt: skip
 from torch import Tensor
 
+import gradwire as gw
 from gradwire.ops import native, reference
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, sign
+from gradwire.ops.native import library
 
 
 @needs_library
@@ -256,4 +259,19 @@ def test_the_reason_is_given_in_words(tmp_path):
     assert "is no file; set it to reference" in run_with("fastest")
     broken = tmp_path / "libgradwire.so"
     broken.write_text("no library")
-    assert run_with(str(broken)).startswith("False the library does not load: ")
+    assert f"GRADWIRE_KERNELS={broken}: the library does not load: " in run_with(str(broken))
+
+
+def test_kernels_that_are_no_library_are_refused_when_ranks_meet(tmp_path, monkeypatch):
+    slots = slots_of({"w": torch.empty(4, 4)})
+    plan = plan_of(slots, gw.TopK(0.5), gw.Residual(), gw.AllGather())
+    (tmp_path / "broken.so").write_text("no library")
+    library._find.cache_clear()
+    try:
+        for name in ("broken.so", "absent.so"):
+            monkeypatch.setenv("GRADWIRE_KERNELS", str(tmp_path / name))
+            with pytest.raises(ValueError, match=r"GRADWIRE_KERNELS=.*set it to reference"), job(plan, slots, 2):
+                pass
+    finally:
+        monkeypatch.undo()
+        library._find.cache_clear()

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib import metadata
 
 import pytest
 import torch
@@ -107,6 +108,17 @@ def test_hyperparameters_out_of_range_are_refused(make):
     with pytest.raises(ValueError, match=r"=") as refusal:
         make()
     assert "\n" not in str(refusal.value)
+
+
+def test_ranks_with_a_copy_that_is_not_installed_meet(monkeypatch: pytest.MonkeyPatch):
+    """On PYTHONPATH there is no metadata of a package."""
+
+    def absent(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata.Distribution, "from_name", absent)
+    with job(uniform(SLOTS, TOP_K), SLOTS, 2):
+        pass
 
 
 def test_a_plan_for_another_model_is_refused():

@@ -60,6 +60,13 @@ def test_columns_go_in_the_order_in_which_they_may_and_are_named() -> None:
     assert "1002.2345" in text
 
 
+def test_an_output_in_ascii_is_shown_in_ascii() -> None:
+    for wanted, shown in (("powersgd", "P = Q M^T"), ("topk", "`ratio`*n elements")):
+        finished = python("-m", "gradwire", "list", wanted, PYTHONIOENCODING="ascii")
+        assert finished.returncode == 0, finished.stderr
+        assert shown in finished.stdout
+
+
 def test_help_and_version_load_neither_torch_nor_the_lab_s_libraries() -> None:
     script = """
 import sys

@@ -8,12 +8,14 @@ from signal import SIG_DFL, SIGHUP, SIGTERM, getsignal, signal
 import typer
 
 from gradwire.cli.commands import app
+from gradwire.cli.plain import spell_out
 from gradwire.lab.network import NetworkUnavailable
 
 
 def run(arguments: list[str] | None) -> int:
     """Runs a command, without one `--help`; returns its exit code."""
     wanted = sys.argv[1:] if arguments is None else arguments
+    spell_out()
     with _ended_in_order():
         try:
             return app(wanted or ["--help"], standalone_mode=False) or 0

@@ -10,10 +10,11 @@ from gradwire.communicators.wire import Wire
 from gradwire.compressors import Codec, Compressor, GroupContext, MultiRound, Predictable, RandomK, Reduction, Sparse
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.options import Options
 from gradwire.slots import Layout
 
 
-class Communicator(ABC):
+class Communicator(Options, ABC):
     """A frozen dataclass. x is already divided by the number of ranks, so that the sum over the ranks is the mean."""
 
     name: ClassVar[str]

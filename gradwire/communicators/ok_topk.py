@@ -43,6 +43,7 @@ class OkTopk(SparseCommunicator):
     name: ClassVar[str] = "OkTopk"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.slack < float("inf"):
             raise ValueError(f"slack={self.slack} leaves no room for an even share; it is 1 or more, e.g. slack=1.5")
         if self.rebalance < 1 or self.reuse < 1:

@@ -38,6 +38,7 @@ class SplitGather(SparseCommunicator):
     name: ClassVar[str] = "SplitGather"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for option, value in {"slack": self.slack, "growth": self.growth}.items():
             if not 1 <= value < float("inf"):
                 raise ValueError(f"{option}={value} leaves no room for an even share; it is 1 or more, e.g. 2.0")

@@ -127,9 +127,8 @@ class AllDimensionTopK(Codec):
     divisible = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_ratio(self.ratio)
-        if self.axis not in (0, 1, None):
-            raise ValueError(f"axis={self.axis} is no axis of a matrix; use axis=1, axis=0, or None for the longer")
 
     def slices(self, slot: Slot) -> Slices:
         """How the slot is cut."""

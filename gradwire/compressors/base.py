@@ -16,13 +16,17 @@ from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.tiles import at_once
 from gradwire.ops.workspace import Workspace
+from gradwire.options import Options
 from gradwire.slots import Layout, Slot
 
 Reduction = Generator[Collective | None, None, None]
 """Yields collectives, and goes on when their results are there; None for a round in which this rank takes no part."""
 
+LONGEST_PERIOD = 1000
+"""Steps of a period, of which each one's bytes are added up."""
 
-class Compressor(ABC):
+
+class Compressor(Options, ABC):
     """A frozen dataclass of hyperparameters. To change one: `dataclasses.replace(compressor, ratio=0.1)`.
 
     `biased` compressors drop what they do not send and want a memory. `sparse` ones send some coordinates exactly

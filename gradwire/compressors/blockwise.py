@@ -22,6 +22,7 @@ class Blockwise(Codec):
     """
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _ = self.code  # which refuses what cannot be coded
 
     @property

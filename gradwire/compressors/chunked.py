@@ -10,6 +10,7 @@ from torch import Tensor
 from gradwire.compressors.base import Selective
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.bits import pack_words, unpack_words
+from gradwire.ops.formats import LONGEST_BLOCK
 from gradwire.ops.host import on_host
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.tiles import padded_rows
@@ -42,8 +43,12 @@ class ChunkTopK(Selective):
     bits: int = 2
 
     def __post_init__(self) -> None:
-        if not 0 < self.k <= self.of or self.k % 8:
-            raise ValueError(f"k={self.k} of {self.of} elements do not fill bytes; use a multiple of 8, e.g. k=64")
+        super().__post_init__()
+        if not 0 < self.k <= self.of <= LONGEST_BLOCK or self.k % 8:
+            raise ValueError(
+                f"k={self.k} elements in each chunk of={self.of} are no multiple of 8 in at most {LONGEST_BLOCK}; use "
+                "e.g. k=64, of=4096"
+            )
         if not 1 <= self.bits <= 8 or self.k % self.levels:
             raise ValueError(f"bits={self.bits} make no equal shares of {self.k} elements; use 1 to 4, e.g. bits=2")
 

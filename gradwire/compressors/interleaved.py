@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.all_dimension import AllDimensionTopK
-from gradwire.compressors.base import Codec
+from gradwire.compressors.base import LONGEST_PERIOD, Codec
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import TopK
 from gradwire.ops.lazy_sum import LazySum
@@ -28,8 +28,11 @@ class Interleaved(Codec):
     divisible = False
 
     def __post_init__(self) -> None:
-        if self.period < 2:
-            raise ValueError(f"period={self.period} leaves no turn for the first compressor; use period=2 or more")
+        super().__post_init__()
+        if not 2 <= self.period <= LONGEST_PERIOD:
+            raise ValueError(
+                f"period={self.period} leaves one of both no turn for long; use 2 to {LONGEST_PERIOD}, e.g. period=2"
+            )
         for codec in (self.first, self.second):
             if codec.votes or (codec.sparse and not codec.biased):
                 raise ValueError(f"{codec} works without memory, and the two share one; interleave e.g. TopK()")

@@ -48,6 +48,7 @@ class LowRank(MultiRound, Predictable):
     local_arithmetic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (0 < self.rank < 1 or (self.rank >= 1 and self.rank == int(self.rank))):
             raise ValueError(
                 f"rank={self.rank} is neither a number of rows nor a share of the shorter side; use e.g. rank=4 or "

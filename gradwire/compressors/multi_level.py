@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,10 +47,11 @@ class MultiLevel(MultiRound):
     summable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.codec, Sparsifier) or not self.codec.biased:
+        super().__post_init__()
+        if not self.codec.biased:
             raise ValueError(
-                f"MultiLevel() sends a part of what a sparsifier selects, and {self.codec} is none that goes with a "
-                "memory; use e.g. MultiLevel(TopK(0.1), further=10)"
+                f"MultiLevel() leaves a part of what its codec selects to a memory, and {self.codec} wants none; use "
+                "e.g. MultiLevel(TopK(0.1), further=10)"
             )
         if not self.further >= 1:
             raise ValueError(f"further={self.further} sends more at the second level; use 1 or more, e.g. further=10")
@@ -58,8 +59,6 @@ class MultiLevel(MultiRound):
             raise ValueError(f"min_share={self.min_share} is no share; it lies in [0, 1], e.g. min_share=0.02")
         if not 0 < self.smoothing <= 1:
             raise ValueError(f"smoothing={self.smoothing} is no weight of a step; it lies in (0, 1], e.g. 0.32")
-        if self.measure not in get_args(Measure):
-            raise ValueError(f"measure={self.measure!r} is none; use one of {', '.join(get_args(Measure))}")
 
     @property
     def sparse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

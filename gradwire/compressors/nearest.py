@@ -30,6 +30,7 @@ class Quantized(Codec):
     carries_dense: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         nearest(self.bits, self.block)
 
     def blocks(self, layout: Layout) -> Blocks:

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gradwire.compressors.base import LONGEST_PERIOD
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparse
 from gradwire.ops.host import to_device
@@ -34,8 +35,11 @@ class ReusedThreshold(Sparse):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.period < 1 or self.warmup < 0:
-            raise ValueError(f"period={self.period}, warmup={self.warmup} count steps; use period=5, warmup=15")
+        if not 1 <= self.period <= LONGEST_PERIOD or self.warmup < 0:
+            raise ValueError(
+                f"period={self.period}, warmup={self.warmup} count steps, the first of them 1 to {LONGEST_PERIOD}; "
+                "use e.g. period=5, warmup=15"
+            )
 
     def init_group(self) -> dict[str, Tensor]:
         return {

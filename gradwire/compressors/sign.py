@@ -76,6 +76,7 @@ class Signum(SignSGD):
     flat_state: ClassVar[tuple[str, ...]] = ("momentum",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum} must lie in [0, 1), e.g. momentum=0.9")
 

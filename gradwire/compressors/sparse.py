@@ -35,6 +35,7 @@ class Sparsifier(Codec):
     ratio: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_ratio(self.ratio)
 
     def count(self, n: int) -> int:
@@ -58,11 +59,6 @@ class Sparse(Sparsifier, Selective):
     """
 
     value_bits: Literal[32, 4]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.value_bits not in (32, 4):
-            raise ValueError(f"value_bits={self.value_bits} is not how values are coded; use 32 or 4")
 
     @property
     def sparse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -37,6 +37,7 @@ class Accordion(Controller):
     reduces: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.low > self.high > 0:
             raise ValueError(
                 f"low={self.low} compresses no less than high={self.high}; low compression sends more: "

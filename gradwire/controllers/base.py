@@ -12,6 +12,7 @@ from gradwire.compressors import GroupContext
 from gradwire.controllers.requests import Profiled, Request
 from gradwire.ops.gradients import Share
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.options import Options
 from gradwire.plans import Group, Plan
 from gradwire.slots import Slot
 
@@ -79,7 +80,7 @@ class Decision:
     throughput: float | None = None
 
 
-class Controller(ABC):
+class Controller(Options, ABC):
     """Changes the plan between steps. `numbers` float32 values per rank and step, at most 16 (64 bytes), travel for it.
 
     On every rank `look` and `observe` write that rank's numbers, and `decide` makes of their sums what is to change.
@@ -93,7 +94,7 @@ class Controller(ABC):
     looks: ClassVar[bool] = False
     reduces: ClassVar[bool] = False
 
-    def check(self, plan: Plan) -> None:  # noqa: B027
+    def check(self, plan: Plan) -> None:
         """Raises ValueError, naming the call that works, where the plan's compressors do not give what this needs."""
 
     def describe(self) -> str:
@@ -117,14 +118,14 @@ class Controller(ABC):
         """All decisions so far, or since they were last removed; not part of the state."""
         return []
 
-    def look(self, context: GroupContext, vector: LazySum, numbers: Tensor) -> None:  # noqa: B027
+    def look(self, context: GroupContext, vector: LazySum, numbers: Tensor) -> None:
         """Where `looks`: sees each group before it is encoded, gradient and residual x (n,) = `vector.total()`. Asking
         for it takes a pass over memory, which the kernels would do while they encode."""
 
-    def observe(self, seen: StepView, numbers: Tensor) -> None:  # noqa: B027
+    def observe(self, seen: StepView, numbers: Tensor) -> None:
         """Writes this rank's `numbers` (numbers,), or adds to what `look` has written."""
 
-    def reduced(self, means: Mapping[str, Tensor], nonfinite: Tensor, scale: Share) -> None:  # noqa: B027
+    def reduced(self, means: Mapping[str, Tensor], nonfinite: Tensor, scale: Share) -> None:
         """Where `reduces`: sees the step's means by parameter, times the loss's `scale`, before the optimizer does.
         They are equal on all ranks; nothing is to be made of them where `nonfinite` (1,) is NaN."""
 
@@ -136,5 +137,5 @@ class Controller(ABC):
         """All that the next decision depends on, equal on all ranks."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: B027
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Takes over what `state_dict` returned."""

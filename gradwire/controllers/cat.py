@@ -106,6 +106,7 @@ class CAT(Controller):
     numbers: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.min_factor < self.max_factor < inf:
             raise ValueError(
                 f"min_factor={self.min_factor}, max_factor={self.max_factor} do not ascend from 1 to a finite factor; "

@@ -52,6 +52,7 @@ class LGreCo(Controller):
     looks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.budget == "seconds" and not self.limit:
             raise ValueError("a budget of seconds needs how many per step; use e.g. LGreCo('seconds', limit=0.05)")
         if self.budget not in ("error", "bytes", "seconds") or (self.limit is not None and self.limit <= 0):

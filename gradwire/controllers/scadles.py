@@ -22,6 +22,7 @@ class ScaDLES(Controller):
     numbers: ClassVar[int] = GraVAC.numbers
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.factor < 1 or not 0 <= self.loss <= 1:
             raise ValueError(
                 f"factor={self.factor}, loss={self.loss}: factors are 1 or more, losses shares; "

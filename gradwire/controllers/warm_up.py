@@ -30,6 +30,7 @@ class WarmUp(Controller):
     bits: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.start <= 1:
             raise ValueError(f"start={self.start} is not the share of elements to send first; use e.g. start=0.25")
         if self.steps < 1 or self.dense < 0:

@@ -145,10 +145,11 @@ class GradientHooks:
                 f"parameter {runtime.slots[slot].name!r} got two gradients in one backward; "
                 "call the model once, and use torch.utils.checkpoint with use_reentrant=False"
             )
+        gradient = self._places.gradient(parameter)
+        if gradient is None:  # a hook of the user's took it: this rank has none
+            return
         if self._notes:
             runtime.became_ready(slot)
-        gradient = self._places.gradient(parameter)
-        assert gradient is not None
         runtime.submit(slot, gradient)
 
     def _backward_begins(self, runtime: Runtime) -> None:
@@ -168,7 +169,10 @@ class GradientHooks:
         unused = [slot for slot, gradient in gradients.items() if gradient is None]
         if unused and not self._find_unused:
             name = runtime.slots[unused[0]].name
-            runtime.refuse(f"parameter {name!r} got no gradient; pass find_unused_parameters=True, or freeze it")
+            runtime.refuse(
+                f"parameter {name!r} got no gradient, or a hook set it to None; pass find_unused_parameters=True, or "
+                "freeze it"
+            )
         zeros = {slot: self._places.zeros(self._parameter(runtime, slot)) for slot in unused}
         for slot, gradient in gradients.items():
             if gradient is None:

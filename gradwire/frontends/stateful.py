@@ -23,7 +23,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from gradwire.checkpoint import GROUP, SEPARATOR, SHARED, STEP, About, StateDict, letters, pack, text_of, unpack
+from gradwire.checkpoint import (
+    GROUP,
+    SEPARATOR,
+    SHARED,
+    STEP,
+    About,
+    StateDict,
+    key_of,
+    letters,
+    pack,
+    split,
+    text_of,
+    unpack,
+)
 from gradwire.ops.host import kind_of
 
 ABOUT = "gradwire"
@@ -149,9 +162,11 @@ class DistributedState:
         if self._saved:
             return {key: self._room(key, kind) for key, kind in self._saved.items() if self._is_for_me(key)}
         own = unpack(self._job.state_dict())
-        tensors = {SEPARATOR + key: tensor for key, tensor in own.job.items()}
-        for name, kept in own.exported.items():
-            tensors |= {f"{name}{SEPARATOR}{key}": tensor for key, tensor in kept.items()}
+        tensors = {
+            key_of(name, key): tensor
+            for name, kept in {"": own.job, **own.exported}.items()
+            for key, tensor in kept.items()
+        }
         about = letters(json.dumps({"plan": own.about.plan, "order": own.about.order}))
         rows = {self._key(key): self._row(key, tensor) for key, tensor in tensors.items()}
         return {ABOUT: about, STEP: torch.tensor(own.step, dtype=torch.int64, device="cpu")} | rows
@@ -162,8 +177,8 @@ class DistributedState:
         about = About(mine.rank, mine.ranks, told["plan"], tuple(told["order"]))
         exported: dict[str, dict[str, Tensor]] = {}
         for key, tensor in state.items():
-            name, separator, kind = OWNER.sub("", key).partition(SEPARATOR)
-            if separator:
+            if SEPARATOR in key:
+                name, kind = split(OWNER.sub("", key))
                 exported.setdefault(name, {})[kind] = self._kept(key, tensor)
         self._job.load_state_dict(pack(exported, exported.pop("", {}), step, about))
 
@@ -196,11 +211,11 @@ class DistributedState:
 
 
 def _name(key: str) -> str:
-    return key.partition(SEPARATOR)[0]
+    return split(key)[0]
 
 
 def _kind(key: str) -> str:
-    return key.partition(SEPARATOR)[2]
+    return split(key)[1]
 
 
 def _is_small(key: str) -> bool:

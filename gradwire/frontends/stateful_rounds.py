@@ -19,13 +19,13 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from gradwire.checkpoint import SEPARATOR, letters, text_of
+from gradwire.checkpoint import key_of, letters, split, text_of
 from gradwire.frontends.replica import Replica
 from gradwire.frontends.rounds import Rounds
 from gradwire.frontends.stateful import DistributedState, Placed, Saved, tensors_in
 
 MEMORY, SHARED, REPLICA = "memory", "shared", "replica "
-ANCHOR = f"{SEPARATOR}anchor"
+ANCHOR = key_of("", "anchor")
 ROUND = "round"
 """The key by which the state is found in a checkpoint; there is how far it has come."""
 
@@ -108,16 +108,16 @@ class DistributedRounds:
         return {key: self._empty(key, kind) for key, kind in saved.items()}
 
     def _empty(self, key: str, kind: TensorStorageMetadata) -> Tensor:
-        dtype, placed = kind.properties.dtype, self._placed.get(key.partition(SEPARATOR)[0])
+        dtype, placed = kind.properties.dtype, self._placed.get(split(key)[0])
         if placed and tuple(kind.size) == placed.shape:
             return placed.once(torch.zeros(placed.part, dtype=dtype, device=placed.device))
         return torch.zeros(kind.size, dtype=dtype, device="cpu")
 
     def _each(self, kind: str, tensors: Mapping[str, Tensor]) -> Tensors:
-        return {f"{name}{SEPARATOR}{kind}": self._placed[name].once(tensor) for name, tensor in tensors.items()}
+        return {key_of(name, kind): self._placed[name].once(tensor) for name, tensor in tensors.items()}
 
     def _of(self, kind: str, saved: Tensors) -> dict[str, Tensor]:
-        keys = ((name, f"{name}{SEPARATOR}{kind}") for name in self._placed)
+        keys = ((name, key_of(name, kind)) for name in self._placed)
         return {name: self._placed[name].own(cast(DTensor, saved[key])) for name, key in keys if key in saved}
 
     # Optimizers
@@ -135,7 +135,7 @@ class DistributedRounds:
         for index, kept in state["state"].items():
             for key, value in kept.items():
                 if isinstance(value, Tensor):
-                    tensors[f"{names[index]}{SEPARATOR}{kind}/{key}"] = self._part(names[index], value)
+                    tensors[key_of(names[index], f"{kind}/{key}")] = self._part(names[index], value)
                 else:
                     rest.setdefault(names[index], {})[key] = value
         text = json.dumps({"groups": state["param_groups"], "state": rest}, default=_refuse)
@@ -151,7 +151,7 @@ class DistributedRounds:
         told = json.loads(text_of(saved[kind]))
         state: dict[int, dict[str, Any]] = {}
         for index, (name, parameter) in enumerate(held.items()):
-            prefix = f"{name}{SEPARATOR}{kind}/"
+            prefix = key_of(name, f"{kind}/")
             kept = {
                 k.removeprefix(prefix): self._like(parameter, name, t) for k, t in saved.items() if k.startswith(prefix)
             }
@@ -181,7 +181,7 @@ def _refuse(value: object) -> NoReturn:
 
 def _check(saved: Saved, placed: Mapping[str, Placed]) -> None:
     """Raises ValueError where a checkpoint is of other parameters."""
-    there = {key.partition(SEPARATOR)[0]: tuple(kind.size) for key, kind in saved.items() if key.endswith(ANCHOR)}
+    there = {split(key)[0]: tuple(kind.size) for key, kind in saved.items() if key.endswith(ANCHOR)}
     here = {name: one.shape for name, one in placed.items()}
     for name in here | there:
         if here.get(name) != there.get(name):

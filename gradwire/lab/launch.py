@@ -1,15 +1,18 @@
 """Start the ranks of a job on this machine, over loopback or on an emulated network, and wait for them."""
 
 import logging
+import math
 import os
 import re
 import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from torch.distributed.elastic.multiprocessing import (
     DefaultLogsSpecs,
@@ -27,6 +30,7 @@ _NSENTER = Path(__file__).with_name("nsenter.py")
 _POLL_S = 0.05
 _GRACE_S = 5
 _STDERR_LINES = 30
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?!\[)\s*")  # torch puts it before each line of a traceback
 _LOST_PEER = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|remote process exited")
 
@@ -77,9 +81,9 @@ def launch(
                 entrypoint=sys.executable,
                 args={rank: arguments(argv, network, rank * hosts // ranks) for rank in range(ranks)},
                 envs={rank: shared | _rank_environment(rank, ranks, ranks // hosts) for rank in range(ranks)},
-                logs_specs=DefaultLogsSpecs(log_dir, redirects=Std.ERR, tee={0: Std.ERR}),
-                log_line_prefixes={0: ""},
+                logs_specs=DefaultLogsSpecs(log_dir, redirects=Std.ERR),
             )
+            _end_at_the_first_signal()
             _wait(context, timeout_s)
     except SignalException as stopped:
         signal.raise_signal(stopped.sigval)  # the ranks are gone: now do what this process does by itself
@@ -119,11 +123,22 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def _end_at_the_first_signal() -> None:
+    """Raise SignalException once; those that follow, as `timeout` sends two, do not disturb the end of the ranks."""
+
+    def end(number: int, frame: object) -> None:
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        raise SignalException(f"got signal {number}", signal.Signals(number))
+
+    for number in _SIGNALS:
+        signal.signal(number, end)
+
+
 @contextmanager
 def _restored_signal_handlers() -> Iterator[None]:
     """Take back the handlers that `start_processes` sets for good."""
-    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    handlers = {number: signal.getsignal(number) for number in signals}
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield
     finally:
@@ -132,14 +147,26 @@ def _restored_signal_handlers() -> Iterator[None]:
 
 
 def _wait(context: PContext, timeout_s: float | None) -> None:
-    try:
-        result = context.wait(-1 if timeout_s is None else timeout_s, period=_POLL_S)
-    finally:
-        _close(context)
+    """Show what rank 0 says meanwhile. Torch would by a thread, for which Python waits when it exits, and which goes on
+    for ever where a signal comes while the ranks are ended."""
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    with open(context.stderrs[0], errors="replace") as said:
+        try:
+            while (result := context.wait(0)) is None and time.monotonic() < until:
+                _show(said)
+                time.sleep(_POLL_S)
+        finally:
+            _close(context)
+            _show(said)
     if result is None:
         raise TimeoutError(f"the ranks still ran after {timeout_s:g} s and were ended")
     if result.is_failed():
         raise _first_failure(result)
+
+
+def _show(said: TextIO) -> None:
+    sys.stderr.write(said.read())
+    sys.stderr.flush()
 
 
 def _close(context: PContext) -> None:

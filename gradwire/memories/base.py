@@ -11,13 +11,14 @@ from typing import ClassVar
 
 from gradwire.compressors import Compressor, Halves
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.options import Options
 from gradwire.slots import Layout
 
 RESIDUAL = "residual"
 """The tensor of a memory that is compressed: what the mean still lacks."""
 
 
-class Memory(ABC):
+class Memory(Options, ABC):
     """A frozen dataclass. `flat_state` names its tensors of gradient size, "residual" among them; none where nothing is
     kept."""
 
@@ -45,5 +46,5 @@ class Memory(ABC):
         """What is compressed, a sum into the residual's new half, of old halves and the `gradient`: this rank's part of
         a mean over so many `ranks`, which nobody has added up yet. Writes all other new halves."""
 
-    def sent(self, flat: Mapping[str, Halves]) -> None:  # noqa: B027
+    def sent(self, flat: Mapping[str, Halves]) -> None:
         """Called when what was sent is out of the new residual."""

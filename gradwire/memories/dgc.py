@@ -33,6 +33,7 @@ class DGCMemory(Memory):
     flat_state: ClassVar[tuple[str, ...]] = (RESIDUAL, VELOCITY)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.momentum < 1:
             raise ValueError(f"momentum={self.momentum} must lie in (0, 1); without momentum use Residual()")
         if self.clip is not None and self.clip <= 0:

@@ -17,6 +17,7 @@ class Residual(Memory):
     decay: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay={self.decay} must lie in (0, 1]; 1 forgets nothing")
 

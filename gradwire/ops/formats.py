@@ -6,6 +6,9 @@ from typing import Literal
 
 Kind = Literal["nearest", "stochastic", "sign", "one bit"]
 
+LONGEST_BLOCK = 1 << 24
+"""Elements that may share a scale; kernels need room for as many."""
+
 
 @dataclass(frozen=True)
 class Code:
@@ -25,8 +28,11 @@ class Code:
     block: int
 
     def __post_init__(self) -> None:
-        if self.block < 8 or self.block % 8:
-            raise ValueError(f"block={self.block} elements do not fill bytes; use a multiple of 8, e.g. block=64")
+        if not 8 <= self.block <= LONGEST_BLOCK or self.block % 8:
+            raise ValueError(
+                f"block={self.block} elements are no multiple of 8 up to {LONGEST_BLOCK}, which fill bytes and fit in "
+                "memory; use e.g. block=64"
+            )
 
     @property
     def scale_bytes(self) -> int:

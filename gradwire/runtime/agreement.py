@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from importlib.metadata import version
 from zlib import crc32
 
 import torch
 
+import gradwire
 from gradwire.controllers import Controller
+from gradwire.ops import native
 from gradwire.ops.host import kind_of
 from gradwire.ops.kernels import orthogonalize
 from gradwire.ops.matrices import product
@@ -26,7 +27,7 @@ class Agreement:
 
     def __init__(self, mesh: Mesh, slots: Sequence[Slot], device: torch.device, words: Words) -> None:
         self._meeting, self._slots, self._device = Meeting(mesh), slots, device
-        self._words = {"Gradwire's version": version("gradwire"), "device": kind_of(device), **words}
+        self._words = {"Gradwire's version": gradwire.__version__, "device": kind_of(device), **words}
 
     def hosts(self) -> Sequence[str]:
         """The names of the ranks' hosts, once they have met."""
@@ -37,6 +38,7 @@ class Agreement:
         made: list[Plan] = []
 
         def words() -> Words:
+            native.available()  # raises where GRADWIRE_KERNELS names no library
             made.append(make())
             made[0].check(self._slots)
             lines = [f"{slot.name} {slot.shape} {slot.strides} {slot.dtype}" for slot in self._slots]

@@ -1,12 +1,16 @@
 """Who is there: processes that come and go agree, over a store that outlives them, on who makes the next group."""
 
 import json
+import logging
 from dataclasses import asdict, dataclass
 from time import monotonic, sleep
 
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 POLL_S = 0.02
+ANEW = "where that job has ended, begin over a store of its own, e.g. PrefixStore('second job', store)"
+
+_logger = logging.getLogger("gradwire")
 
 
 @dataclass(frozen=True, order=True)
@@ -50,6 +54,8 @@ class Members:
             number = self._first_open(number + 1)
             place = self._store.add(f"{number}/count", 1) - 1
             self._store.set(f"{number}/claim/{place}", json.dumps(asdict(mine)))
+            if self._last < number - 1:
+                _logger.warning("waiting for the job over this store to take this process in; %s", ANEW)
             self._wait(number, until)
             count = int(self._store.get(f"{number}/closed"))
             if place < count:
@@ -85,7 +91,7 @@ class Members:
         came = f"{count} process{'' if count == 1 else 'es'} came within {self._timeout_s:.0f} s"
         if count < self.at_least:
             return f"{came}, and at least {self.at_least} are wanted"
-        return f"{came}, and nobody of the job that they are to join"
+        return f"{came}, and none of the job over this store, which they are to join; {ANEW}"
 
     def _may_close(self, number: int, count: int) -> bool:
         return count >= self.at_least and self._last == number - 1

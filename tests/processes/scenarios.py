@@ -821,6 +821,31 @@ def the_optimizer_accumulates_and_finds_unused() -> None:
     refused(RuntimeError, "find_unused_parameters=True", loss.backward)
 
 
+def dropped(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+@scenario(2)
+def a_gradient_that_a_users_hook_drops_is_none_on_this_rank() -> None:
+    """As in DDP: the mean over the ranks counts it as zero; on no rank, there is none."""
+    wanted = DistributedDataParallel(network())
+    wanted.module[2].weight.register_post_accumulate_grad_hook(dropped if dist.get_rank() else lambda _: None)
+    own = network()
+    own[0].weight.register_post_accumulate_grad_hook(dropped)
+    own[2].weight.register_post_accumulate_grad_hook(dropped if dist.get_rank() else lambda _: None)
+    gw.DistributedOptimizer(torch.optim.SGD(own.parameters(), lr=0.1), own, gw.FP32(), find_unused_parameters=True)
+    for model in (wanted, own):
+        nn.functional.cross_entropy(model(batch(0)[0]), batch(0)[1]).backward()
+    assert own[0].weight.grad is None
+    torch.testing.assert_close(own[2].weight.grad, wanted.module[2].weight.grad)
+
+    strict = network()
+    strict[2].weight.register_post_accumulate_grad_hook(dropped)
+    gw.DistributedOptimizer(torch.optim.SGD(strict.parameters(), lr=0.1), strict, gw.FP32())
+    loss = nn.functional.cross_entropy(strict(batch(0)[0]), batch(0)[1])
+    refused(RuntimeError, "parameter '2.weight' got no gradient, or a hook set it to None", loss.backward)
+
+
 # Defects that were
 
 

@@ -97,9 +97,12 @@ def _find() -> tuple[CDLL | None, str]:
     try:
         return _load(files[0]), ""
     except (OSError, AttributeError) as error:
-        return None, f"the library does not load: {error}"
+        why = f"the library does not load: {error}"
     except ValueError as error:
-        return None, str(error)
+        why = str(error)
+    if choice:
+        raise ValueError(f"GRADWIRE_KERNELS={choice}: {why}; set it to reference, to a library, or not at all")
+    return None, why
 
 
 def _installed() -> list[Path]:
