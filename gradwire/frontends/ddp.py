@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
-from gradwire.torch_private import hooks_of, is_joining, retire, with_hook, without_hook
+from gradwire.torch_private import hooks_of, is_joining, parts_of, retire, with_hook, without_hook
 
 
 @dataclass(frozen=True)
@@ -170,10 +170,9 @@ class DDPFrontEnd:
     def _submit(self, runtime: Runtime, bucket: GradBucket) -> None:
         """Slot by slot, while buckets may move."""
         slots: list[int] = []
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            if not parameter.numel():
-                continue
+        for parameter, part in parts_of(bucket):
             slot = self._slot[parameter]
+            gradient = runtime.slots[slot].view(part)
             slots.append(slot)
             if slot in self._seen or self.ddp.static_graph or self._has_accumulated(slot, parameter):
                 runtime.submit(slot, gradient)
