@@ -444,6 +444,8 @@ def complex_parameters_go_on_bit_for_bit_from_a_distributed_checkpoint() -> None
             for step in range(first, last):
                 optimizer.zero_grad()
                 model(complex_batch(step)).backward()
+                for p in model.parameters():
+                    p.grad = p.grad.resolve_conj()  # torch's Adam refuses a lazy conjugate
                 optimizer.step()
             return model, optimizer
 

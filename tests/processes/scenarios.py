@@ -638,7 +638,7 @@ def complex_parameters_are_compressed_by_all_front_ends() -> None:
 @scenario(2)
 def a_memory_has_each_element_in_its_place_however_it_lies_in_ddps_buckets() -> None:
     for how in ("ddp", "optimizer"):
-        module, handle = complex_trained(how, gw.TopK(0.5), steps=1)
+        _alive, handle = complex_trained(how, gw.TopK(0.5), steps=1)
         own, state = Complex(), handle.state_dict()
         own(complex_batch(0)).backward()
         matrices = ["conjugate", "filters", "images", "turned", "weight"]  # vectors travel dense
@@ -652,7 +652,7 @@ def a_memory_has_each_element_in_its_place_however_it_lies_in_ddps_buckets() -> 
 @scenario(3)
 def complex_parameters_are_compared_and_mended() -> None:
     for how in ("ddp", "optimizer", "local"):
-        module, handle = complex_trained(how, gw.TopK(0.1))
+        _alive, handle = complex_trained(how, gw.TopK(0.1))
         name, held = "filters", handle._front_end.held()
         before = held[name].detach().clone()
         with torch.no_grad():
