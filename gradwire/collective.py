@@ -34,7 +34,12 @@ class Message:
 
     @classmethod
     def plain(cls, tensor: Tensor) -> Self:
-        """A message without a flag, such as a gradient that is summed where it lies."""
+        """A message without a flag, such as a gradient that is summed where it lies. Raises ValueError for one with
+        gaps, of which a backend would send other memory."""
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"a message of shape {tuple(tensor.shape)} has strides {tensor.stride()}; send tensor.contiguous()"
+            )
         return cls(tensor, tensor)
 
     @classmethod

@@ -144,7 +144,7 @@ def uniform(
     Slots for which `dense` holds travel uncompressed in a group of their own, sent last: their bytes do not
     matter, their accuracy does. By default these are the vectors, unless the compressor carries them itself.
     """
-    dense = dense or (lambda slot: len(slot.shape) < 2 and not compressor.carries_dense)
+    dense = dense or (lambda slot: slot.is_vector and not compressor.carries_dense)
     memory = memory or default_memory(compressor)
     communicator = communicator or default_communicator(compressor)
     small = [] if compressor.is_cast else [slot for slot in slots if dense(slot)]

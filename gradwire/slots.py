@@ -9,35 +9,58 @@ import torch
 from torch import Tensor
 
 
+def real(tensor: Tensor) -> Tensor:
+    """A complex tensor as the real numbers that it consists of: a view with one axis more, of real and imaginary parts.
+    Any other tensor as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def real_shape(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of `real(tensor)`."""
+    return (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
+
+
 @dataclass(frozen=True)
 class Slot:
     """One tensor that is reduced, such as a parameter's gradient: its name, shape and strides in elements.
 
-    A slot keeps the parameter's own memory order, as DDP's buckets do, so that a channels-last weight is
-    packed and unpacked by straight copies.
+    A slot keeps the order in memory of the parameter's gradient, as DDP's buckets do, so that a channels-last weight is
+    packed and unpacked by straight copies. A complex gradient is reduced as real numbers, in `pairs` along a last axis:
+    a mean is the mean of real and imaginary parts.
     """
 
     name: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    pairs: bool = False
 
     @classmethod
     def of(cls, name: str, parameter: Tensor) -> "Slot":
         """Raises ValueError for a parameter whose gradient no compressor can take."""
-        if not parameter.is_floating_point():
-            raise ValueError(f"parameter {name!r} is {parameter.dtype}; Gradwire reduces real floating-point gradients")
-        like = torch.empty_like(parameter, device="meta")  # dense strides even where the parameter's are not
-        return cls(name, tuple(parameter.shape), like.stride(), parameter.dtype)
+        if parameter.is_conj():
+            raise ValueError(f"parameter {name!r} is the conjugate of another tensor; make it of .resolve_conj()")
+        like = torch.empty_like(parameter, device="meta")
+        if like.stride() != parameter.stride():  # it has gaps: autograd makes its gradient row by row
+            like = like.new_empty(like.shape)
+        like = real(like)
+        if not like.is_floating_point():
+            raise ValueError(f"parameter {name!r} is {parameter.dtype}; Gradwire reduces floating-point gradients")
+        return cls(name, tuple(like.shape), like.stride(), like.dtype, parameter.is_complex())
 
     @property
     def numel(self) -> int:
         return prod(self.shape)
 
     @property
+    def is_vector(self) -> bool:
+        """Whether the parameter has fewer than two axes."""
+        return len(self.shape) - self.pairs < 2
+
+    @property
     def matrix(self) -> tuple[int, int]:
         """The slot as a matrix: the slowest-varying axis (a weight's outputs) by all the others."""
-        if len(self.shape) < 2:
+        if self.is_vector:
             return 1, self.numel
         slowest = max(range(len(self.shape)), key=lambda axis: (self.strides[axis], -axis))
         return self.shape[slowest], self.numel // self.shape[slowest]
@@ -46,7 +69,8 @@ class Slot:
         """n neighbouring elements of this slot as one of their own."""
         if n == self.numel:
             return self
-        return Slot(self.name, (1, n) if len(self.shape) > 1 else (n,), (n, 1)[-len(self.shape) :], self.dtype)
+        shape, strides = ((n,), (1,)) if self.is_vector else ((1, n), (n, 1))
+        return Slot(self.name, shape, strides, self.dtype)
 
     def view(self, flat: Tensor) -> Tensor:
         """The parameter-shaped view of this slot's `flat` (numel,) part of a buffer."""

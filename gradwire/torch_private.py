@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInfo, FSDPMeshInfo
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 T = TypeVar("T")
 
@@ -172,6 +173,15 @@ def hooks_of(ddp: DistributedDataParallel) -> list[Any]:
     return [hook for hook, _ in ddp._comm_hooks]
 
 
+def parts_of(bucket: Any) -> list[tuple[Tensor, Tensor]]:
+    """The parameters of a bucket that are not empty, and the part of it that has the numbers of each one's gradient, in
+    their order in memory. Of channels-last parameters `bucket.gradients()` has another order, of complex ones other
+    places."""
+    parameters = [parameter for parameter in bucket.parameters() if parameter.numel()]
+    sizes = [parameter.numel() * (1 + parameter.is_complex()) for parameter in parameters]
+    return list(zip(parameters, bucket.buffer().split(sizes), strict=True))
+
+
 def is_joining(ddp: DistributedDataParallel) -> bool:
     """Whether it is used under DDP.join()."""
     return ddp._join_config.enable
@@ -232,6 +242,18 @@ def retire(ddp: DistributedDataParallel) -> None:
     nobody refers to them."""
     it: Any = ddp
     it.reducer = it.logger = it.process_group = None
+
+
+# Tensors that are made of others
+
+
+def plain_tensors(tensor: Tensor) -> list[Tensor]:
+    """The tensors in which a subclass such as DTensor, or a quantized weight, keeps its values; of any other itself."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    parts = [getattr(tensor, name) for name in names]  # a DTensor's mesh is one of them
+    return [plain for part in parts if isinstance(part, Tensor) for plain in plain_tensors(part)]
 
 
 # Hooks of parameters

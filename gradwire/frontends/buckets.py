@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 
 from gradwire.runtime.runtime import Runtime
+from gradwire.torch_private import parts_of
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,9 @@ class Buckets:
     def _submit(self, bucket: GradBucket) -> None:
         """Slot by slot, while buckets may move."""
         slots: list[int] = []
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            if not parameter.numel():
-                continue
+        for parameter, part in parts_of(bucket):
             slot = self._slot[parameter]
+            gradient = self._runtime.slots[slot].view(part)
             slots.append(slot)
             if slot in self.seen:
                 self._runtime.submit(slot, gradient)

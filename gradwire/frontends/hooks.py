@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradwire.frontends.hook import Hook
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
+from gradwire.slots import real
 from gradwire.torch_private import when_backward_ends
 from gradwire.transports.process_group import world_or
 
@@ -40,6 +41,8 @@ class Whole:
     """Every parameter has a gradient of its own."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
+        if parameter.grad is not None and parameter.grad.is_conj():  # its memory has the conjugates
+            parameter.grad = parameter.grad.resolve_conj()
         return parameter.grad
 
     def zeros(self, parameter: Tensor) -> Tensor:
@@ -150,7 +153,7 @@ class GradientHooks:
             return
         if self._notes:
             runtime.became_ready(slot)
-        runtime.submit(slot, gradient)
+        runtime.submit(slot, real(gradient))
 
     def _backward_begins(self, runtime: Runtime) -> None:
         if not self._open:  # the loss came from another method than forward
@@ -176,9 +179,9 @@ class GradientHooks:
         zeros = {slot: self._places.zeros(self._parameter(runtime, slot)) for slot in unused}
         for slot, gradient in gradients.items():
             if gradient is None:
-                runtime.submit_absent(slot, zeros[slot])
+                runtime.submit_absent(slot, real(zeros[slot]))
             else:
-                runtime.submit(slot, gradient)
+                runtime.submit(slot, real(gradient))
         runtime.finish()
         for slot in unused:
             if runtime.used(slot):

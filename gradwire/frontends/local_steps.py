@@ -23,6 +23,7 @@ from gradwire.frontends.replica import replica_of
 from gradwire.frontends.rounds import OuterOptimizer, Rounds
 from gradwire.frontends.shards import reshard
 from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
+from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
@@ -93,7 +94,7 @@ class LocalSteps(Wrapper):
     ) -> None:
         choices = Choices.of(compressor, memory=memory, communicator=communicator, dense=dense, groups=groups)
         choices.check()
-        replica = replica_of(model, mesh, process_group)
+        replica, values = replica_of(model, mesh, process_group), values_of(model)
         parameters, device = replica.parameters, device_of(replica.parameters)
         parts: list[tuple[str, ...]] = []
         schedule_of = partial(Schedule, inner_steps, delay=delay, mix=mix, eager=eager)
@@ -108,10 +109,10 @@ class LocalSteps(Wrapper):
         agreed = {"inner_steps, delay, mix and eager": f"{inner_steps}, {delay}, {mix} and {eager}"}
         settings = Settings(
             seed=seed, others=replica.others, owns_mesh=transport is None, planned=replica.planned,
-            words={"front end": "LocalSteps"} | agreed,
+            values=values, words={"front end": "LocalSteps"} | agreed,
         )  # fmt: skip
         runtime = Runtime(plan, replica.slots, axes, device, settings)
-        replica.share(axes)
+        share_values(model, axes, device)
         schedule = schedule_of(len(parts))
         made = fragments_of(runtime.plan, parts, replica.local, schedule)
         self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)

@@ -16,6 +16,7 @@ from gradwire.controllers import Controller
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks, Whole
 from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, parameters_of, runtime_of, slots_of
+from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
@@ -62,7 +63,8 @@ class DistributedOptimizer(Wrapper):
         # On all ranks together: a group is made, then what must be alike is compared over the store, and only then do
         # parameters become rank 0's. Where ranks differ, all of them raise before any value was sent
         self._parameters, others = parameters_of(model)
-        mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device_of(self._parameters))
+        values, device = values_of(model), device_of(self._parameters)
+        mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device)
         self._front_end = GradientHooks(self._parameters, model, Whole(), find_unused_parameters, process_group)
         runtime = None
         if mesh.ranks == 1 and not elastic:
@@ -71,9 +73,9 @@ class DistributedOptimizer(Wrapper):
             words = {"front end": "DistributedOptimizer", "find_unused_parameters": str(find_unused_parameters)}
             runtime = runtime_of(
                 choices, self._parameters, slots_of(self._parameters), mesh, scaler=scaler, words=words, seed=seed,
-                find_unused=find_unused_parameters, others=others, owns_mesh=transport is None,
+                find_unused=find_unused_parameters, others=others, values=values, owns_mesh=transport is None,
             )  # fmt: skip
-            share_initial_values(model, mesh)
+            share_values(model, mesh, device)
             self._front_end.hook_in(runtime)
         self.handle = Handle(runtime, self._front_end)
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -116,10 +118,3 @@ class DistributedOptimizer(Wrapper):
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
         return self._front_end.accumulate()
-
-
-@torch.no_grad()
-def share_initial_values(model: nn.Module, mesh: Mesh) -> None:
-    """Parameters and buffers become rank 0's on all ranks."""
-    for tensor in [*model.parameters(), *model.buffers()]:
-        mesh.from_first(tensor)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from gradwire.frontends import optimizer, shards
+from gradwire.frontends import shards
 from gradwire.frontends.job import parameters_of, slots_of
 from gradwire.frontends.stateful import Placed, cut_on, whole_on
-from gradwire.slots import Slot
+from gradwire.slots import Slot, real
 from gradwire.torch_private import fsdp_groups, only_inside_replicas
 from gradwire.transports import Mesh, ProcessGroup, Transport
 from gradwire.transports.process_group import world_or
@@ -20,10 +20,10 @@ from gradwire.transports.process_group import world_or
 
 @dataclass(frozen=True)
 class Replica:
-    """`parameters` by name, and what this rank holds of each, `local`; `others` are not reduced. Plans are made for the
-    slots `planned`, which are the same on all ranks. `axes` opens what replicas exchange over, `share` gives all of
-    them the first one's values, and `isolate` keeps the framework from averaging over them; it returns what undoes
-    that. `placed` says where the parameters lie on the mesh of all ranks."""
+    """`parameters` by name, and what this rank holds of each, `local`, complex ones as views of real numbers; `others`
+    are not reduced. Plans are made for the slots `planned`, which are the same on all ranks. `axes` opens what replicas
+    exchange over, and `isolate` keeps the framework from averaging over them; it returns what undoes that. `placed`
+    says where the parameters lie on the mesh of all ranks."""
 
     parameters: Mapping[str, nn.Parameter]
     others: set[str]
@@ -31,7 +31,6 @@ class Replica:
     slots: Sequence[Slot]
     planned: Sequence[Slot]
     axes: Callable[[], Transport | Mesh]
-    share: Callable[[Mesh], None]
     placed: Callable[[], Mapping[str, Placed]]
     isolate: Callable[[], Sequence[Callable[[], None]]] = field(default=tuple)
 
@@ -42,11 +41,8 @@ def replica_of(model: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGro
     Raises ValueError, naming the call that works, where model and mesh do not fit."""
     if mesh is None and not isinstance(model, FSDPModule):
         parameters, others = parameters_of(model)
-        slots = slots_of(parameters)
-        axes, share = partial(ProcessGroup.own, group), partial(optimizer.share_initial_values, model)
-        return Replica(
-            parameters, others, parameters, slots, slots, axes, share, lambda: whole_on(world_or(group), parameters)
-        )
+        slots, axes, local = slots_of(parameters), partial(ProcessGroup.own, group), _real(parameters)
+        return Replica(parameters, others, local, slots, slots, axes, lambda: whole_on(world_or(group), parameters))
     return _sharded(model, mesh)
 
 
@@ -54,8 +50,11 @@ def _sharded(model: nn.Module, mesh: DeviceMesh | None) -> Replica:
     parameters, others, mesh = shards.fitting(model, mesh)
     local = shards.locals_of(parameters)
     return Replica(
-        parameters, others, local, slots_of(local), shards.planned_slots(parameters),
-        partial(ProcessGroup.by_replica, mesh), lambda axes: shards.share_initial_values(model, axes.replica),
-        partial(cut_on, mesh, parameters),
+        parameters, others, _real(local), slots_of(local), shards.planned_slots(parameters),
+        partial(ProcessGroup.by_replica, mesh), partial(cut_on, mesh, parameters),
         lambda: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))],
     )  # fmt: skip
+
+
+def _real(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: real(tensor.detach()) if tensor.is_complex() else tensor for name, tensor in tensors.items()}

@@ -38,7 +38,7 @@ from gradwire.frontends.job import check_type
 from gradwire.memories import RESIDUAL, Residual
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.runtime.agreement import Agreement
-from gradwire.slots import Layout
+from gradwire.slots import Layout, real
 from gradwire.torch_private import fsdp_groups, replace_collectives
 from gradwire.transports import Mesh, ProcessGroup
 
@@ -199,6 +199,11 @@ class _Comm:
         self.dense_bytes += (group.size() - 1) * dense.nbytes
 
 
+def _numbers(vector: Tensor) -> Tensor:
+    """A vector, of complex numbers as one of real numbers."""
+    return real(vector).view(-1)
+
+
 class ReduceScatter(_Comm):
     """What belongs to each rank, summed up there in float32. `residual` (ranks, n) is what this rank has not sent."""
 
@@ -213,6 +218,7 @@ class ReduceScatter(_Comm):
                 "set_gradient_divide_factor() has the collective divide; call set_force_sum_reduction_for_comms(True) "
                 "as well"
             )
+        output_tensor, input_tensor = _numbers(output_tensor), _numbers(input_tensor)
         world, n = group.size(), len(output_tensor)
         context = self._context(n, group, input_tensor.device)
         size = self._codec.group_bytes(context.layout, 0)
@@ -244,6 +250,7 @@ class AllGather(_Comm):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
         """input (n,), a part of output (ranks·n,)."""
+        output_tensor, input_tensor = _numbers(output_tensor), _numbers(input_tensor)
         world, n = group.size(), len(input_tensor)
         if not input_tensor.is_floating_point():  # shards of several types, as bytes
             rows = Message.plain(output_tensor.view(world, n))

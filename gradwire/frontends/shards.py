@@ -18,6 +18,7 @@ from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.job import Choices, device_of, let_go, mesh_of, parameters_of, runtime_of, slots_of
 from gradwire.frontends.stateful import Placed, cut_on
+from gradwire.frontends.values import share_values, values_of
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.torch_private import (
@@ -52,7 +53,8 @@ def attach_shards(
     parameters, others, mesh = fitting(model, mesh)
     if mesh.size(0) == 1:  # nothing to compress; what a state holds back is in the next gradient
         choices = Choices(compressor=FP32())
-    axes = mesh_of(transport, partial(ProcessGroup.by_replica, mesh), device_of(parameters))
+    values, device = values_of(model), device_of(parameters)
+    axes = mesh_of(transport, partial(ProcessGroup.by_replica, mesh), device)
     front_end = ShardsFrontEnd(model, parameters, mesh, find_unused)
     if axes.ranks == 1:
         let_go(axes, transport)
@@ -60,9 +62,9 @@ def attach_shards(
     words = {"front end": "FSDP2", "find_unused_parameters": str(find_unused)}
     runtime = runtime_of(
         choices, parameters, slots_of(locals_of(parameters)), axes, planned=planned_slots(parameters), scaler=scaler,
-        words=words, seed=seed, find_unused=find_unused, others=others, owns_mesh=transport is None,
+        words=words, seed=seed, find_unused=find_unused, others=others, values=values, owns_mesh=transport is None,
     )  # fmt: skip
-    share_initial_values(model, axes.replica)
+    share_values(model, axes, device)
     front_end.hook_in(model, runtime)
     return Handle(runtime, front_end)
 
@@ -206,15 +208,6 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-@torch.no_grad()
-def share_initial_values(model: nn.Module, replicas: Transport) -> None:
-    """All replicas get the first one's parameters and buffers."""
-    for tensor in [*model.parameters(), *model.buffers()]:
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        if local.numel():
-            Mesh.of(replicas).from_first(local)
 
 
 # What fits

@@ -38,6 +38,7 @@ from gradwire.checkpoint import (
     unpack,
 )
 from gradwire.ops.host import kind_of
+from gradwire.slots import real_shape
 
 ABOUT = "gradwire"
 """The key by which a state is found in a checkpoint; there is what it says of itself."""
@@ -51,8 +52,8 @@ OWNER = re.compile(r" \((shard \d+ of \d+)(?:, replica (\d+) of (\d+))?\)$")
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a parameter lies on `mesh`, whose first dimension counts replicas: its whole `shape`, this rank's `part` of
-    that, and how it is cut along the mesh's other dimensions."""
+    """Where a parameter lies on `mesh`, whose first dimension counts replicas: its whole `shape` as real numbers, this
+    rank's `part` of that, and how it is cut along the mesh's other dimensions."""
 
     mesh: DeviceMesh
     shape: tuple[int, ...]
@@ -106,7 +107,7 @@ def _or_zero(local: Tensor) -> Tensor:
 def whole_on(group: dist.ProcessGroup, parameters: Mapping[str, Tensor]) -> dict[str, Placed]:
     """Parameters of which every rank of a group has a replica."""
     mesh = DeviceMesh.from_group(group, kind_of(next(iter(parameters.values())).device))
-    return {name: Placed(mesh, tuple(p.shape), tuple(p.shape), p.device) for name, p in parameters.items()}
+    return {name: Placed(mesh, real_shape(p), real_shape(p), p.device) for name, p in parameters.items()}
 
 
 def cut_on(mesh: DeviceMesh, parameters: Mapping[str, Tensor]) -> dict[str, Placed]:
@@ -121,7 +122,7 @@ def _placed(mesh: DeviceMesh, parameter: DTensor) -> Placed:
     for dim, cut in enumerate(parameter.placements):
         if cut.is_shard() and own.size(dim) > 1:
             cuts[_dimension(mesh, dist.get_process_group_ranks(own.get_group(dim))) - 1] = cut
-    return Placed(mesh, tuple(parameter.shape), tuple(parameter.to_local().shape), parameter.device, tuple(cuts))
+    return Placed(mesh, real_shape(parameter), real_shape(parameter.to_local()), parameter.device, tuple(cuts))
 
 
 def _dimension(mesh: DeviceMesh, ranks: list[int]) -> int:

@@ -23,6 +23,7 @@ from gradwire.checkpoint import key_of, letters, split, text_of
 from gradwire.frontends.replica import Replica
 from gradwire.frontends.rounds import Rounds
 from gradwire.frontends.stateful import DistributedState, Placed, Saved, tensors_in
+from gradwire.slots import real, real_shape
 
 MEMORY, SHARED, REPLICA = "memory", "shared", "replica "
 ANCHOR = key_of("", "anchor")
@@ -142,8 +143,8 @@ class DistributedRounds:
         return tensors | {kind: letters(text)}
 
     def _part(self, name: str, value: Tensor) -> Tensor:
-        if value.shape in (self._replica.parameters[name].shape, self._replica.local[name].shape):
-            return self._placed[name].once(value.to_local() if isinstance(value, DTensor) else value)
+        if real_shape(value) in (real_shape(self._replica.parameters[name]), self._replica.local[name].shape):
+            return self._placed[name].once(real(value.to_local() if isinstance(value, DTensor) else value))
         return _refuse(value) if isinstance(value, DTensor) else value
 
     def _optimizer_state(self, kind: str, saved: Tensors, held: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -163,8 +164,9 @@ class DistributedRounds:
     def _like(self, parameter: Tensor, name: str, saved: Tensor) -> Tensor:
         if not isinstance(saved, DTensor):
             return saved
-        own, made = self._placed[name].own(saved), torch.empty_like(parameter.detach(), dtype=saved.dtype)
-        (made.to_local() if isinstance(made, DTensor) else made).copy_(own)
+        dtype = saved.dtype.to_complex() if parameter.is_complex() else saved.dtype
+        own, made = self._placed[name].own(saved), torch.empty_like(parameter.detach(), dtype=dtype)
+        real(made.to_local() if isinstance(made, DTensor) else made).copy_(own)
         return made
 
 

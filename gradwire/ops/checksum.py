@@ -9,7 +9,7 @@ from torch import Tensor
 PIECE = 1 << 18
 """Elements that are added up at a time; scratch memory is 8 bytes for each."""
 _FACTOR = 0x5851F42D4C957F2D
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
 
 def checksum(tensor: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def checksum(tensor: Tensor) -> Tensor:
 
 def _in_memory_order(tensor: Tensor) -> Tensor:
     """All elements (n,), without a copy where nothing lies between them."""
-    dense = tensor if tensor.stride() == torch.empty_like(tensor, device="meta").stride() else tensor.contiguous()
+    dense = tensor if tensor.stride() == torch.empty_like(tensor, device="meta").stride() else tensor.clone()
     return dense.as_strided((tensor.numel(),), (1,))
 
 

@@ -1,5 +1,6 @@
 """What the ranks of a job must have alike, in words that they compare when they meet."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from zlib import crc32
@@ -25,8 +26,14 @@ class Agreement:
     """The meetings of one job's ranks. Each raises ValueError on all ranks, naming what differs on which, or what one
     of them cannot do, and RuntimeError where one of them does not come."""
 
-    def __init__(self, mesh: Mesh, slots: Sequence[Slot], device: torch.device, words: Words) -> None:
+    def __init__(
+        self, mesh: Mesh, slots: Sequence[Slot], device: torch.device, words: Words, values: Words | None = None
+    ) -> None:
         self._meeting, self._slots, self._device = Meeting(mesh), slots, device
+        self._tables = {
+            "parameters": {slot.name: f"{slot.shape} {slot.strides} {slot.dtype}" for slot in slots},
+            "what the model holds": {repr(name): value for name, value in (values or {}).items()},
+        }
         self._words = {"Gradwire's version": gradwire.__version__, "device": kind_of(device), **words}
 
     def hosts(self) -> Sequence[str]:
@@ -41,10 +48,9 @@ class Agreement:
             native.available()  # raises where GRADWIRE_KERNELS names no library
             made.append(make())
             made[0].check(self._slots)
-            lines = [f"{slot.name} {slot.shape} {slot.strides} {slot.dtype}" for slot in self._slots]
             return {
                 **self._words,
-                "parameters": _digest("\n".join(lines)),
+                **{field: _digest(json.dumps(table)) for field, table in self._tables.items()},
                 "controller": controller.describe() if controller else "none",
                 "plan": f"{made[0].describe()} ({_digest(made[0].to_json())})",
                 **({"arithmetic": _arithmetic(self._device)} if _local_arithmetic(made[0]) else {}),
@@ -53,8 +59,8 @@ class Agreement:
         try:
             self.on(words, "attach() or replan()")
         except Disagreement as error:
-            if error.field == "parameters":  # which one?
-                self._meeting.compare({slot.name: f"{slot.shape} {slot.dtype}" for slot in self._slots})
+            if error.field in self._tables:  # which one?
+                self._meeting.compare(self._tables[error.field])
             raise
         return made[0]
 

@@ -28,10 +28,9 @@ def from_first(tree: Tree, mesh: Mesh, device: torch.device) -> Tree:
     def tensor(dtype: str, shape: list[int], host: bool) -> Tensor:
         """The next one of rank 0's."""
         mine = next(own) if mesh.rank == 0 else torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
-        told = mine.detach().to(device, copy=True).contiguous()
-        if told.numel():
-            mesh.from_first(told.view(-1).view(torch.uint8))
-        return told.cpu() if host else told
+        given = mine.detach().to(device, copy=True).contiguous()
+        mesh.share([given], device)
+        return given.cpu() if host else given
 
     return _read(read[0], tensor)
 
@@ -47,11 +46,11 @@ def _said(tree: Tree, tensors: list[Tensor]) -> str:
 def _text_from_first(text: str, mesh: Mesh, device: torch.device) -> str:
     letters = torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
     length = to_device(torch.tensor([len(letters)], dtype=torch.int64, device="cpu"), device)
-    mesh.from_first(length)
+    mesh.share([length], device)
     told = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
     told[: len(letters)] = letters
     told = to_device(told, device)
-    mesh.from_first(told)
+    mesh.share([told], device)
     return bytes(told.tolist()).decode()
 
 
@@ -59,6 +58,10 @@ def _plain(tree: Tree, tensors: list[Tensor]) -> Any:
     """The tree as JSON can say it. Of its tensors, which are added to `tensors`, that says the kind."""
     match tree:
         case Tensor():
+            if tree.layout != torch.strided or tree.is_quantized or tree.is_meta:
+                raise ValueError(
+                    "a sparse, quantized or meta tensor in a state cannot be told to other ranks; make it dense"
+                )
             tensors.append(tree)
             return {"tensor": [str(tree.dtype).removeprefix("torch."), list(tree.shape), on_host(tree.device)]}
         case dict():

@@ -152,5 +152,5 @@ class Plans:
         """The slots as rank 0's gradients became ready in the first step."""
         seen = dict.fromkeys([*self._seen, *range(len(self._slots))])
         order = torch.tensor(list(seen), dtype=torch.int64, device=self._steps.store.device)
-        self._pipeline.agree(partial(self._pipeline.mesh.from_first, order))
+        self._pipeline.agree(partial(self._pipeline.mesh.share, [order], order.device))
         return [self._slots[slot] for slot in order.tolist()]

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.collective import HOST, REPLICA, Broadcast, Message
 from gradwire.ops.checksum import checksum
 from gradwire.runtime.meeting import ranks_named
-from gradwire.transports import Mesh
+from gradwire.transports.mesh import SAME, Mesh
 
 
 @dataclass(frozen=True)
@@ -65,13 +64,4 @@ def mend(held: Mapping[str, Tensor], found: Sequence[Difference], mesh: Mesh, de
         source = difference.source
         assert source is not None
         if any(mesh.rank in ranks for ranks in difference.equals):
-            _take(held[difference.name], mesh.place(source), mesh)
-
-
-def _take(tensor: Tensor, place: Mapping[str, int], mesh: Mesh) -> None:
-    """The tensor of the rank at `place`: along "host" every host's ranks take that of one of them, along "replica" the
-    right host's goes on."""
-    whole = tensor.detach().contiguous()
-    for axis in [axis for axis in (HOST, REPLICA) if axis in mesh.axes]:
-        mesh.start(Broadcast(Message.plain(whole.view(-1).view(torch.uint8)), place[axis], axis)).wait()
-    tensor.detach().copy_(whole)
+            mesh.share([held[difference.name]], device, source=source, axes=SAME)

@@ -58,7 +58,8 @@ class Runtime:
         self.error: BaseException | None = None
         self._failing = Lock()
         planned = self.slots if settings.planned is None else list(settings.planned)
-        self._agreement = Agreement(self.mesh, planned, device, {"seed": str(settings.seed), **settings.words})
+        words = {"seed": str(settings.seed), **settings.words}
+        self._agreement = Agreement(self.mesh, planned, device, words, settings.values)
         self.hosts = self._agreement.hosts
         own_mesh = mesh if settings.owns_mesh else None
         try:

@@ -26,8 +26,9 @@ class Settings:
     """`follow_order(slots)` makes the plan for slots that became ready in that order; rank 0's, once seen, is used by
     all. `find_unused` finds out after each step which slots had a gradient on no rank at all. `scale` is what the loss
     is multiplied by. `can_be_native` says that the framework can reduce by itself. `others` are names of the model's
-    parameters that are not reduced, such as frozen ones; states may have them. `words` are further things that must be
-    equal on all ranks, by what they are called. `owns_mesh`: nobody else uses it, and it is closed in the end.
+    parameters that are not reduced, such as frozen ones; states may have them. `values` are the types and shapes, by
+    name, of all that ranks share before the first step, and `words` further things that must be equal on all ranks, by
+    what they are called. `owns_mesh`: nobody else uses it, and it is closed in the end.
     `planned` are the slots that plans are made for, where those of a rank are shards of another size than others'.
     `elastic`: the ranks tell each other at the end of each step that they have all of it, so that it counts on all that
     are left, or on none, whenever one is lost. `voted`: and then it counts when `Runtime.commit` is called.
@@ -41,6 +42,7 @@ class Settings:
     can_be_native: bool = False
     scale: Callable[[], Share | None] = _unscaled
     others: Collection[str] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
     owns_mesh: bool = True
     planned: Sequence[Slot] | None = None

@@ -1,12 +1,16 @@
 """A mesh: which transport carries the collectives of which axis."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from gradwire.collective import HOST, REPLICA, Broadcast, Collective, Gather, Message, Sum
 from gradwire.transports.base import Pending, Store, Transport
+from gradwire.transports.parcels import parcels
+
+SAME = (REPLICA, HOST)
+"""The axes along which all ranks hold the same part of the model."""
 
 
 class Mesh:
@@ -60,10 +64,9 @@ class Mesh:
     def alike(self) -> list[list[int]]:
         """The ranks that hold the same part of the model, for each part."""
         sizes = [transport.world for transport in self.axes.values()]
-        same = [dim for dim, axis in enumerate(self.axes) if axis in (REPLICA, HOST)]
-        ranks = (
-            torch.arange(self.ranks, dtype=torch.int64, device="cpu").view(sizes).movedim(same, list(range(len(same))))
-        )
+        same = [dim for dim, axis in enumerate(self.axes) if axis in SAME]
+        ranks = torch.arange(self.ranks, dtype=torch.int64, device="cpu").view(sizes)
+        ranks = ranks.movedim(same, list(range(len(same))))
         return ranks.reshape(self.averaged, -1).T.tolist()
 
     def place(self, rank: int) -> dict[str, int]:
@@ -87,19 +90,30 @@ class Mesh:
         for axis, transport in self.axes.items():
             transport.run(Sum(Message.plain(tensor), axis))
 
-    def from_first(self, tensor: Tensor) -> None:
-        """Gives all ranks the `tensor` of the first, in place."""
-        for axis, transport in self.axes.items():
-            transport.run(Broadcast(Message.plain(tensor), 0, axis))
+    def share(
+        self, tensors: Sequence[Tensor], device: torch.device, *, source: int = 0, axes: Collection[str] | None = None
+    ) -> None:
+        """Gives all ranks the `tensors` of rank `source`, in place, in messages on `device`. Of any type, and however
+        they lie in memory; their types and shapes are agreed. With `axes`, ranks get those of the rank that is where
+        `source` is along these, and where they are along all others."""
+        place, along = self.place(source), [axis for axis in self.axes if axes is None or axis in axes]
+        gives = all(self.axes[axis].rank == place[axis] for axis in along)
+        for parcel in parcels(tensors, device):
+            if gives:
+                parcel.pack()
+            for axis in along:
+                self.axes[axis].run(Broadcast(Message.plain(parcel.buffer), place[axis], axis))
+            if not gives:
+                parcel.unpack()
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """What every rank has as `tensor` (n,), as (ranks, n)."""
-        rows = tensor.contiguous()
+        """What every rank has as `tensor` (n,), of any type, as (ranks, n)."""
+        rows = tensor.contiguous().view(torch.uint8)
         for axis, transport in reversed(self.axes.items()):
             received = rows.new_empty((transport.world, rows.numel()))
             transport.run(Gather(Message.plain(rows.view(-1)), Message.plain(received), axis))
             rows = received
-        return rows.view(self.ranks, -1)
+        return rows.view(self.ranks, -1).view(tensor.dtype)
 
     def check(self, device: torch.device) -> None:
         """Raises ValueError, naming what works, where tensors of this device cannot be carried."""

@@ -197,7 +197,7 @@ def _profile(
 
 def _first(slots: Sequence[Slot], elements: int) -> list[Slot]:
     """The first slots with so many elements together, or all; of two or more dimensions where there are such."""
-    large = [slot for slot in slots if len(slot.shape) > 1] or list(slots)
+    large = [slot for slot in slots if not slot.is_vector] or list(slots)
     taken: list[Slot] = []
     for slot in large:
         taken.append(slot)

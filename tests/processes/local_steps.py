@@ -19,7 +19,17 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from tests.processes.scenarios import batch, flat, network, refused, same_on_all_ranks, scenario, train
+from tests.processes.scenarios import (
+    Complex,
+    batch,
+    complex_batch,
+    flat,
+    network,
+    refused,
+    same_on_all_ranks,
+    scenario,
+    train,
+)
 from tests.processes.shards import folder, kept
 
 
@@ -420,6 +430,29 @@ def a_distributed_checkpoint_goes_on_bit_for_bit_from_anywhere() -> None:
             return model, streaming(model, mix, delay)
 
         check_goes_on(make, folder(), cut)
+
+
+@scenario(2)
+def complex_parameters_go_on_bit_for_bit_from_a_distributed_checkpoint() -> None:
+    for make_inner in (partial(torch.optim.SGD, lr=0.01, momentum=0.5), partial(torch.optim.Adam, lr=0.01)):
+
+        def run(path: Path | None, first: int, last: int, make_inner=make_inner) -> tuple[Complex, gw.LocalSteps]:
+            model = Complex(seed=first)
+            optimizer = gw.LocalSteps(make_inner(model.parameters()), model, gw.TopK(0.1), inner_steps=2)
+            if path:
+                dcp.load({"local_steps": optimizer.stateful(path)}, checkpoint_id=path)
+            for step in range(first, last):
+                optimizer.zero_grad()
+                model(complex_batch(step)).backward()
+                for p in model.parameters():
+                    p.grad = p.grad.resolve_conj()  # torch's Adam refuses a lazy conjugate
+                optimizer.step()
+            return model, optimizer
+
+        path = folder()
+        dcp.save({"local_steps": run(None, 0, 3)[1].stateful()}, checkpoint_id=path)
+        whole, resumed = run(None, 0, 7)[0], run(path, 3, 7)[0]
+        assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
 @scenario(4)

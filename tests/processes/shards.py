@@ -486,6 +486,87 @@ def replicas_begin_with_the_first_ones_values() -> None:
         assert same_between_replicas(shards_of(model), mesh)
 
 
+# Complex parameters, and buffers that are not dense
+
+
+class ComplexBranches(nn.Module):
+    """Uneven shards, empty ones, and a vector; all complex, for FSDP wants one type."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        draw = partial(torch.randn, dtype=torch.complex64, generator=torch.Generator().manual_seed(seed))
+        self.first, self.side = nn.Parameter(draw(7, 8)), nn.Parameter(draw(7, 8))
+        self.row, self.bias = nn.Parameter(draw(1, 7)), nn.Parameter(draw(7))
+        self.register_buffer("expanded", torch.randn(64, 1).expand(64, 3))
+        self.register_buffer("every_other", torch.randint(0, 99, (4, 6), dtype=torch.int16)[:, ::2])
+
+    def forward(self, x: Tensor, side: bool = True) -> Tensor:
+        h = x.to(torch.complex64)[..., None] * self.first.sum(1).conj() * self.row + self.bias
+        return (h * self.side.conj().sum(1) if side else h).abs()
+
+
+@scenario(4)
+def complex_parameters_are_reduced_as_in_native_hsdp() -> None:
+    for mesh in meshes():
+        native, ours = fully_shard(ComplexBranches(), mesh=mesh), fully_shard(ComplexBranches(), mesh=mesh["shard"])
+        gw.attach(ours, as_fsdp_groups(native, gw.FP32()), mesh=mesh, find_unused_parameters=True)
+        for step in range(3):
+            for model in (native, ours):
+                loss_of(model, step, side=step != 1).backward()
+            for mine, fsdps in zip(gradients(ours), gradients(native), strict=True):
+                torch.testing.assert_close(mine, fsdps)
+            for model in (native, ours):
+                model.zero_grad()
+
+
+@scenario(4)
+def what_memories_keep_of_complex_shards_adds_up_on_another_mesh() -> None:
+    (mesh, line_of_four), path = meshes(), folder()
+    model = fully_shard(ComplexBranches(), mesh=mesh["shard"])
+    handle = gw.attach(model, gw.TopK(0.1), mesh=mesh, dense=lambda name, p: False)
+    steps(model, torch.optim.SGD(model.parameters(), lr=0.1), range(3))
+    assert handle.verify() == []
+    dcp.save({"gradwire": handle.stateful()}, checkpoint_id=path)
+    other = fully_shard(ComplexBranches(), mesh=line_of_four["shard"])
+    resumed = gw.attach(other, gw.TopK(0.1), mesh=line_of_four, dense=lambda name, p: False)
+    dcp.load({"gradwire": resumed.stateful(path)}, checkpoint_id=path)
+    for key, tensor in resumed.state_dict().items():
+        if "//residual" in key:
+            assert tensor.shape[-1] == 2
+            torch.testing.assert_close(sum_of_shards(tensor), sum_of_shards(handle.state_dict()[key]))
+
+
+def sum_of_shards(tensor: Tensor) -> Tensor:
+    """Over all ranks, whose shards may differ in size."""
+    total = tensor.double().sum()
+    dist.all_reduce(total)
+    return total
+
+
+@scenario(4)
+def buffers_with_gaps_are_the_first_replicas() -> None:
+    for mesh in meshes():
+        torch.manual_seed(mesh.get_local_rank("replicate"))
+        model = fully_shard(ComplexBranches(mesh.get_local_rank("replicate")), mesh=mesh["shard"])
+        gw.attach(model, gw.TopK(0.1), mesh=mesh)
+        torch.manual_seed(0)
+        first = ComplexBranches()
+        assert torch.equal(model.expanded, first.expanded)
+        assert torch.equal(model.every_other, first.every_other)
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter.full_tensor(), first.get_parameter(name)), name
+
+
+@scenario(2, 4)
+def complex_shards_are_sent_in_few_bits() -> None:
+    exact, coarse = fully_shard(ComplexBranches(), mesh=line()), fully_shard(ComplexBranches(), mesh=line())
+    gw.compress_shards(coarse, gw.Quantized(8), gw.Quantized(8))
+    for model in (exact, coarse):
+        loss_of(model, 0).backward()
+    got, want = (torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()]) for model in (coarse, exact))
+    assert 0 < (got - want).abs().max() < 0.05 * want.abs().max()
+
+
 @scenario(4)
 def controllers_decide_alike_for_the_whole_mesh() -> None:
     mesh = meshes()[0]

@@ -1,0 +1,44 @@
+"""What a model holds at the start: parameters, trained or not, and buffers, the first replica's on all of them."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from gradwire.torch_private import plain_tensors
+from gradwire.transports.mesh import SAME, Mesh
+
+
+def values_of(model: nn.Module) -> dict[str, str]:
+    """Type and shape of each by name, which ranks must have in common before values are sent.
+
+    Raises ValueError, naming it, for one whose values do not lie in memory one by one."""
+    return {name: _described(name, tensor) for name, tensor in _named(model)}
+
+
+def share_values(model: nn.Module, mesh: Mesh, device: torch.device) -> None:
+    """All ranks that hold the same part of a model get the values of the first of them. Of a sharded tensor that is
+    this rank's shard."""
+    mesh.share([plain for _, tensor in _named(model) for plain in plain_tensors(tensor)], device, axes=SAME)
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _described(name: str, tensor: Tensor) -> str:
+    if is_lazy(tensor):
+        raise ValueError(f"{name!r} has no shape yet; call the model once with a batch before")
+    for plain in plain_tensors(tensor):
+        if plain.is_meta:
+            raise ValueError(f"{name!r} is on no device; call to_empty() and initialise the model before")
+        if plain.layout != torch.strided or plain.is_quantized:
+            kind = "quantized" if plain.is_quantized else "sparse"
+            raise ValueError(f"{name!r} is {kind}, and ranks share dense values; keep it out of the model, or dense")
+    own = tuple(
+        min(size, 1) if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    expanded = "" if own == tuple(tensor.shape) else f" expanded from {own}"
+    return f"{tensor.dtype} {tuple(tensor.shape)}{expanded}"

@@ -1,0 +1,70 @@
+"""Tensors as bytes in a buffer of bounded size: of any type, and however they lie in memory. What is sent so needs no
+kernel of a backend's for its type, and ranks may have it in different orders of memory."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROOM = 1 << 24
+"""The most bytes that are sent at a time."""
+ALIGNED = 16
+"""Each piece begins at a multiple of so many bytes, as a view of any type must."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Pieces of tensors, and the place of each in `buffer`, uint8 (n,)."""
+
+    buffer: Tensor
+    pieces: Sequence[tuple[Tensor, Tensor]]
+
+    def pack(self) -> None:
+        """The buffer becomes what the tensors have."""
+        for piece, place in self.pieces:
+            place.copy_(piece)
+
+    def unpack(self) -> None:
+        """The tensors become what the buffer has."""
+        for piece, place in self.pieces:
+            piece.copy_(place)
+
+
+def parcels(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Parcel]:
+    """All of the tensors, in parcels on `device` that share one buffer: each is to be done with before the next."""
+    pieces = [piece for tensor in tensors for piece in _cut(stored(tensor.detach()))]
+    buffer = torch.zeros(min(ROOM, sum(map(_size, pieces))), dtype=torch.uint8, device=device)
+    taken: list[tuple[Tensor, Tensor]] = []
+    at = 0
+    for piece in pieces:
+        if at + _size(piece) > ROOM:
+            yield Parcel(buffer[:at], taken)
+            taken, at = [], 0
+        taken.append((piece, buffer[at : at + piece.nbytes].view(piece.dtype).view(piece.shape)))
+        at += _size(piece)
+    if taken:
+        yield Parcel(buffer[:at], taken)
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """A view of what an expanded tensor has in memory, once; of any other one all of it."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:  # torch refuses to write to a repetition
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _cut(tensor: Tensor) -> Iterator[Tensor]:
+    """Views of at most ROOM bytes each."""
+    if _size(tensor) > ROOM:
+        longest = max(range(tensor.dim()), key=lambda dim: tensor.shape[dim])
+        for half in tensor.tensor_split(2, longest):
+            yield from _cut(half)
+    elif tensor.numel():
+        yield tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor  # torch copies no integers of 1 to 7 bits
+
+
+def _size(piece: Tensor) -> int:
+    """The bytes that it takes in a parcel."""
+    return -(-piece.nbytes // ALIGNED) * ALIGNED
