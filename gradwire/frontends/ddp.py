@@ -4,8 +4,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -15,6 +13,8 @@ from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportU
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.frontends.native_steps import NativeSteps
+from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private import hooks_of, is_joining, retire, with_hook, without_hook
@@ -55,9 +55,7 @@ class DDPFrontEnd:
         self._places: dict[int, BucketPlace] = {}
         self._late: int | None = None
         self._synchronising = self._open = self._fixed = self._stayed = self._notes = False
-        self._native = self._native_reduced = False
-        self._native_since: float | None = None
-        self._native_s: list[float] = []
+        self._native, self._native_steps = False, NativeSteps()
         self._removable: list[Any] = []
         self._on_gradients: list[Any] = []
 
@@ -112,6 +110,15 @@ class DDPFrontEnd:
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
         return self.ddp.no_sync()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Gradients of backward passes inside are neither sent nor kept for a later one."""
+        return paused(self.ddp.module.parameters(), self._accumulated, self.ddp.no_sync())
+
+    def skip(self) -> None:
+        """Takes back the last step. Where DDP reduces by itself, nothing is kept of it."""
+        if self.runtime and not self._native:
+            self.runtime.skip()
 
     def placed(self) -> Mapping[str, Placed]:
         """A replica on every rank."""
@@ -237,7 +244,7 @@ class DDPFrontEnd:
             self._go_native(runtime)
         if self._synchronising:
             if self._native:
-                self._count_native_step(runtime)
+                self._native_steps.count(runtime)
             if not runtime.plan.native:
                 self._come_back(runtime) if self._native else None
                 self._open_step(runtime)
@@ -261,7 +268,9 @@ class DDPFrontEnd:
             runtime.refuse(
                 "the automatic plan counts steps, of which DDP.join() gives each rank another number; name a compressor"
             )
-        self._native, self._native_since, self._native_reduced = True, perf_counter(), False
+        self._native = True
+        self._native_steps.begin()
+        runtime.native_begins()
         self._forget_gradients()
         without_hook(self.ddp)
         for parameter, slot in self._slot.items() if self.ddp.find_unused_parameters else [*self._slot.items()][:1]:
@@ -271,29 +280,15 @@ class DDPFrontEnd:
     def _native_gradient_hook(self, slot: int) -> Callable[[Tensor], None]:
         def ready(parameter: Tensor) -> None:
             if self._synchronising:
-                self._native_reduced = True
+                self._native_steps.reduced = True
                 self._accumulated.clear()
             else:
                 self._accumulated.add(slot)
 
         return ready
 
-    def _count_native_step(self, runtime: Runtime) -> None:
-        """Counts the step that DDP made by itself, if it made one; after as many as it was to make, what follows is
-        decided."""
-        if not self._native_reduced or self._native_since is None:
-            return
-        now = perf_counter()
-        self._native_s.append(now - self._native_since)
-        self._native_since, self._native_reduced = now, False
-        runtime.native_step_ended()
-        if runtime.native_steps == 0:
-            seconds, self._native_s = median(self._native_s), []
-            runtime.native_ended(seconds)
-
     def _come_back(self, runtime: Runtime) -> None:
-        self._native, self._native_since = False, None
-        self._native_s.clear()
+        self._native = False
         self._forget_gradients()
         runtime.fix_places(False)
         with_hook(self.ddp, self._bucket_ready)
