@@ -80,7 +80,7 @@ class Runtime:
         self._ending = Ending(self.mesh, self.hosts, self._intake.step_s, monitor.paused_s if monitor else float)
         self.submit, self.submit_absent = self._intake.submit, self._intake.submit_absent
         self.fix_places, self.arrivals = self._intake.fix_places, self._intake.arrivals
-        self.arrive = self.arrivals.arrive
+        self.arrive, self.native_begins = self.arrivals.arrive, partial(self.executor.post, self._steps.close)
         self._waiting, self._ended, self._reduced = Waiting(), 0, 0
         self.executor.call(partial(self._plans.work_with, self._steps, control, self._pipeline))
 
@@ -130,10 +130,12 @@ class Runtime:
         self._call(self._plans.step_ended)
 
     def skip(self) -> None:
-        """Takes back the last step on all ranks, which call this together, before the next one's first gradient: what
-        is kept is bit for bit what it was. Raises ValueError inside a step, and where there was none yet."""
-        self.finish()
-        if self._steps.take_back():  # as the others have, whatever happens to the job from here on
+        """Takes back the last step, on all ranks together. Raises ValueError where there is none."""
+        if self.error is None:
+            self.finish()
+        taken_back = self._steps.take_back()  # as on other ranks, whether or not the job goes on
+        self.raise_error()
+        if taken_back:
             with self._telling():
                 self._agreement.on(lambda: {"step that skip() takes back": str(self._steps.number - 1)}, "skip()")
 
@@ -161,10 +163,6 @@ class Runtime:
         with self._telling():
             agreed = self._plans.agreed(lambda: plan)
         self._call(partial(self._plans.replace, agreed))
-
-    def native_begins(self) -> None:
-        """From the next step on the framework reduces by itself."""
-        self.executor.post(self._steps.close)
 
     def native_step_ended(self) -> None:
         """The framework has reduced a step by itself."""
