@@ -31,7 +31,7 @@ Exported = Mapping[str, Mapping[str, Tensor]]
 @dataclass(frozen=True)
 class About:
     """What a state says of itself: whose it is, the plan that was in force, as JSON, and the parameters in the order in
-    which their gradients became ready, where that was known.
+    which their gradients became ready, where that was known. `skipped` of its steps counted for no rank.
 
     `gathered` states hold what all `ranks` keep, and rank 0 alone has it."""
 
@@ -39,6 +39,7 @@ class About:
     ranks: int
     plan: str
     order: tuple[str, ...] = ()
+    skipped: int = 0
     gathered: bool = False
 
     def __str__(self) -> str:
@@ -64,6 +65,7 @@ class Unpacked:
         return {
             "the state's ranks": f"{'all of ' if self.about.gathered else ''}{self.about.ranks}",
             "the state's step": str(self.step),
+            "the steps that the state skipped": str(self.about.skipped),
             "the state's plan": _digest([self.about.plan.encode(), *(name.encode() for name in self.about.order)]),
             "what the states have in common": _digest(_bytes_of(common)),
         }
@@ -213,9 +215,12 @@ def _read_about(state: Mapping[str, Tensor]) -> tuple[About, dict[str, Any]]:
     told = dict(words["tensors"])
     if not all(isinstance(kind, list) and kind for kind in told.values()):
         raise ValueError("what it says of its tensors cannot be")
-    about = About(words["rank"], words["ranks"], words["plan"], tuple(words["order"]), words["gathered"])
+    skipped = words["skipped"]
+    about = About(words["rank"], words["ranks"], words["plan"], tuple(words["order"]), skipped, words["gathered"])
     if not (0 <= about.rank < about.ranks and isinstance(about.plan, str) and isinstance(about.gathered, bool)):
         raise ValueError("what it says of itself cannot be")
+    if not (isinstance(skipped, int) and 0 <= skipped <= int(step)):
+        raise ValueError(f"it has skipped {skipped!r} of {int(step)} steps")
     if not all(isinstance(name, str) for name in about.order):
         raise ValueError("its order is no list of names")
     return about, told

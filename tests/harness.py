@@ -159,6 +159,10 @@ class Job:
         for runtime in self.runtimes:
             runtime.raise_error()
 
+    def skip(self) -> None:
+        """Takes back the last step."""
+        raising(together(self.world, lambda rank: self.runtimes[rank].skip()))
+
     def install(self, plan: gw.Plan) -> None:
         raising(together(self.world, lambda rank: self.runtimes[rank].install(plan)))
 

@@ -26,40 +26,60 @@ class Halves(NamedTuple):
 class SlotState:
     """The small tensors that an algorithm keeps for each slot of a group, such as low-rank factors, on the device.
 
-    They change only when a step is good: until then the next values are staged, and forgotten where it is not.
+    They have two halves, as state of gradient size has: a step writes the next values beside those that hold, and the
+    two change places when it is good. Until the next step they can change back. `slots` are those that hold, by name.
     `nonfinite` is NaN () where something that was staged is not finite, else 0; None where nothing was staged.
     """
 
     def __init__(self, slots: Sequence[dict[str, Tensor]]) -> None:
-        self._slots = list(slots)
-        self._named: dict[str, list[Tensor]] = {}
-        self._targets: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self.slots = list(slots)
+        self._halves: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+        self._staged: list[str] = []
+        self._committed: list[str] = []
         self.nonfinite: Tensor | None = None
 
     def all(self, name: str) -> list[Tensor]:
         """The tensors of this name of the slots that have one, in the group's order."""
-        if name not in self._named:
-            self._named[name] = [slot[name] for slot in self._slots if name in slot]
-        return self._named[name]
+        return self._both(name)[0]
 
     def stage(self, name: str, values: Sequence[Tensor], largest: Tensor | None = None) -> None:
-        """The next values of `all(name)`; they must stay as they are until the group's next reduction. `largest` (k,)
-        are numbers that are finite if, and only if, all values are, where the algorithm has them."""
+        """The next values of `all(name)`. `largest` (k,) are numbers that are finite if, and only if, all values are,
+        where the algorithm has them."""
         if values:
-            self._targets += self.all(name)
-            self._values += values
+            copy_each(self._both(name)[1], values)
+            self._staged.append(name)
             nonfinite = (largest_of(values) if largest is None else largest).amax().mul_(0)
             self.nonfinite = nonfinite if self.nonfinite is None else self.nonfinite + nonfinite
 
     def commit(self) -> None:
         """The step was good: what was staged is now the state."""
-        copy_each(self._targets, self._values)
+        for name in self._staged:
+            self._swap(name)
+        self._committed = self._staged
         self.forget()
+
+    def take_back(self) -> None:
+        """The last commit did not happen."""
+        for name in self._committed:
+            self._swap(name)
+        self._committed = []
 
     def forget(self) -> None:
         """The step was not good."""
-        self._targets, self._values, self.nonfinite = [], [], None
+        self._staged, self.nonfinite = [], None
+
+    def _both(self, name: str) -> tuple[list[Tensor], list[Tensor]]:
+        """Those that hold, and those that a step writes."""
+        if name not in self._halves:
+            holds = [slot[name] for slot in self.slots if name in slot]
+            self._halves[name] = holds, [torch.empty_like(tensor) for tensor in holds]
+        return self._halves[name]
+
+    def _swap(self, name: str) -> None:
+        before, now = self._halves[name]
+        self._halves[name] = now, before
+        for slot, tensor in zip((slot for slot in self.slots if name in slot), now, strict=True):
+            slot[name] = tensor
 
 
 class GroupState:
@@ -70,7 +90,8 @@ class GroupState:
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = tensors
         self._staged: dict[str, Tensor] = {}
-        self._changed: set[str] = set()
+        self._changed: frozenset[str] = frozenset()
+        self._before = self._tensors, self._changed
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -92,10 +113,14 @@ class GroupState:
     def commit(self) -> None:
         """The step was good: what was staged is now the state, but for what is not finite."""
         finite = {name: value for name, value in self._staged.items() if value.isfinite().all()}
-        for name, value in finite.items():
-            self._tensors[name].copy_(value)
-        self._changed.update(finite)
+        self._before = self._tensors, self._changed
+        after = {name: self._tensors[name].clone().copy_(value) for name, value in finite.items()}
+        self._tensors, self._changed = self._tensors | after, self._changed.union(after)
         self.forget()
+
+    def take_back(self) -> None:
+        """The last commit did not happen."""
+        self._tensors, self._changed = self._before
 
     def forget(self) -> None:
         """The step was not good."""

@@ -103,7 +103,7 @@ def _attach_ddp(
     if not isinstance(ddp, DistributedDataParallel) and transport is None and world_size() == 1:
         parameters, _ = parameters_of(ddp)
         choices.plan(parameters)(slots_of(parameters))  # what would be refused with several ranks
-        return Handle(None, Nothing())
+        return Handle(None, Nothing(parameters.values()))
     if not isinstance(ddp, DistributedDataParallel):
         raise ValueError(f"attach() takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model first")
     if ddp.mixed_precision is not None:

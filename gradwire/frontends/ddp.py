@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.frontends.buckets import Buckets
 from gradwire.frontends.hook import trainable
 from gradwire.frontends.native_steps import NativeSteps
+from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private import (
@@ -115,6 +116,16 @@ class DDPFrontEnd:
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
         return self.ddp.no_sync()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Gradients of backward passes inside are neither sent nor kept for a later one."""
+        accumulated = self._buckets.accumulated if self._buckets else set[int]()
+        return paused(self.ddp.module.parameters(), accumulated, self.ddp.no_sync())
+
+    def skip(self) -> None:
+        """Takes back the last step. Where DDP reduces by itself, nothing is kept of it."""
+        if self.runtime and not self._native:
+            self.runtime.skip()
 
     def placed(self) -> Mapping[str, Placed]:
         """A replica on every rank."""
@@ -272,6 +283,7 @@ class DDPFrontEnd:
             )
         self._native = True
         self._native_steps.begin()
+        runtime.native_begins()
         self._remove_gradient_hooks()
         with trainable(self._managed):
             without_hook(self.ddp, self._managed)

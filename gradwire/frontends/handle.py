@@ -34,6 +34,14 @@ class FrontEnd(Protocol):
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
         ...
 
+    def paused(self) -> AbstractContextManager[None]:
+        """Gradients of backward passes inside are neither sent nor kept for a later one."""
+        ...
+
+    def skip(self) -> None:
+        """Takes back the last step, on all ranks. Raises ValueError where that cannot be."""
+        ...
+
     def placed(self) -> Mapping[str, Placed]:
         """Where the parameters lie on the mesh of all ranks."""
         ...
@@ -73,6 +81,27 @@ class Handle:
         if self._front_end is None:
             raise ValueError("detach() ended the exchange of gradients; attach() again")
         return self._front_end.accumulate()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """For backward passes whose gradients of this model nobody wants, as those that a generator's loss has in its
+        critic: inside, `p.grad` is this rank's own, and nothing is sent or remembered. Afterwards `p.grad` is what it
+        was before. Forward and backward both belong inside. Raises ValueError after `detach()`."""
+        if self._front_end is None:
+            raise ValueError("detach() ended the exchange of gradients; attach() again")
+        return self._front_end.paused()
+
+    def skip(self) -> None:
+        """Takes back the last step, where you leave out the optimizer's: memories, bases, thresholds and random draws
+        are bit for bit what they were before its backward pass. Else what error feedback has of gradients that you
+        throw away comes back in later steps.
+
+        All ranks call this, after the same backward pass and before the next one, as they decide by what is the same on
+        all of them, such as the norm of `p.grad`; where some do not, all end with an error that names them. To skip a
+        step twice is to skip it once, and one that was not finite is skipped already. Controllers have seen the step.
+        Raises ValueError inside a backward pass, before the first one, after `detach()`, and for local steps."""
+        if self._front_end is None:
+            raise ValueError("detach() ended the exchange of gradients; attach() again")
+        self._front_end.skip()
 
     def status(self) -> str:
         """What the job is doing, in a few words: choosing a plan, running, or why it ended; and which parameters it

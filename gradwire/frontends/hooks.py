@@ -1,7 +1,7 @@
 """Gradients by autograd's own hooks: for a model that no framework reduces, or only inside of hosts."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.frontends.hook import Hook
+from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real
@@ -106,6 +107,15 @@ class GradientHooks:
             yield
         finally:
             self._synchronising = before
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Gradients of backward passes inside are neither sent nor kept for a later one."""
+        return paused(self._parameters.values(), self._accumulated, self.accumulate())
+
+    def skip(self) -> None:
+        """Takes back the last step."""
+        if self._runtime:
+            self._runtime.skip()
 
     def placed(self) -> Mapping[str, Placed]:
         """A replica on every rank."""

@@ -1,12 +1,13 @@
 """What stands behind a handle where nothing is reduced."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, NoReturn, TypeVar
 
 from torch import Tensor
 
 from gradwire import checkpoint
+from gradwire.frontends.paused import paused
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.stats import Stats
 
@@ -14,7 +15,10 @@ T = TypeVar("T")
 
 
 class Nothing:
-    """The front end of a model that nobody reduces."""
+    """The front end of a model that nobody reduces, of these parameters."""
+
+    def __init__(self, parameters: Iterable[Tensor] = ()) -> None:
+        self._parameters = list(parameters)
 
     def unhook(self) -> None:
         """There are no hooks."""
@@ -22,6 +26,13 @@ class Nothing:
     def accumulate(self) -> AbstractContextManager[None]:
         """Every backward pass only accumulates."""
         return nullcontext()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """The gradients of backward passes inside are gone afterwards."""
+        return paused(self._parameters, set(), nullcontext())
+
+    def skip(self) -> None:
+        """Nothing was sent, and nothing is kept."""
 
     def placed(self) -> NoReturn:
         """Raises ValueError."""

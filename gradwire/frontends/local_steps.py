@@ -130,12 +130,21 @@ class LocalSteps(Wrapper):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """An inner step; at the end of a round, the outer one as well. Raises RuntimeError where `handle` was
         detached."""
-        if self._rounds.detached:
-            raise RuntimeError("detach() ended the rounds; step the inner optimizer, or wrap it anew")
+        self._check_attached()
         assert self.inner is not None
         loss = self.inner.step(closure)
         self._rounds.inner_step_done()
         return loss
+
+    def skip(self) -> None:
+        """In place of `step()`, an inner step in which this replica does not move, whatever the others do: rounds stay
+        where they are. Raises RuntimeError where `handle` was detached."""
+        self._check_attached()
+        self._rounds.inner_step_done()
+
+    def _check_attached(self) -> None:
+        if self._rounds.detached:
+            raise RuntimeError("detach() ended the rounds; step the inner optimizer, or wrap it anew")
 
     @contextmanager
     def shared_parameters(self) -> Iterator[None]:

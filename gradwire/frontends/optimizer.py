@@ -89,6 +89,10 @@ class DistributedOptimizer(Wrapper):
         assert self.inner is not None
         return self.inner.step(closure)
 
+    def skip(self) -> None:
+        """In place of `step()`: takes back the last backward pass on all ranks, as `handle.skip()` does."""
+        self.handle.skip()
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters to the wrapped optimizer. Raises ValueError for one whose gradient is not reduced."""
         if self.inner is None:  # while this object is made

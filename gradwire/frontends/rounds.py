@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.frontends.fragments import Fragment, Schedule, groups_of
+from gradwire.frontends.paused import paused
 from gradwire.frontends.replica import Replica
 from gradwire.frontends.stateful import Placed
 from gradwire.runtime.executor import Point
@@ -64,6 +65,17 @@ class Rounds:
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate, as all do: nothing is sent before a round ends."""
         return nullcontext()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """The gradients of backward passes inside are gone afterwards."""
+        return paused(self._parameters.values(), set(), nullcontext())
+
+    def skip(self) -> None:
+        """Raises ValueError: an inner step is a rank's own."""
+        raise ValueError(
+            "an inner step is this rank's own, and what a round has led to stays; call optimizer.skip() in place of "
+            "optimizer.step()"
+        )
 
     def placed(self) -> Mapping[str, Placed]:
         """Raises ValueError: parameters, anchors and momentum belong to the state as well."""

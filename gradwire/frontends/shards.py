@@ -106,6 +106,14 @@ class ShardsFrontEnd:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
         return self._hooks.accumulate()
 
+    def paused(self) -> AbstractContextManager[None]:
+        """Gradients of backward passes inside stay inside the replica, and are not kept for a later one."""
+        return self._hooks.paused()
+
+    def skip(self) -> None:
+        """Takes back the last step."""
+        self._hooks.skip()
+
     def placed(self) -> Mapping[str, Placed]:
         """As FSDP has sharded them."""
         return cut_on(self._mesh, self._parameters)

@@ -168,14 +168,14 @@ class DistributedState:
             for name, kept in {"": own.job, **own.exported}.items()
             for key, tensor in kept.items()
         }
-        about = letters(json.dumps({"plan": own.about.plan, "order": own.about.order}))
+        about = letters(json.dumps({"plan": own.about.plan, "order": own.about.order, "skipped": own.about.skipped}))
         rows = {self._key(key): self._row(key, tensor) for key, tensor in tensors.items()}
         return {ABOUT: about, STEP: torch.tensor(own.step, dtype=torch.int64, device="cpu")} | rows
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what was loaded into what `state_dict` returned."""
         told, step, mine = json.loads(text_of(state[ABOUT])), int(state[STEP]), unpack(self._job.state_dict()).about
-        about = About(mine.rank, mine.ranks, told["plan"], tuple(told["order"]))
+        about = About(mine.rank, mine.ranks, told["plan"], tuple(told["order"]), told["skipped"])
         exported: dict[str, dict[str, Tensor]] = {}
         for key, tensor in state.items():
             if SEPARATOR in key:

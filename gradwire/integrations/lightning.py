@@ -13,14 +13,17 @@ from gradwire.plans import Plan
 
 
 class Compress(lightning.Callback):
-    """Compresses gradients from the start of `fit`; Lightning's checkpoints take the state along. The `options` are
-    those of `gradwire.attach`, which says what it raises. `handle` is there once training has started."""
+    """Compresses gradients from the start of `fit`; Lightning's checkpoints take the state along. Under automatic
+    optimization a step is taken back, as by `handle.skip()`, where the module's `optimizer_step` calls the closure and
+    leaves the optimizer's step out. The `options` are those of `gradwire.attach`, which says what it raises; `handle`
+    is there once training has started."""
 
     def __init__(self, compressor: Compressor | Plan | str | None = None, **options: Any) -> None:
         self.handle: Handle | None = None
         self._compressor, self._options = compressor, options
         self._model: nn.Module | None = None
         self._loaded: StateDict = {}
+        self._unused = False
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Attaches to the strategy's model, which there is by now, and loads what a checkpoint had."""
@@ -30,9 +33,24 @@ class Compress(lightning.Callback):
             self._options.setdefault("scaler", getattr(trainer.precision_plugin, "scaler", None))
             self.handle = attach(model, self._compressor, **self._options)
             self._model = model
+            for optimizer in trainer.optimizers:
+                optimizer.register_step_post_hook(self._stepped)
         if self._loaded and self.handle:
             self.handle.load_state_dict(self._loaded)
         self._loaded = {}
+
+    def on_after_backward(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """There are gradients for a step, but where they only accumulate."""
+        self._unused = pl_module.automatic_optimization and getattr(self._model, "require_backward_grad_sync", False)
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """Takes back the step that the optimizer did not take: Lightning zeroes its gradients."""
+        if self._unused and self.handle:
+            self.handle.skip()
+        self._unused = False
+
+    def _stepped(self, *args: Any) -> None:
+        self._unused = False
 
     def state_dict(self) -> dict[str, Any]:
         """Of all ranks, all of which Lightning has come here."""

@@ -107,6 +107,7 @@ class Part:
     def __init__(self, arena: Arena, first: int, last: int, start: int, end: int) -> None:
         self._arena, self._first, self._last = arena, first, last
         self._halves = arena.tensor[0, start:end], arena.tensor[1, start:end]
+        self._used_before: bytes | None = None
 
     @property
     def halves(self) -> Halves:
@@ -114,16 +115,24 @@ class Part:
         half = self._arena.holds[self._first]
         return Halves(self._halves[half], self._halves[1 - half])
 
-    def commit(self) -> None:
-        """What was written holds from now on."""
-        half = self._arena.holds[self._first]
-        self._arena.holds[self._first : self._last] = bytes([1 - half]) * (self._last - self._first)
+    def commit(self, used: bool) -> None:
+        """What was written holds from now on; all of it is zero, where it is not `used`."""
+        self._used_before = bytes(self._arena.used[self._first : self._last])
+        self._arena.used[self._first : self._last] = bytes([used]) * (self._last - self._first)
+        self._swap()
+
+    def take_back(self) -> None:
+        """The last commit, if there was one, did not happen."""
+        if self._used_before is not None:
+            self._arena.used[self._first : self._last] = self._used_before
+            self._used_before = None
+            self._swap()
 
     @property
     def used(self) -> bool:
         """Whether any of it may be other than zero."""
         return any(self._arena.used[self._first : self._last])
 
-    @used.setter
-    def used(self, used: bool) -> None:
-        self._arena.used[self._first : self._last] = bytes([used]) * (self._last - self._first)
+    def _swap(self) -> None:
+        half = self._arena.holds[self._first]
+        self._arena.holds[self._first : self._last] = bytes([1 - half]) * (self._last - self._first)

@@ -4,8 +4,9 @@
     turns after  the collective before is over on this rank; the next one starts
     last turn    the mean is decoded to where the gradients were
     commit       all groups are reduced and the verdict is known: the new halves of the state count, or forget: none
+    take_back    until the next step begins, the user may skip this one: the old halves hold again
 
-Turns run on the worker alone and need no lock; commit and forget under `Steps.changing`, on whichever thread settles.
+Turns run on the worker alone and need no lock; commit, take_back and forget under `Steps.changing`, on any thread.
 """
 
 from abc import ABC, abstractmethod
@@ -118,6 +119,10 @@ class Exchange(ABC):
     @abstractmethod
     def commit(self) -> None:
         """The step was good."""
+
+    def take_back(self) -> None:
+        """The step was good, and counts no more."""
+        self.stored.take_back()
 
     def forget(self) -> None:
         """The step was not good."""

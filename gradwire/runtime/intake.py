@@ -67,7 +67,7 @@ class Intake:
         return self._step_s
 
     def submit(self, slot: int, gradient: Tensor) -> None:
-        """A slot's gradient, which its mean is to replace."""
+        """A slot's gradient, which its mean is to replace. Raises ValueError where it is sparse."""
         if gradient.is_sparse:
             raise ValueError(f"parameter {self._slots[slot].name!r} has a sparse gradient; use Embedding(sparse=False)")
         self._tensors[slot] = gradient

@@ -39,6 +39,7 @@ class Plans:
         self._steps, self._control, self._pipeline = steps, control, pipeline
         control.paused = self.follows_order
         self._install(self.first)
+        steps.close()
 
     def agreed(self, make: Callable[[], Plan]) -> Plan:
         """What `make` returns, once all ranks have the same. Raises ValueError on all of them where they do not."""

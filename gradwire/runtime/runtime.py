@@ -79,7 +79,9 @@ class Runtime:
         self._states = States(self._steps, self._plans, self._agreement, settings)
         self._intake = Intake(self._steps, self.executor, self.recorder)
         self._ending = Ending(self.mesh, self.hosts, self._intake.step_s, monitor.paused_s if monitor else float)
-        self.arrivals, self.arrive = self._intake.arrivals, self._intake.arrivals.arrive
+        self.submit, self.submit_absent = self._intake.submit, self._intake.submit_absent
+        self.fix_places, self.arrivals = self._intake.fix_places, self._intake.arrivals
+        self.arrive, self.native_begins = self.arrivals.arrive, partial(self.executor.post, self._steps.close)
         self._waiting, self._ended, self._reduced = Waiting(), 0, 0
         self.executor.call(partial(self._plans.work_with, self._steps, control, self._pipeline))
 
@@ -93,18 +95,6 @@ class Runtime:
             self._intake.abandon()
             self.finish()
         self._intake.open(groups)
-
-    def submit(self, slot: int, gradient: Tensor) -> None:
-        """A slot's gradient, which its mean is to replace. Raises ValueError where it is sparse."""
-        self._intake.submit(slot, gradient)
-
-    def submit_absent(self, slot: int, zeros: Tensor) -> None:
-        """A slot has no gradient on this rank; the mean replaces the `zeros` all the same."""
-        self._intake.submit_absent(slot, zeros)
-
-    def fix_places(self, fixed: bool) -> None:
-        """With `fixed`, gradients lie from now on where they were last submitted, and slots just `arrive`."""
-        self._intake.fix_places(fixed)
 
     def missing(self) -> list[int]:
         """The slots of the open step of which nothing is known yet."""
@@ -140,6 +130,16 @@ class Runtime:
         self._call(self._steps.count)
         self._call(self._plans.step_ended)
 
+    def skip(self) -> None:
+        """Takes back the last step, on all ranks together. Raises ValueError where there is none."""
+        if self.error is None:
+            self.finish()
+        taken_back = self._steps.take_back()  # as on other ranks, whether or not the job goes on
+        self.raise_error()
+        if taken_back:
+            with self._telling():
+                self._agreement.on(lambda: {"step that skip() takes back": str(self._steps.number - 1)}, "skip()")
+
     def used(self, slot: int) -> bool:
         """Whether any rank had a gradient for the slot in the last step."""
         used = self._steps.used
@@ -167,7 +167,7 @@ class Runtime:
 
     def native_step_ended(self) -> None:
         """The framework has reduced a step by itself."""
-        self._steps.number += 1
+        self._steps.native_step_ended()
         self._reduced += 1
         self._pipeline.wire_bytes += dense_bytes(self.slots, self.mesh.averaged)
         self._plans.native_step_ended()

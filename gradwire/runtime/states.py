@@ -25,7 +25,8 @@ class States:
         steps, plans, mesh = self._steps, self._plans, self._mesh
         with steps.changing:
             steps.settle()
-            about = checkpoint.About(mesh.rank, mesh.ranks, plans.plan.to_json(), plans.order)
+            skipped = steps.number - steps.taken
+            about = checkpoint.About(mesh.rank, mesh.ranks, plans.plan.to_json(), plans.order, skipped)
             return checkpoint.pack(steps.store.export(), plans.export(), steps.number, about)
 
     def last(self) -> list[checkpoint.StateDict]:
@@ -66,7 +67,8 @@ class States:
 
     def take(self, read: checkpoint.Unpacked) -> None:
         """Goes on from what was read."""
-        self._steps.number = read.step
+        self._steps.number, self._steps.taken = read.step, read.step - read.about.skipped
         self._plans.load(read)
+        self._steps.close()
         with self._steps.changing:
             self._steps.store.load(read.exported)

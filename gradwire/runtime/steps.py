@@ -8,6 +8,8 @@
                 4. means that are not to count become NaN; the step is counted, or waits for a vote; `ended` says so to
                    all who wait
     settle      the verdict is read: on a CPU at once, on a GPU when the next step begins or somebody looks at the state
+    take_back   the user skips the step: until the next one begins, its old state is whole
+    close       the step can be taken back no more; state moves to where the next plan wants it
 
 Every rank comes to the same collectives in the same order, for the script, the settings and the plan are the same.
 """
@@ -40,7 +42,8 @@ from gradwire.script import Entry
 class Steps:
     """The steps of a job, one after another. Everything here runs on the executor's thread, or while that is idle.
 
-    `number` counts them, those before a resume included; `members` are the slots of each group. `used` tells which
+    `number` counts them, those before a resume included, and `taken` those of them that count: draws and turns follow
+    these. `members` are the slots of each group from the next step on. `used` tells which
     slots had a gradient on some rank in the last step, where that is to be found out. `promised` says that this rank
     has told the others that it has all of a step, and has not counted it yet; `over`, that none is to count any more.
     Whoever looks at the state from another thread holds `changing`. `skipped` counts the steps that no rank took, and
@@ -55,7 +58,7 @@ class Steps:
         self.store, self.pipeline, self.executor, self.control = store, pipeline, executor, control
         self.machine = Machine()
         self.changing = RLock()
-        self.number = self.opened = self.skipped = 0
+        self.number = self.taken = self.opened = self.skipped = 0
         self.spoilt = ""
         self.last_arrival: Mark = 0.0
         self.members: list[tuple[int, ...]] = []
@@ -72,12 +75,44 @@ class Steps:
         self._given: dict[int, Given] = {}
         self._lost = False
         self._verdict: Callable[[], Tensor] | None = None
+        self._next: Plan | None = None
+        self._last: Sequence[Exchange] | None = None
 
     def install(self, plan: Plan) -> None:
-        """Puts a plan in force, between two steps."""
+        """Puts a plan in force from the next step on. Until that begins, state stays where it is."""
+        self._next = plan
+        members = self.store.members(plan)
+        if members != self.members:
+            self.members = members
+
+    def close(self) -> None:
+        """What the last step has led to stays, and goes to where the next one's plan wants it."""
         with self.changing:
             self.settle()
-            self.store.arrange(plan)
+            self._last = None
+            plan, self._next = self._next, None
+            if plan:
+                self._arrange(plan)
+
+    def take_back(self) -> bool:
+        """No rank has taken the last step: all that is kept is what it was before, and so are draws and turns. Returns
+        whether it did count before. Raises ValueError where there is no last step."""
+        with self.changing:
+            self.settle()
+            if self.promised:  # it waits for a vote, without which it counts for no rank
+                return False
+            if self._last is None:
+                raise ValueError("skip() takes back the last step, and there is none; call it after backward()")
+            last, self._last = self._last, ()
+            for exchange in last:
+                exchange.take_back()
+            if last:
+                self.taken -= 1
+                self._skipped("by skip()")
+            return bool(last)
+
+    def _arrange(self, plan: Plan) -> None:
+        self.store.arrange(plan)
         remembers = any(group.memory.remembers or group.compressor.flat_state for group in plan.groups)
         job = replace(self._job, remembers=remembers)
         kind = HostExchange if job.mesh.host else ReplicaExchange
@@ -85,14 +120,16 @@ class Steps:
             kind(group, index, stored, job)
             for index, (group, stored) in enumerate(zip(plan.groups, self.store.groups, strict=True))
         ]
-        members = [stored.slots for stored in self.store.groups]
-        if members != self.members:
-            self.members = members
 
     def forget_places(self) -> None:
         """Gradients may lie elsewhere from now on."""
         for stored in self.store.groups:
             stored.fixed = None
+
+    def native_step_ended(self) -> None:
+        """The framework has reduced a step by itself."""
+        self.number += 1
+        self.taken += 1
 
     def lose(self) -> None:
         """No rank is to take the step that is under way, or begins next."""
@@ -102,7 +139,7 @@ class Steps:
         """A step of these groups begins, the thread that trains having `opened` so many."""
         self.opened = opened
         with self.changing:
-            self.settle()
+            self.close()
             if self.promised:  # the vote on the step before did not come
                 self._forget()
                 self.promised = False
@@ -133,11 +170,16 @@ class Steps:
             return
         for exchange in self._active:
             exchange.commit() if whole else exchange.forget()
-        if not whole:
-            self.skipped += 1
+        self._last = self._active if whole else ()
+        if whole:
+            self.taken += 1
+        else:
             spoilt = [str(exchange) for exchange, finite in zip(self._active, each, strict=True) if not finite]
-            where = spoilt[0] if spoilt else "another shard"
-            self.spoilt = f"{self.skipped} skipped, the last step {self.number - 1} for {where} not being finite"
+            self._skipped(f"for {spoilt[0] if spoilt else 'another shard'} not being finite")
+
+    def _skipped(self, why: str) -> None:
+        self.skipped += 1
+        self.spoilt = f"{self.skipped} skipped, the last step {self.number - 1} {why}"
 
     def _forget(self) -> None:
         for exchange in self._active:
@@ -160,7 +202,7 @@ class Steps:
         if entry.turn:
             self.pipeline.advance(entry.group)
             return
-        self.pipeline.start(exchange, self._given.pop(entry.group), self.number)
+        self.pipeline.start(exchange, self._given.pop(entry.group), self.taken)
         if exchange is self._active[-1]:
             views = [GroupView(each.group, each.context, each.nonfinite) for each in self._active if each.compresses]
             self.control.send(self.number, views)

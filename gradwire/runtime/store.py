@@ -63,8 +63,7 @@ class StoredGroup:
     def commit(self) -> None:
         """The step was good: what it wrote is the state."""
         for kind in self.kinds:
-            self.parts[kind].commit()
-            self.parts[kind].used = True
+            self.parts[kind].commit(used=True)
         self.slot_state.commit()
         self.group_state.commit()
 
@@ -76,8 +75,14 @@ class StoredGroup:
 
     def spend(self, whole: bool) -> None:
         """The step was good, and sent what was pending; of all slots, if `whole`."""
-        self.parts[RESIDUAL].commit()
-        self.parts[RESIDUAL].used = not whole
+        self.parts[RESIDUAL].commit(used=not whole)
+
+    def take_back(self) -> None:
+        """The step that was good counts no more: all is what it was before. Only until the next one writes."""
+        for part in self.parts.values():
+            part.take_back()
+        self.slot_state.take_back()
+        self.group_state.take_back()
 
     def forget(self) -> None:
         """The step was not good: nothing has happened."""
@@ -97,9 +102,13 @@ class Store:
         self._slot_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
         self._group_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
 
+    def members(self, plan: Plan) -> list[tuple[int, ...]]:
+        """The slots of each of the plan's groups."""
+        return [tuple(self._index[name] for name in group.slots) for group in plan.groups]
+
     def arrange(self, plan: Plan) -> None:
         """Gives the plan's groups their state; every slot keeps its own. Without groups all stays where it is."""
-        members = [tuple(self._index[name] for name in group.slots) for group in plan.groups]
+        members = self.members(plan)
         self._write_back()
         before = {stored.slots: stored for stored in self.groups}
         if members:
@@ -113,9 +122,12 @@ class Store:
 
     def export(self) -> Exported:
         """All that is kept, as views."""
-        self._write_back()
-        written = {slot: stored.kinds for stored in self.groups for slot in stored.slots}
-        return {slot.name: self._export_slot(i, written.get(i, ())) for i, slot in enumerate(self.slots)}
+        now = {
+            i: (stored.kinds, small, stored.group_state.changed)
+            for stored in self.groups
+            for i, small in zip(stored.slots, stored.slot_state.slots, strict=True)
+        }
+        return {slot.name: self._export_slot(i, *now.get(i, ((), {}, {}))) for i, slot in enumerate(self.slots)}
 
     def load(self, exported: Exported) -> None:
         """Takes over what `export` returned; slots that it lacks keep theirs. A slot's small tensor of another size
@@ -159,15 +171,20 @@ class Store:
         return {name: tensors[name] for name in wanted}
 
     def _write_back(self) -> None:
-        """What changed for a group since it was arranged is from now on that of each of its slots."""
+        """What a group has of small tensors is from now on that of each of its slots."""
         for stored in self.groups:
             for name, tensor in stored.group_state.changed.items():
                 for i in stored.slots:
                     self._group_tensors[i][name] = tensor.clone()
+            for i, own in zip(stored.slots, stored.slot_state.slots, strict=True):
+                self._slot_tensors[i] |= own
 
-    def _export_slot(self, i: int, written: Sequence[str]) -> dict[str, Tensor]:
-        tensors = {SHARED + name: tensor for name, tensor in self._slot_tensors[i].items()}
-        tensors |= {GROUP + name: tensor for name, tensor in self._group_tensors[i].items()}
+    def _export_slot(
+        self, i: int, written: Sequence[str], small: Mapping[str, Tensor], changed: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """All of a slot, whose group writes these kinds, and has these small tensors of the slot and of its own."""
+        tensors = {SHARED + name: tensor for name, tensor in {**self._slot_tensors[i], **small}.items()}
+        tensors |= {GROUP + name: tensor for name, tensor in {**self._group_tensors[i], **changed}.items()}
         kept = [kind for kind in self._arenas.kinds if kind in written or self._arenas.used(kind, i)]
         return tensors | {kind: self._arenas.view(kind, i) for kind in kept}
 

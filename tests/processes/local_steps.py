@@ -562,12 +562,30 @@ def a_round_that_is_not_finite_counts_for_nobody() -> None:
         after = optimizer.state_dict()
         if fragments == 1:
             for name, tensor in before["optimizer"]["local_steps"]["memory"].items():
-                assert name == "step" or torch.equal(tensor, after["local_steps"]["memory"][name]), name
+                assert name in ("step", "about") or torch.equal(tensor, after["local_steps"]["memory"][name]), name
             assert torch.equal(flat(model), _flat(before["model"]))
         train(model, 12, first=18, optimizer=optimizer)
         assert flat(model).isfinite().all()
         with optimizer.shared_parameters():
             assert same_on_all_ranks(flat(model))
+
+
+@scenario(2)
+def a_replica_may_skip_inner_steps_and_rounds_stay_where_they_are() -> None:
+    model = network()
+    optimizer = gw.LocalSteps(inner(model), model, inner_steps=4)
+    refused(ValueError, "call optimizer.skip() in place of optimizer.step()", optimizer.handle.skip)
+    for step in range(8):
+        optimizer.zero_grad()
+        with optimizer.handle.paused():
+            nn.functional.cross_entropy(model(batch(step)[0]), batch(step)[1]).backward()
+        assert all(p.grad is None for p in model.parameters())
+        nn.functional.cross_entropy(model(batch(step)[0]), batch(step)[1]).backward()
+        before = flat(model)
+        skips = dist.get_rank() == 1 and step == 5
+        optimizer.skip() if skips else optimizer.step()
+        assert torch.equal(flat(model), before) == skips
+    assert same_on_all_ranks(flat(model))
 
 
 @scenario(2)

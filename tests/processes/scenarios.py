@@ -28,6 +28,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -1071,6 +1072,113 @@ def a_gradient_that_a_users_hook_drops_is_none_on_this_rank() -> None:
     gw.DistributedOptimizer(torch.optim.SGD(strict.parameters(), lr=0.1), strict, gw.FP32())
     loss = nn.functional.cross_entropy(strict(batch(0)[0]), batch(0)[1])
     refused(RuntimeError, "parameter '2.weight' got no gradient, or a hook set it to None", loss.backward)
+
+
+# Steps that are not taken
+
+
+Made = Callable[[], tuple[nn.Module, gw.Handle]]
+
+
+def skippable(compressor: gw.Compressor) -> list[Made]:
+    """A model by each front end that reduces whole gradients."""
+
+    def by_ddp(**options) -> tuple[nn.Module, gw.Handle]:
+        ddp = DistributedDataParallel(network(), **options)
+        return ddp, gw.attach(ddp, compressor)
+
+    def by_optimizer() -> tuple[nn.Module, gw.Handle]:
+        model = network()
+        return model, gw.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, compressor).handle
+
+    buckets = {"gradient_as_bucket_view": True, "find_unused_parameters": True, "bucket_cap_mb": 0.005}
+    return [by_ddp, partial(by_ddp, **buckets), by_optimizer]
+
+
+def cross_entropy(model: nn.Module, step: int) -> Tensor:
+    return nn.functional.cross_entropy(model(batch(step)[0]), batch(step)[1])
+
+
+def check_a_spike_is_skipped(make: Made, loss_of: Callable[[nn.Module, int], Tensor]) -> None:
+    """A training that skips a step is bit for bit one that never saw it."""
+    runs = []
+    for spiked in (True, False):
+        model, handle = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(7):
+            if step == 3 and not spiked:
+                continue
+            optimizer.zero_grad()
+            (loss_of(model, step) * (1e4 if step == 3 else 1)).backward()
+            handle.skip() if step == 3 else optimizer.step()
+        assert handle.stats().skipped == spiked
+        runs.append((list(map(own_part, model.parameters())), handle.state_dict()))
+        handle.detach()
+    (trained, state), (calm, without) = runs
+    assert all(map(torch.equal, trained, calm))
+    assert state.keys() == without.keys()
+    assert all(torch.equal(state[key], without[key]) for key in state.keys() - {"step", "about"})
+
+
+def check_paused_passes_leave_no_trace(make: Made, loss_of: Callable[[nn.Module, int], Tensor]) -> None:
+    """Between steps, and between the micro-batches of one."""
+    runs = []
+    for paused in (True, False):
+        model, handle = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(5):
+            optimizer.zero_grad()
+            with handle.accumulate():
+                loss_of(model, 10 + step).backward()
+            before = [p.grad for p in model.parameters()]
+            if paused:
+                with handle.paused():
+                    (loss_of(model, 100 + step) * 1e4).backward()
+                    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+            assert all(p.grad is grad for p, grad in zip(model.parameters(), before, strict=True))
+            loss_of(model, step).backward()
+            optimizer.step()
+        runs.append((list(map(own_part, model.parameters())), handle.state_dict(), handle.stats().wire_bytes))
+        handle.detach()
+        refused(ValueError, "detach() ended the exchange of gradients; attach() again", handle.paused)
+        refused(ValueError, "detach() ended the exchange of gradients; attach() again", handle.skip)
+    (trained, state, sent), (calm, without, sent_without) = runs
+    assert all(map(torch.equal, trained, calm))
+    assert all(torch.equal(state[key], without[key]) for key in state)
+    assert sent == sent_without
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+@scenario(2)
+def a_step_that_is_skipped_leaves_no_trace() -> None:
+    for compressor in (gw.TopK(0.05), gw.PowerSGD(2, bits=4)):
+        for make in skippable(compressor):
+            check_a_spike_is_skipped(make, cross_entropy)
+    model = network()
+    optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, gw.TopK(0.05))
+    refused(ValueError, "skip() takes back the last step, and there is none", optimizer.skip)
+
+
+@scenario(2)
+def backward_passes_that_are_paused_leave_no_trace() -> None:
+    for make in skippable(gw.TopK(0.05)):
+        check_paused_passes_leave_no_trace(make, cross_entropy)
+
+
+@scenario(2)
+def where_ddp_reduces_by_itself_there_is_nothing_to_take_back() -> None:
+    ddp = DistributedDataParallel(network())
+    handle = gw.attach(ddp, gw.TopK(0.1))
+    train(ddp, 2)
+    before = handle.state_dict()
+    handle.replan(gw.NATIVE)
+    cross_entropy(ddp, 2).backward()
+    handle.skip()
+    after = handle.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before if key.endswith("residual"))
 
 
 # Defects that were

@@ -24,7 +24,16 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire as gw
 from gradwire.frontends.shard_compression import AllGather, ReduceScatter
 from gradwire.torch_private import fsdp_groups, parameters_of_fsdp
-from tests.processes.scenarios import Halving, network, refused, same_on_all_ranks, scenario, train
+from tests.processes.scenarios import (
+    Halving,
+    check_a_spike_is_skipped,
+    check_paused_passes_leave_no_trace,
+    network,
+    refused,
+    same_on_all_ranks,
+    scenario,
+    train,
+)
 
 torch.set_num_threads(1)
 SHAPES = ((2, 2), (4, 1))
@@ -284,13 +293,25 @@ def a_nan_on_one_shard_leaves_every_memory_as_it_was() -> None:
         loss_of(model, 3).backward()
         after = handle.state_dict()
         assert before.keys() == after.keys()
-        assert all(torch.equal(before[key], after[key]) for key in before if key != "step")
+        assert all(torch.equal(before[key], after[key]) for key in before.keys() - {"step", "about"})
         if spoiler:
             spoiler.remove()
         model.zero_grad()
         loss_of(model, 4).backward()
         later = handle.state_dict()
         assert any(not torch.equal(after[key], later[key]) for key in after if key.endswith("residual"))
+
+
+@scenario(4)
+def skipped_steps_and_paused_passes_leave_no_trace() -> None:
+    for mesh in meshes():
+
+        def make(mesh: DeviceMesh = mesh) -> tuple[nn.Module, gw.Handle]:
+            model = wrapped(mesh["shard"])
+            return model, gw.attach(model, gw.TopK(0.1), mesh=mesh)
+
+        check_a_spike_is_skipped(make, loss_of)
+        check_paused_passes_leave_no_trace(make, loss_of)
 
 
 def spoil(parameter: Tensor) -> None:
