@@ -27,6 +27,7 @@ from gradwire.frontends.job import (
     runtime_of,
     slots_of,
 )
+from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards import attach_shards
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
@@ -110,6 +111,7 @@ def _attach_ddp(
         raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
     front_end = DDPFrontEnd.of(ddp)
     parameters, others = parameters_of(ddp.module)
+    check_free(parameters)
     mesh = mesh_of(transport, partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
     if mesh.ranks == 1 and not choices.elastic:
         let_go(mesh, transport)
@@ -120,6 +122,7 @@ def _attach_ddp(
         owns_mesh=transport is None,
     )  # fmt: skip
     front_end.hook_in(runtime, parameters)
+    own(parameters.values(), runtime, "attach()")
     weakref.finalize(ddp, _let_go, front_end)
     return Handle(runtime, front_end)
 

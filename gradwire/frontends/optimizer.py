@@ -15,16 +15,22 @@ from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks, Whole
-from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, parameters_of, runtime_of, slots_of
+from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, runtime_of, slots_of
+from gradwire.frontends.owners import check_free
+from gradwire.frontends.trained import Trained, check_held, on_one_device
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
 from gradwire.transports import Mesh, ProcessGroup, Transport
 
+KIND = "a DistributedOptimizer"
+
 
 class DistributedOptimizer(Optimizer):
-    """`optimizer`, with the gradients of `model` compressed and averaged over all ranks.
+    """`optimizer`, with the gradients of its parameters, which are `model`'s, compressed and averaged over all ranks.
 
+    What it does not hold is left alone, so a model may have several, each with parameters of its own. Parameters may
+    be frozen and thawed between steps, on all ranks alike, and added: they are averaged while they need a gradient.
     After `loss.backward()` every `p.grad` is the mean, so that clipping, GradScaler and schedulers work as with
     one process. Parameters and buffers are rank 0's from the start. Accumulate gradients under `no_sync()`.
     The arguments are those of `gradwire.attach`; `handle` is what that returns.
@@ -60,20 +66,25 @@ class DistributedOptimizer(Optimizer):
         choices.check()
         # On all ranks together: a group is made, then what must be alike is compared over the store, and only then do
         # parameters become rank 0's. Where ranks differ, all of them raise before any value was sent
-        self._parameters, others = parameters_of(model)
-        mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device_of(self._parameters))
-        self._front_end = GradientHooks(self._parameters, model, Whole(), find_unused_parameters, process_group)
+        self._trained = trained = Trained(model, on_one_device(model), optimizer)
+        parameters = trained.parameters()
+        check_held(optimizer, model)
+        check_free(trained.held())
+        mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device_of(parameters))
+        self._front_end = GradientHooks(trained.fit, model, Whole(), find_unused_parameters, process_group, trained)
         runtime = None
         if mesh.ranks == 1 and not elastic:
             let_go(mesh, transport)
         else:
             words = {"front end": "DistributedOptimizer", "find_unused_parameters": str(find_unused_parameters)}
             runtime = runtime_of(
-                choices, self._parameters, slots_of(self._parameters), mesh, scaler=scaler, words=words, seed=seed,
-                find_unused=find_unused_parameters, others=others, owns_mesh=transport is None,
+                choices, trained.fit, slots_of(trained.fit), mesh, trained=parameters.keys(), scaler=scaler,
+                words=words, seed=seed, find_unused=find_unused_parameters, others=trained.others,
+                owns_mesh=transport is None,
             )  # fmt: skip
             share_initial_values(model, mesh)
             self._front_end.hook_in(runtime)
+            self._front_end.own(trained.held().values(), KIND)
         self.handle = Handle(runtime, self._front_end)
         self.inner: Optimizer | None = None
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -88,19 +99,20 @@ class DistributedOptimizer(Optimizer):
         return self.inner.step(closure)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters to the wrapped optimizer. Raises ValueError for one whose gradient is not reduced."""
+        """Adds parameters to the wrapped optimizer, to be averaged from the next step on. Raises ValueError for one
+        that is not the model's, and for one that is averaged already."""
         if self.inner is None:  # while this object is made
             super().add_param_group(param_group)
             return
-        parameters = param_group["params"]
-        reduced = {id(p) for p in self._parameters.values()}
-        for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
-            if id(parameter) not in reduced:
-                raise ValueError(
-                    "the group has a parameter that was frozen, or not the model's, when the optimizer was wrapped; "
-                    "wrap it anew"
-                )
+        given = param_group["params"]
+        param_group["params"] = given = [given] if isinstance(given, Tensor) else list(given)
+        added = [each[1] if isinstance(each, tuple) else each for each in given]
+        names = {id(p): name for name, p in self._trained.fit.items()}
+        if any(id(parameter) not in names for parameter in added):
+            raise ValueError("the group has a parameter that the model had not when it was wrapped; wrap it anew")
+        check_free({names[id(p)]: p for p in added})
         self.inner.add_param_group(param_group)
+        self._front_end.own(added, KIND)
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state; the compressor's is `handle.state_dict()`."""

@@ -51,7 +51,8 @@ def replica_of(model: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGro
 
 
 def _sharded(model: nn.Module, mesh: DeviceMesh | None) -> Replica:
-    parameters, others, mesh = shards.fitting(model, mesh)
+    trained, mesh = shards.fitting(model, mesh)
+    parameters, others = trained.parameters(), trained.others
     local = shards.locals_of(parameters)
     return Replica(
         parameters, others, local, slots_of(local), shards.planned_slots(parameters),
