@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.communicators import Communicator
@@ -17,7 +17,7 @@ from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks, Whole
 from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, runtime_of, slots_of
 from gradwire.frontends.owners import check_free
-from gradwire.frontends.trained import Trained, check_held, on_one_device
+from gradwire.frontends.trained import Trained, add_to, check_held, on_one_device
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
@@ -104,15 +104,7 @@ class DistributedOptimizer(Optimizer):
         if self.inner is None:  # while this object is made
             super().add_param_group(param_group)
             return
-        given = param_group["params"]
-        param_group["params"] = given = [given] if isinstance(given, Tensor) else list(given)
-        added = [each[1] if isinstance(each, tuple) else each for each in given]
-        names = {id(p): name for name, p in self._trained.fit.items()}
-        if any(id(parameter) not in names for parameter in added):
-            raise ValueError("the group has a parameter that the model had not when it was wrapped; wrap it anew")
-        check_free({names[id(p)]: p for p in added})
-        self.inner.add_param_group(param_group)
-        self._front_end.own(added, KIND)
+        self._front_end.own(add_to(self.inner, param_group, self._trained), KIND)
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state; the compressor's is `handle.state_dict()`."""

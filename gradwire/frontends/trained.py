@@ -1,10 +1,12 @@
 """The parameters of a model that a step trains, which may be others at every step."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwire.frontends.owners import check_free
 from gradwire.slots import Slot
 
 Check = Callable[[str, nn.Parameter], None]
@@ -66,6 +68,20 @@ class Trained:
 def held_by(optimizer: Optimizer) -> Iterable[nn.Parameter]:
     """The parameters that an optimizer steps."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def add_to(optimizer: Optimizer, param_group: dict[str, Any], trained: Trained) -> list[nn.Parameter]:
+    """Adds a group of the model's parameters to an optimizer, and returns them. Raises ValueError for others, and for
+    those that are averaged already."""
+    given = param_group["params"]
+    given = [given] if isinstance(given, Tensor) else list(given)
+    added = [each[1] if isinstance(each, tuple) else each for each in given]
+    names = {id(p): name for name, p in trained.fit.items()}
+    if any(id(parameter) not in names for parameter in added):
+        raise ValueError("the group has a parameter that the model had not when it was wrapped; wrap it anew")
+    check_free({names[id(p)]: p for p in added})
+    optimizer.add_param_group({**param_group, "params": given})
+    return added
 
 
 def check_held(optimizer: Optimizer, model: nn.Module) -> None:
