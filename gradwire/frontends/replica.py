@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from gradwire.frontends import shards
 from gradwire.frontends.job import parameters_of, slots_of
+from gradwire.frontends.optimizer import share_initial_values
 from gradwire.frontends.stateful import Placed, cut_on, whole_on
 from gradwire.frontends.trained import Trained, on_one_device
 from gradwire.slots import Slot
@@ -51,7 +52,7 @@ def replica_of(
         trained.parameters()
         parameters, others = (trained.fit, trained.others) if optimizer else parameters_of(model)
         slots = slots_of(parameters)
-        axes, share = partial(ProcessGroup.own, group), partial(optimizer.share_initial_values, model)
+        axes, share = partial(ProcessGroup.own, group), partial(share_initial_values, model)
         return Replica(
             parameters, others, parameters, slots, slots, axes, share, lambda: whole_on(world_or(group), parameters),
             trained,

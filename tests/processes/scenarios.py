@@ -1409,16 +1409,3 @@ def what_is_averaged_already_is_refused() -> None:
     local.handle.detach()
     strangers = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(1))], lr=0.1)
     refused(ValueError, "not the model's", lambda: gw.DistributedOptimizer(strangers, model, gw.FP32()))
-
-
-@scenario(2)
-def a_model_that_is_gone_takes_its_job_along() -> None:
-    def job() -> weakref.ref:
-        model = network()
-        return weakref.ref(
-            gw.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, gw.FP32()).handle._runtime
-        )
-
-    gone = job()
-    gc.collect()
-    assert gone() is None
