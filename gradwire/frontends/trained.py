@@ -1,6 +1,6 @@
 """The parameters of a model that a step trains, which may be others at every step."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ def held_by(optimizer: Optimizer) -> Iterable[nn.Parameter]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def add_to(optimizer: Optimizer, param_group: dict[str, Any], trained: Trained) -> list[nn.Parameter]:
+def add_to(optimizer: Optimizer, param_group: dict[str, Any], trained: Trained) -> Sequence[Tensor]:
     """Adds a group of the model's parameters to an optimizer, and returns them. Raises ValueError for others, and for
     those that are averaged already."""
     given = param_group["params"]
