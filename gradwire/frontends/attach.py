@@ -35,6 +35,8 @@ from gradwire.plans import Group, Plan
 from gradwire.torch_private import uncompiled, world_size
 from gradwire.transports import Mesh, ProcessGroup, Transport
 
+KIND = "attach(ddp)"
+
 
 def attach(
     model: nn.Module,
@@ -111,7 +113,7 @@ def _attach_ddp(
         raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
     front_end = DDPFrontEnd.of(ddp)
     parameters, others = parameters_of(ddp.module)
-    check_free(parameters)
+    check_free(parameters, beside=KIND)  # an earlier DDP of the same module may not be collected yet
     mesh = mesh_of(transport, partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
     if mesh.ranks == 1 and not choices.elastic:
         let_go(mesh, transport)
@@ -122,7 +124,7 @@ def _attach_ddp(
         owns_mesh=transport is None,
     )  # fmt: skip
     front_end.hook_in(runtime, parameters)
-    own(parameters.values(), runtime, "attach()")
+    own(parameters.values(), runtime, KIND)
     weakref.finalize(ddp, _let_go, front_end)
     return Handle(runtime, front_end)
 

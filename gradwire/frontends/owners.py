@@ -12,13 +12,14 @@ _OWNERS = WeakIdKeyDictionary()
 """By parameter a weak reference to its job's executor, and the front end's name; so it keeps nothing alive."""
 
 
-def check_free(parameters: Mapping[str, Tensor]) -> None:
-    """Raises ValueError, naming the call that works, for a parameter that a job averages which was not detached."""
+def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
+    """Raises ValueError, naming the call that works, for a parameter that a job averages which was not detached, but
+    for jobs of the kind `beside`."""
     for name, parameter in parameters.items():
         if (entry := _OWNERS.get(parameter)) is None:
             continue
         executor, kind = entry[0](), entry[1]
-        if executor is not None and not executor.closed:
+        if executor is not None and not executor.closed and kind != beside:
             raise ValueError(
                 f"parameter {name!r} is averaged by {kind} already; call detach() of its handle first, or where a "
                 "model has several optimizers, wrap each of them with parameters of its own"

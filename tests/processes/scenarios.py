@@ -1402,7 +1402,7 @@ def what_is_averaged_already_is_refused() -> None:
     handle.detach()
     ddp = DistributedDataParallel(model)
     handle = gw.attach(ddp, gw.FP32())
-    refused(ValueError, "parameter '0.weight' is averaged by attach() already", wrap)
+    refused(ValueError, "parameter '0.weight' is averaged by attach(ddp) already", wrap)
     handle.detach()
     local = gw.LocalSteps(torch.optim.SGD(model.parameters()), model, gw.FP32())
     refused(ValueError, "parameter '0.weight' is averaged by LocalSteps already", wrap)
