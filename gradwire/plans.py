@@ -3,8 +3,8 @@
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
@@ -49,6 +49,11 @@ class Plan:
     def native(self) -> bool:
         """Whether the framework reduces by itself."""
         return not self.groups
+
+    def only(self, names: Collection[str]) -> "Plan":
+        """The plan for these parameters alone."""
+        groups = [replace(group, slots=tuple(n for n in group.slots if n in names)) for group in self.groups]
+        return Plan(tuple(group for group in groups if group.slots))
 
     def describe(self) -> str:
         """The plan in a few words."""

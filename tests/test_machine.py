@@ -65,7 +65,7 @@ class Rank:
         self.arrivals = Arrivals(lambda group, absent: self.queue.append((group, list(absent))))
 
     def open(self, step: Step) -> None:
-        self.arrivals.follow(step.members)
+        self.arrivals.follow(step.members, sum(map(len, step.members)))
         self.machine.begin(step.active, step.rounds)
         self.completed.clear()
         self.to_come = self.chance.sample(step.slots, len(step.slots))
@@ -201,7 +201,7 @@ def test_arrivals_know_what_is_missing(job: list[Step], chance: Random):
     told: list[int] = []
     arrivals = Arrivals(lambda group, absent: told.append(group))
     for step in job:
-        arrivals.follow(step.members)
+        arrivals.follow(step.members, sum(map(len, step.members)))
         told.clear()
         left = chance.sample(step.slots, len(step.slots))
         assert not arrivals.begun

@@ -27,12 +27,15 @@ from gradwire.frontends.job import (
     runtime_of,
     slots_of,
 )
+from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards import attach_shards
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
 from gradwire.torch_private import managed_by, uncompiled, wait_for_delayed, world_size
 from gradwire.transports import Mesh, ProcessGroup, Transport
+
+KIND = "attach(ddp)"
 
 
 def attach(
@@ -113,6 +116,7 @@ def _attach_ddp(
     if not managed <= {*ddp.module.parameters()}:
         raise ValueError("DDP reduces a parameter that the model has no more; make DDP anew, after the last change")
     parameters, others = parameters_of(ddp.module, managed.__contains__)
+    check_free(parameters, beside=KIND)  # an earlier DDP of the same module may not be collected yet
     mesh = mesh_of(transport, partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
     if mesh.ranks == 1 and not choices.elastic:
         let_go(mesh, transport)
@@ -123,6 +127,7 @@ def _attach_ddp(
         owns_mesh=transport is None,
     )  # fmt: skip
     front_end.hook_in(runtime, parameters, managed)
+    own(parameters.values(), runtime, KIND)
     wait_for_delayed(ddp)
     weakref.finalize(ddp, _let_go, front_end)
     return Handle(runtime, front_end, remark=front_end.left_alone)

@@ -51,6 +51,23 @@ def _cut_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[tupl
     return [*parts, tuple(names)]
 
 
+def joined(
+    model: nn.Module,
+    parts: Sequence[tuple[str, ...]],
+    parameters: Mapping[str, nn.Parameter],
+    new: Sequence[str],
+    fragments: Fragments,
+) -> list[tuple[str, ...]]:
+    """The names of each fragment's parameters with `new` ones: of its modules, or else in what is the smallest."""
+    if not isinstance(fragments, int):
+        held = {name for part in parts for name in part} | set(new)
+        return cut(model, {name: p for name, p in parameters.items() if name in held}, fragments)
+    grown = [list(part) for part in parts]
+    for name in new:
+        min(grown, key=lambda part: sum(parameters[own].numel() for own in part)).append(name)
+    return [tuple(part) for part in grown]
+
+
 @dataclass(frozen=True)
 class Schedule:
     """When fragments are sent: number f of F after (f + 1)·H/F inner steps, and every H steps from there; and used
@@ -107,7 +124,7 @@ class Fragment:
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], schedule: Schedule) -> None:
-        self.parameters = parameters
+        self.parameters, self._schedule = parameters, schedule
         self.anchors = {
             name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
             for name, p in parameters.items()
@@ -118,6 +135,16 @@ class Fragment:
         self.deltas = dict(zip(parameters, layout.views(self._flat), strict=True))
         self.sent = {name: p.detach().clone() for name, p in parameters.items()} if schedule.keeps_sent else {}
         self.moved = {name: torch.zeros_like(d) for name, d in self.deltas.items()} if schedule.eager else {}
+
+    @torch.no_grad()
+    def grown(self, parameters: Mapping[str, Tensor]) -> "Fragment":
+        """This fragment with more `parameters`, of which nothing has moved; what it has of its own stays."""
+        new = Fragment(parameters, self._schedule)
+        new.anchors |= self.anchors
+        for mine, its in (self.deltas, new.deltas), (self.sent, new.sent), (self.moved, new.moved):
+            for name, tensor in mine.items():
+                its[name].copy_(tensor)
+        return new
 
     @torch.no_grad()
     def measure(self) -> None:

@@ -168,8 +168,8 @@ class Handle:
         return self._runtime.together(partial(from_first, state), state)
 
     def verify(self, heal: bool = False) -> list[str]:
-        """Compares a checksum of every trained parameter, of local steps of every shared one, over the ranks that are
-        to hold the same. All ranks call this together, after an optimizer's step, every so many of them.
+        """Compares a checksum of every parameter, of local steps of every shared one, over the ranks that are to hold
+        the same. All ranks call this together, after an optimizer's step, every so many of them.
 
         Raises RuntimeError, on all ranks, naming the first parameter that differs and where. With `heal`, ranks take
         what most of them have, and this returns the names of what differed; it raises where there is no majority.

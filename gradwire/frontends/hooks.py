@@ -1,6 +1,6 @@
 """Gradients by autograd's own hooks: for a model that no framework reduces, or only inside of hosts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -10,8 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.frontends.hook import Hook
+from gradwire.frontends.owners import own
 from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
+from gradwire.frontends.trained import Trained
+from gradwire.runtime.machine import NO_GROUP
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real
 from gradwire.torch_private import when_backward_ends
@@ -56,12 +59,23 @@ class Whole:
         return False
 
 
+def hook_on(parameter: Tensor, hook: Callable[[Tensor], None]) -> Any:
+    """Has autograd call `hook` after each gradient of a parameter, which may be frozen now; then torch refuses that."""
+    trained = parameter.requires_grad
+    parameter.requires_grad_(True)
+    try:
+        return parameter.register_post_accumulate_grad_hook(hook)
+    finally:
+        parameter.requires_grad_(trained)
+
+
 class GradientHooks:
     """Hands every gradient over as backward makes it, and waits for the means when backward is done. All of this runs
     on the thread that trains, or on autograd's while that one waits for it:
 
     1. The forward pass opens a step.
-    2. The first gradient of a backward pass has autograd call `_backward_done` at its end.
+    2. The first gradient of a backward pass has autograd call `_backward_done` at its end. Where other parameters are
+       `trained` than in the step before, the plan becomes one for these.
     3. Each gradient is submitted; the worker reduces groups that are complete while backward goes on.
     4. At the end of backward slots without a gradient are said to have none, which completes the last groups, and
        `finish` waits for the worker. When `backward()` returns, every gradient is the mean.
@@ -74,8 +88,10 @@ class GradientHooks:
         places: Places,
         find_unused: bool,
         group: dist.ProcessGroup | None = None,
+        trained: Trained | None = None,
     ) -> None:
-        self.detached, self._group = False, group
+        self.detached, self._group, self._trained = False, group, trained
+        self._followed = trained.now() if trained else []
         self._parameters, self._model, self._places, self._find_unused = parameters, model, places, find_unused
         self._runtime: Runtime | None = None
         self._accumulated: set[int] = set()
@@ -90,7 +106,12 @@ class GradientHooks:
         self._removable.append(self._model.register_forward_hook(Hook(self._forward_ends)))
         for index, slot in enumerate(runtime.slots):
             hook = partial(self._gradient_ready, index)
-            self._removable.append(self._parameters[slot.name].register_post_accumulate_grad_hook(hook))
+            self._removable.append(hook_on(self._parameters[slot.name], hook))
+
+    def own(self, parameters: Iterable[Tensor], kind: str) -> None:
+        """The parameters are averaged here, by what users call `kind`, and nowhere else."""
+        if self._runtime:
+            own(parameters, self._runtime, kind)
 
     def unhook(self) -> None:
         """Nobody reduces from now on."""
@@ -122,8 +143,8 @@ class GradientHooks:
         return whole_on(world_or(self._group), self._parameters)
 
     def held(self) -> Mapping[str, Tensor]:
-        """All of them."""
-        return self._parameters
+        """All that the model has."""
+        return {name: parameter for name, parameter in self._model.named_parameters() if parameter.numel()}
 
     @property
     def waiting(self) -> bool:
@@ -145,7 +166,20 @@ class GradientHooks:
         self._runtime.open_step()
         self._open, self._under_way, self._notes = True, False, self._runtime.wants_readiness
 
+    def follow(self) -> None:
+        """The step that is open is one of the parameters that are trained now; where none is, nothing changes."""
+        if not (self._runtime and self._trained and self._synchronising):
+            return
+        names = self._trained.now()
+        if not names or names == self._followed:
+            return
+        self._runtime.follow(names)
+        self._followed = names
+        self._open_step()
+
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
+        if self._trained and not self._trained.has(parameter):  # another optimizer's
+            return
         if not self._synchronising or self._places.accumulates(parameter):
             self._accumulated.add(slot)
             return
@@ -170,8 +204,19 @@ class GradientHooks:
             self._open_step()
             runtime.recorder.forward_begins(runtime.plan)
             runtime.recorder.forward_ends()
+        self.follow()
+        self._check_accumulated(runtime)
         self._under_way = True
         when_backward_ends(self._backward_done)
+
+    def _check_accumulated(self, runtime: Runtime) -> None:
+        """Refuses gradients of earlier micro-batches that would stay this rank's own."""
+        for slot in self._accumulated:
+            if runtime.arrivals.group_of(slot) == NO_GROUP and self._parameter(runtime, slot).grad is not None:
+                runtime.refuse(
+                    f"parameter {runtime.slots[slot].name!r} was frozen between two micro-batches of a step; freeze it "
+                    "after optimizer.step() and zero_grad()"
+                )
 
     def _backward_done(self) -> None:
         runtime = self._runtime

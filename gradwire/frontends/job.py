@@ -1,6 +1,6 @@
 """From what a user passes to a plan and a runtime: the same for all front ends."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -153,20 +153,23 @@ def runtime_of(
     mesh: Mesh,
     *,
     planned: Sequence[Slot] | None = None,
+    trained: Collection[str] | None = None,
     scaler: torch.amp.GradScaler | None,
     words: Mapping[str, str],
     **settings: Any,
 ) -> Runtime:
     """The runtime of a job that reduces every step. `planned` are the slots that plans are made for, where they are
-    not those of this rank; `words` and `settings` are as in `Settings`."""
-    plan, device, whole = choices.plan(parameters), device_of(parameters), list(slots if planned is None else planned)
+    not those of this rank; `trained`, `words` and `settings` are as in `Settings`."""
+    plan, whole = choices.plan(parameters), list(slots if planned is None else planned)
+    first = [slot for slot in whole if trained is None or slot.name in trained]
+    device = device_of({slot.name: parameters[slot.name] for slot in first})
     given = Settings(
         controller=choices.controlled_by(), profiler=profiler_for(whole, mesh, device),
         follow_order=None if isinstance(choices.compressor, Plan) or choices.elastic else plan,
-        scale=scale_from(scaler), planned=planned, elastic=choices.elastic,
+        scale=scale_from(scaler), planned=planned, elastic=choices.elastic, trained=trained, plan_for=plan,
         words={**words, "scaler": "yes" if scaler else "no", "elastic": str(choices.elastic)}, **settings,
     )  # fmt: skip
-    return Runtime(partial(plan, whole), slots, mesh, device, given)
+    return Runtime(partial(plan, first), slots, mesh, device, given)
 
 
 def scale_from(scaler: torch.amp.GradScaler | None) -> Callable[[], Share | None]:

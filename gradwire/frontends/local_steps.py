@@ -1,6 +1,6 @@
 """The front end for slow links: every replica takes steps of its own, and what they moved is averaged now and then."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,13 +16,15 @@ from torch.optim import Optimizer
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
-from gradwire.frontends.fragments import Fragments, Schedule, cut, fragmented, fragments_of
+from gradwire.frontends.fragments import Fragments, Schedule, cut, fragmented, fragments_of, joined
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.job import Choices, Dense, device_of, mesh_of
+from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.replica import replica_of
 from gradwire.frontends.rounds import OuterOptimizer, Rounds
 from gradwire.frontends.shards import reshard
 from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
+from gradwire.frontends.trained import add_to, check_held
 from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
 from gradwire.groups import Grouping
@@ -30,6 +32,7 @@ from gradwire.memories import Memory
 from gradwire.plans import Plan
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.settings import Settings
+from gradwire.slots import Slot
 from gradwire.transports import Mesh, Transport
 
 
@@ -46,6 +49,7 @@ class Outer:
         return torch.optim.SGD(anchors, self.lr, self.momentum, nesterov=self.momentum > 0)
 
 
+KIND = "LocalSteps"
 DILOCO = Outer(lr=0.7, momentum=0.9)
 
 
@@ -94,22 +98,27 @@ class LocalSteps(Wrapper):
     ) -> None:
         choices = Choices.of(compressor, memory=memory, communicator=communicator, dense=dense, groups=groups)
         choices.check()
-        replica, values = replica_of(model, mesh, process_group), values_of(model)
-        parameters, device = replica.parameters, device_of(replica.parameters)
+        replica, values = replica_of(model, mesh, process_group, inner_optimizer), values_of(model)
+        check_free(replica.trained.held())
+        trained = replica.trained.parameters()
+        parameters, device = replica.parameters, device_of(trained)
         parts: list[tuple[str, ...]] = []
         schedule_of = partial(Schedule, inner_steps, delay=delay, mix=mix, eager=eager)
 
         def plan() -> Plan:
-            _check_holds(inner_optimizer, parameters)
-            parts.extend(cut(model, parameters, fragments))
+            check_held(inner_optimizer, model)
+            parts.extend(cut(model, trained, fragments))
             schedule_of(len(parts))
-            return fragmented(parts, replica.planned, choices.plan(parameters))
+            return plan_for(list(replica.planned))
+
+        def plan_for(slots: list[Slot]) -> Plan:
+            return fragmented(parts, slots, choices.plan(parameters))
 
         axes = mesh_of(transport, replica.axes, device)
         agreed = {"inner_steps, delay, mix and eager": f"{inner_steps}, {delay}, {mix} and {eager}"}
         settings = Settings(
             seed=seed, others=replica.others, owns_mesh=transport is None, planned=replica.planned,
-            values=values, words={"front end": "LocalSteps"} | agreed,
+            values=values, trained=trained.keys(), plan_for=plan_for, words={"front end": "LocalSteps"} | agreed,
         )  # fmt: skip
         runtime = Runtime(plan, replica.slots, axes, device, settings)
         share_values(model, axes, device)
@@ -117,7 +126,8 @@ class LocalSteps(Wrapper):
         made = fragments_of(runtime.plan, parts, replica.local, schedule)
         self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
         self.handle = Handle(runtime, self._rounds, waits=not (delay or eager))
-        self._model, self._replica = model, replica
+        self._model, self._replica, self._parts, self._cut = model, replica, parts, fragments
+        own(replica.trained.held().values(), runtime, KIND)
         super().__init__(inner_optimizer.param_groups, inner_optimizer.defaults)
         self.inner = inner_optimizer
         self.param_groups, self.state = inner_optimizer.param_groups, inner_optimizer.state
@@ -132,6 +142,7 @@ class LocalSteps(Wrapper):
         detached."""
         self._check_attached()
         assert self.inner is not None
+        self._join()
         loss = self.inner.step(closure)
         self._rounds.inner_step_done()
         return loss
@@ -140,11 +151,19 @@ class LocalSteps(Wrapper):
         """In place of `step()`, an inner step in which this replica does not move, whatever the others do: rounds stay
         where they are. Raises RuntimeError where `handle` was detached."""
         self._check_attached()
+        self._join()
         self._rounds.inner_step_done()
 
     def _check_attached(self) -> None:
         if self._rounds.detached:
             raise RuntimeError("detach() ended the rounds; step the inner optimizer, or wrap it anew")
+
+    def _join(self) -> None:
+        """What was thawed since the last step takes part in rounds, from before it moves."""
+        now, known = self._replica.trained.now(), {name for part in self._parts for name in part}
+        if new := [name for name in now if name not in known]:
+            self._parts[:] = joined(self._model, self._parts, self._replica.parameters, new, self._cut)
+            self._rounds.join(self._parts, self._replica.local)
 
     @contextmanager
     def shared_parameters(self) -> Iterator[None]:
@@ -156,10 +175,12 @@ class LocalSteps(Wrapper):
             reshard(self._model)  # what FSDP has gathered inside is not to be used outside
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises ValueError: what is not the model's, or was frozen when this was made, takes no part in rounds."""
-        if self.inner is not None:  # else this object is being made
-            raise ValueError("LocalSteps averages what the model had at first; make it anew with all parameters")
-        super().add_param_group(param_group)
+        """Adds parameters of the model, which take part in rounds from now on. Raises ValueError for others, and for
+        those that are averaged already."""
+        if self.inner is None:  # while this object is made
+            super().add_param_group(param_group)
+            return
+        own(add_to(self.inner, param_group, self._replica.trained), self._rounds.runtime, KIND)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state, and under "local_steps" the rest, what is under way included: it goes on from
@@ -190,19 +211,4 @@ class LocalSteps(Wrapper):
         `eager`, where nothing is shared."""
         return DistributedRounds(
             self._rounds, self._replica, self._load_inner, {} if saved is None else rounds_in(saved)
-        )
-
-
-def _check_holds(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raises ValueError where the optimizer holds other parameters than these."""
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if held - {id(p) for p in parameters.values()}:
-        raise ValueError(
-            "the optimizer holds a parameter that is frozen, or not the model's; make it of model.parameters(), of the "
-            "model that you pass"
-        )
-    if lacking := [name for name, p in parameters.items() if id(p) not in held]:
-        raise ValueError(
-            f"the optimizer lacks parameter {lacking[0]!r}; make it of model.parameters(), or freeze what it leaves "
-            "out with requires_grad_(False)"
         )

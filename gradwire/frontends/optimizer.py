@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.communicators import Communicator
@@ -15,7 +15,9 @@ from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks, Whole
-from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, parameters_of, runtime_of, slots_of
+from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, runtime_of, slots_of
+from gradwire.frontends.owners import check_free
+from gradwire.frontends.trained import Trained, add_to, check_held, on_one_device
 from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
 from gradwire.groups import Grouping
@@ -23,10 +25,14 @@ from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
 from gradwire.transports import Mesh, ProcessGroup, Transport
 
+KIND = "a DistributedOptimizer"
+
 
 class DistributedOptimizer(Wrapper):
-    """`optimizer`, with the gradients of `model` compressed and averaged over all ranks.
+    """`optimizer`, with the gradients of its parameters, which are `model`'s, compressed and averaged over all ranks.
 
+    What it does not hold is left alone, so a model may have several, each with parameters of its own. Parameters may
+    be frozen and thawed between steps, on all ranks alike, and added: they are averaged while they need a gradient.
     After `loss.backward()` every `p.grad` is the mean, so that clipping, GradScaler and schedulers work as with
     one process. Parameters and buffers are rank 0's from the start. Accumulate gradients under `no_sync()`.
     The arguments are those of `gradwire.attach`; `handle` is what that returns.
@@ -62,21 +68,26 @@ class DistributedOptimizer(Wrapper):
         choices.check()
         # On all ranks together: a group is made, then what must be alike is compared over the store, and only then do
         # parameters become rank 0's. Where ranks differ, all of them raise before any value was sent
-        self._parameters, others = parameters_of(model)
-        values, device = values_of(model), device_of(self._parameters)
+        self._trained = trained = Trained(model, on_one_device(model), optimizer)
+        parameters = trained.parameters()
+        check_held(optimizer, model)
+        check_free(trained.held())
+        values, device = values_of(model), device_of(parameters)
         mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device)
-        self._front_end = GradientHooks(self._parameters, model, Whole(), find_unused_parameters, process_group)
+        self._front_end = GradientHooks(trained.fit, model, Whole(), find_unused_parameters, process_group, trained)
         runtime = None
         if mesh.ranks == 1 and not elastic:
             let_go(mesh, transport)
         else:
             words = {"front end": "DistributedOptimizer", "find_unused_parameters": str(find_unused_parameters)}
             runtime = runtime_of(
-                choices, self._parameters, slots_of(self._parameters), mesh, scaler=scaler, words=words, seed=seed,
-                find_unused=find_unused_parameters, others=others, values=values, owns_mesh=transport is None,
+                choices, trained.fit, slots_of(trained.fit), mesh, trained=parameters.keys(), scaler=scaler,
+                words=words, seed=seed, find_unused=find_unused_parameters, others=trained.others,
+                values=values, owns_mesh=transport is None,
             )  # fmt: skip
             share_values(model, mesh, device)
             self._front_end.hook_in(runtime)
+            self._front_end.own(trained.held().values(), KIND)
         self.handle = Handle(runtime, self._front_end)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner = optimizer
@@ -94,19 +105,12 @@ class DistributedOptimizer(Wrapper):
         self.handle.skip()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters to the wrapped optimizer. Raises ValueError for one whose gradient is not reduced."""
+        """Adds parameters to the wrapped optimizer, to be averaged from the next step on. Raises ValueError for one
+        that is not the model's, and for one that is averaged already."""
         if self.inner is None:  # while this object is made
             super().add_param_group(param_group)
             return
-        parameters = param_group["params"]
-        reduced = {id(p) for p in self._parameters.values()}
-        for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
-            if id(parameter) not in reduced:
-                raise ValueError(
-                    "the group has a parameter that was frozen, or not the model's, when the optimizer was wrapped; "
-                    "wrap it anew"
-                )
-        self.inner.add_param_group(param_group)
+        self._front_end.own(add_to(self.inner, param_group, self._trained), KIND)
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state; the compressor's is `handle.state_dict()`."""

@@ -8,10 +8,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
 
 from gradwire.frontends import shards
 from gradwire.frontends.job import parameters_of, slots_of
 from gradwire.frontends.stateful import Placed, cut_on, whole_on
+from gradwire.frontends.trained import Trained, on_one_device
 from gradwire.slots import Slot, real
 from gradwire.torch_private import fsdp_groups, only_inside_replicas
 from gradwire.transports import Mesh, ProcessGroup, Transport
@@ -23,7 +25,8 @@ class Replica:
     """`parameters` by name, and what this rank holds of each, `local`, complex ones as views of real numbers; `others`
     are not reduced. Plans are made for the slots `planned`, which are the same on all ranks. `axes` opens what replicas
     exchange over, and `isolate` keeps the framework from averaging over them; it returns what undoes that. `placed`
-    says where the parameters lie on the mesh of all ranks."""
+    says where the parameters lie on the mesh of all ranks. With an optimizer, `parameters` are all that can be trained,
+    and `trained` says which of them are, of those that it holds."""
 
     parameters: Mapping[str, nn.Parameter]
     others: set[str]
@@ -32,26 +35,34 @@ class Replica:
     planned: Sequence[Slot]
     axes: Callable[[], Transport | Mesh]
     placed: Callable[[], Mapping[str, Placed]]
+    trained: Trained
     isolate: Callable[[], Sequence[Callable[[], None]]] = field(default=tuple)
 
 
-def replica_of(model: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGroup | None) -> Replica:
+def replica_of(
+    model: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGroup | None, optimizer: Optimizer | None = None
+) -> Replica:
     """A rank's whole model; or with a `mesh`, or where fully_shard has wrapped it, one that several ranks hold.
 
     Raises ValueError, naming the call that works, where model and mesh do not fit."""
     if mesh is None and not isinstance(model, FSDPModule):
-        parameters, others = parameters_of(model)
+        trained = Trained(model, on_one_device(model), optimizer)
+        trained.parameters()
+        parameters, others = (trained.fit, trained.others) if optimizer else parameters_of(model)
         slots, axes, local = slots_of(parameters), partial(ProcessGroup.own, group), _real(parameters)
-        return Replica(parameters, others, local, slots, slots, axes, lambda: whole_on(world_or(group), parameters))
-    return _sharded(model, mesh)
+        placed = lambda: whole_on(world_or(group), parameters)  # noqa: E731
+        return Replica(parameters, others, local, slots, slots, axes, placed, trained)
+    return _sharded(model, mesh, optimizer)
 
 
-def _sharded(model: nn.Module, mesh: DeviceMesh | None) -> Replica:
-    parameters, others, mesh = shards.fitting(model, mesh)
+def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | None) -> Replica:
+    trained, mesh = shards.fitting(model, mesh, optimizer)
+    parameters = trained.fit if optimizer else trained.parameters()
+    others = trained.others if optimizer else dict(model.named_parameters()).keys() - parameters.keys()
     local = shards.locals_of(parameters)
     return Replica(
         parameters, others, _real(local), slots_of(local), shards.planned_slots(parameters),
-        partial(ProcessGroup.by_replica, mesh), partial(cut_on, mesh, parameters),
+        partial(ProcessGroup.by_replica, mesh), partial(cut_on, mesh, parameters), trained,
         lambda: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))],
     )  # fmt: skip
 

@@ -57,7 +57,8 @@ class Rounds:
             inner,
             outer([anchor for fragment in fragments for anchor in fragment.anchors.values()]),
         )
-        self._parameters, self._undo = replica.parameters, replica.isolate()
+        self._parameters, self._local, self._undo = replica.parameters, replica.local, replica.isolate()
+        self._trained = replica.trained
         self.step, self.detached = 0, False
         self.under_way: dict[int, Sent] = {}
         runtime.fix_places(True)
@@ -77,13 +78,29 @@ class Rounds:
             "optimizer.step()"
         )
 
+    def join(self, parts: Sequence[Sequence[str]], local: Mapping[str, Tensor]) -> None:
+        """Fragments have these parameters from now on: those that were frozen, and replicas hold alike, as well."""
+        names = [name for part in parts for name in part]
+        before = {name for fragment in self.fragments for name in fragment.anchors}
+        self.runtime.follow(names)
+        order = [name for group in self.runtime.plan.groups for name in group.slots]
+        self.fragments = [
+            fragment.grown({name: local[name] for name in order if name in part})
+            for fragment, part in zip(self.fragments, parts, strict=True)
+        ]
+        new = [a for fragment in self.fragments for name, a in fragment.anchors.items() if name not in before]
+        self.outer.add_param_group({"params": new})
+
     def placed(self) -> Mapping[str, Placed]:
         """Raises ValueError: parameters, anchors and momentum belong to the state as well."""
         raise ValueError("local steps have more state than their memories; use stateful() of LocalSteps itself")
 
     def held(self) -> Mapping[str, Tensor]:
-        """The shared parameters; this rank's own are to differ."""
-        return {name: anchor for fragment in self.fragments for name, anchor in fragment.anchors.items()}
+        """The shared parameters, of which this rank's own are to differ; and those of the inner optimizer that were
+        frozen so far."""
+        shared = {name: anchor for fragment in self.fragments for name, anchor in fragment.anchors.items()}
+        frozen = {name: tensor for name, tensor in self._local.items() if name in self._trained.held()}
+        return {**frozen, **shared}
 
     def unhook(self) -> None:
         """No more rounds."""

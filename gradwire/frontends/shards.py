@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from gradwire.compressors import FP32
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.job import Choices, device_of, let_go, mesh_of, parameters_of, runtime_of, slots_of
+from gradwire.frontends.owners import check_free
 from gradwire.frontends.stateful import Placed, cut_on
+from gradwire.frontends.trained import Check, Trained
 from gradwire.frontends.values import share_values, values_of
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
@@ -50,19 +53,22 @@ def attach_shards(
     """What `attach` does with a model that fully_shard wrapped."""
     if choices.elastic:
         raise ValueError("a lost rank's shards are nowhere else; resume from a checkpoint, without elastic=True")
-    parameters, others, mesh = fitting(model, mesh)
+    trained, mesh = fitting(model, mesh)
+    check_free(trained.fit)
+    now = trained.parameters()
     if mesh.size(0) == 1:  # nothing to compress; what a state holds back is in the next gradient
         choices = Choices(compressor=FP32())
-    values, device = values_of(model), device_of(parameters)
+    values, device = values_of(model), device_of(now)
     axes = mesh_of(transport, partial(ProcessGroup.by_replica, mesh), device)
-    front_end = ShardsFrontEnd(model, parameters, mesh, find_unused)
+    front_end = ShardsFrontEnd(model, trained, mesh, find_unused)
     if axes.ranks == 1:
         let_go(axes, transport)
         return Handle(None, front_end)
     words = {"front end": "FSDP2", "find_unused_parameters": str(find_unused)}
     runtime = runtime_of(
-        choices, parameters, slots_of(locals_of(parameters)), axes, planned=planned_slots(parameters), scaler=scaler,
-        words=words, seed=seed, find_unused=find_unused, others=others, values=values, owns_mesh=transport is None,
+        choices, trained.fit, slots_of(locals_of(trained.fit)), axes, planned=planned_slots(trained.fit),
+        trained=now.keys(), scaler=scaler, words=words, seed=seed, find_unused=find_unused, others=trained.others,
+        values=values, owns_mesh=transport is None,
     )  # fmt: skip
     share_values(model, axes, device)
     front_end.hook_in(model, runtime)
@@ -74,15 +80,14 @@ class ShardsFrontEnd:
     axis "shard" FSDP's own collectives come first, on its streams; then ours along "replica", on the worker's.
 
     The step ends behind FSDP's own end of backward. A model that was wrapped on a mesh with replicas is kept from
-    averaging over them by itself; after `unhook` it does so again. One that was not trains no more then.
+    averaging over them by itself; after `unhook` it does so again. One that was not trains no more then. Parameters
+    that are frozen or thawed are followed before the forward pass, ahead of FSDP's collectives.
     """
 
-    def __init__(
-        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh, find_unused: bool
-    ) -> None:
+    def __init__(self, model: nn.Module, trained: Trained, mesh: DeviceMesh, find_unused: bool) -> None:
         groups = fsdp_groups(model)
-        self._model, self._groups, self._parameters, self._mesh = model, groups, parameters, mesh
-        self._hooks = GradientHooks(parameters, model, Shards(groups, mesh.size(0)), find_unused)
+        self._model, self._groups, self._parameters, self._mesh = model, groups, trained.fit, mesh
+        self._hooks = GradientHooks(trained.fit, model, Shards(groups, mesh.size(0)), find_unused, trained=trained)
         self._undo: list[Callable[[], None]] = []
         self._runtime: Runtime | None = None
         self._to_check = True
@@ -92,6 +97,7 @@ class ShardsFrontEnd:
         self._runtime = runtime
         self._undo = [undo for group in self._groups if (undo := only_inside_replicas(group))]
         self._hooks.hook_in(runtime)
+        self._hooks.own(self._parameters.values(), "attach()")
         model.register_forward_pre_hook(self._forward_begins, prepend=True)
         model.register_load_state_dict_post_hook(self._loaded)
 
@@ -119,9 +125,9 @@ class ShardsFrontEnd:
         return cut_on(self._mesh, self._parameters)
 
     def held(self) -> Mapping[str, Tensor]:
-        """This rank's shards, which all replicas hold; a single zero for an empty one."""
+        """This rank's shards, which all replicas hold, and what is not sharded; a single zero for an empty one."""
         reshard(self._model)
-        return locals_of(self._parameters)
+        return {name: local_of(p) for name, p in self._model.named_parameters() if p.numel()}
 
     def _loaded(self, module: nn.Module, incompatible: Any) -> None:
         self._to_check = True
@@ -134,6 +140,8 @@ class ShardsFrontEnd:
         elif self._to_check or self._hooks.waiting:
             self._check_same(module, self._runtime)
             self._to_check = False
+        if self._runtime:
+            self._hooks.follow()
 
     def _check_reduced(self, module: nn.Module) -> None:
         """Not to let replicas drift apart unnoticed."""
@@ -184,9 +192,9 @@ class Shards:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """This rank's shard; a single zero where that is empty, so that all ranks have the same slots."""
-    assert isinstance(tensor, DTensor)
-    local = tensor.to_local().detach()
+    """This rank's shard, or all where it is not sharded; a single zero where that is empty, so that all ranks have the
+    same slots."""
+    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
     return local if local.numel() else local.new_zeros((1,) * local.dim())
 
 
@@ -221,37 +229,44 @@ def reshard(model: nn.Module) -> None:
 # What fits
 
 
-def fitting(model: nn.Module, mesh: DeviceMesh | None) -> tuple[dict[str, nn.Parameter], set[str], DeviceMesh]:
-    """The sharded parameters by name, the names of others, and the mesh of all ranks, by default the one that the model
-    was wrapped on. Raises ValueError, naming the call that works, where they do not fit."""
+def fitting(
+    model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | None = None
+) -> tuple[Trained, DeviceMesh]:
+    """The sharded parameters, of those that an `optimizer` holds if one is given, and the mesh of all ranks, by default
+    the one that the model was wrapped on. Raises ValueError, naming the call that works, where they do not fit."""
     if not isinstance(model, FSDPModule):
         raise ValueError(f"mesh= is for models that fully_shard has wrapped, not {type(model).__name__}; use {RECIPE}")
     reshard(model)
-    parameters, others = parameters_of(model)
+    parameters, _ = parameters_of(model)
     mesh = _replicas_of(model, parameters) if mesh is None else mesh
-    check(parameters, mesh)
-    return parameters, others, mesh
-
-
-def check(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh) -> None:
-    """Raises ValueError, naming the call that works, where parameters are not sharded inside the mesh's replicas, or
-    their hooks are taken."""
-    ranks = mesh.mesh.reshape(mesh.size(0), -1)  # (replicas, ranks of each)
-    place = (ranks == dist.get_rank()).nonzero()
-    if not len(place):
-        raise ValueError(f"rank {dist.get_rank()} is not in the mesh {mesh.mesh.tolist()}; use {RECIPE}")
-    replica, peers = ranks[place[0, 0]].tolist(), ranks[:, place[0, 1]].tolist()
-    for name, parameter in parameters.items():
-        if not isinstance(parameter, DTensor):
-            raise ValueError(f"parameter {name!r} is not sharded; call fully_shard() on the whole model as well")
-        if parameter.is_meta:
-            raise ValueError(f"parameter {name!r} has no values yet; call to_empty() and initialise, then attach()")
+    trained = Trained(model, checked_on(mesh), optimizer)
+    for name, parameter in trained.parameters().items():
         if has_gradient_hooks(parameter):
             raise ValueError(
                 f"parameter {name!r} has a post-accumulate-grad hook already; call detach() of the handle that is "
                 "attached, and step optimizers after backward, not in it"
             )
+    return trained, mesh
+
+
+def checked_on(mesh: DeviceMesh) -> Check:
+    """Refuses, naming the call that works, a parameter that is not sharded inside the mesh's replicas. Raises
+    ValueError for a mesh without this rank."""
+    ranks = mesh.mesh.reshape(mesh.size(0), -1)  # (replicas, ranks of each)
+    place = (ranks == dist.get_rank()).nonzero()
+    if not len(place):
+        raise ValueError(f"rank {dist.get_rank()} is not in the mesh {mesh.mesh.tolist()}; use {RECIPE}")
+    replica, peers = ranks[place[0, 0]].tolist(), ranks[:, place[0, 1]].tolist()
+
+    def check(name: str, parameter: nn.Parameter) -> None:
+        if not isinstance(parameter, DTensor):
+            raise ValueError(f"parameter {name!r} is not sharded; call fully_shard() on the whole model as well")
+        if parameter.is_meta:
+            raise ValueError(f"parameter {name!r} has no values yet; call to_empty() and initialise, then attach()")
         _check_fits(name, parameter, replica, peers)
+        Slot.of(name, local_of(parameter))
+
+    return check
 
 
 def _check_fits(name: str, parameter: DTensor, replica: list[int], peers: list[int]) -> None:

@@ -48,7 +48,9 @@ class DistributedRounds:
         self._rounds, self._replica, self._load_inner, self._saved = rounds, replica, load_inner, saved
         if rounds.schedule.eager:
             raise ValueError("with eager=True every replica has anchors of its own; save state_dict() on every rank")
-        self._placed = replica.placed()
+        shared = {name for fragment in rounds.fragments for name in fragment.parameters}
+        self._placed = {name: placed for name, placed in replica.placed().items() if name in shared}
+        self._local = {name: tensor for name, tensor in replica.local.items() if name in shared}
         self._memory = DistributedState(rounds.runtime, self._placed, saved.get(MEMORY, {}))
         mesh = rounds.runtime.mesh
         replicas = sum(folder.startswith(REPLICA) for folder in saved) or mesh.replica.world
@@ -66,7 +68,7 @@ class DistributedRounds:
         told = {"step": progress["step"], "under way": [[each["fragment"], each["sent at"]] for each in under_way]}
         shared = {ROUND: letters(json.dumps(told))} | self._each("anchor", progress["anchors"])
         shared |= self._optimizer("outer", progress["outer"], self._held(self._rounds.outer))
-        own = self._each("parameter", self._replica.local)
+        own = self._each("parameter", self._local)
         for each in under_way:
             shared |= self._each("mean", each["means"])
             own |= self._each("sent", each["sent"])
@@ -84,7 +86,7 @@ class DistributedRounds:
         self._memory.load_state_dict(state[MEMORY])
         self._rounds.resume(progress)
         for name, parameter in self._of("parameter", own).items():
-            self._replica.local[name].copy_(parameter)
+            self._local[name].copy_(parameter)
         self._load_inner(self._optimizer_state("inner", own, self._held(self._rounds.inner)))
 
     def _progress(self, shared: Tensors, own: Tensors) -> dict[str, Any]:

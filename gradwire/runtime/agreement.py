@@ -1,7 +1,7 @@
 """What the ranks of a job must have alike, in words that they compare when they meet."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from zlib import crc32
 
@@ -40,25 +40,33 @@ class Agreement:
         """The names of the ranks' hosts, once they have met."""
         return self._meeting.hosts
 
-    def on_plan(self, make: Callable[[], Plan], controller: Controller | None) -> Plan:
-        """The plan that `make` returns, with which the ranks begin, or go on."""
+    def on_plan(
+        self,
+        make: Callable[[], Plan],
+        controller: Controller | None,
+        trained: Collection[str],
+        call: str = "attach() or replan()",
+    ) -> Plan:
+        """The plan that `make` returns for the `trained` parameters, with which the ranks begin, or go on."""
         made: list[Plan] = []
 
         def words() -> Words:
             native.available()  # raises where GRADWIRE_KERNELS names no library
             made.append(make())
-            made[0].check(self._slots)
             return {
                 **self._words,
                 **{field: _digest(json.dumps(table)) for field, table in self._tables.items()},
+                "requires_grad": _digest("\n".join(sorted(trained))),
                 "controller": controller.describe() if controller else "none",
                 "plan": f"{made[0].describe()} ({_digest(made[0].to_json())})",
                 **({"arithmetic": _arithmetic(self._device)} if _local_arithmetic(made[0]) else {}),
             }
 
         try:
-            self.on(words, "attach() or replan()")
+            self.on(words, call)
         except Disagreement as error:
+            if error.field == "requires_grad":
+                self._meeting.compare({f"requires_grad of {s.name!r}": str(s.name in trained) for s in self._slots})
             if error.field in self._tables:  # which one?
                 self._meeting.compare(self._tables[error.field])
             raise

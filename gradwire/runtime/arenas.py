@@ -1,6 +1,6 @@
 """Arenas: state of gradient size, slot after slot, in the order of the plan, and twice."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -24,14 +24,14 @@ class Arenas:
     """The arenas of a job, by kind: "residual", "velocity", "momentum".
 
     A step reads the half that holds and writes the other one; when it is good, they change places. `order[place]` is
-    the slot that lies at a place.
+    the slot that lies at a place. A slot has a place, and takes memory, from the first plan on that has it.
     """
 
     def __init__(self, slots: Sequence[Slot], device: torch.device) -> None:
         self.slots, self.device = slots, device
         self.kinds: dict[str, Arena] = {}
         self.order: list[int] = []
-        self._put(range(len(slots)))
+        self._put([])
 
     def _put(self, order: Sequence[int]) -> None:
         self.order = list(order)
@@ -45,23 +45,36 @@ class Arenas:
         if kind not in self.kinds:
             self.kinds[kind] = Arena(self.numel, len(self.order), self.device)
 
-    def follow(self, order: Sequence[int]) -> None:
-        """Puts the slots in another order; moves nothing where it is the same."""
-        if list(order) == self.order:
+    def follow(self, groups: Sequence[Sequence[int]]) -> None:
+        """Has the slots of each group lie side by side, those of no group behind them; moves nothing where they do."""
+        if all(self._are_neighbours(group) for group in groups):
             return
-        before, places = dict(self._start), dict(self._place)
-        for arena in self.kinds.values():
+        for arena in self.kinds.values() if self.order else ():
             self._gather(arena, 0, len(self.order))
-        self._put(order)
+        wanted = [slot for group in groups for slot in group]
+        chosen, starts, places = set(wanted), self._start, self._place
+        self._put([*wanted, *(slot for slot in self.order if slot not in chosen)])
         for arena in self.kinds.values():
-            half = arena.holds[0]
-            pairs = [(self._start[slot], before[slot], self.slots[slot].numel) for slot in order]
-            copy_each(
-                [arena.tensor[1 - half, to : to + n] for to, _, n in pairs],
-                [arena.tensor[half, at : at + n] for _, at, n in pairs],
-            )
-            arena.holds[:] = bytes([1 - half]) * len(order)
-            arena.used[:] = bytes(arena.used[places[slot]] for slot in order)
+            self._move(arena, starts, places)
+
+    def hold(self, slots: Sequence[int]) -> None:
+        """Gives a place to those that have none."""
+        if new := [slot for slot in slots if slot not in self._place]:
+            self.follow([[*self.order, *new]])
+
+    def _are_neighbours(self, group: Sequence[int]) -> bool:
+        first = self._place.get(group[0])
+        return first is not None and self.order[first : first + len(group)] == list(group)
+
+    def _move(self, arena: Arena, starts: Mapping[int, int], places: Mapping[int, int]) -> None:
+        """Copies each slot from where it lay to its new place, in the other half, or in a larger arena."""
+        old, grows = arena.tensor, arena.tensor.shape[1] < self.numel
+        target = torch.zeros(2, self.numel, device=self.device) if grows else old
+        half = arena.holds[0] if places else 0
+        pairs = [(self._start[slot], starts[slot], self.slots[slot].numel) for slot in self.order if slot in starts]
+        copy_each([target[1 - half, to : to + n] for to, _, n in pairs], [old[half, at : at + n] for _, at, n in pairs])
+        arena.tensor, arena.holds = target, bytearray([1 - half]) * len(self.order)
+        arena.used = bytearray(arena.used[places[slot]] if slot in places else 0 for slot in self.order)
 
     def view(self, kind: str, slot: int) -> Tensor:
         """What is kept of a kind for a slot, in the slot's shape."""
@@ -82,7 +95,7 @@ class Arenas:
 
     def used(self, kind: str, slot: int) -> bool:
         """Whether what is kept for a slot may be other than zero."""
-        return bool(self.kinds[kind].used[self._place[slot]])
+        return slot in self._place and bool(self.kinds[kind].used[self._place[slot]])
 
     def take(self, kind: str, slots: Sequence[int]) -> "Part":
         """The part of an arena that belongs to neighbours in the order."""

@@ -50,11 +50,13 @@ class Tracing:
 class Control:
     """One controller at work; without one nothing happens. Everything here runs on the executor's thread.
 
-    `decided` is what it has decided and is not in force yet. While `paused` it sees nothing.
+    `decided` is what it has decided and is not in force yet. While `paused` it sees nothing. `slots` are those that
+    the plan has.
     """
 
     def __init__(self, settings: Settings, slots: Sequence[Slot], pipeline: Pipeline, executor: Executor) -> None:
-        self.controller, self._slots, self._pipeline, self._executor = settings.controller, slots, pipeline, executor
+        self.controller, self._pipeline, self._executor = settings.controller, pipeline, executor
+        self.slots = slots
         self._mesh, self._profiler, self._can_be_native = pipeline.mesh, settings.profiler, settings.can_be_native
         self.decided: Change | None = None
         self.paused = False
@@ -66,6 +68,11 @@ class Control:
         self._sums: deque[tuple[int, Callable[[], Tensor]]] = deque()
         self._lag = 0 if executor.is_immediate else 1
         self._changes = 0
+
+    def restart(self, slots: Sequence[Slot]) -> None:
+        """The plan is for other slots from now on; what was found out or decided for those before is dropped."""
+        self.slots, self.decided, self._tracing = slots, None, None
+        self._sums.clear()
 
     def look(self, context: GroupContext, vector: LazySum) -> None:
         """A group is about to be encoded."""
@@ -177,7 +184,7 @@ class Control:
     ) -> Observation:
         mesh = self._mesh
         return Observation(
-            step, next_step, plan, self._slots, mesh.rank, mesh.ranks, mesh.replica.world, sums, self._can_be_native,
+            step, next_step, plan, self.slots, mesh.rank, mesh.ranks, mesh.replica.world, sums, self._can_be_native,
             seconds, answer,
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic, sleep
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gradwire.runtime.meeting import rank_at
 from gradwire.transports import Mesh
@@ -31,6 +31,18 @@ class Interrupted(ReductionError):
 
 class Left(RuntimeError):
     """This rank goes, as it was told to."""
+
+
+class Closable(Protocol):
+    """A thread, or connections."""
+
+    def close(self) -> None: ...
+
+
+def close(*parts: Closable | None) -> None:
+    """Closes one after another."""
+    for part in filter(None, parts):
+        part.close()
 
 
 class Mark(NamedTuple):

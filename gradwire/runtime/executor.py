@@ -34,7 +34,7 @@ CLOSE_S = 2.0
 
 class Executor:
     """Carries out tasks one after another. What a task raises goes to `fail`, and the next one is taken. `aborted` says
-    that collectives on its stream were ended, which may have left anything."""
+    that collectives on its stream were ended, which may have left anything, `closed` that it takes no more tasks."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -42,7 +42,7 @@ class Executor:
         self._stream = torch.cuda.Stream(device, priority=-1) if self._cuda else None
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Any] | None] = queue.SimpleQueue()
         self.fail: Callable[[BaseException], None] = lambda error: None
-        self.aborted = False
+        self.aborted = self.closed = False
         self._awaited: Future[Any] | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
@@ -156,6 +156,7 @@ class Executor:
     def close(self) -> None:
         """Ends the thread, once what was posted is done; memory may go from then on. (A thread that is still in torch
         when Python goes down aborts the process.)"""
+        self.closed = True
         self._tasks.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_S)

@@ -54,7 +54,7 @@ class Intake:
         if self._members is not self._steps.members:
             self._members = self._steps.members
             self._known.clear()
-            self.arrivals.follow(self._members)
+            self.arrivals.follow(self._members, len(self._slots))
         self.arrivals.begin()
         self.groups = range(len(self._members)) if groups is None else groups
         self.step += 1

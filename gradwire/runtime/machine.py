@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from gradwire.script import Entry, script
 
 HERE, ABSENT = 1, 2
+NO_GROUP = -1
+"""The group of a slot whose parameter is not trained now."""
 
 
 class Arrivals:
@@ -21,12 +23,12 @@ class Arrivals:
 
     def __init__(self, complete: Callable[[int, list[int]], None]) -> None:
         self._complete = complete
-        self.follow([])
+        self.follow([], 0)
 
-    def follow(self, members: Sequence[Sequence[int]]) -> None:
-        """Groups have these slots from now on; between two steps."""
-        places = {slot: group for group, slots in enumerate(members) for slot in slots}
-        self._group_of = [places[slot] for slot in range(len(places))]
+    def follow(self, members: Sequence[Sequence[int]], slots: int) -> None:
+        """Groups have these members from now on, of so many slots; between two steps."""
+        places = {slot: group for group, own in enumerate(members) for slot in own}
+        self._group_of = [places.get(slot, NO_GROUP) for slot in range(slots)]
         self._sizes = [len(slots) for slots in members]
         self.begin()
 

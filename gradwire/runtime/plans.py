@@ -1,7 +1,7 @@
 """Which plan is in force, and how it becomes another one: a user's, a controller's, a checkpoint's, or the first plan
 over again once the order of gradients is known."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -12,6 +12,7 @@ from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.control import Control, origin_of
+from gradwire.runtime.meeting import AbsentRanks
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.settings import Settings
 from gradwire.runtime.steps import Steps
@@ -21,12 +22,15 @@ from gradwire.slots import Slot
 class Plans:
     """`plan` is in force; `origin` is what the controller made it from. Where it is native, the framework reduces by
     itself, for `native_steps` more steps if that is a number. `order` are the slots as they became ready, once known.
+    Of all slots a plan has those whose parameters are `trained` now; the other ones' state waits.
 
-    `agreed` is for the thread that trains; everything else runs on the worker.
+    `agreed` and `agreed_for` are for the thread that trains; everything else runs on the worker.
     """
 
     def __init__(self, make: Callable[[], Plan], agreement: Agreement, settings: Settings, slots: list[Slot]) -> None:
         self._agreement, self._settings, self._slots = agreement, settings, slots
+        self.trained = [slot for slot in slots if settings.trained is None or slot.name in settings.trained]
+        self._chosen: Plan | None = None
         self.native_steps: int | None = None
         self.plan = self.origin = NATIVE
         self.first = self.agreed(make)
@@ -43,7 +47,8 @@ class Plans:
 
     def agreed(self, make: Callable[[], Plan]) -> Plan:
         """What `make` returns, once all ranks have the same. Raises ValueError on all of them where they do not."""
-        return self._agreement.on_plan(lambda: self._begin(make()), self._settings.controller)
+        trained = [slot.name for slot in self.trained]
+        return self._agreement.on_plan(lambda: self._begin(make()), self._settings.controller, trained)
 
     @property
     def follows_order(self) -> bool:
@@ -54,17 +59,44 @@ class Plans:
         """Backward has made a slot's gradient; on the thread that trains."""
         self._seen.append(slot)
 
-    def replace(self, plan: Plan) -> None:
-        """Puts a user's plan in force, which all ranks agreed on."""
-        self._remake = None
-        self._replace(plan)
+    def replace(self, agreed: Plan, asked: Plan) -> None:
+        """Puts in force what ranks agreed on of the plan that a user asked for."""
+        self._remake, self._chosen = None, asked
+        self._replace(agreed)
+
+    def agreed_for(self, trained: Collection[str]) -> Plan:
+        """The plan for other parameters than before, once all ranks have the same. Raises ValueError on all of them,
+        naming a parameter, where some ranks train it and others do not."""
+        changed = min({slot.name for slot in self.trained} ^ set(trained))
+        self.trained = [slot for slot in self._slots if slot.name in trained]
+        try:
+            return self._agreement.on_plan(
+                lambda: self._begin(self._made_for(self.trained)), self._settings.controller, trained,
+                "a step after requires_grad has changed",
+            )  # fmt: skip
+        except AbsentRanks as error:
+            raise AbsentRanks(f"requires_grad of {changed!r} has changed on some ranks alone: {error}") from error
+
+    def follow(self, plan: Plan) -> None:
+        """Puts a plan in force for what is trained now."""
+        self._control.restart(self.trained)
+        self.native_steps = None
+        self._install(plan)
+
+    def _made_for(self, trained: Sequence[Slot]) -> Plan:
+        """The user's plan, with what that lacks as it would have been planned at first."""
+        assert self._settings.plan_for is not None
+        made = self._settings.plan_for(self._in_order(trained))
+        if self._chosen is None:
+            return made
+        known = {name for group in self._chosen.groups for name in group.slots}
+        return Plan((*self._chosen.groups, *made.only({slot.name for slot in trained} - known).groups))
 
     def step_ended(self) -> None:
         """Puts in force what follows from the step."""
         if self._follow_order:
-            slots = self._first_come()
-            self.order = tuple(slot.name for slot in slots)
-            self._replace(self._begin(self._follow_order(slots)))
+            self.order = self._first_come()
+            self._replace(self._begin(self._follow_order(self._in_order(self.trained))))
         else:
             self._apply(self._control.end(self._steps.number - 1, self.plan))
 
@@ -87,7 +119,7 @@ class Plans:
         if not (read.job and self._settings.controller):
             return
         try:
-            self._load_controller(read.job).check(self._slots)
+            self._load_controller(read.job).check(self.trained)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             name = type(self._settings.controller).__name__
             raise ValueError(f"{name} cannot go on from this state ({error}); load what this job saved") from error
@@ -105,10 +137,7 @@ class Plans:
             self._replace(plan)
             self.native_steps = 1 if plan.native else None  # the controller is asked after the next step
         elif self._remake and read.about.order:
-            by_name = {slot.name: slot for slot in self._slots}
-            first = [by_name[name] for name in read.about.order if name in by_name]
-            rest = [slot for slot in self._slots if slot not in first]
-            self._replace(self._begin(self._remake([*first, *rest])))
+            self._replace(self._begin(self._remake(self._in_order(self.trained))))
 
     def _load_controller(self, job: Mapping[str, Tensor]) -> Plan:
         """The plan that was in force."""
@@ -123,7 +152,10 @@ class Plans:
     def _begin(self, plan: Plan) -> Plan:
         """What the controller makes of a plan that it is to change."""
         controller = self._settings.controller
-        plan.check(self._slots)
+        waiting = {slot.name for slot in self._slots} - {slot.name for slot in self.trained}
+        planned = {name for group in plan.groups for name in group.slots}
+        plan = plan.only(planned - waiting)
+        plan.check(self.trained)
         if plan.native and not self._settings.can_be_native:
             raise ValueError("a native plan leaves reducing to DDP, and here nobody else reduces; use FP32() instead")
         if controller and not plan.native:
@@ -149,9 +181,14 @@ class Plans:
             case None:
                 pass
 
-    def _first_come(self) -> list[Slot]:
+    def _in_order(self, slots: Sequence[Slot]) -> list[Slot]:
+        """The slots in the order that is known, and then the others."""
+        place = {name: place for place, name in enumerate(self.order)}
+        return sorted(slots, key=lambda slot: place.get(slot.name, len(place)))
+
+    def _first_come(self) -> tuple[str, ...]:
         """The slots as rank 0's gradients became ready in the first step."""
         seen = dict.fromkeys([*self._seen, *range(len(self._slots))])
         order = torch.tensor(list(seen), dtype=torch.int64, device=self._steps.store.device)
         self._pipeline.agree(partial(self._pipeline.mesh.share, [order], order.device))
-        return [self._slots[slot] for slot in order.tolist()]
+        return tuple(self._slots[slot].name for slot in order.tolist())

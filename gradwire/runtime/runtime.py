@@ -1,7 +1,7 @@
 """The runtime: gradients in, means out, in their place. What front ends see of all that runs underneath."""
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
@@ -15,7 +15,7 @@ from gradwire import checkpoint
 from gradwire.plans import Plan
 from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.control import Control
-from gradwire.runtime.ending import Ending, Left
+from gradwire.runtime.ending import Ending, Left, close
 from gradwire.runtime.executor import Executor, Point
 from gradwire.runtime.frames import forget_frames
 from gradwire.runtime.gathering import check
@@ -27,7 +27,7 @@ from gradwire.runtime.plans import Plans
 from gradwire.runtime.recorder import Recorder
 from gradwire.runtime.settings import Settings
 from gradwire.runtime.states import States
-from gradwire.runtime.stats import Stats, dense_bytes
+from gradwire.runtime.stats import Reduced, Stats
 from gradwire.runtime.steps import Steps
 from gradwire.runtime.store import Store
 from gradwire.runtime.trace import Trace
@@ -60,17 +60,16 @@ class Runtime:
         planned = self.slots if settings.planned is None else list(settings.planned)
         words = {"seed": str(settings.seed), **settings.words}
         self._agreement = Agreement(self.mesh, planned, device, words, settings.values)
-        self.hosts = self._agreement.hosts
-        own_mesh = mesh if settings.owns_mesh else None
+        self.hosts, own_mesh = self._agreement.hosts, mesh if settings.owns_mesh else None
         try:
             self._plans = Plans(plan, self._agreement, settings, planned)
         except BaseException:
-            _close(own_mesh)
+            close(own_mesh)
             raise
         self.executor = Executor(device)
         self.executor.fail = partial(_fail, weakref.ref(self))
         monitor = Monitor(self.mesh, self.executor) if mesh.silent else None
-        self._end = weakref.finalize(self, _close, monitor, self.executor, own_mesh)
+        self._end = weakref.finalize(self, close, monitor, self.executor, own_mesh)
         self.recorder = Recorder(self.executor.mark, mesh.rank)
         self._pipeline = Pipeline(self.mesh, self.recorder)
         control = Control(settings, planned, self._pipeline, self.executor)
@@ -82,7 +81,8 @@ class Runtime:
         self.submit, self.submit_absent = self._intake.submit, self._intake.submit_absent
         self.fix_places, self.arrivals = self._intake.fix_places, self._intake.arrivals
         self.arrive, self.native_begins = self.arrivals.arrive, partial(self.executor.post, self._steps.close)
-        self._waiting, self._ended, self._reduced = Waiting(), 0, 0
+        self._waiting, self._ended, self._reduced = Waiting(), 0, Reduced(self.slots, self.mesh.averaged)
+        self._reduced.follow(self._plans.trained)
         self.executor.call(partial(self._plans.work_with, self._steps, control, self._pipeline))
 
     # A step, on the thread that trains
@@ -158,18 +158,27 @@ class Runtime:
         return self._plans.native_steps
 
     def install(self, plan: Plan) -> None:
-        """Puts `plan` in force from the next step on; every parameter keeps its state. All ranks must do this
-        after the same step. Raises ValueError where plan and model, or the ranks' plans, do not fit."""
+        """Puts `plan` in force from the next step on, on all ranks after the same step; every parameter keeps its
+        state. Raises ValueError where plan and model, or the ranks' plans, do not fit."""
         self.finish()
         with self._telling():
             agreed = self._plans.agreed(lambda: plan)
-        self._call(partial(self._plans.replace, agreed))
+        self._call(partial(self._plans.replace, agreed, plan))
+
+    def follow(self, trained: Collection[str]) -> None:
+        """From the next step on, which is opened after this, these parameters are reduced; what is kept for the others
+        waits. All ranks do this after the same step; where they differ, the job ends on all of them."""
+        self.finish()
+        with self._telling(Exception):
+            agreed = self._plans.agreed_for(trained)
+        self._call(partial(self._plans.follow, agreed))
+        self._reduced.follow(self._plans.trained)
 
     def native_step_ended(self) -> None:
         """The framework has reduced a step by itself."""
         self._steps.native_step_ended()
-        self._reduced += 1
-        self._pipeline.wire_bytes += dense_bytes(self.slots, self.mesh.averaged)
+        self._reduced.count()
+        self._pipeline.wire_bytes += self._reduced.step_bytes
         self._plans.native_step_ended()
 
     def native_ended(self, median_s: float) -> None:
@@ -177,9 +186,8 @@ class Runtime:
         self._call(partial(self._plans.native_ended, median_s))
 
     def state_dict(self, all_ranks: bool = False) -> checkpoint.StateDict:
-        """A copy of the state after the last whole step; of this rank alone at any time, from any thread. Of
-        `all_ranks`, which rank 0 gets, on the CPU, they ask together, between steps. Raises ValueError where these
-        keep different shards."""
+        """A copy of the state after the last whole step, at any time, from any thread. That of `all_ranks` they ask for
+        together, between steps, and rank 0 gets it, on the CPU. Raises ValueError where these keep different shards."""
         if not all_ranks:
             return self._states.save()
         check(self.mesh)
@@ -195,8 +203,8 @@ class Runtime:
         self._call(partial(self._states.take, read))
 
     def leave(self) -> list[checkpoint.StateDict]:
-        """Ends the job at once, and tells the other ranks: the state after the last whole step; then that after the
-        next one, if it is the others who know whether that counts."""
+        """Ends the job at once, and tells the others: the state after the last whole step; then that after the next
+        one, if it is the others who know whether that counts."""
         self.fail(Left(f"rank {self.mesh.rank} has left the job"))
         self.executor.order_behind()
         states = self._states.last()  # on this thread: the worker may be in a collective that only the timeout ends
@@ -223,8 +231,7 @@ class Runtime:
 
     def stats(self) -> Stats:
         """What was sent, and where time went."""
-        dense = self._reduced * dense_bytes(self.slots, self.mesh.averaged)
-        return Stats.of(self._reduced, self._pipeline.wire_bytes, dense, self._steps.skipped, self.recorder.totals())
+        return Stats.of(self._reduced, self._pipeline.wire_bytes, self._steps.skipped, self.recorder.totals())
 
     def close(self) -> None:
         """Ends the thread, and the mesh if it is this job's own."""
@@ -276,7 +283,7 @@ class Runtime:
 
     def _step_ended(self) -> None:
         """Before whoever waits for the means goes on: the next step may find another plan."""
-        self._reduced += 1
+        self._reduced.count()
         if not self._steps.promised:
             self._plans.step_ended()
         self.recorder.add("wait", self._steps.last_arrival)
@@ -292,8 +299,3 @@ class Runtime:
 def _fail(runtime: "weakref.ref[Runtime]", error: BaseException) -> None:
     if (alive := runtime()) is not None:
         alive.fail(error)
-
-
-def _close(*parts: Monitor | Executor | Mesh | None) -> None:
-    for part in filter(None, parts):
-        part.close()

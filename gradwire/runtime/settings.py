@@ -30,6 +30,8 @@ class Settings:
     name, of all that ranks share before the first step, and `words` further things that must be equal on all ranks, by
     what they are called. `owns_mesh`: nobody else uses it, and it is closed in the end.
     `planned` are the slots that plans are made for, where those of a rank are shards of another size than others'.
+    `trained` are the parameters that are trained at first, of all that have slots, by default all; `plan_for(slots)`
+    makes the plan when others are.
     `elastic`: the ranks tell each other at the end of each step that they have all of it, so that it counts on all that
     are left, or on none, whenever one is lost. `voted`: and then it counts when `Runtime.commit` is called.
     """
@@ -46,5 +48,7 @@ class Settings:
     words: Mapping[str, str] = field(default_factory=dict)
     owns_mesh: bool = True
     planned: Sequence[Slot] | None = None
+    trained: Collection[str] | None = None
+    plan_for: Callable[[list[Slot]], Plan] | None = None
     elastic: bool = False
     voted: bool = False

@@ -7,9 +7,24 @@ from gradwire.ops.kernels import in_use
 from gradwire.slots import Slot
 
 
-def dense_bytes(slots: Sequence[Slot], ranks: int) -> int:
-    """What a rank sends in a dense step."""
-    return 2 * (ranks - 1) * sum(slot.numel * slot.dtype.itemsize for slot in slots) // ranks
+class Reduced:
+    """Counts the steps that were reduced, and the bytes that a rank would have sent in them had they been dense; each
+    of `step_bytes`, for the slots that are trained now."""
+
+    def __init__(self, slots: Sequence[Slot], ranks: int) -> None:
+        self._slots, self._ranks = slots, ranks
+        self.steps = self.dense_bytes = self.step_bytes = 0
+
+    def follow(self, trained: Sequence[Slot]) -> None:
+        """These are trained from now on."""
+        names = {slot.name for slot in trained}
+        numbers = sum(slot.numel * slot.dtype.itemsize for slot in self._slots if slot.name in names)
+        self.step_bytes = 2 * (self._ranks - 1) * numbers // self._ranks
+
+    def count(self) -> None:
+        """One more step."""
+        self.steps += 1
+        self.dense_bytes += self.step_bytes
 
 
 @dataclass(frozen=True)
@@ -34,10 +49,10 @@ class Stats:
     skipped: int = 0
 
     @classmethod
-    def of(cls, steps: int, wire: int, dense: int, skipped: int, seconds: Mapping[str, float]) -> "Stats":
-        """`wire` and `dense` are bytes, `seconds` those of all spans by name."""
+    def of(cls, reduced: Reduced, wire: int, skipped: int, seconds: Mapping[str, float]) -> "Stats":
+        """`wire` are bytes, `seconds` those of all spans by name."""
         encode_s, wire_s, decode_s, wait_s = (seconds.get(name, 0.0) for name in ("encode", "wire", "decode", "wait"))
-        return cls(steps, wire, dense, encode_s, wire_s, decode_s, wait_s, in_use(), skipped)
+        return cls(reduced.steps, wire, reduced.dense_bytes, encode_s, wire_s, decode_s, wait_s, in_use(), skipped)
 
     @property
     def ratio(self) -> float:

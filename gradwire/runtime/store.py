@@ -112,7 +112,7 @@ class Store:
         self._write_back()
         before = {stored.slots: stored for stored in self.groups}
         if members:
-            self._arenas.follow([slot for own in members for slot in own])
+            self._arenas.follow(members)
         for group in plan.groups:
             for kind in _kinds(group):
                 self._arenas.need(kind)
@@ -130,9 +130,11 @@ class Store:
         return {slot.name: self._export_slot(i, *now.get(i, ((), {}, {}))) for i, slot in enumerate(self.slots)}
 
     def load(self, exported: Exported) -> None:
-        """Takes over what `export` returned; slots that it lacks keep theirs. A slot's small tensor of another size
-        keeps the rows that both have."""
-        for kind in {kind for tensors in exported.values() for kind in tensors if "/" not in kind}:
+        """Takes over what `export` returned, and keeps what slots have that are in no group now; slots that it lacks
+        keep theirs. A slot's small tensor of another size keeps the rows that both have."""
+        kinds = {name: [kind for kind in tensors if "/" not in kind] for name, tensors in exported.items()}
+        self._arenas.hold([self._index[name] for name, own in kinds.items() if own])
+        for kind in {kind for own in kinds.values() for kind in own}:
             self._arenas.need(kind)
         self._write_back()
         for name, tensors in exported.items():

@@ -42,12 +42,14 @@ def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Pro
     """Carries out a controller's requests for a profile, on all ranks together, while nothing else is under way."""
 
     def profile(request: ProfileRequest, trace: Trace, gradients: Sequence[Mapping[str, Tensor]]) -> Profiled:
-        times = Times.of(trace.timelines(), slots).on_slowest(mesh, device)
-        ordered = sorted(slots, key=lambda slot: times.ready_s[slot.name])
+        planned = {name for group in request.plan.groups for name in group.slots}
+        trained = [slot for slot in slots if slot.name in planned]
+        times = Times.of(trace.timelines(), trained).on_slowest(mesh, device)
+        ordered = sorted(trained, key=lambda slot: times.ready_s[slot.name])
         sizes = [_first(ordered, elements) for elements in PROBED_ELEMENTS]
         pieces = [own for i, own in enumerate(sizes) if not i or own != sizes[i - 1]]
         samples = [[measure(way, own, mesh, device) for own in pieces] for way in request.ways]
-        worths = _worths(request.ways, gradients, slots, mesh, device)
+        worths = _worths(request.ways, gradients, trained, mesh, device)
         found = _profile(request.ways, samples, worths, ordered, times, mesh, device)
         return Profiled(found, contention(mesh, device))
 

@@ -20,6 +20,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from socket import gethostname
 from zlib import crc32
@@ -1578,3 +1579,219 @@ def main(out: str, *names: str) -> None:
         Path(out).write_text(json.dumps(outcome))
     dist.barrier()
     time.sleep(0.2)  # gloo's threads let go of the last collective
+
+
+# Parameters that are frozen and thawed between steps, and several optimizers of one model
+
+
+def freeze(model: nn.Module, frozen: set[int]) -> None:
+    """The layers of a network with these indices."""
+    for index, layer in enumerate(model):
+        layer.requires_grad_(index not in frozen)
+
+
+def plain_step(model: nn.Module, step: int) -> Tensor:
+    inputs, targets = batch(step)
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    return loss
+
+
+@scenario(2, 3)
+def layers_that_are_frozen_and_thawed_train_as_with_plain_torch() -> None:
+    phases = [{0, 2}, {0}, {0}, set(), {4}, {4}, {2}, set()]  # head first, then deeper; then parts in turn
+    for compressor in (gw.FP32(), gw.TopK(0.1), gw.PowerSGD(2)):
+        plain, model = network(), network()
+        freeze(model, phases[0])
+        held = [p for index in (2, 4) for p in model[index].parameters()]
+        optimizer = gw.DistributedOptimizer(torch.optim.SGD(held, lr=0.1), model, compressor)
+        native = torch.optim.SGD(plain.parameters(), lr=0.1)
+        sent, kept = [0], {}
+        for step, frozen in enumerate(phases):
+            freeze(model, frozen)
+            if step == 3:
+                optimizer.add_param_group({"params": model[0].parameters()})
+            plain_step(model, step)
+            if compressor == gw.FP32():
+                freeze(plain, frozen)
+                plain_step(DistributedDataParallel(plain), step)  # DDP itself reads requires_grad once
+                for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+                    torch.testing.assert_close(one.grad, other.grad)
+                native.step()
+                native.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert same_on_all_ranks(flat(model)), (compressor, step)
+            assert optimizer.handle.verify() == []
+            sent.append(optimizer.handle.stats().wire_bytes)
+            state = optimizer.handle.state_dict()
+            if 4 in frozen and compressor == gw.TopK(0.1):
+                kept.setdefault("head", state["4.weight//residual"])
+                assert torch.equal(state["4.weight//residual"], kept["head"])
+        steps = [after - before for before, after in pairwise(sent)]
+        assert steps[0] < steps[1] < steps[3], "what is frozen is not sent"
+        with torch.no_grad():
+            model[0].bias.requires_grad_(False).add_(dist.get_rank())
+        refused(RuntimeError, "parameter '0.bias' has other values", optimizer.handle.verify)
+        optimizer.handle.detach()
+
+
+@scenario(2, 3)
+def layers_that_are_thawed_on_some_ranks_alone_end_the_job_on_all() -> None:
+    model = network()
+    freeze(model, {0, 2})
+    optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, gw.TopK(0.1))
+    plain_step(model, 0)
+    freeze(model, {2} if dist.get_rank() == 0 else {0})
+    refused(ValueError, "the ranks differ in requires_grad of '2.bias': ", lambda: plain_step(model, 1))
+    refused(ValueError, "the ranks differ in requires_grad of '2.bias': ", lambda: plain_step(model, 2))
+    optimizer.handle.detach()
+
+
+@scenario(2, 3)
+def layers_that_one_rank_alone_thaws_end_the_job_on_all() -> None:
+    model = network()
+    freeze(model, {0, 2})
+    group = dist.new_group(timeout=timedelta(seconds=4))
+    wrapped = gw.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, gw.TopK(0.1), process_group=group)
+    plain_step(model, 0)
+    freeze(model, {2} if dist.get_rank() == 0 else {0, 2})
+    refused(RuntimeError, "requires_grad of '0.bias' has changed on some ranks alone: ", lambda: plain_step(model, 1))
+    wrapped.handle.detach()
+
+
+@scenario(2)
+def lora_in_phases_trains_what_is_thawed_and_keeps_the_rest() -> None:
+    model = network().requires_grad_(False)
+    for layer in (0, 2):
+        adapter = nn.Sequential(nn.Linear(60, 4, bias=False), nn.Linear(4, 60, bias=False))
+        model[layer + 1] = nn.Sequential(model[layer + 1], adapter)
+    adapters = [model[1][1], model[3][1]]
+    adapters[1].requires_grad_(False)
+    optimizer = gw.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, gw.TopK(0.2))
+    before = optimizer.handle.stats()
+    for step in range(6):
+        for index, adapter in enumerate(adapters):  # one at a time
+            adapter.requires_grad_(index == step // 2 % 2)
+        plain_step(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        kept = {key.partition("//")[0] for key in optimizer.handle.state_dict() if key.endswith("//residual")}
+        assert {name[:3] for name in kept} <= {"1.1", "3.1"}, kept
+        assert kept
+    assert same_on_all_ranks(flat(model))
+    most = 8 * 6 * sum(p.numel() for p in adapters[0].parameters()) + 8 * 1000
+    assert optimizer.handle.stats().wire_bytes - before.wire_bytes < most
+    optimizer.handle.detach()
+
+
+class Adversaries(nn.Module):
+    """A generator and the discriminator that it is to deceive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.makes = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 20))
+        self.judges = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, noise: Tensor) -> Tensor:
+        return self.judges(self.makes(noise))
+
+
+def play(model: Adversaries, makes, judges, steps: int = 4) -> None:
+    """Both in turn, each frozen while the other one trains."""
+    for step in range(steps):
+        noise = torch.randn(8, 8, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+        for optimizer, frozen, thawed, sign in (
+            (judges, model.makes, model.judges, 1),
+            (makes, model.judges, model.makes, -1),
+        ):
+            frozen.requires_grad_(False)
+            thawed.requires_grad_(True)
+            optimizer.zero_grad()
+            (sign * nn.functional.softplus(model(noise))).mean().backward()
+            optimizer.step()
+    model.requires_grad_(True)
+
+
+@scenario(2, 3)
+def two_optimizers_of_one_model_train_as_with_plain_torch() -> None:
+    native = Adversaries()
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (native.makes, native.judges)]
+    for optimizer in optimizers:
+
+        def average(own: torch.optim.Optimizer, *_: object) -> None:
+            for parameter in own.param_groups[0]["params"]:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+
+        optimizer.register_step_pre_hook(average)
+    play(native, *optimizers)
+    for compressor in (gw.FP32(), gw.TopK(0.1), gw.PowerSGD(2)):
+        model = Adversaries()
+        ours = [
+            gw.DistributedOptimizer(torch.optim.SGD(part.parameters(), lr=0.1), model, compressor)
+            for part in (model.makes, model.judges)
+        ]
+        play(model, *ours)
+        if compressor == gw.FP32():
+            torch.testing.assert_close(flat(model), flat(native))
+        assert same_on_all_ranks(flat(model)), compressor
+        assert [each.handle.stats().steps for each in ours] == [4, 4]
+        for each in ours:
+            each.handle.detach()
+
+
+@scenario(2)
+def muon_for_matrices_and_adamw_for_the_rest_train_as_with_plain_torch() -> None:
+    def split(model: nn.Module) -> list[torch.optim.Optimizer]:
+        matrices = [p for p in model.parameters() if p.dim() == 2]
+        return [
+            torch.optim.Muon(matrices, lr=0.02),
+            torch.optim.AdamW([p for p in model.parameters() if p.dim() < 2], lr=0.01),
+        ]
+
+    def run(model: nn.Module, optimizers) -> None:
+        for step in range(4):
+            plain_step(model, step)
+            for each in optimizers:
+                each.step()
+                each.zero_grad()
+
+    native = DistributedDataParallel(network())
+    run(native, split(native))
+    attached = DistributedDataParallel(network())
+    handle = gw.attach(attached, gw.FP32())
+    run(attached, split(attached))
+    torch.testing.assert_close(flat(attached), flat(native))
+    handle.detach()
+    for compressor in (gw.FP32(), gw.TopK(0.1), gw.PowerSGD(2)):
+        model = network()
+        ours = [gw.DistributedOptimizer(each, model, compressor) for each in split(model)]
+        run(model, ours)
+        if compressor == gw.FP32():
+            torch.testing.assert_close(flat(model), flat(native))
+        assert same_on_all_ranks(flat(model)), compressor
+        for each in ours:
+            each.handle.detach()
+
+
+@scenario(2)
+def what_is_averaged_already_is_refused() -> None:
+    model = network()
+    wrap = partial(gw.DistributedOptimizer, torch.optim.SGD(model.parameters(), lr=0.1), model, gw.FP32())
+    again = "parameter '0.weight' is averaged by a DistributedOptimizer already; call detach() of its handle first"
+    handle = wrap().handle
+    refused(ValueError, again, wrap)
+    refused(ValueError, again, lambda: gw.attach(DistributedDataParallel(model), gw.FP32()))
+    refused(ValueError, again, lambda: gw.LocalSteps(torch.optim.SGD(model.parameters()), model, gw.FP32()))
+    handle.detach()
+    ddp = DistributedDataParallel(model)
+    handle = gw.attach(ddp, gw.FP32())
+    refused(ValueError, "parameter '0.weight' is averaged by attach(ddp) already", wrap)
+    handle.detach()
+    local = gw.LocalSteps(torch.optim.SGD(model.parameters()), model, gw.FP32())
+    refused(ValueError, "parameter '0.weight' is averaged by LocalSteps already", wrap)
+    local.handle.detach()
+    strangers = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(1))], lr=0.1)
+    refused(ValueError, "not the model's", lambda: gw.DistributedOptimizer(strangers, model, gw.FP32()))

@@ -6,6 +6,7 @@
 import tempfile
 from contextlib import nullcontext
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -804,3 +805,78 @@ def replicas_of_shards_are_compared_and_mended() -> None:
         refused(RuntimeError, "'embed.weight' has other values on rank 1 than on ranks 0, 2, 3;", handle.verify)
         assert handle.verify(heal=True) == ["embed.weight"]
         assert equal(local_parameters(model), before)
+
+
+# Parameters that are frozen and thawed between steps
+
+PHASES = (("embed", "first", "second", "side", "frozen"), ("embed", "frozen"), ("frozen", "head"), ())
+
+
+def freeze(model: nn.Module, frozen: tuple[str, ...]) -> None:
+    for name, part in model.named_children():
+        part.requires_grad_(name not in frozen)
+
+
+def phases(model: nn.Module, steps: int = 2):
+    """Trains, with other parts frozen in every phase, and yields after each step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for phase, frozen in enumerate(PHASES):
+        freeze(model, frozen)
+        for step in range(steps):
+            loss_of(model, steps * phase + step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield frozen
+
+
+def whole(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().full_tensor().flatten() for p in model.parameters()])
+
+
+@scenario(4)
+def what_is_frozen_and_thawed_is_averaged_as_native_hsdp_does() -> None:
+    for mesh in meshes():
+        native, ours = wrapped(mesh), wrapped(mesh["shard"])
+        freeze(ours, PHASES[0])
+        handle = gw.attach(ours, gw.FP32(), mesh=mesh)
+        sent = [0]
+        for _ in zip(phases(native), phases(ours), strict=True):
+            torch.testing.assert_close(whole(ours), whole(native))
+            sent.append(handle.stats().wire_bytes)
+        steps = [after - before for before, after in pairwise(sent)]
+        assert steps[0] == steps[1] < steps[6] / 4, "what is frozen is not sent"
+        assert handle.verify() == []
+        handle.detach()
+
+
+@scenario(4)
+def replicas_stay_the_same_when_layers_are_thawed_later() -> None:
+    for compressor in (gw.TopK(0.1), gw.PowerSGD(2)):
+        mesh = meshes()[0]
+        ours = wrapped(mesh)
+        freeze(ours, PHASES[0])
+        handle = gw.attach(ours, compressor)
+        kept: dict[tuple[str, ...], Tensor] = {}
+        for frozen in phases(ours, 3):
+            state = handle.state_dict()
+            assert "embed.weight//residual" not in state or "embed" not in frozen
+            if "head" in frozen:
+                kept.setdefault(frozen, state["head.weight//residual"])
+                assert torch.equal(state["head.weight//residual"], kept[frozen])
+            assert handle.verify() == []
+        assert same_on_all_ranks(whole(ours)), compressor
+        with torch.no_grad():
+            ours.frozen.requires_grad_(False).weight.to_local()[:] += dist.get_rank() // 2
+        refused(RuntimeError, "parameter 'frozen.weight' has other values", handle.verify)
+        handle.detach()
+
+
+@scenario(4)
+def shards_that_are_thawed_on_some_ranks_alone_end_the_job_on_all() -> None:
+    mesh = init_device_mesh("cpu", (4, 1), mesh_dim_names=("replicate", "shard"))
+    ours = wrapped(mesh["shard"])
+    handle = gw.attach(ours, gw.TopK(0.1), mesh=mesh)
+    loss_of(ours, 0).backward()
+    (ours.frozen if dist.get_rank() else ours.head).weight.requires_grad_(bool(dist.get_rank()))
+    refused(ValueError, "the ranks differ in requires_grad of 'head.weight'", lambda: loss_of(ours, 1))
+    handle.detach()

@@ -1,0 +1,117 @@
+"""The parameters of a model that a step trains, which may be others at every step."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwire.frontends.owners import check_free
+from gradwire.slots import Slot
+
+Check = Callable[[str, nn.Parameter], None]
+"""Raises ValueError, naming the parameter, for one whose gradient cannot be reduced."""
+
+
+class Trained:
+    """The parameters that need a gradient now, of those that an `optimizer` holds, if one is given.
+
+    `fit` are all of the model's that can be trained, frozen ones as well; each has a slot, which costs nothing until it
+    is trained. `others` are the names of the rest: empty ones, and those that `check` refuses once they are trained.
+    """
+
+    def __init__(self, model: nn.Module, check: Check, optimizer: Optimizer | None = None) -> None:
+        named = dict(model.named_parameters())
+        full = {name: p for name, p in named.items() if p.numel()}
+        self._check, self._optimizer = check, optimizer
+        self.fit = {name: p for name, p in full.items() if _fits(name, p, check)}
+        self.others = named.keys() - self.fit.keys()
+        self._full = self._watched = full
+        self._held: set[int] = {id(p) for p in full.values()}
+        self._count = -1
+        self._look_again()
+
+    def now(self) -> list[str]:
+        """Their names. Raises ValueError for one that cannot be reduced."""
+        self._look_again()
+        names = [name for name, parameter in self._watched.items() if parameter.requires_grad]
+        for name in self.others.intersection(names) if self.others else ():
+            self._check(name, self._full[name])
+        return names
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Those of `now`, by name. Raises ValueError where there is none."""
+        if not (names := self.now()):
+            raise ValueError("the model has no parameter that needs a gradient, so there is nothing to reduce")
+        return {name: self.fit[name] for name in names}
+
+    def held(self) -> dict[str, nn.Parameter]:
+        """Those that the optimizer holds, frozen or not."""
+        self._look_again()
+        return self._watched
+
+    def has(self, parameter: Tensor) -> bool:
+        """Whether the optimizer holds a parameter of the model."""
+        if id(parameter) not in self._held:
+            self._look_again()
+        return id(parameter) in self._held
+
+    def _look_again(self) -> None:
+        """Groups may have been added to the optimizer, by whichever call."""
+        groups = self._optimizer.param_groups if self._optimizer else ()
+        if not self._optimizer or self._count == (count := sum(len(group["params"]) for group in groups)):
+            return
+        self._count, self._held = count, {id(p) for p in held_by(self._optimizer)}
+        self._watched = {name: p for name, p in self._full.items() if id(p) in self._held}
+
+
+def held_by(optimizer: Optimizer) -> Iterable[nn.Parameter]:
+    """The parameters that an optimizer steps."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def add_to(optimizer: Optimizer, param_group: dict[str, Any], trained: Trained) -> Sequence[Tensor]:
+    """Adds a group of the model's parameters to an optimizer, and returns them. Raises ValueError for others, and for
+    those that are averaged already."""
+    given = param_group["params"]
+    given = [given] if isinstance(given, Tensor) else list(given)
+    added = [each[1] if isinstance(each, tuple) else each for each in given]
+    names = {id(p): name for name, p in trained.fit.items()}
+    if any(id(parameter) not in names for parameter in added):
+        raise ValueError("the group has a parameter that the model had not when it was wrapped; wrap it anew")
+    check_free({names[id(p)]: p for p in added})
+    optimizer.add_param_group({**param_group, "params": given})
+    return added
+
+
+def check_held(optimizer: Optimizer, model: nn.Module) -> None:
+    """Raises ValueError where an optimizer holds a parameter that is not the model's."""
+    known = {id(p) for p in model.parameters()}
+    if any(id(p) not in known for p in held_by(optimizer)):
+        raise ValueError(
+            "the optimizer holds a parameter that is not the model's; make it of parameters of the model that you pass"
+        )
+
+
+def on_one_device(model: nn.Module) -> Check:
+    """Refuses what cannot be sent together with the first parameter that is trained: what lies on another device, or
+    has no real numbers."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
+
+    def check(name: str, parameter: nn.Parameter) -> None:
+        Slot.of(name, parameter)
+        if trained and parameter.device != trained[0][1].device:
+            raise ValueError(
+                f"parameter {trained[0][0]!r} is on {trained[0][1].device} and {name!r} on {parameter.device}; give "
+                "each rank one device"
+            )
+
+    return check
+
+
+def _fits(name: str, parameter: nn.Parameter, check: Check) -> bool:
+    try:
+        check(name, parameter)
+    except ValueError:
+        return False
+    return True
