@@ -133,7 +133,7 @@ class Handle:
     def from_first(self, state: Any) -> Any:
         """Rank 0's `state`, on all ranks, which ask together. Raises ValueError where it has something else than
         tensors, numbers and texts."""
-        return self._runtime.together(partial(from_first, state), state)
+        return self._runtime.together("from_first()", {}, partial(from_first, state), state)
 
     def verify(self, heal: bool = False) -> list[str]:
         """Compares a checksum of every trained parameter, of local steps of every shared one, over the ranks that are
@@ -145,13 +145,13 @@ class Handle:
         if self._front_end is None:
             raise ValueError("detach() ended the exchange of gradients, and what is alike; attach() again")
         held = self._front_end.held()
-        found = self._runtime.together(partial(differences, held), [])
+        found = self._runtime.together("verify()", {"heal": heal}, partial(differences, held), [])
         if found and not heal:
             raise RuntimeError(f"replicas differ: {found[0]}; verify(heal=True), or load a checkpoint on all ranks")
         if undecided := [each for each in found if each.source is None]:
             raise RuntimeError(f"replicas differ: {undecided[0]}, no majority; load a checkpoint on all ranks")
         if found:
-            self._runtime.together(partial(mend, held, found), None)
+            self._runtime.together("verify(heal=True)", {}, partial(mend, held, found), None)
         return list(dict.fromkeys(each.name for each in found))
 
     def stragglers(self, factor: float = 1.2) -> list[Straggler]:
@@ -169,7 +169,8 @@ class Handle:
             raise ValueError("local steps with delay or eager wait for nobody; there are no stragglers to name")
         stats = self.stats()
         own_s = self._own_time.per_step(stats.steps, stats.wait_s)
-        found = self._runtime.together(partial(stragglers, own_s, factor, self._runtime.hosts()), [])
+        task = partial(stragglers, own_s, factor, self._runtime.hosts())
+        found = self._runtime.together("stragglers()", {"factor": factor}, task, [])
         self._own_time.begin(stats.steps, stats.wait_s)
         return found
 

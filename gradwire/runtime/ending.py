@@ -6,7 +6,7 @@ from contextlib import suppress
 from time import monotonic, sleep
 from typing import NamedTuple
 
-from gradwire.runtime.meeting import rank_at
+from gradwire.runtime.naming import rank_at
 from gradwire.transports import Mesh
 
 OTHERS_S, POLL_S = 2.0, 0.05

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.collective import HOST, REPLICA, Broadcast, Message
 from gradwire.ops.checksum import checksum
-from gradwire.runtime.meeting import ranks_named
+from gradwire.runtime.naming import ranks_named
 from gradwire.transports import Mesh
 
 

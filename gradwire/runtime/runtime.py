@@ -1,7 +1,7 @@
 """The runtime: gradients in, means out, in their place. What front ends see of all that runs underneath."""
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
@@ -20,7 +20,6 @@ from gradwire.runtime.executor import Executor, Point
 from gradwire.runtime.frames import forget_frames
 from gradwire.runtime.gathering import check
 from gradwire.runtime.intake import Intake
-from gradwire.runtime.meeting import AbsentRanks
 from gradwire.runtime.monitor import Monitor
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.plans import Plans
@@ -182,8 +181,7 @@ class Runtime:
         if not all_ranks:
             return self._states.save()
         check(self.mesh)
-        self.finish()
-        return self._call(partial(self._pipeline.agree, self._states.gather))
+        return self.together("state_dict(all_ranks=True)", {}, lambda mesh, device: self._states.gather(), {})
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
         """Takes over what `state_dict` returned; parameters that it lacks keep theirs. Raises ValueError, on all ranks,
@@ -202,9 +200,13 @@ class Runtime:
         self.close()
         return states
 
-    def together(self, task: Callable[[Mesh, torch.device], T], alone: T) -> T:
-        """What comes of `task`, which all ranks do together, between steps; `alone` is what comes of it for one."""
+    def together(self, call: str, words: Mapping[str, object], task: Callable[[Mesh, torch.device], T], alone: T) -> T:
+        """What comes of `task`, which all ranks do together, between steps, in the user's `call`; `alone` is what comes
+        of it for one. First the ranks meet over the store, where no collective waits for a rank that does not come.
+        Raises ValueError, on all ranks, where these make another call or have other `words`."""
         self.finish()
+        with self._telling():
+            self._agreement.on(lambda: {name: str(word) for name, word in words.items()}, call)
         return self._call(partial(self._pipeline.agree, partial(task, self.mesh, self.executor.device)))
 
     def trace(self, steps: int) -> Trace:
@@ -263,7 +265,7 @@ class Runtime:
             return self.executor.call(task)
 
     @contextmanager
-    def _telling(self, kind: type[BaseException] = AbsentRanks) -> Iterator[None]:
+    def _telling(self, kind: type[BaseException] = RuntimeError) -> Iterator[None]:
         """The others are told of such an error, by default of ranks absent from a meeting; the first one is raised."""
         try:
             yield
