@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
-from gradwire.torch_private import hooks_of, is_joining, retire, with_hook, without_hook
+from gradwire.torch_private import hooks_of, is_joining, retire, when_backward_ends, with_hook, without_hook
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,14 @@ class DDPFrontEnd:
         self.ddp: Any = weakref.proxy(ddp)
         self.runtime: Runtime | None = None
         self._slot: dict[Tensor, int] = {}
-        self._seen: set[int] = set()
-        self._accumulated: set[int] = set()
+        self._seen, self._accumulated = set[int](), set[int]()
         self._places: dict[int, BucketPlace] = {}
         self._late: int | None = None
         self._synchronising = self._open = self._fixed = self._stayed = self._notes = False
         self._native = self._native_reduced = False
         self._native_since: float | None = None
         self._native_s: list[float] = []
-        self._removable: list[Any] = []
-        self._on_gradients: list[Any] = []
+        self._removable, self._on_gradients = list[Any](), list[Any]()
 
     @classmethod
     def of(cls, ddp: DistributedDataParallel) -> "DDPFrontEnd":
@@ -151,16 +150,17 @@ class DDPFrontEnd:
         runtime = self.runtime
         if runtime is None:
             return self._reduce_dense(bucket)
-        if not self._open:  # a rank that has joined the others makes no forward pass, and has new buckets each time
+        if (
+            joined := not self._open
+        ):  # a rank that has joined the others makes no forward pass, and has new buckets each time
             self._forget_places()  # gradients may lie elsewhere from now on
             runtime.fix_places(False)
             self._open_step(runtime)
             self._stayed = False
-        if self._fixed:
-            self._arrive_fixed(runtime, bucket)
-        else:
-            self._submit(runtime, bucket)
+        (self._arrive_fixed if self._fixed else self._submit)(runtime, bucket)
         future = runtime.watch(bucket.buffer())
+        if bucket.is_last() and not joined:  # behind DDP's own end of backward, to which SystemExit is no error
+            when_backward_ends(partial(when_backward_ends, runtime.raise_error))
         if bucket.is_last():  # DDP, too, ignores what backward does from here to the next forward pass
             self._synchronising = self._open = False
             self._seen.clear()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 from torch.distributed.checkpoint.storage import StorageReader
@@ -20,6 +20,7 @@ from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.stats import Stats
 from gradwire.runtime.stragglers import OwnTime, Straggler, stragglers
 from gradwire.runtime.trace import Trace
+from gradwire.transports import forked
 
 
 class FrontEnd(Protocol):
@@ -50,6 +51,11 @@ class Handle:
         self._runtime: Runtime | Idle = runtime or Idle()
         self._front_end: FrontEnd | None = front_end
         self._own_time, self._waits = OwnTime(), waits
+        forked.register(self)
+
+    def after_fork(self) -> None:
+        """In a forked child, where every call raises RuntimeError: the job is the parent's."""
+        self._runtime = self._front_end = cast(Any, forked.Elsewhere())
 
     @property
     def plan(self) -> Plan | None:

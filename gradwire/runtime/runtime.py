@@ -14,6 +14,7 @@ from torch.futures import Future
 from gradwire import checkpoint
 from gradwire.plans import Plan
 from gradwire.runtime.agreement import Agreement
+from gradwire.runtime.closing import end
 from gradwire.runtime.control import Control
 from gradwire.runtime.ending import Ending, Left
 from gradwire.runtime.executor import Executor, Point
@@ -32,7 +33,7 @@ from gradwire.runtime.store import Store
 from gradwire.runtime.trace import Trace
 from gradwire.runtime.waiting import Waiting
 from gradwire.slots import Slot
-from gradwire.transports import Mesh
+from gradwire.transports import Mesh, forked
 
 T = TypeVar("T")
 
@@ -55,7 +56,7 @@ class Runtime:
         self.slots, self.mesh, self._settings = list(slots), mesh.for_job(), settings
         self.numel, self.elastic = {slot.name: slot.numel for slot in slots}, settings.elastic
         self.error: BaseException | None = None
-        self._failing = Lock()
+        self._failing, self._waiting, self._reduced = Lock(), Waiting(), 0
         planned = self.slots if settings.planned is None else list(settings.planned)
         self._agreement = Agreement(self.mesh, planned, device, {"seed": str(settings.seed), **settings.words})
         self.hosts = self._agreement.hosts
@@ -63,12 +64,12 @@ class Runtime:
         try:
             self._plans = Plans(plan, self._agreement, settings, planned)
         except BaseException:
-            _close(own_mesh)
+            if own_mesh:
+                own_mesh.close()
             raise
         self.executor = Executor(device)
         self.executor.fail = partial(_fail, weakref.ref(self))
         monitor = Monitor(self.mesh, self.executor) if mesh.silent else None
-        self._end = weakref.finalize(self, _close, monitor, self.executor, own_mesh)
         self.recorder = Recorder(self.executor.mark, mesh.rank)
         self._pipeline = Pipeline(self.mesh, self.recorder)
         control = Control(settings, planned, self._pipeline, self.executor)
@@ -76,9 +77,11 @@ class Runtime:
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         self._states = States(self._steps, self._plans, self._agreement, settings)
         self._intake = Intake(self._steps, self.executor, self.recorder)
-        self._ending = Ending(self.mesh, self.hosts, self._intake.step_s, monitor.paused_s if monitor else float)
+        paused_s = monitor.paused_s if monitor else float
+        self._ending = Ending(self.mesh, self.hosts, self._intake.step_s, paused_s, self._intake.place)
+        self._end = forked.finalize(self, end, self._ending, monitor, self.executor, own_mesh)
+        forked.register(self)
         self.arrivals, self.arrive = self._intake.arrivals, self._intake.arrivals.arrive
-        self._waiting, self._ended, self._reduced = Waiting(), 0, 0
         self.executor.call(partial(self._plans.work_with, self._steps, control, self._pipeline))
 
     # A step, on the thread that trains
@@ -202,8 +205,8 @@ class Runtime:
 
     def together(self, call: str, words: Mapping[str, object], task: Callable[[Mesh, torch.device], T], alone: T) -> T:
         """What comes of `task`, which all ranks do together, between steps, in the user's `call`; `alone` is what comes
-        of it for one. First the ranks meet over the store, where no collective waits for a rank that does not come.
-        Raises ValueError, on all ranks, where these make another call or have other `words`."""
+        of it for one. They meet over the store first, where a rank that does not come has a name. Raises ValueError, on
+        all ranks, where these make another call or have other `words`."""
         self.finish()
         with self._telling():
             self._agreement.on(lambda: {name: str(word) for name, word in words.items()}, call)
@@ -231,6 +234,10 @@ class Runtime:
         """Ends the thread, and the mesh if it is this job's own."""
         self._end()
 
+    def after_fork(self) -> None:
+        """In a child, where locks may be held by threads that are not there: all of it is the parent's."""
+        self._failing, self.error = Lock(), RuntimeError(forked.FORKED)
+
     # Errors, on any thread
 
     def raise_error(self) -> None:
@@ -256,7 +263,7 @@ class Runtime:
             self._pipeline.drain()
             forget_frames(error)  # they hold messages under way, and those the connections that abort is to close
             self._ending.end(error)  # the others' collectives end, and so does most often the worker's wait for one
-            self._waiting.serve(self._ended, error)
+            self._waiting.serve(self._intake.ended, error)
             self.executor.give_up(error)
 
     def _call(self, task: Callable[[], T]) -> T:
@@ -281,20 +288,15 @@ class Runtime:
         if not self._steps.promised:
             self._plans.step_ended()
         self.recorder.add("wait", self._steps.last_arrival)
-        self._ended = self._steps.opened
+        self._intake.ended = self._steps.opened
         self._serve()
 
     def _serve(self) -> None:
         with self._failing:  # until it is known who is to blame
             error = self.error
-        self._waiting.serve(self._ended, error)
+        self._waiting.serve(self._intake.ended, error)
 
 
 def _fail(runtime: "weakref.ref[Runtime]", error: BaseException) -> None:
     if (alive := runtime()) is not None:
         alive.fail(error)
-
-
-def _close(*parts: Monitor | Executor | Mesh | None) -> None:
-    for part in filter(None, parts):
-        part.close()

@@ -2,15 +2,25 @@
 outside, and each hears what happened. Each scenario runs on all ranks of one launch, over groups of short timeouts.
 """
 
+import atexit
+import gc
+import os
+import signal
+import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from socket import gethostname
 
+import pytest
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from tests.processes.scenarios import network, refused, scenario, train
+from tests.processes.scenarios import batch, network, refused, scenario, train
 
 TIMEOUT_S = 3
 
@@ -104,3 +114,128 @@ def a_codec_whose_payload_becomes_longer_ends_the_job_by_name() -> None:
         train(ddp, 3)
         Longer.grown = True
         assert "failed on rank 1: ValueError: its payload has" in raised(partial(train, ddp)), communicator
+
+
+# Forked children
+
+
+def ends_with(body: Callable[[], None]) -> int:
+    """How a forked child ends that does this: 0 where it comes through, whatever is in its parent."""
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            body()
+            os._exit(0)
+        os._exit(1)
+    until = time.monotonic() + 60
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+@scenario(2)
+def a_forked_child_leaves_its_parents_job_alone() -> None:
+    attached = []
+    for _ in range(2):
+        ddp = quick_ddp()
+        handle = gw.attach(ddp, gw.TopK(0.1))
+        train(ddp, 2)
+        attached.append([ddp, handle])
+    groups = [weakref.ref(handle._runtime.mesh.replica._group) for _, handle in attached]
+
+    def collects() -> None:
+        gw.ProcessGroup.close = lambda self: os._exit(2)
+        refused(RuntimeError, "forked child", handle.stats)
+        refused(RuntimeError, "forked child", handle.state_dict)
+        refused(RuntimeError, "forked child", handle.detach)
+        refused(RuntimeError, "forked child", partial(train, ddp, 1))
+        attached.clear()
+        gc.collect()
+        atexit._run_exitfuncs()
+        assert all(group() is not None for group in groups), "what waits for threads that are not there"
+
+    assert ends_with(collects) == 0
+    for module, handle in attached:
+        train(module, 2, first=2)
+        assert handle.verify() == []
+
+
+# Exits
+
+
+class Exits(gw.TopK):
+    """A user's codec that wants to end the process of rank 1, by an exception that is no Exception."""
+
+    kind: type[BaseException] | None = None
+
+    def encode(self, *arguments) -> None:
+        if Exits.kind and dist.get_rank() == 1:
+            raise Exits.kind(3)
+        super().encode(*arguments)
+
+
+@scenario(2)
+def an_exit_in_a_codec_ends_that_rank_by_it_and_the_others_hear_of_it() -> None:
+    for kind, wrapped in ((SystemExit, False), (KeyboardInterrupt, False), (SystemExit, True)):
+        Exits.kind, module = None, network() if wrapped else quick_ddp()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        if wrapped:
+            optimizer = gw.DistributedOptimizer(optimizer, module, Exits(0.1), process_group=quick_group())
+        else:
+            gw.attach(module, Exits(0.1))
+        train(module, 3, optimizer=optimizer)
+        Exits.kind = kind
+        if dist.get_rank():
+            with pytest.raises(kind):
+                train(module, 1, optimizer=optimizer)
+        else:
+            assert f"rank 1 (host {gethostname()}) ended with {kind.__name__}: 3" in raised(partial(train, module, 1))
+
+
+# Late ranks
+
+
+@scenario(3)
+def a_late_rank_is_named_with_what_it_does() -> None:
+    places = {"in forward": 0, "in backward": 1, "between steps": 2, "between forward and backward": 3}
+    for doing, where in places.items():
+        ddp, late, host = quick_ddp(), where % 3, gethostname()
+        handle = gw.attach(ddp, gw.TopK(0.1))
+        train(ddp, 3)
+
+        def dawdles(*arguments, at: int) -> None:
+            if dist.get_rank() == late and at == where:  # noqa: B023
+                time.sleep(TIMEOUT_S + 3)
+
+        ddp.module[2].register_forward_hook(partial(dawdles, at=0))
+        ddp.module[0].weight.register_hook(partial(dawdles, at=1))
+
+        def step() -> None:
+            dawdles(at=2)
+            loss = ddp(batch(3)[0]).sum()  # noqa: B023
+            dawdles(at=3)
+            loss.backward()
+
+        says = f"rank {late} (host {host}) did not reach the exchange of step 3 within {TIMEOUT_S} s; it is {doing}"
+        assert raised(step).endswith(says), (raised(step), says)
+        assert handle.status().endswith(says)
+
+
+@scenario(2)
+def a_rank_that_has_detached_is_named_so() -> None:
+    ddp = quick_ddp()
+    handle = gw.attach(ddp, gw.TopK(0.1))
+    train(ddp, 2)
+    if dist.get_rank():
+        handle.detach()
+    else:
+        says = f"rank 1 (host {gethostname()}) has detached, or its process has ended, after 2 steps"
+        assert says in raised(partial(train, ddp, 1))
+
+
+@scenario(2)
+def ranks_of_ddp_that_differ_in_find_unused_parameters_are_refused() -> None:
+    ddp = quick_ddp(find_unused_parameters=dist.get_rank() == 0)
+    refused(ValueError, "the ranks differ in find_unused_parameters", lambda: gw.attach(ddp, gw.TopK(0.1)))
