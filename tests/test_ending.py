@@ -38,11 +38,6 @@ def blamed(marks: dict[int, Mark], paused_s: float, monkeypatch: pytest.MonkeyPa
         ({1: WELL, 2: WELL}, 18.0, "rank 0 (host a) did not run for 18 s"),
         ({1: WELL, 2: Mark(None, False, 9.0)}, 7.0, "rank 2 (host c) did not run for 9 s"),
         (
-            {1: Mark(None, False, 0.0, step=4, exchanged_s=1.0), 2: Mark(None, False, 0.0, step=4, doing="in forward")},
-            0.0,
-            "rank 2 (host c) did not reach the exchange of step 4 within 1 s; it is in forward",
-        ),
-        (
             {1: Mark(None, False, 0.0, detached=True, step=7), 2: WELL},
             0.0,
             "rank 1 (host b) has detached, or its process has ended, after 7 steps",

@@ -77,8 +77,8 @@ class Runtime:
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         self._states = States(self._steps, self._plans, self._agreement, settings)
         self._intake = Intake(self._steps, self.executor, self.recorder)
-        paused_s = monitor.paused_s if monitor else float
-        self._ending = Ending(self.mesh, self.hosts, self._intake.step_s, paused_s, self._intake.place)
+        looks = self._intake.step_s, monitor.paused_s if monitor else float, self._intake.place
+        self._ending = Ending(self.mesh, self.hosts, *looks)
         self._end = forked.finalize(self, end, self._ending, monitor, self.executor, own_mesh)
         forked.register(self)
         self.arrivals, self.arrive = self._intake.arrivals, self._intake.arrivals.arrive
@@ -204,9 +204,8 @@ class Runtime:
         return states
 
     def together(self, call: str, words: Mapping[str, object], task: Callable[[Mesh, torch.device], T], alone: T) -> T:
-        """What comes of `task`, which all ranks do together, between steps, in the user's `call`; `alone` is what comes
-        of it for one. They meet over the store first, where a rank that does not come has a name. Raises ValueError, on
-        all ranks, where these make another call or have other `words`."""
+        """What comes of `task`, which all ranks do together in the user's `call`, between steps; `alone`: for one rank.
+        First they meet over the store. Raises ValueError, on all of them, where their `call` or `words` differ."""
         self.finish()
         with self._telling():
             self._agreement.on(lambda: {name: str(word) for name, word in words.items()}, call)
@@ -273,7 +272,7 @@ class Runtime:
 
     @contextmanager
     def _telling(self, kind: type[BaseException] = RuntimeError) -> Iterator[None]:
-        """The others are told of such an error, by default of ranks absent from a meeting; the first one is raised."""
+        """Such an error, by default of a meeting that did not come about, ends the job; the first one is raised."""
         try:
             yield
         except kind as error:

@@ -219,7 +219,7 @@ def a_late_rank_is_named_with_what_it_does() -> None:
             loss.backward()
 
         says = f"rank {late} (host {host}) did not reach the exchange of step 3 within {TIMEOUT_S} s; it is {doing}"
-        assert raised(step).endswith(says), (raised(step), says)
+        assert says in raised(step)
         assert handle.status().endswith(says)
 
 
