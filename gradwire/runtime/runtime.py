@@ -46,7 +46,6 @@ class Runtime:
     and go on as the step's script says, so that the sequence of collectives depends on the plan alone. A step counts
     for all its groups or for none. `error` is what went wrong; every call raises it after that, but those that look at
     the state. `numel` are the elements of each parameter, `hosts()` the ranks' hosts; `elastic`: all left count a step.
-
     Raises ValueError, on all ranks, where ranks have different plans or settings, and RuntimeError where one is lost.
     """
 
