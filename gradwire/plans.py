@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from gradwire import communicators, compressors, memories
 from gradwire.communicators import AllGather, AllReduce, Communicator
-from gradwire.compressors import FP32, Codec, Compressor
+from gradwire.compressors import FP32, Codec, Compressor, Predictable
 from gradwire.memories import Memory, NoMemory, Residual
 from gradwire.slots import Layout, Slot
 
@@ -183,6 +183,11 @@ def bulky(compressor: Compressor, slots: Sequence[Slot]) -> bool:
 def sized_by_elements(compressor: Compressor) -> TypeGuard[Codec]:
     """Whether a group's bytes follow from how many elements it has, not from the matrices that they make."""
     return isinstance(compressor, Codec)
+
+
+def sizes_follow_from_shapes(compressor: Compressor) -> TypeGuard[Predictable]:
+    """Whether a group's bytes at a step are known before."""
+    return isinstance(compressor, Predictable)
 
 
 def _cut(slots: Sequence[Slot], early: bool) -> list[tuple[str, ...]]:

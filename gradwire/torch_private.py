@@ -165,6 +165,11 @@ def when_backward_ends(call: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(call)  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass, as in a hook."""
+    return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
+
+
 # DistributedDataParallel
 
 

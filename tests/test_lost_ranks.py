@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from socket import gethostname
 
@@ -121,7 +122,7 @@ def wait_for(happened: Callable[[], bool]) -> None:
 def test_a_call_that_was_under_way_raises_what_has_ended_the_job():
     """And not what came of that on the worker, which names nobody."""
     with job(PLAN, SLOTS, 2) as running:
-        first = running.runtimes[0]
+        first, second = running.runtimes
 
         def interrupted(mesh: object, device: torch.device) -> None:
             lost = Interrupted("reducing ended", "a rank was lost")
@@ -129,8 +130,10 @@ def test_a_call_that_was_under_way_raises_what_has_ended_the_job():
             wait_for(lambda: first.error is lost)
             raise RuntimeError("aborted")
 
+        comes = partial(second.together, "a call", {}, lambda mesh, device: None, None)
+        threading.Thread(target=comes).start()
         with pytest.raises(ReductionError, match=rf"^reducing ended: rank 1 \(host {gethostname()}\) was lost$"):
-            first.together(interrupted, None)
+            first.together("a call", {}, interrupted, None)
 
 
 def test_that_another_rank_has_given_up_is_known_when_it_is_first_asked(tmp_path: Path):

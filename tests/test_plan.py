@@ -202,7 +202,7 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch):
     transports = gw.Threads.group(3)
     for error in together(2, lambda rank: Runtime(lambda: PLAN, SLOTS, gw.Mesh.of(transports[rank]), CPU, Settings())):
         assert isinstance(error, RuntimeError)
-        assert "rank 2 did not come within 0 s" in str(error)
+        assert "rank 2 did not come to attach() or replan() within 0 s" in str(error)
 
 
 def test_a_new_plan_that_differs_is_refused_on_all_ranks_and_the_old_one_stays():

@@ -16,7 +16,7 @@ from gradwire.controllers.errors import square_errors
 from gradwire.controllers.recompress import recompress, with_options
 from gradwire.controllers.settings import setting_of
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.plans import Group, Plan
+from gradwire.plans import Group, Plan, sizes_follow_from_shapes
 from gradwire.schedule.profile import wire_bytes
 from gradwire.slots import Layout
 
@@ -196,7 +196,7 @@ class LGreCo(Controller):
 
 def _measured(compressor: Compressor) -> TypeGuard[Predictable]:
     """Whether this loses something of a layer, and knows what."""
-    return isinstance(compressor, Predictable) and not compressor.is_cast
+    return sizes_follow_from_shapes(compressor) and not compressor.is_cast
 
 
 def _around(given: Predictable) -> list[Predictable]:

@@ -1,6 +1,5 @@
 """`attach`: compresses what a framework reduces."""
 
-import weakref
 from collections.abc import Sequence
 from functools import partial
 
@@ -33,7 +32,7 @@ from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
 from gradwire.torch_private import managed_by, uncompiled, wait_for_delayed, world_size
-from gradwire.transports import Mesh, ProcessGroup, Transport
+from gradwire.transports import Mesh, ProcessGroup, Transport, forked
 
 KIND = "attach(ddp)"
 
@@ -121,15 +120,16 @@ def _attach_ddp(
     if mesh.ranks == 1 and not choices.elastic:
         let_go(mesh, transport)
         return Handle(None, front_end)
+    words = {"front end": "DDP", "find_unused_parameters": str(ddp.find_unused_parameters)}
     runtime = runtime_of(
-        choices, parameters, slots_of(parameters), mesh, scaler=scaler, words={"front end": "DDP"}, seed=seed,
+        choices, parameters, slots_of(parameters), mesh, scaler=scaler, words=words, seed=seed,
         can_be_native=not (ddp.static_graph or choices.elastic), find_unused=ddp.find_unused_parameters, others=others,
         owns_mesh=transport is None,
     )  # fmt: skip
     front_end.hook_in(runtime, parameters, managed)
     own(parameters.values(), runtime, KIND)
     wait_for_delayed(ddp)
-    weakref.finalize(ddp, _let_go, front_end)
+    forked.finalize(ddp, _let_go, front_end)
     return Handle(runtime, front_end, remark=front_end.left_alone)
 
 

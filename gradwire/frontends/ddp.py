@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private import (
     delayed_by,
     hooks_of,
+    in_backward,
     is_joining,
     retire,
+    when_backward_ends,
     with_hook,
     without_hook,
 )
@@ -193,6 +196,8 @@ class DDPFrontEnd:
             future = runtime.watch(bucket.buffer())
         else:
             future, self._native_steps.reduced = self._reduce_dense(bucket), bucket.is_last()
+        if bucket.is_last() and in_backward():  # behind DDP's own end of backward, to which SystemExit is no error
+            when_backward_ends(partial(when_backward_ends, runtime.raise_error))
         if bucket.is_last():  # DDP, too, ignores what backward does from here to the next forward pass
             self._synchronising = self._open = False
             buckets.end()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 from torch.distributed.checkpoint.storage import StorageReader
@@ -20,6 +20,7 @@ from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.stats import Stats
 from gradwire.runtime.stragglers import OwnTime, Straggler, stragglers
 from gradwire.runtime.trace import Trace
+from gradwire.transports import forked
 
 
 class FrontEnd(Protocol):
@@ -60,6 +61,11 @@ class Handle:
         self._runtime: Runtime | Idle = runtime or Idle()
         self._front_end: FrontEnd | None = front_end
         self._own_time, self._waits, self._remark = OwnTime(), waits, remark
+        forked.register(self)
+
+    def after_fork(self) -> None:
+        """In a forked child, where every call raises RuntimeError: the job is the parent's."""
+        self._runtime = self._front_end = cast(Any, forked.Elsewhere())
 
     @property
     def plan(self) -> Plan | None:
@@ -165,7 +171,7 @@ class Handle:
     def from_first(self, state: Any) -> Any:
         """Rank 0's `state`, on all ranks, which ask together. Raises ValueError where it has something else than
         tensors, numbers and texts."""
-        return self._runtime.together(partial(from_first, state), state)
+        return self._runtime.together("from_first()", {}, partial(from_first, state), state)
 
     def verify(self, heal: bool = False) -> list[str]:
         """Compares a checksum of every parameter, of local steps of every shared one, over the ranks that are to hold
@@ -177,13 +183,13 @@ class Handle:
         if self._front_end is None:
             raise ValueError("detach() ended the exchange of gradients, and what is alike; attach() again")
         held = self._front_end.held()
-        found = self._runtime.together(partial(differences, held), [])
+        found = self._runtime.together("verify()", {"heal": heal}, partial(differences, held), [])
         if found and not heal:
             raise RuntimeError(f"replicas differ: {found[0]}; verify(heal=True), or load a checkpoint on all ranks")
         if undecided := [each for each in found if each.source is None]:
             raise RuntimeError(f"replicas differ: {undecided[0]}, no majority; load a checkpoint on all ranks")
         if found:
-            self._runtime.together(partial(mend, held, found), None)
+            self._runtime.together("verify(heal=True)", {}, partial(mend, held, found), None)
         return list(dict.fromkeys(each.name for each in found))
 
     def stragglers(self, factor: float = 1.2) -> list[Straggler]:
@@ -201,7 +207,8 @@ class Handle:
             raise ValueError("local steps with delay or eager wait for nobody; there are no stragglers to name")
         stats = self.stats()
         own_s = self._own_time.per_step(stats.steps, stats.wait_s)
-        found = self._runtime.together(partial(stragglers, own_s, factor, self._runtime.hosts()), [])
+        task = partial(stragglers, own_s, factor, self._runtime.hosts())
+        found = self._runtime.together("stragglers()", {"factor": factor}, task, [])
         self._own_time.begin(stats.steps, stats.wait_s)
         return found
 

@@ -83,7 +83,7 @@ class Idle:
         """Nothing was begun."""
         return []
 
-    def together(self, task: object, alone: T) -> T:
+    def together(self, call: str, words: object, task: object, alone: T) -> T:
         """There is no other rank."""
         return alone
 

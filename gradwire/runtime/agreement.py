@@ -1,6 +1,7 @@
 """What the ranks of a job must have alike, in words that they compare when they meet."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from zlib import crc32
@@ -14,9 +15,9 @@ from gradwire.ops.host import kind_of
 from gradwire.ops.kernels import orthogonalize
 from gradwire.ops.matrices import product
 from gradwire.ops.noise import uniform
-from gradwire.plans import Plan
+from gradwire.plans import Plan, sizes_follow_from_shapes
 from gradwire.runtime.meeting import Disagreement, Meeting, disagreement
-from gradwire.slots import Slot
+from gradwire.slots import Layout, Slot
 from gradwire.transports import Mesh
 
 Words = Mapping[str, str]
@@ -35,6 +36,7 @@ class Agreement:
             "what the model holds": {repr(name): value for name, value in (values or {}).items()},
         }
         self._words = {"Gradwire's version": gradwire.__version__, "device": kind_of(device), **words}
+        self._averaged = mesh.replica.world
 
     def hosts(self) -> Sequence[str]:
         """The names of the ranks' hosts, once they have met."""
@@ -59,6 +61,7 @@ class Agreement:
                 "requires_grad": _digest("\n".join(sorted(trained))),
                 "controller": controller.describe() if controller else "none",
                 "plan": f"{made[0].describe()} ({_digest(made[0].to_json())})",
+                **_sent(made[0], self._slots, self._averaged),
                 **({"arithmetic": _arithmetic(self._device)} if _local_arithmetic(made[0]) else {}),
             }
 
@@ -91,6 +94,17 @@ class Agreement:
 
 def _digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:12]
+
+
+def _sent(plan: Plan, slots: Sequence[Slot], world: int) -> Words:
+    """The bytes that each compressor sends in as many steps as differ: a user's own may count wrong on one rank."""
+    by_name, counts = {slot.name: slot for slot in slots}, Counter[str]()
+    for group in plan.groups:
+        compressor, layout = group.compressor, Layout(tuple(by_name[name] for name in group.slots))
+        if sizes_follow_from_shapes(compressor):
+            wires = (group.communicator.wire(compressor, layout, world, step) for step in range(compressor.period))
+            counts[f"the bytes that {compressor} sends"] += sum(wire.wire_bytes for wire in wires)
+    return {what: str(count) for what, count in counts.items()}
 
 
 def _local_arithmetic(plan: Plan) -> bool:

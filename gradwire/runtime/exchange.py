@@ -25,7 +25,7 @@ from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.vectors import Share
 from gradwire.ops.workspace import Workspace
-from gradwire.plans import Group
+from gradwire.plans import Group, sized_by_elements
 from gradwire.runtime.store import StoredGroup
 from gradwire.transports import Mesh
 
@@ -142,6 +142,7 @@ class ReplicaExchange(Exchange):
         self.rounds = group.communicator.rounds(group.compressor, axis.world)
         self.nonfinite = torch.zeros(1, dtype=torch.float32, device=stored.buffers.device)
         self._was_good = True
+        self._sizes = [self._payload_bytes(step) for step in range(group.compressor.period)]
 
     def run(self, given: Given, step: int) -> Reduction:
         self.begin()
@@ -165,6 +166,7 @@ class ReplicaExchange(Exchange):
 
     def reduce(self, given: Given, step: int) -> Reduction:
         """Takes the gradients in, compresses, exchanges and hands the means out."""
+        self._check_size(step)
         self.given, self.context.step, self.context.draws = given, step, count()
         self.context.flat = self.stored.flat
         x = self._take_in(given)
@@ -176,6 +178,21 @@ class ReplicaExchange(Exchange):
             self.nonfinite.add_(nonfinite)
         self.group.memory.sent(self.context.flat)
         mean.hand_out(given.scale)
+
+    def _payload_bytes(self, step: int) -> int | None:
+        """What a codec sends of the group at a step; None for a compressor whose rounds have sizes of their own."""
+        codec = self.group.compressor
+        return codec.group_bytes(self.stored.layout, step) if sized_by_elements(codec) else None
+
+    def _check_size(self, step: int) -> None:
+        """Raises ValueError where a user's codec would send another size than the other ranks wait for: gloo ends the
+        process of a rank to which more comes than it waits for."""
+        size, planned = self._payload_bytes(step), self._sizes[step % len(self._sizes)]
+        if size != planned:
+            raise ValueError(
+                f"its payload has {size} bytes in step {step}, and {planned} by the plan; have payload_bytes() follow "
+                "from the number of elements and the codec's own arguments alone"
+            )
 
     # What is only cast, and keeps nothing, is summed where it lies, or in one copy
 

@@ -153,14 +153,15 @@ class Executor:
         if self._stream:
             self._stream.synchronize()
 
-    def close(self) -> None:
-        """Ends the thread, once what was posted is done; memory may go from then on. (A thread that is still in torch
-        when Python goes down aborts the process.)"""
+    def close(self) -> bool:
+        """Ends the thread, once what was posted is done, and memory may go from then on. False where it is not done
+        after CLOSE_S. (A thread that is still in torch when Python goes down aborts the process.)"""
         self.closed = True
         self._tasks.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_S)
         self.synchronize()
+        return threading.current_thread() is self._thread or not self._thread.is_alive()
 
     def _work(self) -> None:
         scope: AbstractContextManager[Any] = torch.cuda.stream(self._stream) if self._stream else nullcontext()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.machine import Arrivals
+from gradwire.runtime.place import Place
 from gradwire.runtime.recorder import Recorder
 from gradwire.runtime.steps import Steps
 
@@ -27,13 +28,14 @@ class Intake:
     """Counts what arrives. When the last slot of a group is there, the worker is told where its gradients lie, or only
     that they are where they were.
 
-    `step` counts the steps that were opened, and `groups` are those of the one that is open. The worker's part of a
+    `step` counts the steps that were opened, and `groups` are those of the one that is open, whose first group was
+    complete at `begun_s`, 0 before; `ended` of them are over. The worker's part of a
     step begins with its first complete group. It may still be at a step before, for a step can be opened once all
     gradients of the one before are there.
     """
 
     def __init__(self, steps: Steps, executor: Executor, recorder: Recorder) -> None:
-        self.step = 0
+        self.step = self.ended = 0
         self.groups: Sequence[int] = ()
         self._step_s, self._opened = 0.0, float("inf")
         self.arrivals = Arrivals(partial(Intake._complete, weakref.proxy(self)))
@@ -41,7 +43,8 @@ class Intake:
         self._slots = steps.store.slots
         self._members: list[tuple[int, ...]] = []
         self._tensors: list[Any] = [None] * len(self._slots)
-        self._fixed = self._begun = False
+        self.begun_s = 0.0
+        self._fixed = False
         self._known: set[int] = set()
 
     @property
@@ -60,11 +63,24 @@ class Intake:
         self.step += 1
         now = monotonic()
         self._step_s, self._opened = max(0.0, now - self._opened), now
-        self._begun = False
+        self.begun_s = 0.0
 
     def step_s(self) -> float:
         """How long the last step took, from its beginning to the next one's; 0 in the first."""
         return self._step_s
+
+    def place(self) -> Place:
+        """Where this rank is; for any thread."""
+        if self.step == self.ended:
+            return Place(self._steps.number)
+        seconds = monotonic() - self.begun_s if self.begun_s else 0.0
+        if self.arrivals.all_there(self.groups):
+            doing = "waiting for the other ranks"
+        elif self.arrivals.begun:
+            doing = "in backward"
+        else:
+            doing = "in forward" if self._recorder.in_forward else "between forward and backward"
+        return Place(self._steps.number, doing, seconds)
 
     def submit(self, slot: int, gradient: Tensor) -> None:
         """A slot's gradient, which its mean is to replace. Raises ValueError where it is sparse."""
@@ -92,8 +108,8 @@ class Intake:
             self.submit_absent(slot, self._slots[slot].view(zeros))
 
     def _complete(self, group: int, absent: Sequence[int]) -> None:
-        if not self._begun:
-            self._begun = True
+        if not self.begun_s:
+            self.begun_s = monotonic()
             self._executor.post(partial(self._steps.begin, self.groups, self.step))
         members, tensors = self._members[group], None
         if group not in self._known:

@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from socket import gethostname
 from time import monotonic
 
+from gradwire.runtime.ending import Interrupted
+from gradwire.runtime.naming import ranks_named
 from gradwire.transports import Mesh
 
 PATIENCE_S = 60.0
 """How long ranks wait for each other at most. They come from DDP's constructor or a step, which are in step already."""
+SLICE_S = 1.0
+"""How long one question to the store waits: other threads of this rank have questions to it as well."""
 SHOWN = 60
 
 
@@ -30,7 +34,8 @@ class Meeting:
 
     1. Every rank leaves its words in the store, under the meeting's number.
     2. Rank 0 reads them, and leaves all of them, or who did not come in time.
-    3. Every rank reads that. So all hear the same, and all go on or all raise.
+    3. Every rank reads that. So all hear the same, and all go on or all raise. Where rank 0 itself does not come, each
+       of the others finds that out.
 
     `hosts` are the ranks' hosts, from the first meeting on.
     """
@@ -48,31 +53,46 @@ class Meeting:
             raise Disagreement(*found)
 
     def gather(self, said: Mapping[str, str]) -> list[Mapping[str, str]]:
-        """What each rank says. Raises AbsentRanks, naming them, where some do not come."""
+        """What each rank says; their "call" is what they meet for. Raises AbsentRanks, naming them, where some do not
+        come, and Interrupted where one of them has ended the job."""
         if self._mesh.ranks == 1:
             return [said]
-        self._count += 1
+        self._count, self._call = self._count + 1, said.get("call", "the meeting")
         store, rank, key = self._mesh.store, self._mesh.rank, f"meeting/{self._count}"
         store.set(f"{key}/{rank}", json.dumps([gethostname(), dict(said)]))
         if rank == 0:
             store.set(f"{key}/everyone", self._collect(key))
-        text = store.get(f"{key}/everyone", 2 * self._patience_s)
-        heard = {"absent": [0], "waited": 2 * self._patience_s} if text is None else json.loads(text)
+        heard = json.loads(self._answer(key))
         if isinstance(heard, dict):
-            raise AbsentRanks(_absent(heard["absent"], heard["waited"]))
+            raise AbsentRanks(_absent(heard["absent"], self._call, heard["waited"]))
         self.hosts = [host for host, _ in heard]
         return [words for _, words in heard]
 
     def _collect(self, key: str) -> str:
         """What rank 0 hears of all, or who does not come, as JSON."""
         until = monotonic() + self._patience_s
-        told = [
-            self._mesh.store.get(f"{key}/{rank}", max(0.01, until - monotonic())) for rank in range(self._mesh.ranks)
-        ]
-        missing = [rank for rank, text in enumerate(told) if text is None]
-        if missing:
-            return json.dumps({"absent": missing, "waited": self._patience_s})
-        return f"[{','.join(text for text in told if text is not None)}]"
+        texts = [self._word(f"{key}/{rank}", until) for rank in range(self._mesh.ranks)]
+        present = [text for text in texts if text is not None]
+        if len(present) < len(texts):
+            absent = [rank for rank, text in enumerate(texts) if text is None]
+            return json.dumps({"absent": absent, "waited": self._patience_s})
+        return f"[{','.join(present)}]"
+
+    def _answer(self, key: str) -> str:
+        """What rank 0 has left for all; it may wait for the others as long as this rank waits for it."""
+        text = self._word(f"{key}/everyone", monotonic() + self._patience_s)
+        if text is None and self._mesh.store.get(f"{key}/0", 0) is not None:
+            text = self._word(f"{key}/everyone", monotonic() + self._patience_s)
+        return text or json.dumps({"absent": [0], "waited": self._patience_s})
+
+    def _word(self, key: str, until: float) -> str | None:
+        """A word, once it is there; None where it is not in time."""
+        while (text := self._mesh.store.get(key, max(0.01, min(SLICE_S, until - monotonic())))) is None:
+            if why := self._mesh.failure():
+                raise Interrupted(f"{self._call} ended", why)
+            if monotonic() >= until:
+                return None
+        return text
 
 
 def disagreement(said: Sequence[Mapping[str, str]]) -> tuple[str, str] | None:
@@ -90,19 +110,8 @@ def disagreement(said: Sequence[Mapping[str, str]]) -> tuple[str, str] | None:
     return None
 
 
-def _absent(ranks: Sequence[int], waited_s: float) -> str:
-    return f"{ranks_named(ranks)} did not come within {waited_s:.0f} s; make the same calls on all ranks"
-
-
-def ranks_named(ranks: Sequence[int]) -> str:
-    """Ranks in words."""
-    names = ", ".join(map(str, ranks[:5])) + (", ..." if len(ranks) > 5 else "")
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
-
-
-def rank_at(rank: int, host: str) -> str:
-    """A rank in words, with its host where that is known."""
-    return f"rank {rank} (host {host})" if host else f"rank {rank}"
+def _absent(ranks: Sequence[int], call: str, waited_s: float) -> str:
+    return f"{ranks_named(ranks)} did not come to {call} within {waited_s:.0f} s; make the same calls on all ranks"
 
 
 def _short(value: str) -> str:

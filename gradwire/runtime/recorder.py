@@ -15,6 +15,7 @@ class Recorder:
         self.mark, self._rank = mark, rank
         self._clock = Clock()
         self._trace: Trace | None = None
+        self.in_forward = False
 
     def trace(self, steps: int) -> Trace:
         """Records the next `steps` whole steps."""
@@ -41,11 +42,13 @@ class Recorder:
 
     def forward_begins(self, plan: Plan) -> None:
         """A forward pass begins while `plan` is in force."""
+        self.in_forward = True
         if self._trace:
             self._trace.forward_begins(self.mark(), plan)
 
     def forward_ends(self) -> None:
         """The forward pass that began ends."""
+        self.in_forward = False
         if self._trace:
             self._trace.forward_ends(self.mark())
 

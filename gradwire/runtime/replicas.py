@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.checksum import checksum
-from gradwire.runtime.meeting import ranks_named
+from gradwire.runtime.naming import ranks_named
 from gradwire.transports.mesh import SAME, Mesh
 
 

@@ -1,7 +1,7 @@
 """The runtime: gradients in, means out, in their place. What front ends see of all that runs underneath."""
 
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
@@ -14,13 +14,13 @@ from torch.futures import Future
 from gradwire import checkpoint
 from gradwire.plans import Plan
 from gradwire.runtime.agreement import Agreement
+from gradwire.runtime.closing import end
 from gradwire.runtime.control import Control
-from gradwire.runtime.ending import Ending, Left, close
+from gradwire.runtime.ending import Ending, Left
 from gradwire.runtime.executor import Executor, Point
 from gradwire.runtime.frames import forget_frames
 from gradwire.runtime.gathering import check
 from gradwire.runtime.intake import Intake
-from gradwire.runtime.meeting import AbsentRanks
 from gradwire.runtime.monitor import Monitor
 from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.plans import Plans
@@ -33,7 +33,7 @@ from gradwire.runtime.store import Store
 from gradwire.runtime.trace import Trace
 from gradwire.runtime.waiting import Waiting
 from gradwire.slots import Slot
-from gradwire.transports import Mesh
+from gradwire.transports import Mesh, forked
 
 T = TypeVar("T")
 
@@ -46,7 +46,6 @@ class Runtime:
     and go on as the step's script says, so that the sequence of collectives depends on the plan alone. A step counts
     for all its groups or for none. `error` is what went wrong; every call raises it after that, but those that look at
     the state. `numel` are the elements of each parameter, `hosts()` the ranks' hosts; `elastic`: all left count a step.
-
     Raises ValueError, on all ranks, where ranks have different plans or settings, and RuntimeError where one is lost.
     """
 
@@ -56,7 +55,7 @@ class Runtime:
         self.slots, self.mesh, self._settings = list(slots), mesh.for_job(), settings
         self.numel, self.elastic = {slot.name: slot.numel for slot in slots}, settings.elastic
         self.error: BaseException | None = None
-        self._failing = Lock()
+        self._failing, self._waiting, self._reduced = Lock(), Waiting(), Reduced(self.slots, mesh.averaged)
         planned = self.slots if settings.planned is None else list(settings.planned)
         words = {"seed": str(settings.seed), **settings.words}
         self._agreement = Agreement(self.mesh, planned, device, words, settings.values)
@@ -64,12 +63,12 @@ class Runtime:
         try:
             self._plans = Plans(plan, self._agreement, settings, planned)
         except BaseException:
-            close(own_mesh)
+            if own_mesh:
+                own_mesh.close()
             raise
         self.executor = Executor(device)
         self.executor.fail = partial(_fail, weakref.ref(self))
         monitor = Monitor(self.mesh, self.executor) if mesh.silent else None
-        self._end = weakref.finalize(self, close, monitor, self.executor, own_mesh)
         self.recorder = Recorder(self.executor.mark, mesh.rank)
         self._pipeline = Pipeline(self.mesh, self.recorder)
         control = Control(settings, planned, self._pipeline, self.executor)
@@ -77,11 +76,13 @@ class Runtime:
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         self._states = States(self._steps, self._plans, self._agreement, settings)
         self._intake = Intake(self._steps, self.executor, self.recorder)
-        self._ending = Ending(self.mesh, self.hosts, self._intake.step_s, monitor.paused_s if monitor else float)
+        looks = self._intake.step_s, monitor.paused_s if monitor else float, self._intake.place
+        self._ending = Ending(self.mesh, self.hosts, *looks)
+        self._end = forked.finalize(self, end, self._ending, monitor, self.executor, own_mesh)
+        forked.register(self)
         self.submit, self.submit_absent = self._intake.submit, self._intake.submit_absent
         self.fix_places, self.arrivals = self._intake.fix_places, self._intake.arrivals
         self.arrive, self.native_begins = self.arrivals.arrive, partial(self.executor.post, self._steps.close)
-        self._waiting, self._ended, self._reduced = Waiting(), 0, Reduced(self.slots, self.mesh.averaged)
         self._reduced.follow(self._plans.trained)
         self.executor.call(partial(self._plans.work_with, self._steps, control, self._pipeline))
 
@@ -191,8 +192,7 @@ class Runtime:
         if not all_ranks:
             return self._states.save()
         check(self.mesh)
-        self.finish()
-        return self._call(partial(self._pipeline.agree, self._states.gather))
+        return self.together("state_dict(all_ranks=True)", {}, lambda mesh, device: self._states.gather(), {})
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
         """Takes over what `state_dict` returned; parameters that it lacks keep theirs. Raises ValueError, on all ranks,
@@ -211,9 +211,12 @@ class Runtime:
         self.close()
         return states
 
-    def together(self, task: Callable[[Mesh, torch.device], T], alone: T) -> T:
-        """What comes of `task`, which all ranks do together, between steps; `alone` is what comes of it for one."""
+    def together(self, call: str, words: Mapping[str, object], task: Callable[[Mesh, torch.device], T], alone: T) -> T:
+        """What comes of `task`, which all ranks do together in the user's `call`, between steps; `alone`: for one rank.
+        First they meet over the store. Raises ValueError, on all of them, where their `call` or `words` differ."""
         self.finish()
+        with self._telling():
+            self._agreement.on(lambda: {name: str(word) for name, word in words.items()}, call)
         return self._call(partial(self._pipeline.agree, partial(task, self.mesh, self.executor.device)))
 
     def trace(self, steps: int) -> Trace:
@@ -236,6 +239,10 @@ class Runtime:
     def close(self) -> None:
         """Ends the thread, and the mesh if it is this job's own."""
         self._end()
+
+    def after_fork(self) -> None:
+        """In a child, where locks may be held by threads that are not there: all of it is the parent's."""
+        self._failing, self.error = Lock(), RuntimeError(forked.FORKED)
 
     # Errors, on any thread
 
@@ -262,7 +269,7 @@ class Runtime:
             self._pipeline.drain()
             forget_frames(error)  # they hold messages under way, and those the connections that abort is to close
             self._ending.end(error)  # the others' collectives end, and so does most often the worker's wait for one
-            self._waiting.serve(self._ended, error)
+            self._waiting.serve(self._intake.ended, error)
             self.executor.give_up(error)
 
     def _call(self, task: Callable[[], T]) -> T:
@@ -271,8 +278,8 @@ class Runtime:
             return self.executor.call(task)
 
     @contextmanager
-    def _telling(self, kind: type[BaseException] = AbsentRanks) -> Iterator[None]:
-        """The others are told of such an error, by default of ranks absent from a meeting; the first one is raised."""
+    def _telling(self, kind: type[BaseException] = RuntimeError) -> Iterator[None]:
+        """Such an error, by default of a meeting that did not come about, ends the job; the first one is raised."""
         try:
             yield
         except kind as error:
@@ -287,13 +294,13 @@ class Runtime:
         if not self._steps.promised:
             self._plans.step_ended()
         self.recorder.add("wait", self._steps.last_arrival)
-        self._ended = self._steps.opened
+        self._intake.ended = self._steps.opened
         self._serve()
 
     def _serve(self) -> None:
         with self._failing:  # until it is known who is to blame
             error = self.error
-        self._waiting.serve(self._ended, error)
+        self._waiting.serve(self._intake.ended, error)
 
 
 def _fail(runtime: "weakref.ref[Runtime]", error: BaseException) -> None:

@@ -7,7 +7,7 @@ from time import monotonic
 
 import torch
 
-from gradwire.runtime.meeting import rank_at
+from gradwire.runtime.naming import rank_at
 from gradwire.transports import Mesh
 
 

@@ -2,6 +2,7 @@
 
 from threading import Lock
 
+import torch
 from torch import Tensor
 from torch.futures import Future
 
@@ -19,12 +20,15 @@ class Waiting:
             self._futures.append((step, future, buffer))
 
     def serve(self, ended: int, error: BaseException | None) -> None:
-        """The steps up to `ended` have ended; with an `error`, no other will."""
+        """The steps up to `ended` have ended; with an `error`, no other will. One that is no Exception, such as
+        SystemExit, has to be raised by who added the futures, behind the framework's own end of the step."""
         with self._changing:  # only: what is chained to a future runs here, and may come back
             over = [waiting for waiting in self._futures if error or waiting[0] <= ended]
             self._futures = [waiting for waiting in self._futures if not error and waiting[0] > ended]
         for _, future, buffer in over:
-            if error:
-                future.set_exception(error)  # pyright: ignore[reportArgumentType]
-            else:
+            if error is None:
                 future.set_result(buffer)
+            elif isinstance(error, Exception):
+                future.set_exception(error)  # pyright: ignore[reportArgumentType]
+            else:  # torch takes no exit for an error; the framework goes on with numbers that are none
+                future.set_result(buffer.fill_(torch.nan))

@@ -20,6 +20,7 @@ from gradwire.torch_private import (
     store_of,
     timeout_of,
 )
+from gradwire.transports import forked
 from gradwire.transports.base import Pending, Transport
 from gradwire.transports.batch_threads import in_batch
 from gradwire.transports.connections import Connections, let_go
@@ -69,6 +70,7 @@ class ProcessGroup(Transport):
         self._heart = Heartbeat(self._beside, self.rank, self.world)
         self._apart = store is not None
         self._connections = Connections()
+        forked.register(self)
 
     @classmethod
     def own(cls, like: dist.ProcessGroup | None = None) -> "ProcessGroup":
@@ -215,6 +217,11 @@ class ProcessGroup(Transport):
         group, self._group = self._group, None
         if group is not None and (self._apart or dist.is_initialized()):
             close_group(group)
+
+    def after_fork(self) -> None:
+        """In a child: the group is the parent's."""
+        forked.keep_for_ever(self._group)
+        self._group = None
 
     def failure(self) -> str | None:
         try:

@@ -1,5 +1,6 @@
 """Words that ranks leave for each other, in torch.distributed's store."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -11,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from gradwire.torch_private import default_store
+from gradwire.transports.forked import FORKED
 
 T = TypeVar("T")
 
@@ -32,7 +34,7 @@ class TorchStore:
 
     def __init__(self, prefix: str, store: Any = None) -> None:
         self._store: Any = store or default_store()
-        self._prefix = prefix
+        self._prefix, self._pid = prefix, os.getpid()
         self._patience_s = min(PATIENCE_S, self._store.timeout.total_seconds())
 
     def apart(self) -> "TorchStore":
@@ -72,7 +74,9 @@ class TorchStore:
         return True
 
     def _ask(self, call: Callable[[str], T], key: str, timeout_s: float) -> T:
-        """What a call returns of a key."""
+        """What a call returns of a key. A forked child would read the answers to its parent's questions."""
+        if self._pid != os.getpid():
+            raise RuntimeError(FORKED)
         answer: Future[T] = Future()
         if TorchStore._silent is not self._store:
             Thread(target=_answer, args=(answer, call, f"{self._prefix}/{key}"), daemon=True).start()

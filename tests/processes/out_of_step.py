@@ -1,0 +1,241 @@
+"""What must hold where ranks make other calls than each other, come late or end: nobody hangs, none is ended from
+outside, and each hears what happened. Each scenario runs on all ranks of one launch, over groups of short timeouts.
+"""
+
+import atexit
+import gc
+import os
+import signal
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from socket import gethostname
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire as gw
+from tests.processes.scenarios import batch, network, refused, scenario, train
+
+TIMEOUT_S = 3
+
+
+def quick_ddp(**options) -> DistributedDataParallel:
+    """Whose ranks wait for each other for TIMEOUT_S at most."""
+    return DistributedDataParallel(network(), process_group=quick_group(), **options)
+
+
+def quick_group() -> dist.ProcessGroup:
+    return dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
+
+
+def raised(call: Callable[[], object]) -> str:
+    """The error that ends a job, which is raised from now on."""
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
+class Longer(gw.TopK):
+    """A user's codec that counts its payload wrong on rank 1, once it has `grown`."""
+
+    grown = False
+
+    def payload_bytes(self, n: int) -> int:
+        return super().payload_bytes(n) + 64 * (Longer.grown and dist.get_rank() == 1)
+
+
+# Calls that ranks make together
+
+
+@scenario(2)
+def a_call_that_one_rank_alone_makes_names_the_other() -> None:
+    calls = {
+        "verify()": gw.Handle.verify, "stragglers()": gw.Handle.stragglers,
+        "state_dict(all_ranks=True)": partial(gw.Handle.state_dict, all_ranks=True),
+        "from_first()": partial(gw.Handle.from_first, state=[1]),
+    }  # fmt: skip
+    for index, (name, call) in enumerate(calls.items()):
+        ddp, caller = quick_ddp(), index % 2
+        handle = gw.attach(ddp, gw.TopK(0.1))
+        train(ddp, 2)
+        makes = partial(call, handle) if dist.get_rank() == caller else partial(train, ddp)
+        assert f"rank {1 - caller} did not come to {name} within" in raised(makes), name
+
+
+@scenario(2)
+def calls_that_differ_are_refused_and_training_goes_on() -> None:
+    ddp, rank = quick_ddp(), dist.get_rank()
+    handle = gw.attach(ddp, gw.TopK(0.1))
+    train(ddp, 2)
+    refused(ValueError, "the ranks differ in heal", lambda: handle.verify(heal=rank == 1))
+    refused(ValueError, "the ranks differ in factor", lambda: handle.stragglers(1.5 + rank))
+    refused(ValueError, "the ranks differ in call", handle.verify if rank else handle.stragglers)
+    refused(
+        ValueError, "the ranks differ in call",
+        (lambda: handle.state_dict(all_ranks=True)) if rank else (lambda: handle.load_state_dict(handle.state_dict())),
+    )  # fmt: skip
+    train(ddp, 2, first=2)
+    assert handle.verify() == []
+
+
+@scenario(2)
+def a_call_that_waits_hears_at_once_that_another_rank_has_failed() -> None:
+    ddp = DistributedDataParallel(network())
+    Longer.grown = False
+    handle = gw.attach(ddp, Longer(0.1))
+    train(ddp, 2)
+    Longer.grown = True
+    says = raised(partial(train, ddp) if dist.get_rank() else handle.verify)
+    assert "failed on rank 1: ValueError: its payload has" in says
+
+
+# Payloads
+
+
+@scenario(3)
+def a_codec_whose_payload_is_longer_on_one_rank_is_refused_by_all() -> None:
+    Longer.grown = True
+    refused(ValueError, "the ranks differ in the bytes that Longer(", lambda: gw.attach(quick_ddp(), Longer(0.1)))
+
+
+@scenario(3)
+def a_codec_whose_payload_becomes_longer_ends_the_job_by_name() -> None:
+    for communicator in (gw.AllGather(), gw.ScatterReduce(), gw.SplitGather()):
+        Longer.grown, ddp = False, quick_ddp()
+        gw.attach(ddp, Longer(0.1), communicator=communicator)
+        train(ddp, 3)
+        Longer.grown = True
+        assert "failed on rank 1: ValueError: its payload has" in raised(partial(train, ddp)), communicator
+
+
+# Forked children
+
+
+def ends_with(body: Callable[[], None]) -> int:
+    """How a forked child ends that does this: 0 where it comes through, whatever is in its parent."""
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            body()
+            os._exit(0)
+        os._exit(1)
+    until = time.monotonic() + 60
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+@scenario(2)
+def a_forked_child_leaves_its_parents_job_alone() -> None:
+    attached = []
+    for _ in range(2):
+        ddp = quick_ddp()
+        handle = gw.attach(ddp, gw.TopK(0.1))
+        train(ddp, 2)
+        attached.append([ddp, handle])
+    groups = [weakref.ref(handle._runtime.mesh.replica._group) for _, handle in attached]
+
+    def collects() -> None:
+        gw.ProcessGroup.close = lambda self: os._exit(2)
+        refused(RuntimeError, "forked child", handle.stats)
+        refused(RuntimeError, "forked child", handle.state_dict)
+        refused(RuntimeError, "forked child", handle.detach)
+        refused(RuntimeError, "forked child", partial(train, ddp, 1))
+        attached.clear()
+        gc.collect()
+        atexit._run_exitfuncs()
+        assert all(group() is not None for group in groups), "what waits for threads that are not there"
+
+    assert ends_with(collects) == 0
+    for module, handle in attached:
+        train(module, 2, first=2)
+        assert handle.verify() == []
+
+
+# Exits
+
+
+class Exits(gw.TopK):
+    """A user's codec that wants to end the process of rank 1, by an exception that is no Exception."""
+
+    kind: type[BaseException] | None = None
+
+    def encode(self, *arguments) -> None:
+        if Exits.kind and dist.get_rank() == 1:
+            raise Exits.kind(3)
+        super().encode(*arguments)
+
+
+@scenario(2)
+def an_exit_in_a_codec_ends_that_rank_by_it_and_the_others_hear_of_it() -> None:
+    for kind, wrapped in ((SystemExit, False), (KeyboardInterrupt, False), (SystemExit, True)):
+        Exits.kind, module = None, network() if wrapped else quick_ddp()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        if wrapped:
+            optimizer = gw.DistributedOptimizer(optimizer, module, Exits(0.1), process_group=quick_group())
+        else:
+            gw.attach(module, Exits(0.1))
+        train(module, 3, optimizer=optimizer)
+        Exits.kind = kind
+        if dist.get_rank():
+            with pytest.raises(kind):
+                train(module, 1, optimizer=optimizer)
+        else:
+            assert f"rank 1 (host {gethostname()}) ended with {kind.__name__}: 3" in raised(partial(train, module, 1))
+
+
+# Late ranks
+
+
+@scenario(3)
+def a_late_rank_is_named_with_what_it_does() -> None:
+    places = {"in forward": 0, "in backward": 1, "between steps": 2, "between forward and backward": 3}
+    for doing, where in places.items():
+        ddp, late, host = quick_ddp(), where % 3, gethostname()
+        handle = gw.attach(ddp, gw.TopK(0.1))
+        train(ddp, 3)
+
+        def dawdles(*arguments, at: int) -> None:
+            if dist.get_rank() == late and at == where:  # noqa: B023
+                time.sleep(TIMEOUT_S + 3)
+
+        ddp.module[2].register_forward_hook(partial(dawdles, at=0))
+        ddp.module[0].weight.register_hook(partial(dawdles, at=1))
+
+        def step() -> None:
+            dawdles(at=2)
+            loss = ddp(batch(3)[0]).sum()  # noqa: B023
+            dawdles(at=3)
+            loss.backward()
+
+        says = f"rank {late} (host {host}) did not reach the exchange of step 3 within {TIMEOUT_S} s; it is {doing}"
+        assert says in raised(step)
+        assert handle.status().endswith(says)
+
+
+@scenario(2)
+def a_rank_that_has_detached_is_named_so() -> None:
+    ddp = quick_ddp()
+    handle = gw.attach(ddp, gw.TopK(0.1))
+    train(ddp, 2)
+    if dist.get_rank():
+        handle.detach()
+    else:
+        says = f"rank 1 (host {gethostname()}) has detached, or its process has ended, after 2 steps"
+        assert says in raised(partial(train, ddp, 1))
+
+
+@scenario(2)
+def ranks_of_ddp_that_differ_in_find_unused_parameters_are_refused() -> None:
+    ddp = quick_ddp(find_unused_parameters=dist.get_rank() == 0)
+    refused(ValueError, "the ranks differ in find_unused_parameters", lambda: gw.attach(ddp, gw.TopK(0.1)))
