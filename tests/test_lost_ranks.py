@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from socket import gethostname
 
@@ -22,6 +21,7 @@ from gradwire.lab.launch import free_port
 from gradwire.runtime import monitor
 from gradwire.runtime.ending import Interrupted, ReductionError
 from gradwire.runtime.executor import Executor
+from gradwire.runtime.runtime import Runtime
 from gradwire.transports.base import Pending
 from gradwire.transports.heartbeat import Heartbeat
 
@@ -130,10 +130,13 @@ def test_a_call_that_was_under_way_raises_what_has_ended_the_job():
             wait_for(lambda: first.error is lost)
             raise RuntimeError("aborted")
 
-        comes = partial(second.together, "a call", {}, lambda mesh, device: None, None)
-        threading.Thread(target=comes).start()
+        def comes(runtime: Runtime, task: Callable[[object, torch.device], None]) -> None:
+            with runtime.between_steps("a call") as together:
+                together(task, None)
+
+        threading.Thread(target=comes, args=(second, lambda mesh, device: None)).start()
         with pytest.raises(ReductionError, match=rf"^reducing ended: rank 1 \(host {gethostname()}\) was lost$"):
-            first.together("a call", {}, interrupted, None)
+            comes(first, interrupted)
 
 
 def test_that_another_rank_has_given_up_is_known_when_it_is_first_asked(tmp_path: Path):

@@ -239,8 +239,7 @@ class DDPFrontEnd:
     def _reduce_dense(self, bucket: GradBucket) -> Future[Tensor]:
         """Plain all-reduce: with one rank, and after detach."""
         group = self.ddp.process_group
-        tensor = bucket.buffer().div_(group.size())
-        work = dist.all_reduce(tensor, group=group, async_op=True)
+        work = dist.all_reduce(bucket.buffer().div_(group.size()), group=group, async_op=True)
         assert work is not None
         return work.get_future().then(lambda future: future.value()[0])
 
@@ -271,7 +270,7 @@ class DDPFrontEnd:
                 f"parameter {frozen[0]!r} was frozen after DDP was made, which waits for its gradient; make DDP with "
                 "find_unused_parameters=True, or anew"
             )
-        runtime.open_step()
+        runtime.give_up()
         self._open = False
 
     def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:

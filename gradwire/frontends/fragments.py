@@ -200,13 +200,15 @@ class Fragment:
 
 
 def fragmented(parts: Sequence[Sequence[str]], slots: Sequence[Slot], plan: Callable[[list[Slot]], Plan]) -> Plan:
-    """One plan, of the groups of each part planned by itself. Raises ValueError where it has a
-    group of several parts."""
+    """One plan, of the groups of each part planned by itself."""
     groups = [group for part in parts for group in plan([slot for slot in slots if slot.name in part]).groups]
-    made = Plan(tuple(dict.fromkeys(groups)))  # a user's plan is the same for all parts
+    return Plan(tuple(dict.fromkeys(groups)))  # a user's plan is the same for all parts
+
+
+def check_fits(parts: Sequence[Sequence[str]], plan: Plan) -> None:
+    """Raises ValueError for a plan with a group of several parts."""
     for part in parts:
-        groups_of(made, part)
-    return made
+        groups_of(plan, part)
 
 
 def fragments_of(

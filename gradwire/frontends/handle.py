@@ -53,7 +53,13 @@ class FrontEnd(Protocol):
 
 
 class Handle:
-    """Looks into a job's runtime, saves its state, and ends it."""
+    """Looks into a job's runtime, saves its state, and ends it.
+
+    Calls that all ranks make together come between backward passes, before or after a forward pass, and what they
+    change is in force from the next gradient on. Inside a backward pass, as from a hook, and where ranks have begun
+    different steps, as calls of another thread may find them, they raise ValueError on all ranks, and nothing has
+    changed. Calls of one rank may come at any moment, from any thread.
+    """
 
     def __init__(
         self, runtime: Runtime | None, front_end: FrontEnd, waits: bool = True, remark: Callable[[], str] = str
@@ -78,7 +84,7 @@ class Handle:
         return self._runtime.elastic
 
     def stats(self) -> Stats:
-        """Bytes, ratios and seconds so far, of this rank."""
+        """Bytes, ratios and seconds so far, of this rank; at any moment."""
         return self._runtime.stats()
 
     def accumulate(self) -> AbstractContextManager[None]:
@@ -111,11 +117,11 @@ class Handle:
 
     def status(self) -> str:
         """What the job is doing, in a few words: choosing a plan, running, or why it ended; and which parameters it
-        leaves alone, though they need a gradient."""
+        leaves alone, though they need a gradient. At any moment."""
         return ", ".join(filter(None, (self._runtime.status(), self._remark())))
 
     def summary(self) -> str:
-        """A table of the plan's groups, and what a step sent and where its time went."""
+        """A table of the plan's groups, and what a step sent and where its time went; at any moment."""
         if self.plan is None:
             return str(self)
         return f"{self}\n{table(self.plan, self._runtime.numel, self.stats())}"
@@ -126,21 +132,22 @@ class Handle:
         return f"<Handle {self.status()}; {plan.describe() if plan else 'no plan'}; {stats.steps} steps{sent}>"
 
     def trace(self, steps: int = 1) -> Trace:
-        """Records the next `steps` whole steps; `timelines()` of what this returns are there once the forward pass
-        after them has begun. Raises ValueError where nothing is reduced here."""
+        """Records the next `steps` whole steps, asked for at any moment; `timelines()` of what this returns are there
+        once the forward pass after them has begun. Raises ValueError where nothing is reduced here."""
         return self._runtime.trace(steps)
 
     def state_dict(self, all_ranks: bool = False) -> StateDict:
         """Memories and other compressor state after the last whole step, as tensors only.
 
-        This rank's own by default: save one per rank, and see `gradwire.reshard` for another number of ranks. With
-        `all_ranks`, which all of them call together between steps, rank 0 gets that of all, on the CPU, for frameworks
-        that save rank 0's state alone; any number of ranks can load it."""
+        This rank's own by default, at any moment, from any thread: save one per rank, and see `gradwire.reshard` for
+        another number of ranks. With `all_ranks`, which all of them call together, between backward passes, rank 0 gets
+        that of all, on the CPU, for frameworks that save rank 0's state alone; any number of ranks can load it."""
         return self._runtime.state_dict(all_ranks)
 
     def load_state_dict(self, state: StateDict) -> None:
         """Takes over what `state_dict` returned, on this rank or of all ranks, whatever the plan was then; parameters
-        that the state lacks keep theirs. All ranks do this together.
+        that the state lacks keep theirs. All ranks do this together, between backward passes; the next gradient finds
+        what was loaded.
 
         Raises ValueError, on all ranks and before anything has changed, for what is no whole state of this model,
         another rank's or another number of ranks', and for states that were not saved together."""
@@ -169,33 +176,36 @@ class Handle:
         return states
 
     def from_first(self, state: Any) -> Any:
-        """Rank 0's `state`, on all ranks, which ask together. Raises ValueError where it has something else than
-        tensors, numbers and texts."""
-        return self._runtime.together("from_first()", {}, partial(from_first, state), state)
+        """Rank 0's `state`, on all ranks, which ask together, between backward passes. Raises ValueError where it has
+        something else than tensors, numbers and texts."""
+        with self._runtime.between_steps("from_first()") as together:
+            return together(partial(from_first, state), state)
 
     def verify(self, heal: bool = False) -> list[str]:
         """Compares a checksum of every parameter, of local steps of every shared one, over the ranks that are to hold
-        the same. All ranks call this together, after an optimizer's step, every so many of them.
+        the same. All ranks call this together, between backward passes, every so many steps of an optimizer; of another
+        thread only while none changes parameters.
 
         Raises RuntimeError, on all ranks, naming the first parameter that differs and where. With `heal`, ranks take
         what most of them have, and this returns the names of what differed; it raises where there is no majority.
         Buffers and the optimizer's state are neither compared nor mended. Raises ValueError after `detach()`."""
         if self._front_end is None:
             raise ValueError("detach() ended the exchange of gradients, and what is alike; attach() again")
-        held = self._front_end.held()
-        found = self._runtime.together("verify()", {"heal": heal}, partial(differences, held), [])
-        if found and not heal:
-            raise RuntimeError(f"replicas differ: {found[0]}; verify(heal=True), or load a checkpoint on all ranks")
-        if undecided := [each for each in found if each.source is None]:
-            raise RuntimeError(f"replicas differ: {undecided[0]}, no majority; load a checkpoint on all ranks")
-        if found:
-            self._runtime.together("verify(heal=True)", {}, partial(mend, held, found), None)
+        with self._runtime.between_steps("verify()", heal=heal) as together:
+            held = self._front_end.held()
+            found = together(partial(differences, held), [])
+            if found and not heal:
+                raise RuntimeError(f"replicas differ: {found[0]}; verify(heal=True), or load a checkpoint on all ranks")
+            if undecided := [each for each in found if each.source is None]:
+                raise RuntimeError(f"replicas differ: {undecided[0]}, no majority; load a checkpoint on all ranks")
+            if found:
+                together(partial(mend, held, found), None)
         return list(dict.fromkeys(each.name for each in found))
 
     def stragglers(self, factor: float = 1.2) -> list[Straggler]:
         """The ranks that the others wait for, the slowest first: whose own part of a step takes more than `factor`
         times the median of all ranks, in the mean since this was last called. All ranks call this together, between
-        steps, every so many of them, and get the same; print one to read it.
+        backward passes, every so many of them, and get the same; print one to read it.
 
         A rank's own part is all but the time from its last gradient to the means: loading data and evaluating are among
         it, and waits in collectives of your own, which hide a straggler. Where DDP reduces by itself, as under
@@ -207,19 +217,22 @@ class Handle:
             raise ValueError("local steps with delay or eager wait for nobody; there are no stragglers to name")
         stats = self.stats()
         own_s = self._own_time.per_step(stats.steps, stats.wait_s)
-        task = partial(stragglers, own_s, factor, self._runtime.hosts())
-        found = self._runtime.together("stragglers()", {"factor": factor}, task, [])
+        with self._runtime.between_steps("stragglers()", factor=factor) as together:
+            found = together(partial(stragglers, own_s, factor, self._runtime.hosts()), [])
         self._own_time.begin(stats.steps, stats.wait_s)
         return found
 
     def replan(self, plan: Plan) -> None:
-        """Puts `plan` in force from the next step on; all ranks must do so after the same step. Every parameter keeps
-        its state. Raises ValueError where the plan does not fit the model or the other ranks' plans."""
+        """Puts `plan` in force, from the next gradient on, for every parameter with the state that it has. All ranks
+        do this together, between backward passes. Raises ValueError, on all of them, where the plan does not fit the
+        model, the front end or the other ranks' plans."""
         self._runtime.install(plan)
 
     def detach(self) -> None:
         """DDP reduces dense again; a `DistributedOptimizer`, without which nobody reduces, takes no step any more. What
-        memories hold is in `state_dict()` before, if you want it."""
+        memories hold is in `state_dict()` before, if you want it. Raises ValueError, on the rank that calls, inside a
+        backward pass."""
+        self._runtime.detach()
         runtime, self._runtime = self._runtime, Idle()
         front_end, self._front_end = self._front_end, None
         if front_end:

@@ -73,9 +73,9 @@ class GradientHooks:
     """Hands every gradient over as backward makes it, and waits for the means when backward is done. All of this runs
     on the thread that trains, or on autograd's while that one waits for it:
 
-    1. The forward pass opens a step.
-    2. The first gradient of a backward pass has autograd call `_backward_done` at its end. Where other parameters are
-       `trained` than in the step before, the plan becomes one for these.
+    1. The first gradient of a backward pass opens a step, and has autograd call `_backward_done` at the pass's end.
+       Where other parameters are `trained` than in the step before, the plan becomes one for these.
+    2. A forward pass gives up a step whose backward pass failed, for the other ranks wait for it.
     3. Each gradient is submitted; the worker reduces groups that are complete while backward goes on.
     4. At the end of backward slots without a gradient are said to have none, which completes the last groups, and
        `finish` waits for the worker. When `backward()` returns, every gradient is the mean.
@@ -96,7 +96,7 @@ class GradientHooks:
         self._runtime: Runtime | None = None
         self._accumulated: set[int] = set()
         self._synchronising = True
-        self._open = self._notes = self._under_way = False
+        self._forward = self._notes = self._under_way = False
         self._removable: list[Any] = []
 
     def hook_in(self, runtime: Runtime) -> None:
@@ -148,34 +148,28 @@ class GradientHooks:
 
     @property
     def waiting(self) -> bool:
-        """Whether a step was opened to which no gradient has come yet."""
-        return self._open and not self._under_way
+        """Whether a forward pass was made after which no gradient has come yet."""
+        return self._forward
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         if self._runtime and torch.is_grad_enabled():
             if self._synchronising:
-                self._open_step()
+                self._runtime.give_up()
+                self._forward, self._under_way = True, False
             self._runtime.recorder.forward_begins(self._runtime.plan)
 
     def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self._runtime and torch.is_grad_enabled():
             self._runtime.recorder.forward_ends()
 
-    def _open_step(self) -> None:
-        assert self._runtime is not None
-        self._runtime.open_step()
-        self._open, self._under_way, self._notes = True, False, self._runtime.wants_readiness
-
     def follow(self) -> None:
-        """The step that is open is one of the parameters that are trained now; where none is, nothing changes."""
+        """The next step is one of the parameters that are trained now; where none is, nothing changes."""
         if not (self._runtime and self._trained and self._synchronising):
             return
         names = self._trained.now()
-        if not names or names == self._followed:
-            return
-        self._runtime.follow(names)
-        self._followed = names
-        self._open_step()
+        if names and names != self._followed:
+            self._runtime.follow(names)
+            self._followed = names
 
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
         if self._trained and not self._trained.has(parameter):  # another optimizer's
@@ -200,14 +194,15 @@ class GradientHooks:
         runtime.submit(slot, real(gradient))
 
     def _backward_begins(self, runtime: Runtime) -> None:
-        if not self._open:  # the loss came from another method than forward
-            self._open_step()
+        when_backward_ends(self._backward_done)
+        self.follow()
+        runtime.open_step()
+        self._check_accumulated(runtime)
+        self._notes = runtime.wants_readiness
+        if not self._forward:  # the loss came from another method than forward
             runtime.recorder.forward_begins(runtime.plan)
             runtime.recorder.forward_ends()
-        self.follow()
-        self._check_accumulated(runtime)
-        self._under_way = True
-        when_backward_ends(self._backward_done)
+        self._forward, self._under_way = False, True
 
     def _check_accumulated(self, runtime: Runtime) -> None:
         """Refuses gradients of earlier micro-batches that would stay this rank's own."""
@@ -221,7 +216,7 @@ class GradientHooks:
     def _backward_done(self) -> None:
         runtime = self._runtime
         assert runtime is not None
-        self._open = self._under_way = False
+        self._under_way = False
         gradients = {slot: self._accumulated_gradient(runtime, slot) for slot in runtime.missing()}
         self._accumulated.clear()
         unused = [slot for slot, gradient in gradients.items() if gradient is None]

@@ -1,8 +1,8 @@
 """What stands behind a handle where nothing is reduced."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar, NoReturn, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import ClassVar, NoReturn
 
 from torch import Tensor
 
@@ -10,8 +10,7 @@ from gradwire import checkpoint
 from gradwire.frontends.paused import paused
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.stats import Stats
-
-T = TypeVar("T")
+from gradwire.runtime.turns import Together
 
 
 class Nothing:
@@ -83,12 +82,16 @@ class Idle:
         """Nothing was begun."""
         return []
 
-    def together(self, call: str, words: object, task: object, alone: T) -> T:
-        """There is no other rank."""
-        return alone
+    @contextmanager
+    def between_steps(self, call: str, **words: object) -> Iterator[Together]:
+        """There is no step, and no other rank."""
+        yield lambda task, alone: alone
 
     def install(self, plan: Plan) -> None:
         """Nothing follows a plan here."""
+
+    def detach(self) -> None:
+        """There is no step."""
 
     def close(self) -> None:
         """Nothing is held."""

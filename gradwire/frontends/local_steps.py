@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
-from gradwire.frontends.fragments import Fragments, Schedule, cut, fragmented, fragments_of, joined
+from gradwire.frontends.fragments import Fragments, Schedule, check_fits, cut, fragmented, fragments_of, joined
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.job import Choices, Dense, device_of, mesh_of
 from gradwire.frontends.owners import check_free, own
@@ -118,7 +118,8 @@ class LocalSteps(Wrapper):
         agreed = {"inner_steps, delay, mix and eager": f"{inner_steps}, {delay}, {mix} and {eager}"}
         settings = Settings(
             seed=seed, others=replica.others, owns_mesh=transport is None, planned=replica.planned,
-            values=values, trained=trained.keys(), plan_for=plan_for, words={"front end": "LocalSteps"} | agreed,
+            values=values, trained=trained.keys(), plan_for=plan_for, fits=partial(check_fits, parts),
+            words={"front end": "LocalSteps"} | agreed,
         )  # fmt: skip
         runtime = Runtime(plan, replica.slots, axes, device, settings)
         share_values(model, axes, device)

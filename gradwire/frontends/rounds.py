@@ -135,10 +135,7 @@ class Rounds:
 
     def _send(self, index: int) -> None:
         runtime, deltas = self.runtime, self.fragments[index].deltas
-        runtime.open_step(groups_of(runtime.plan, deltas))
-        for slot, about in enumerate(runtime.slots):
-            if about.name in deltas:
-                runtime.submit(slot, deltas[about.name])
+        runtime.reduce(deltas, groups_of(runtime.plan, deltas))
         self.under_way[index] = Sent(self.step, runtime.executor.point())
 
     def _step_and_send(self, index: int) -> None:

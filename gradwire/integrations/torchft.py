@@ -199,9 +199,7 @@ class LocalSteps(torchft.Optimizer):
     def _average(self, runtime: Runtime) -> None:
         """What this replica has moved becomes what they have on average."""
         self._fragment.measure()
-        runtime.open_step()
-        for slot, about in enumerate(runtime.slots):
-            runtime.submit(slot, self._fragment.deltas[about.name])
+        runtime.reduce(self._fragment.deltas)
         runtime.finish()
 
     def _make(self, mesh: Mesh) -> tuple[Runtime, FrontEnd]:

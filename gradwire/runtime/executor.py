@@ -43,7 +43,7 @@ class Executor:
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Any] | None] = queue.SimpleQueue()
         self.fail: Callable[[BaseException], None] = lambda error: None
         self.aborted = self.closed = False
-        self._awaited: Future[Any] | None = None
+        self._awaited: set[Future[Any]] = set()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
         self._thread.start()
@@ -76,7 +76,7 @@ class Executor:
         """Whoever waits for the worker gets the error, now and from now on. Any thread may say so, for the worker may
         be in a collective that never ends."""
         self._error = error
-        if awaited := self._awaited:
+        for awaited in self._awaited.copy():
             _settle(awaited, error)
 
     def _promise(self, function: Callable[[], T]) -> Future[T]:
@@ -95,14 +95,14 @@ class Executor:
         return result
 
     def _wait(self, result: Future[T]) -> T:
-        """The result of a promise. One thread waits at a time, that which trains."""
-        self._awaited = result
+        """The result of a promise."""
+        self._awaited.add(result)
         if self._error:  # it was said before anybody waited
             _settle(result, self._error)
         try:
             return result.result()
         finally:
-            self._awaited = None
+            self._awaited.discard(result)
 
     def mark(self) -> Mark:
         """Now, on the current stream of the executor's device."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.machine import Arrivals
-from gradwire.runtime.place import Place
+from gradwire.runtime.place import BETWEEN, Place
 from gradwire.runtime.recorder import Recorder
 from gradwire.runtime.steps import Steps
 
@@ -40,9 +40,9 @@ class Intake:
         self._step_s, self._opened = 0.0, float("inf")
         self.arrivals = Arrivals(partial(Intake._complete, weakref.proxy(self)))
         self._steps, self._executor, self._recorder = steps, executor, recorder
-        self._slots = steps.store.slots
+        self.slots = steps.store.slots
         self._members: list[tuple[int, ...]] = []
-        self._tensors: list[Any] = [None] * len(self._slots)
+        self._tensors: list[Any] = [None] * len(self.slots)
         self.begun_s = 0.0
         self._fixed = False
         self._known: set[int] = set()
@@ -57,13 +57,13 @@ class Intake:
         if self._members is not self._steps.members:
             self._members = self._steps.members
             self._known.clear()
-            self.arrivals.follow(self._members, len(self._slots))
+            self.arrivals.follow(self._members, len(self.slots))
         self.arrivals.begin()
         self.groups = range(len(self._members)) if groups is None else groups
         self.step += 1
         now = monotonic()
         self._step_s, self._opened = max(0.0, now - self._opened), now
-        self.begun_s = 0.0
+        self.begun_s, self._recorder.doing = 0.0, BETWEEN
 
     def step_s(self) -> float:
         """How long the last step took, from its beginning to the next one's; 0 in the first."""
@@ -72,20 +72,20 @@ class Intake:
     def place(self) -> Place:
         """Where this rank is; for any thread."""
         if self.step == self.ended:
-            return Place(self._steps.number)
+            return Place(self._steps.number, self._recorder.doing)
         seconds = monotonic() - self.begun_s if self.begun_s else 0.0
-        if self.arrivals.all_there(self.groups):
-            doing = "waiting for the other ranks"
-        elif self.arrivals.begun:
-            doing = "in backward"
-        else:
-            doing = "in forward" if self._recorder.in_forward else "between forward and backward"
+        doing = "waiting for the other ranks" if self.arrivals.all_there(self.groups) else "in backward"
         return Place(self._steps.number, doing, seconds)
+
+    def native_step_ended(self) -> None:
+        """The framework has reduced a step by itself."""
+        self.step += 1
+        self.ended, self._recorder.doing = self.step, BETWEEN
 
     def submit(self, slot: int, gradient: Tensor) -> None:
         """A slot's gradient, which its mean is to replace. Raises ValueError where it is sparse."""
         if gradient.is_sparse:
-            raise ValueError(f"parameter {self._slots[slot].name!r} has a sparse gradient; use Embedding(sparse=False)")
+            raise ValueError(f"parameter {self.slots[slot].name!r} has a sparse gradient; use Embedding(sparse=False)")
         self._tensors[slot] = gradient
         self.arrivals.arrive(slot)
 
@@ -104,8 +104,8 @@ class Intake:
         """Completes a step that no rank is to take, so that all of them come to its end."""
         self._executor.post(self._steps.lose)
         for slot in self.arrivals.missing(self.groups):
-            zeros = torch.zeros(self._slots[slot].numel, dtype=torch.float32, device=self._executor.device)
-            self.submit_absent(slot, self._slots[slot].view(zeros))
+            zeros = torch.zeros(self.slots[slot].numel, dtype=torch.float32, device=self._executor.device)
+            self.submit_absent(slot, self.slots[slot].view(zeros))
 
     def _complete(self, group: int, absent: Sequence[int]) -> None:
         if not self.begun_s:

@@ -156,6 +156,7 @@ class Plans:
         planned = {name for group in plan.groups for name in group.slots}
         plan = plan.only(planned - waiting)
         plan.check(self.trained)
+        self._settings.fits(plan)
         if plan.native and not self._settings.can_be_native:
             raise ValueError("a native plan leaves reducing to DDP, and here nobody else reduces; use FP32() instead")
         if controller and not plan.native:

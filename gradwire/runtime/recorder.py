@@ -5,17 +5,19 @@ from collections.abc import Callable
 from gradwire.plans import Plan
 from gradwire.runtime.clock import Clock
 from gradwire.runtime.executor import Mark
+from gradwire.runtime.place import BETWEEN
 from gradwire.runtime.trace import RecordedSpan, Trace
 
 
 class Recorder:
-    """Of one rank. The thread that trains tells of forward passes and gradients, the worker of the rest."""
+    """Of one rank. The thread that trains reports forward passes and gradients, the worker the rest. `doing` says in
+    words where the training thread is before a step's first gradient."""
 
     def __init__(self, mark: Callable[[], Mark], rank: int) -> None:
         self.mark, self._rank = mark, rank
         self._clock = Clock()
         self._trace: Trace | None = None
-        self.in_forward = False
+        self.doing = BETWEEN
 
     def trace(self, steps: int) -> Trace:
         """Records the next `steps` whole steps."""
@@ -42,13 +44,13 @@ class Recorder:
 
     def forward_begins(self, plan: Plan) -> None:
         """A forward pass begins while `plan` is in force."""
-        self.in_forward = True
+        self.doing = "in forward"
         if self._trace:
             self._trace.forward_begins(self.mark(), plan)
 
     def forward_ends(self) -> None:
         """The forward pass that began ends."""
-        self.in_forward = False
+        self.doing = "between forward and backward"
         if self._trace:
             self._trace.forward_ends(self.mark())
 

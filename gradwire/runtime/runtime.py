@@ -1,7 +1,7 @@
 """The runtime: gradients in, means out, in their place. What front ends see of all that runs underneath."""
 
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
@@ -31,6 +31,7 @@ from gradwire.runtime.stats import Reduced, Stats
 from gradwire.runtime.steps import Steps
 from gradwire.runtime.store import Store
 from gradwire.runtime.trace import Trace
+from gradwire.runtime.turns import Together, Turns
 from gradwire.runtime.waiting import Waiting
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, forked
@@ -83,19 +84,12 @@ class Runtime:
         self.submit, self.submit_absent = self._intake.submit, self._intake.submit_absent
         self.fix_places, self.arrivals = self._intake.fix_places, self._intake.arrivals
         self.arrive, self.native_begins = self.arrivals.arrive, partial(self.executor.post, self._steps.close)
+        self._turns = turns = Turns(weakref.proxy(self), self._intake)
+        self.open_step, self.reduce, self.give_up, self.detach = turns.open_step, turns.reduce, turns.give_up, turns.end
         self._reduced.follow(self._plans.trained)
         self.executor.call(partial(self._plans.work_with, self._steps, control, self._pipeline))
 
     # A step, on the thread that trains
-
-    def open_step(self, groups: Sequence[int] | None = None) -> None:
-        """A step begins, of all groups or of some, before its first gradient. One that was begun and not finished, for
-        backward failed, is given up first, as it is on all ranks."""
-        self.raise_error()
-        if self._intake.unfinished:
-            self._intake.abandon()
-            self.finish()
-        self._intake.open(groups)
 
     def missing(self) -> list[int]:
         """The slots of the open step of which nothing is known yet."""
@@ -132,21 +126,31 @@ class Runtime:
         self._call(self._plans.step_ended)
 
     def skip(self) -> None:
-        """Takes back the last step, on all ranks together. Raises ValueError where there is none."""
-        if self.error is None:
-            self.finish()
-        taken_back = self._steps.take_back()  # as on other ranks, whether or not the job goes on
-        self.raise_error()
-        if taken_back:
-            with self._telling():
-                self._agreement.on(lambda: {"step that skip() takes back": str(self._steps.number - 1)}, "skip()")
+        """Takes back the last step, on all ranks together. Raises ValueError inside a backward pass, and where there is
+        no step."""
+        with self._turns.own("skip()"):
+            if self.error is None:
+                self.finish()
+            taken_back = self._steps.take_back()  # as on other ranks, whether or not the job goes on
+            self.raise_error()
+            if taken_back:
+                with self._telling():
+                    self._agreement.on(lambda: {"step that skip() takes back": str(self._steps.number - 1)}, "skip()")
 
     def used(self, slot: int) -> bool:
         """Whether any rank had a gradient for the slot in the last step."""
         used = self._steps.used
         return used is None or bool(used()[slot])
 
-    # Between steps, on the thread that trains
+    # Between steps
+
+    @contextmanager
+    def between_steps(self, call: str, **words: object) -> Iterator[Together]:
+        """All ranks make this call together, on any thread; no step is under way or begins inside. Yields a function
+        that has them carry out a task. Raises ValueError, on all ranks, where one of them is inside a backward pass, or
+        has begun other steps, or they have other `words`."""
+        with self._telling(), self._turns.call(call, words, self._agreement.on):
+            yield self._together
 
     @property
     def plan(self) -> Plan:
@@ -159,24 +163,25 @@ class Runtime:
         return self._plans.native_steps
 
     def install(self, plan: Plan) -> None:
-        """Puts `plan` in force from the next step on, on all ranks after the same step; every parameter keeps its
-        state. Raises ValueError where plan and model, or the ranks' plans, do not fit."""
-        self.finish()
-        with self._telling():
+        """Puts `plan` in force; every parameter keeps its state. Raises ValueError where plan and model, or the ranks'
+        plans, do not fit."""
+        with self.between_steps("replan()"):
             agreed = self._plans.agreed(lambda: plan)
-        self._call(partial(self._plans.replace, agreed, plan))
+            self._call(partial(self._plans.replace, agreed, plan))
 
     def follow(self, trained: Collection[str]) -> None:
         """From the next step on, which is opened after this, these parameters are reduced; what is kept for the others
         waits. All ranks do this after the same step; where they differ, the job ends on all of them."""
-        self.finish()
-        with self._telling(Exception):
-            agreed = self._plans.agreed_for(trained)
-        self._call(partial(self._plans.follow, agreed))
-        self._reduced.follow(self._plans.trained)
+        with self._turns.turn():
+            self.finish()
+            with self._telling(Exception):
+                agreed = self._plans.agreed_for(trained)
+            self._call(partial(self._plans.follow, agreed))
+            self._reduced.follow(self._plans.trained)
 
     def native_step_ended(self) -> None:
         """The framework has reduced a step by itself."""
+        self._intake.native_step_ended()
         self._steps.native_step_ended()
         self._reduced.count()
         self._pipeline.wire_bytes += self._reduced.step_bytes
@@ -188,19 +193,19 @@ class Runtime:
 
     def state_dict(self, all_ranks: bool = False) -> checkpoint.StateDict:
         """A copy of the state after the last whole step, at any time, from any thread. That of `all_ranks` they ask for
-        together, between steps, and rank 0 gets it, on the CPU. Raises ValueError where these keep different shards."""
+        together, and rank 0 gets it, on the CPU. Raises ValueError where these keep different shards."""
         if not all_ranks:
             return self._states.save()
         check(self.mesh)
-        return self.together("state_dict(all_ranks=True)", {}, lambda mesh, device: self._states.gather(), {})
+        with self.between_steps("state_dict(all_ranks=True)"):
+            return self._call(partial(self._pipeline.agree, self._states.gather))
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
         """Takes over what `state_dict` returned; parameters that it lacks keep theirs. Raises ValueError, on all ranks,
         for what is no such state, another model's, another rank's, or not saved with those of the others."""
-        self.finish()
-        with self._telling():
+        with self.between_steps("load_state_dict()"):
             read = self._states.read(state)
-        self._call(partial(self._states.take, read))
+            self._call(partial(self._states.take, read))
 
     def leave(self) -> list[checkpoint.StateDict]:
         """Ends the job at once, and tells the others: the state after the last whole step; then that after the next
@@ -210,14 +215,6 @@ class Runtime:
         states = self._states.last()  # on this thread: the worker may be in a collective that only the timeout ends
         self.close()
         return states
-
-    def together(self, call: str, words: Mapping[str, object], task: Callable[[Mesh, torch.device], T], alone: T) -> T:
-        """What comes of `task`, which all ranks do together in the user's `call`, between steps; `alone`: for one rank.
-        First they meet over the store. Raises ValueError, on all of them, where their `call` or `words` differ."""
-        self.finish()
-        with self._telling():
-            self._agreement.on(lambda: {name: str(word) for name, word in words.items()}, call)
-        return self._call(partial(self._pipeline.agree, partial(task, self.mesh, self.executor.device)))
 
     def trace(self, steps: int) -> Trace:
         """Records the next `steps` whole steps. Raises ValueError where the framework reduces by itself."""
@@ -271,6 +268,10 @@ class Runtime:
             self._ending.end(error)  # the others' collectives end, and so does most often the worker's wait for one
             self._waiting.serve(self._intake.ended, error)
             self.executor.give_up(error)
+
+    def _together(self, task: Callable[[Mesh, torch.device], T], alone: T) -> T:
+        """What comes of `task`, which all ranks carry out together; `alone` is what comes of it for one."""
+        return self._call(partial(self._pipeline.agree, partial(task, self.mesh, self.executor.device)))
 
     def _call(self, task: Callable[[], T]) -> T:
         """Has the worker do what all ranks do now; where this one cannot, the others are told."""

@@ -21,6 +21,10 @@ def _unscaled() -> Share | None:
     return None
 
 
+def _any_plan(plan: Plan) -> None:
+    pass
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """`follow_order(slots)` makes the plan for slots that became ready in that order; rank 0's, once seen, is used by
@@ -33,7 +37,8 @@ class Settings:
     `trained` are the parameters that are trained at first, of all that have slots, by default all; `plan_for(slots)`
     makes the plan when others are.
     `elastic`: the ranks tell each other at the end of each step that they have all of it, so that it counts on all that
-    are left, or on none, whenever one is lost. `voted`: and then it counts when `Runtime.commit` is called.
+    are left, or on none, whenever one is lost. `voted`: and then it counts when `Runtime.commit` is called. `fits`
+    raises ValueError for a plan that the front end cannot follow.
     """
 
     seed: int = 0
@@ -52,3 +57,4 @@ class Settings:
     plan_for: Callable[[list[Slot]], Plan] | None = None
     elastic: bool = False
     voted: bool = False
+    fits: Callable[[Plan], None] = _any_plan
