@@ -51,11 +51,11 @@ def init_device_mesh(kind, shape, mesh_dim_names):
 hosts, data = 2, [[batch(0), batch(1)] for _ in range(3)]
 """
 LOCAL = """
-for way in (diloco, streaming, sparse_loco, local_sgd):
-    for step in range(3):
-        loss(model, batch(step)).backward()
-        way.step()
-        way.zero_grad()
+for step in range(3):
+    loss(model, batch(step)).backward()
+    {way}.step()
+    {way}.zero_grad()
+{way}.handle.detach()
 """
 SAME = """
 total = torch.stack([parameter.detach().double().sum() for parameter in model.parameters()]).sum()

@@ -47,7 +47,9 @@ def test_a_training_is_saved_and_resumed_on_more_ranks_and_on_fewer(tmp_path: Pa
 
 def test_local_steps_are_taken(tmp_path: Path):
     (code,) = shown("local_steps")
-    on(2, of.BEGIN + of.JOINED + "inner = optimizer\n" + code + of.LOCAL, tmp_path)
+    ways = [(way, re.findall(r"^(\w+) = gw.LocalSteps", way, re.MULTILINE)[0]) for way in code.split("\n\n")]
+    taken = [way + of.LOCAL.format(way=name) for way, name in ways]
+    on(2, of.BEGIN + of.JOINED + "inner = optimizer\n" + "".join(taken), tmp_path)
 
 
 def test_shards_are_trained_and_saved(tmp_path: Path):

@@ -163,7 +163,7 @@ OTHER = {
     "ratio": (uniform(SLOTS, gw.TopK(0.06)), SLOTS, {}, "plan"),
     "order": (uniform(SLOTS[::-1], TOP_K), SLOTS, {}, "plan"),
     "native": (gw.NATIVE, SLOTS, {"can_be_native": True}, "plan"),
-    "shape": (uniform(SLOTS, TOP_K), OTHER_SHAPE, {}, "scale: (1,) torch.float32 on rank"),
+    "shape": (uniform(SLOTS, TOP_K), OTHER_SHAPE, {}, "scale: (1,) torch.float32 with strides (1,) on rank"),
     "seed": (PLAN, SLOTS, {"seed": 1}, "seed: 0 on rank"),
     "controller": (PLAN, SLOTS, {"controller": gw.WarmUp(steps=20)}, "controller: none on rank"),
     "scaler": (PLAN, SLOTS, {"words": {"scaler": "yes"}}, "scaler: none on rank"),

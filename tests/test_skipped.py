@@ -122,7 +122,9 @@ def test_a_rank_that_skips_alone_is_an_error_on_all_of_them(monkeypatch: pytest.
     monkeypatch.setattr("gradwire.runtime.meeting.PATIENCE_S", 0.2)
     with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
         running.step(draw(SLOTS, 2, 0))
-        with pytest.raises(RuntimeError, match=r"rank 1 did not come within .* make the same calls on all ranks"):
+        with pytest.raises(
+            RuntimeError, match=r"rank 1 did not come to skip\(\) within .* make the same calls on all ranks"
+        ):
             running.runtimes[0].skip()
-        with pytest.raises(RuntimeError, match="rank 1 did not come within"):
+        with pytest.raises(RuntimeError, match=r"rank 1 did not come to skip\(\) within"):
             running.step(draw(SLOTS, 2, 1))

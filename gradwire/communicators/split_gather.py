@@ -19,7 +19,7 @@ from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import decode_ranges, even, share, take_ranges
 from gradwire.ops.select import top_k
 from gradwire.ops.workspace import Workspace
-from gradwire.torch_private import copy_each
+from gradwire.torch_private.foreach import copy_each
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gradwire.ops.select import top_k_each
 from gradwire.ops.tiles import at_once
 from gradwire.ops.vectors import alike
 from gradwire.slots import Layout, Slot
-from gradwire.torch_private import copy_each
+from gradwire.torch_private.foreach import copy_each
 
 SHORT = 1 << 16
 """Elements that 16 bits can tell apart."""

@@ -15,7 +15,7 @@ from gradwire.ops.matrices import subtract_product
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
 from gradwire.slots import Layout
-from gradwire.torch_private import copy_each
+from gradwire.torch_private.foreach import copy_each
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from gradwire.collective import Message, framed
 from gradwire.ops.host import to_host
 from gradwire.ops.workspace import Workspace
 from gradwire.slots import Layout
-from gradwire.torch_private import copy_each, largest_of
+from gradwire.torch_private.foreach import copy_each, largest_of
 
 
 class Halves(NamedTuple):

@@ -23,7 +23,7 @@ from gradwire.ops.matrices import Batch, batches, product, project_columns, proj
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
 from gradwire.slots import Layout, Slot
-from gradwire.torch_private import copy_each, zero_each
+from gradwire.torch_private.foreach import copy_each, zero_each
 
 ROWS, COLUMNS = 0, 1
 """What P's rows are as long as, and Q's."""

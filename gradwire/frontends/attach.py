@@ -31,7 +31,9 @@ from gradwire.frontends.shards import attach_shards
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Group, Plan
-from gradwire.torch_private import managed_by, uncompiled, wait_for_delayed, world_size
+from gradwire.torch_private.autograd import uncompiled
+from gradwire.torch_private.process_groups import world_size
+from gradwire.torch_private.reducer import managed_by, wait_for_delayed
 from gradwire.transports import Mesh, ProcessGroup, Transport, forked
 
 KIND = "attach(ddp)"

@@ -1,13 +1,14 @@
 """DDP's buckets: where they lie, and which gradients have come."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
+from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.runtime.runtime import Runtime
-from gradwire.torch_private import parts_of
+from gradwire.torch_private.reducer import delayed_by, parts_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Buckets:
 
     def begin(self) -> None:
         """A step begins."""
-        self.late, self._stayed, self.notes = None, True, self._runtime.wants_readiness
+        self.late, self._stayed, self.notes = None, True, self._runtime.wants_readiness()
 
     def end(self) -> None:
         """The backward pass ends."""
@@ -109,3 +110,13 @@ class Buckets:
     def _has_accumulated(self, slot: int, parameter: Tensor) -> bool:
         """Whether a backward pass has a gradient that did not arrive at once."""
         return slot in self.accumulated and parameter.grad is not None
+
+
+def left_alone(ddp: DistributedDataParallel, managed: Collection[Tensor]) -> str:
+    """In words, the parameters that need a gradient and are not in DDP's buckets, which have all that are `managed`."""
+    others = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad and p not in managed}
+    delayed = {*delayed_by(ddp)}
+    late = [repr(name) for name, p in others.items() if p in delayed]
+    local = [repr(name) for name, p in others.items() if p not in delayed]
+    said = [f"DDP by itself reduces {', '.join(late)}"] if late else []
+    return "; ".join([*said, f"DDP does not reduce {', '.join(local)}"] if local else said)

@@ -13,22 +13,14 @@ from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportU
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.frontends.buckets import Buckets
+from gradwire.frontends.buckets import Buckets, left_alone
 from gradwire.frontends.hook import trainable
 from gradwire.frontends.native_steps import NativeSteps
 from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.runtime.runtime import Runtime
-from gradwire.torch_private import (
-    delayed_by,
-    hooks_of,
-    in_backward,
-    is_joining,
-    retire,
-    when_backward_ends,
-    with_hook,
-    without_hook,
-)
+from gradwire.torch_private.autograd import in_backward, when_backward_ends
+from gradwire.torch_private.reducer import delayed_by, hooks_of, is_joining, retire, with_hook, without_hook
 
 
 class DDPFrontEnd:
@@ -64,8 +56,7 @@ class DDPFrontEnd:
         self._buckets: Buckets | None = None
         self._synchronising = self._open = False
         self._native, self._native_steps = False, NativeSteps()
-        self._removable: list[Any] = []
-        self._on_gradients: list[Any] = []
+        self._removable, self._on_gradients = list[Any](), list[Any]()
 
     @classmethod
     def of(cls, ddp: DistributedDataParallel) -> "DDPFrontEnd":
@@ -143,14 +134,7 @@ class DDPFrontEnd:
 
     def left_alone(self) -> str:
         """In words, the parameters with gradients that do not go to the runtime."""
-        if not self.runtime:
-            return ""
-        others = {n: p for n, p in self.ddp.module.named_parameters() if p.requires_grad and p not in self._managed}
-        delayed = {*delayed_by(self.ddp)}
-        late = [repr(name) for name, p in others.items() if p in delayed]
-        local = [repr(name) for name, p in others.items() if p not in delayed]
-        said = [f"DDP by itself reduces {', '.join(late)}"] if late else []
-        return "; ".join([*said, f"DDP does not reduce {', '.join(local)}"] if local else said)
+        return left_alone(self.ddp, self._managed) if self.runtime else ""
 
     # Gradients
 

@@ -17,7 +17,7 @@ from gradwire.frontends.trained import Trained
 from gradwire.runtime.machine import NO_GROUP
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real
-from gradwire.torch_private import when_backward_ends
+from gradwire.torch_private.autograd import when_backward_ends
 from gradwire.transports.process_group import world_or
 
 
@@ -198,7 +198,7 @@ class GradientHooks:
         self.follow()
         runtime.open_step()
         self._check_accumulated(runtime)
-        self._notes = runtime.wants_readiness
+        self._notes = runtime.wants_readiness()
         if not self._forward:  # the loss came from another method than forward
             runtime.recorder.forward_begins(runtime.plan)
             runtime.recorder.forward_ends()

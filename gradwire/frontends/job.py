@@ -20,7 +20,7 @@ from gradwire.plans import Group, Plan, uniform
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.settings import Settings
 from gradwire.slots import Slot
-from gradwire.torch_private import scale_of
+from gradwire.torch_private.autograd import scale_of
 from gradwire.transports import Mesh, Transport
 from gradwire.tuner import Auto, profiler_for
 

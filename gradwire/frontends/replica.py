@@ -15,7 +15,7 @@ from gradwire.frontends.job import parameters_of, slots_of
 from gradwire.frontends.stateful import Placed, cut_on, whole_on
 from gradwire.frontends.trained import Trained, on_one_device
 from gradwire.slots import Slot, real
-from gradwire.torch_private import fsdp_groups, only_inside_replicas
+from gradwire.torch_private.fully_shard import fsdp_groups, only_inside_replicas
 from gradwire.transports import Mesh, ProcessGroup, Transport
 from gradwire.transports.process_group import world_or
 

@@ -39,7 +39,7 @@ from gradwire.memories import RESIDUAL, Residual
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.runtime.agreement import Agreement
 from gradwire.slots import Layout, real
-from gradwire.torch_private import fsdp_groups, replace_collectives
+from gradwire.torch_private.fully_shard import fsdp_groups, replace_collectives
 from gradwire.transports import Mesh, ProcessGroup
 
 EXACT = FP32()

@@ -24,11 +24,11 @@ from gradwire.frontends.trained import Check, Trained
 from gradwire.frontends.values import share_values, values_of
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
-from gradwire.torch_private import (
+from gradwire.torch_private.autograd import has_gradient_hooks
+from gradwire.torch_private.fully_shard import (
     fsdp_accumulates,
     fsdp_groups,
     fsdp_sums,
-    has_gradient_hooks,
     only_inside_replicas,
     parameters_of_fsdp,
 )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gradwire.torch_private import plain_tensors
+from gradwire.torch_private.foreach import plain_tensors
 from gradwire.transports.mesh import SAME, Mesh
 
 

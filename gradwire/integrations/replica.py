@@ -18,7 +18,7 @@ from gradwire.frontends.shards import Shards, locals_of, reshard
 from gradwire.frontends.stateful import Placed
 from gradwire.runtime.ending import Interrupted
 from gradwire.runtime.runtime import Runtime
-from gradwire.torch_private import fsdp_groups
+from gradwire.torch_private.fully_shard import fsdp_groups
 
 
 def replica_of(model: nn.Module, manager: Any) -> Replica:

@@ -12,7 +12,7 @@ from gradwire.memories.base import RESIDUAL, Memory
 from gradwire.ops.kernels import mask_zeros
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
-from gradwire.torch_private import norms_of, scale_each_by
+from gradwire.torch_private.foreach import norms_of, scale_each_by
 
 VELOCITY = "velocity"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.ops.matrices import Batch
 from gradwire.ops.vectors import Gradient, Share
 from gradwire.slots import Layout, Slot
-from gradwire.torch_private import add_each, copy_each, scale_each
+from gradwire.torch_private.foreach import add_each, copy_each, scale_each
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What kernels read."""

@@ -32,7 +32,7 @@ class Agreement:
     ) -> None:
         self._meeting, self._slots, self._device = Meeting(mesh), slots, device
         self._tables = {
-            "parameters": {slot.name: f"{slot.shape} {slot.strides} {slot.dtype}" for slot in slots},
+            "parameters": {slot.name: f"{slot.shape} {slot.dtype} with strides {slot.strides}" for slot in slots},
             "what the model holds": {repr(name): value for name, value in (values or {}).items()},
         }
         self._words = {"Gradwire's version": gradwire.__version__, "device": kind_of(device), **words}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.compressors import Halves
 from gradwire.slots import Slot
-from gradwire.torch_private import copy_each
+from gradwire.torch_private.foreach import copy_each
 
 
 class Arena:
@@ -69,7 +69,7 @@ class Arenas:
     def _move(self, arena: Arena, starts: Mapping[int, int], places: Mapping[int, int]) -> None:
         """Copies each slot from where it lay to its new place, in the other half, or in a larger arena."""
         old, grows = arena.tensor, arena.tensor.shape[1] < self.numel
-        target = torch.zeros(2, self.numel, device=self.device) if grows else old
+        target = torch.zeros(2, self.numel, dtype=torch.float32, device=self.device) if grows else old
         half = arena.holds[0] if places else 0
         pairs = [(self._start[slot], starts[slot], self.slots[slot].numel) for slot in self.order if slot in starts]
         copy_each([target[1 - half, to : to + n] for to, _, n in pairs], [old[half, at : at + n] for _, at, n in pairs])

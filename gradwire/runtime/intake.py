@@ -20,6 +20,7 @@ from torch import Tensor
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.machine import Arrivals
 from gradwire.runtime.place import BETWEEN, Place
+from gradwire.runtime.plans import Plans
 from gradwire.runtime.recorder import Recorder
 from gradwire.runtime.steps import Steps
 
@@ -34,12 +35,12 @@ class Intake:
     gradients of the one before are there.
     """
 
-    def __init__(self, steps: Steps, executor: Executor, recorder: Recorder) -> None:
+    def __init__(self, steps: Steps, plans: Plans, executor: Executor, recorder: Recorder) -> None:
         self.step = self.ended = 0
         self.groups: Sequence[int] = ()
         self._step_s, self._opened = 0.0, float("inf")
         self.arrivals = Arrivals(partial(Intake._complete, weakref.proxy(self)))
-        self._steps, self._executor, self._recorder = steps, executor, recorder
+        self._steps, self._plans, self._executor, self._recorder = steps, plans, executor, recorder
         self.slots = steps.store.slots
         self._members: list[tuple[int, ...]] = []
         self._tensors: list[Any] = [None] * len(self.slots)
@@ -93,6 +94,17 @@ class Intake:
         """A slot has no gradient on this rank; the mean replaces the `zeros` all the same."""
         self._tensors[slot] = zeros
         self.arrivals.absent(slot)
+
+    def became_ready(self, slot: int) -> None:
+        """Backward has made a slot's gradient, which arrives now or later. Needed while `wants_readiness`."""
+        if self._plans.follows_order:
+            self._plans.became_ready(slot)
+        if self._recorder.traces:
+            self._recorder.gave(self.slots[slot].name, self.arrivals.group_of(slot))
+
+    def wants_readiness(self) -> bool:
+        """Whether it makes a difference when gradients became ready."""
+        return self._plans.follows_order or self._recorder.traces
 
     def fix_places(self, fixed: bool) -> None:
         """With `fixed`, gradients lie from now on where they were last submitted, and slots just arrive."""

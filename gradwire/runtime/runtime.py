@@ -76,13 +76,14 @@ class Runtime:
         self._steps = Steps(Store(self.slots, device), self._pipeline, self.executor, control, settings)
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         self._states = States(self._steps, self._plans, self._agreement, settings)
-        self._intake = Intake(self._steps, self.executor, self.recorder)
+        self._intake = Intake(self._steps, self._plans, self.executor, self.recorder)
         looks = self._intake.step_s, monitor.paused_s if monitor else float, self._intake.place
         self._ending = Ending(self.mesh, self.hosts, *looks)
         self._end = forked.finalize(self, end, self._ending, monitor, self.executor, own_mesh)
         forked.register(self)
         self.submit, self.submit_absent = self._intake.submit, self._intake.submit_absent
         self.fix_places, self.arrivals = self._intake.fix_places, self._intake.arrivals
+        self.became_ready, self.wants_readiness = self._intake.became_ready, self._intake.wants_readiness
         self.arrive, self.native_begins = self.arrivals.arrive, partial(self.executor.post, self._steps.close)
         self._turns = turns = Turns(weakref.proxy(self), self._intake)
         self.open_step, self.reduce, self.give_up, self.detach = turns.open_step, turns.reduce, turns.give_up, turns.end
@@ -94,18 +95,6 @@ class Runtime:
     def missing(self) -> list[int]:
         """The slots of the open step of which nothing is known yet."""
         return self.arrivals.missing(self._intake.groups)
-
-    def became_ready(self, slot: int) -> None:
-        """Backward has made a slot's gradient, which arrives now or later. Needed while `wants_readiness`."""
-        if self._plans.follows_order:
-            self._plans.became_ready(slot)
-        if self.recorder.traces:
-            self.recorder.gave(self.slots[slot].name, self.arrivals.group_of(slot))
-
-    @property
-    def wants_readiness(self) -> bool:
-        """Whether it makes a difference when gradients became ready."""
-        return self._plans.follows_order or self.recorder.traces
 
     def watch(self, buffer: Tensor) -> Future[Tensor]:
         """A future of `buffer`, complete when the step's means are in place."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gradwire.runtime.intake import Intake
-from gradwire.torch_private import in_backward, when_backward_ends
+from gradwire.torch_private.autograd import in_backward, when_backward_ends
 from gradwire.transports import Mesh
 
 T = TypeVar("T")

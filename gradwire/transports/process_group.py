@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradwire.collective import HOST, REPLICA, SHARD, AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
-from gradwire.torch_private import (
+from gradwire.torch_private.process_groups import (
     abort_group,
     backend_of,
     close_group,

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from gradwire.torch_private import default_store
+from gradwire.torch_private.process_groups import default_store
 from gradwire.transports.forked import FORKED
 
 T = TypeVar("T")

@@ -38,7 +38,7 @@ from gradwire import tuner
 from gradwire.lab import planning
 from gradwire.lab.job import Peers
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.torch_private import default_store
+from gradwire.torch_private.process_groups import default_store
 from gradwire.transports.connections import Connections
 
 SCENARIOS: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {}

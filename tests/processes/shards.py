@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.frontends.shard_compression import AllGather, ReduceScatter
-from gradwire.torch_private import fsdp_groups, parameters_of_fsdp
+from gradwire.torch_private.fully_shard import fsdp_groups, parameters_of_fsdp
 from tests.processes.scenarios import (
     Halving,
     check_a_spike_is_skipped,

@@ -11,7 +11,7 @@ from gradwire.ops.reference.finite import Finite, both, finite_in, told
 from gradwire.ops.reference.selecting import top_k
 from gradwire.ops.tiles import spans
 from gradwire.ops.vectors import Gradient, Share, placed
-from gradwire.torch_private import copy_each
+from gradwire.torch_private.foreach import copy_each
 
 
 def add_in(

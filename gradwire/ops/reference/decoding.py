@@ -12,7 +12,7 @@ from gradwire.ops.reference.blocks import decode, walk
 from gradwire.ops.reference.entries import unpack_entries, unpack_entry_rows
 from gradwire.ops.reference.grid import sum_blocks
 from gradwire.ops.vectors import Output, outputs
-from gradwire.torch_private import copy_each
+from gradwire.torch_private.foreach import copy_each
 
 
 def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:

@@ -13,7 +13,7 @@ from gradwire.ops.noise import Noise
 from gradwire.ops.reference.bits import pack_bits, pack_codes, unpack_bits, unpack_codes
 from gradwire.ops.reference.finite import Finite, finite_in
 from gradwire.ops.reference.levels import levels
-from gradwire.torch_private import copy_each
+from gradwire.torch_private.foreach import copy_each
 
 
 class Grid:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.vectors import alike
-from gradwire.torch_private import copy_each
+from gradwire.torch_private.foreach import copy_each
 
 HOUSEHOLDER_RANK = 16
 """Up to this many vectors Householder's QR is faster on a CPU than Cholesky's, and never needs a second try."""

@@ -1,0 +1,32 @@
+"""Autograd, torch.compile and torch.amp: the moments of a backward pass, and what wraps a model or a loss."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model that torch.compile wrapped, whose hooks it calls."""
+    return getattr(model, "_orig_mod", model)
+
+
+def scale_of(scaler: Any) -> Tensor | None:
+    """A GradScaler's factor (), where it lies, without waiting for a GPU; None before it has scaled a loss."""
+    return scaler._scale if scaler.is_enabled() else None
+
+
+def when_backward_ends(call: Callable[[], None]) -> None:
+    """Has autograd call this when the backward pass under way is over, on the thread that runs it."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass, as in a hook."""
+    return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
+
+
+def has_gradient_hooks(parameter: Tensor) -> bool:
+    """Whether somebody's post-accumulate-grad hooks are on it."""
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))

@@ -1,0 +1,61 @@
+"""FSDP2: fully_shard, and replicate, which is made of the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInfo, FSDPMeshInfo
+
+
+def fsdp_groups(model: nn.Module) -> list[Any]:
+    """The groups of parameters that fully_shard reduces together, in all of the model's modules."""
+    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    return [group for state in states for group in state._fsdp_param_groups]
+
+
+def parameters_of_fsdp(group: Any) -> list[nn.Parameter]:
+    """The sharded parameters of one of `fsdp_groups`."""
+    return [parameter.sharded_param for parameter in group.fsdp_params]
+
+
+def only_inside_replicas(group: Any) -> Callable[[], None] | None:
+    """Has FSDP add up gradients over shards only and not over replicas; what undoes that, or None where it does not
+    reduce over replicas at all. It looks at the mesh's description at every step."""
+    before = group.mesh_info
+    if before.replicate_mesh_dim is None:
+        return None
+    if before.shard_mesh_dim is None:
+        group.mesh_info = DataParallelMeshInfo(before.mesh, replicate_mesh_dim=before.replicate_mesh_dim)
+    else:
+        group.mesh_info = FSDPMeshInfo(before.mesh, shard_mesh_dim=before.shard_mesh_dim)
+        group.mesh_info.reduce_scatter_process_group = getattr(before, "reduce_scatter_process_group", None)
+
+    def undo() -> None:
+        group.mesh_info = before
+
+    return undo
+
+
+def fsdp_accumulates(group: Any) -> bool:
+    """Whether set_requires_all_reduce(False) was called."""
+    return not group.all_reduce_grads
+
+
+def fsdp_sums(group: Any) -> bool:
+    """Whether FSDP divides by a factor of the user's, and else adds gradients up instead of averaging them."""
+    return group.gradient_divide_factor is not None
+
+
+def replace_collectives(group: Any, reduce_scatter: Any, all_gather: Any) -> Callable[[], None]:
+    """Has one of `fsdp_groups` use these instead of its own, where they are not None; what undoes that. FSDPModule's
+    set_custom_reduce_scatter and set_custom_all_gather do not where a module has several groups, nor back."""
+    given = {"_reduce_scatter_comm": reduce_scatter, "_all_gather_comm": all_gather}
+    before = {name: getattr(group, name) for name, comm in given.items() if comm is not None}
+
+    def put(comms: dict[str, Any]) -> None:
+        for name, comm in comms.items():
+            setattr(group, name, comm)
+
+    put({name: given[name] for name in before})
+    return lambda: put(before)

@@ -1,0 +1,87 @@
+"""torch.distributed: groups that their members make alone, stores and timeouts."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_KINDS: dict[str, Any] = {"gloo": dist.ProcessGroup.BackendType.GLOO, "nccl": dist.ProcessGroup.BackendType.NCCL}
+
+
+def default_store() -> Any:
+    """The store that the default process group was made with."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def store_of(group: Any) -> Any:
+    """The store that a group was made with."""
+    return group.get_group_store()
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """How long the group's collectives wait for a rank."""
+    return group._get_backend(group._device_types[0]).options._timeout
+
+
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
+    """The name of the backend that carries tensors of this device, such as "gloo", however the group was made; "none"
+    where there is none."""
+    try:
+        return group._get_backend(device).name()
+    except RuntimeError:
+        return "none"
+
+
+def new_group_of_members(name: str, ranks: list[int], like: dist.ProcessGroup) -> Any:
+    """A group of these ranks, this one among them, with the backends and the timeout of `like`; only its members call
+    this. `dist.new_group` either wants all ranks, or makes up a name from how many groups each rank has, which comes
+    again after a group was destroyed and may differ between ranks."""
+    return new_group_over(default_store(), name, ranks.index(dist.get_rank()), ranks, like)
+
+
+def new_group_over(store: Any, name: str, rank: int, ranks: list[int], like: dist.ProcessGroup) -> Any:
+    """The same, where ranks find each other in any `store`; it needs no default group."""
+    store = dist.distributed_c10d.PrefixStore(name, store)
+    group: Any = dist.ProcessGroup(store, rank, len(ranks))
+    made: dict[str, Any] = {}
+    for device in like._device_types:
+        backend = backend_of(like, device)
+        if backend not in made:
+            made[backend] = _new_backend(backend, store, rank, ranks, timeout_of(like))
+            group._set_default_backend(_KINDS[backend])
+        group._register_backend(device, _KINDS[backend], made[backend])
+    group._set_group_name(name)
+    return group
+
+
+def _new_backend(name: str, store: Any, rank: int, ranks: list[int], timeout: timedelta) -> Any:
+    if name == "gloo":
+        backend = dist.ProcessGroupGloo(store, rank, len(ranks), timeout)
+    else:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout, options.global_ranks_in_group = timeout, ranks
+        backend = dist.ProcessGroupNCCL(store, rank, len(ranks), options)
+    backend._set_sequence_number_for_group()
+    return backend
+
+
+def close_group(group: dist.ProcessGroup) -> None:
+    """Ends a group: one that torch.distributed knows, or one of `new_group_over`."""
+    if group in dist.distributed_c10d._world.pg_map:
+        dist.destroy_process_group(group)
+    else:
+        group.shutdown()
+
+
+def abort_group(group: dist.ProcessGroup) -> None:
+    """Ends a group with all that is under way in it; gloo's connections close when nothing refers to them any more."""
+    if any(backend_of(group, device) == "nccl" for device in group._device_types):
+        group.abort()
+    else:
+        close_group(group)
+
+
+def world_size() -> int:
+    """How many processes torch.distributed joins; 1 where it was not initialised."""
+    return dist.get_world_size() if dist.is_initialized() else 1

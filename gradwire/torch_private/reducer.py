@@ -1,0 +1,86 @@
+"""DistributedDataParallel: its hook, its buckets, and which parameters it reduces."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.torch_private.autograd import when_backward_ends
+
+
+def hooks_of(ddp: DistributedDataParallel) -> list[Any]:
+    """The communication hooks that were registered."""
+    return [hook for hook, _ in ddp._comm_hooks]
+
+
+def parts_of(bucket: Any) -> list[tuple[Tensor, Tensor]]:
+    """The parameters of a bucket that are not empty, and the part of it that has the numbers of each one's gradient, in
+    their order in memory. Of channels-last parameters `bucket.gradients()` has another order, of complex ones other
+    places."""
+    parameters = [parameter for parameter in bucket.parameters() if parameter.numel()]
+    sizes = [parameter.numel() * (1 + parameter.is_complex()) for parameter in parameters]
+    return list(zip(parameters, bucket.buffer().split(sizes), strict=True))
+
+
+def is_joining(ddp: DistributedDataParallel) -> bool:
+    """Whether it is used under DDP.join()."""
+    return ddp._join_config.enable
+
+
+def managed_by(ddp: DistributedDataParallel) -> set[Tensor]:
+    """The parameters in its buckets: those that needed a gradient, and were not to be ignored, when it was made.
+
+    Raises ValueError where it expects sparse gradients, or reduces every parameter outside of its buckets."""
+    if ddp._delay_all_reduce_all_params:
+        raise ValueError("delay_all_reduce_named_params has DDP reduce every parameter by itself; leave some out of it")
+    try:
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    except RuntimeError as error:  # the bucket of a sparse gradient has no buffer
+        raise ValueError("DDP expects a sparse gradient; use Embedding(sparse=False)") from error
+    return {parameter for bucket in buckets for parameter in bucket.parameters()}
+
+
+def delayed_by(ddp: DistributedDataParallel) -> list[Tensor]:
+    """The parameters of `delay_all_reduce_named_params`, which it reduces by itself, outside of its buckets."""
+    return ddp._delay_all_reduce_params
+
+
+def wait_for_delayed(ddp: DistributedDataParallel) -> None:
+    """From now on backward passes end after the sum of the delayed parameters. DDP begins it and never waits: on the
+    same group its buckets' sums mostly end later, but not those of a hook."""
+
+    def reduce(gradient: Tensor) -> Tensor:
+        buffer, group = ddp._delay_grad_buffer, ddp.process_group
+        assert buffer is not None
+        assert group is not None
+        work: Any = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
+        when_backward_ends(work.wait)
+        return gradient
+
+    for parameter in ddp.module.parameters() if delayed_by(ddp) else ():
+        hooks = parameter._backward_hooks or {}
+        for key, hook in hooks.items():
+            if hook == ddp._delayed_all_reduce_hook:
+                hooks[key] = reduce
+
+
+def without_hook(ddp: DistributedDataParallel, managed: Collection[Tensor]) -> None:
+    """Gives it a new reducer, without a hook, as it gets one when it is unpickled; of the same parameters, all of which
+    need a gradient now."""
+    it: Any = ddp
+    named = {name: p for name, p in it.module.named_parameters() if p in managed}
+    it._ddp_init_helper([*named.values()], [False] * len(named), dict(enumerate(named)), it.static_graph)
+
+
+def with_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
+    """Gives its new reducer the hook that its old one had."""
+    dist._register_comm_hook(ddp.reducer, None, hook)  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
+
+
+def retire(ddp: DistributedDataParallel) -> None:
+    """It reduces no more, even if a step was under way, and lets go of its process group, whose connections close when
+    nobody refers to them."""
+    it: Any = ddp
+    it.reducer = it.logger = it.process_group = None
