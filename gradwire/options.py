@@ -56,7 +56,7 @@ def _fits(value: Any, annotation: Any) -> bool:
 
 
 def _wanted(annotation: Any) -> str:
-    """What an option takes, for people."""
+    """A description of the values that an option takes."""
     if get_origin(annotation) is Literal:
         return " or ".join(repr(choice) for choice in get_args(annotation))
     if NoneType in get_args(annotation):

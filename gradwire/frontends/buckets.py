@@ -83,7 +83,7 @@ class Buckets:
             self._runtime.fix_places(True)
 
     def _arrive(self, bucket: GradBucket) -> None:
-        """What has not arrived of a bucket has no gradient of this pass."""
+        """Slots of a complete bucket that have not arrived have no gradient of this pass."""
         runtime = self._runtime
         if self.late is not None:
             late, self.late = self.late, None

@@ -95,8 +95,8 @@ class Handle:
         return self._front_end.accumulate()
 
     def paused(self) -> AbstractContextManager[None]:
-        """For backward passes whose gradients of this model nobody wants, as those that a generator's loss has in its
-        critic: inside, `p.grad` is this rank's own, and nothing is sent or remembered. Afterwards `p.grad` is what it
+        """A context for backward passes whose gradients of this model are thrown away, such as a generator's loss makes in
+        the critic: inside, `p.grad` is this rank's own, and nothing is sent or remembered. Afterwards `p.grad` is what it
         was before. Forward and backward both belong inside. Raises ValueError after `detach()`."""
         if self._front_end is None:
             raise ValueError("detach() ended the exchange of gradients; attach() again")
@@ -116,8 +116,8 @@ class Handle:
         self._front_end.skip()
 
     def status(self) -> str:
-        """What the job is doing, in a few words: choosing a plan, running, or why it ended; and which parameters it
-        leaves alone, though they need a gradient. At any moment."""
+        """The job's status in a few words: choosing a plan, running, or why it ended; and which parameters it leaves
+        alone, though they need a gradient. At any moment."""
         return ", ".join(filter(None, (self._runtime.status(), self._remark())))
 
     def summary(self) -> str:

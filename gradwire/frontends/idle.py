@@ -14,7 +14,7 @@ from gradwire.runtime.turns import Together
 
 
 class Nothing:
-    """The front end of a model that nobody reduces, of these parameters."""
+    """The front end of a single process, in which nothing is reduced."""
 
     def __init__(self, parameters: Iterable[Tensor] = ()) -> None:
         self._parameters = list(parameters)

@@ -160,7 +160,7 @@ class LocalSteps(Wrapper):
             raise RuntimeError("detach() ended the rounds; step the inner optimizer, or wrap it anew")
 
     def _join(self) -> None:
-        """What was thawed since the last step takes part in rounds, from before it moves."""
+        """Adds parameters that were thawed since the last step to the rounds, before they move."""
         now, known = self._replica.trained.now(), {name for part in self._parts for name in part}
         if new := [name for name in now if name not in known]:
             self._parts[:] = joined(self._model, self._parts, self._replica.parameters, new, self._cut)

@@ -1,4 +1,4 @@
-"""What a model holds at the start: parameters, trained or not, and buffers, the first replica's on all of them."""
+"""A model's parameters and buffers at the start: all replicas get those of the first."""
 
 from collections.abc import Iterator
 

@@ -129,7 +129,7 @@ class Part:
         return Halves(self._halves[half], self._halves[1 - half])
 
     def commit(self, used: bool) -> None:
-        """What was written holds from now on; all of it is zero, where it is not `used`."""
+        """Makes the half that was written the one that holds; all of it is zero where it is not `used`."""
         self._used_before = bytes(self._arena.used[self._first : self._last])
         self._arena.used[self._first : self._last] = bytes([used]) * (self._last - self._first)
         self._swap()

@@ -1,4 +1,4 @@
-"""How a runtime gives back what it has opened."""
+"""The end of a runtime: its threads and connections."""
 
 from gradwire.runtime.ending import Ending
 from gradwire.runtime.executor import Executor
@@ -7,7 +7,7 @@ from gradwire.transports import Mesh
 
 
 def end(ending: Ending, monitor: Monitor | None, executor: Executor, mesh: Mesh | None) -> None:
-    """Ends its threads, and the mesh if nobody else uses it; the others hear that this rank takes no part any more."""
+    """Ends the threads, and the mesh if the job owns it; the other ranks hear that this one takes no part any more."""
     ending.detach()
     if monitor:
         monitor.close()

@@ -37,7 +37,7 @@ class Left(RuntimeError):
 
 
 class Mark(NamedTuple):
-    """What a rank says of its end: its own fault, if there was one; whether it has left for another group; for how long
+    """A rank's report of its end: its own fault, if there was one; whether it has left for another group; for how long
     it did not run, lately; whether it has detached, or its process ended; and its `Place`."""
 
     fault: str | None

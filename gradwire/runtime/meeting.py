@@ -53,7 +53,7 @@ class Meeting:
             raise Disagreement(*found)
 
     def gather(self, said: Mapping[str, str]) -> list[Mapping[str, str]]:
-        """What each rank says; their "call" is what they meet for. Raises AbsentRanks, naming them, where some do not
+        """The words of each rank; their "call" is what they meet for. Raises AbsentRanks, naming them, where some do not
         come, and Interrupted where one of them has ended the job."""
         if self._mesh.ranks == 1:
             return [said]
@@ -79,7 +79,7 @@ class Meeting:
         return f"[{','.join(present)}]"
 
     def _answer(self, key: str) -> str:
-        """What rank 0 has left for all; it may wait for the others as long as this rank waits for it."""
+        """The answer that rank 0 has left for all; it may wait for the others as long as this rank waits for it."""
         text = self._word(f"{key}/everyone", monotonic() + self._patience_s)
         if text is None and self._mesh.store.get(f"{key}/0", 0) is not None:
             text = self._word(f"{key}/everyone", monotonic() + self._patience_s)

@@ -212,7 +212,7 @@ class Runtime:
         return self.recorder.trace(steps)
 
     def status(self) -> str:
-        """What the job is doing, in a few words."""
+        """The job's status in a few words."""
         if self.error:
             return f"ended: {self.error}"
         doing = self._settings.controller.status if self._settings.controller else ""
@@ -259,7 +259,7 @@ class Runtime:
             self.executor.give_up(error)
 
     def _together(self, task: Callable[[Mesh, torch.device], T], alone: T) -> T:
-        """What comes of `task`, which all ranks carry out together; `alone` is what comes of it for one."""
+        """The result of `task`, which all ranks carry out together; `alone` where there is one rank."""
         return self._call(partial(self._pipeline.agree, partial(task, self.mesh, self.executor.device)))
 
     def _call(self, task: Callable[[], T]) -> T:

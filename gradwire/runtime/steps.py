@@ -86,7 +86,7 @@ class Steps:
             self.members = members
 
     def close(self) -> None:
-        """What the last step has led to stays, and goes to where the next one's plan wants it."""
+        """The last step can be taken back no more; state moves to where the next step's plan wants it."""
         with self.changing:
             self.settle()
             self._last = None

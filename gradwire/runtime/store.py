@@ -173,7 +173,7 @@ class Store:
         return {name: tensors[name] for name in wanted}
 
     def _write_back(self) -> None:
-        """What a group has of small tensors is from now on that of each of its slots."""
+        """Gives the small tensors of each group to its slots."""
         for stored in self.groups:
             for name, tensor in stored.group_state.changed.items():
                 for i in stored.slots:

@@ -80,7 +80,7 @@ def with_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
 
 
 def retire(ddp: DistributedDataParallel) -> None:
-    """It reduces no more, even if a step was under way, and lets go of its process group, whose connections close when
-    nobody refers to them."""
+    """It reduces no more, even if a step was under way, and lets go of its process group, whose connections close with
+    the last reference."""
     it: Any = ddp
     it.reducer = it.logger = it.process_group = None

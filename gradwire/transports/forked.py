@@ -1,5 +1,5 @@
-"""What a forked child must leave alone: it has copies of its parent's objects, but none of the threads that serve them,
-and shares the parent's connections."""
+"""Guards for forked children. A child has copies of its parent's objects, but none of the threads that serve them, and
+shares the parent's connections, so it must leave them alone."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ FORKED = (
 
 
 class Inherited(Protocol):
-    """What has to be made harmless in a child."""
+    """An object that has to be made harmless in a child."""
 
     def after_fork(self) -> None:
         """Runs in the child, before anything else does."""

@@ -107,7 +107,7 @@ class Mesh:
                 parcel.unpack()
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """What every rank has as `tensor` (n,), of any type, as (ranks, n)."""
+        """The `tensor` (n,) of every rank, of any type, as (ranks, n)."""
         rows = tensor.contiguous().view(torch.uint8)
         for axis, transport in reversed(self.axes.items()):
             received = rows.new_empty((transport.world, rows.numel()))

@@ -48,7 +48,7 @@ def parcels(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Parcel]
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """A view of what an expanded tensor has in memory, once; of any other one all of it."""
+    """A view of the memory behind an expanded tensor, once; of any other tensor all of it."""
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:  # torch refuses to write to a repetition
             tensor = tensor.narrow(dim, 0, 1)

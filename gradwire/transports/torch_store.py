@@ -74,7 +74,7 @@ class TorchStore:
         return True
 
     def _ask(self, call: Callable[[str], T], key: str, timeout_s: float) -> T:
-        """What a call returns of a key. A forked child would read the answers to its parent's questions."""
+        """The result of a call about a key. A forked child would read the answers to its parent's questions."""
         if self._pid != os.getpid():
             raise RuntimeError(FORKED)
         answer: Future[T] = Future()

@@ -52,7 +52,7 @@ def output_parts(out: Output, n: int) -> list[tuple[int, int]]:
 
 
 def refused(name: str, given: Tensor, wanted: str) -> ValueError:
-    """What is raised for an argument that the library does not take."""
+    """The error for an argument that the library does not take."""
     return ValueError(f"{name} is {_described(given)}; the native kernels take {wanted}, dense on the CPU")
 
 
