@@ -95,8 +95,8 @@ class Handle:
         return self._front_end.accumulate()
 
     def paused(self) -> AbstractContextManager[None]:
-        """A context for backward passes whose gradients of this model are thrown away, such as a generator's loss makes in
-        the critic: inside, `p.grad` is this rank's own, and nothing is sent or remembered. Afterwards `p.grad` is what it
+        """A context for backward passes whose gradients of this model are thrown away, as a generator's loss makes them
+        in the critic: inside, `p.grad` is this rank's own, and nothing is sent or remembered; afterwards it is as it
         was before. Forward and backward both belong inside. Raises ValueError after `detach()`."""
         if self._front_end is None:
             raise ValueError("detach() ended the exchange of gradients; attach() again")

@@ -79,7 +79,7 @@ class Rounds:
         )
 
     def join(self, parts: Sequence[Sequence[str]], local: Mapping[str, Tensor]) -> None:
-        """Gives fragments these parameters from now on; frozen ones, which are equal on all replicas, may be among them."""
+        """Gives fragments these parameters; frozen ones, which are equal on all replicas, may be among them."""
         names = [name for part in parts for name in part]
         before = {name for fragment in self.fragments for name in fragment.anchors}
         self.runtime.follow(names)

@@ -112,8 +112,8 @@ def _local_arithmetic(plan: Plan) -> bool:
 
 
 def _arithmetic(device: torch.device) -> str:
-    """A checksum of operations whose results must be equal on all ranks. Autocast is off: the thread that trains may have
-    it on, but not the worker that takes the steps."""
+    """A checksum of operations whose results must be equal on all ranks. Autocast is off: the thread that trains may
+    have it on, but not the worker that takes the steps."""
     with torch.autocast(kind_of(device), enabled=False):
         return _checksum(device)
 

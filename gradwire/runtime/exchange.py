@@ -180,7 +180,7 @@ class ReplicaExchange(Exchange):
         mean.hand_out(given.scale)
 
     def _payload_bytes(self, step: int) -> int | None:
-        """Bytes that a codec sends of the group at a step; None for a compressor whose rounds have sizes of their own."""
+        """Bytes that a codec sends of the group at a step; None for compressors whose rounds differ in size."""
         codec = self.group.compressor
         return codec.group_bytes(self.stored.layout, step) if sized_by_elements(codec) else None
 

@@ -53,8 +53,8 @@ class Meeting:
             raise Disagreement(*found)
 
     def gather(self, said: Mapping[str, str]) -> list[Mapping[str, str]]:
-        """The words of each rank; their "call" is what they meet for. Raises AbsentRanks, naming them, where some do not
-        come, and Interrupted where one of them has ended the job."""
+        """The words of each rank; their "call" is what they meet for. Raises AbsentRanks, naming them, where some do
+        not come, and Interrupted where one of them has ended the job."""
         if self._mesh.ranks == 1:
             return [said]
         self._count, self._call = self._count + 1, said.get("call", "the meeting")
