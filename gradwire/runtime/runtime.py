@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Lock
 from typing import NoReturn, TypeVar
@@ -138,7 +138,9 @@ class Runtime:
         """All ranks make this call together, on any thread; no step is under way or begins inside. Yields a function
         that has them carry out a task. Raises ValueError, on all ranks, where one of them is inside a backward pass, or
         has begun other steps, or they have other `words`."""
-        with self._telling(), self._turns.call(call, words, self._agreement.on):
+        with ExitStack() as turn:
+            with self._telling():
+                turn.enter_context(self._turns.call(call, words, self._agreement.on))
             yield self._together
 
     @property
@@ -154,7 +156,7 @@ class Runtime:
     def install(self, plan: Plan) -> None:
         """Puts `plan` in force; every parameter keeps its state. Raises ValueError where plan and model, or the ranks'
         plans, do not fit."""
-        with self.between_steps("replan()"):
+        with self.between_steps("replan()"), self._telling():
             agreed = self._plans.agreed(lambda: plan)
             self._call(partial(self._plans.replace, agreed, plan))
 
@@ -192,7 +194,7 @@ class Runtime:
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
         """Takes over what `state_dict` returned; parameters that it lacks keep theirs. Raises ValueError, on all ranks,
         for what is no such state, another model's, another rank's, or not saved with those of the others."""
-        with self.between_steps("load_state_dict()"):
+        with self.between_steps("load_state_dict()"), self._telling():
             read = self._states.read(state)
             self._call(partial(self._states.take, read))
 
