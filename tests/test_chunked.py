@@ -48,7 +48,7 @@ def test_a_chunk_takes_as_many_bytes_as_said():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((60, 4096), "use a multiple of 8"), ((64, 32), "use a multiple of 8"), ((0, 8), "use a multiple of 8"),
+        ((60, 4096), "no multiple of 8"), ((64, 32), "no multiple of 8"), ((0, 8), "no multiple of 8"),
         ((8, 64, 0), "use 1 to 4"), ((8, 64, 5), "use 1 to 4"),
     ],
 )  # fmt: skip

@@ -57,8 +57,8 @@ BAD = [
     ("topk+residual+nomemory", "names two memories"),
     ("topk+allgather+allgather", "names two communicators"),
     ("dense+residual", "write dense alone"),
-    ("topk:0.1+gravac:max_factor=inf", "do not ascend from 1 to a finite factor"),
-    ("topk:0.1+cat:max_factor=inf", "do not ascend from 1 to a finite factor"),
+    ("topk:0.1+gravac:max_factor=inf", "GraVAC(max_factor=inf) takes a finite number"),
+    ("topk:0.1+cat:max_factor=inf", "CAT(max_factor=inf) takes a finite number"),
 ]
 
 

@@ -21,4 +21,4 @@ def renew(factors: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
 def _to_one(sizes: Tensor) -> Tensor:
     """The power of two that makes each of sizes (k,) 1/2 to 1; 1 for 0."""
     _, exponents = torch.frexp(sizes)
-    return torch.pow(2.0, -exponents.clamp(-126, 126).float())
+    return torch.pow(2.0, -exponents.clamp(-126, 126), out=torch.empty_like(sizes))
