@@ -279,7 +279,8 @@ def test_whatever_factors_are_they_become_orthonormal_and_span_what_they_did(fil
     triton.orthogonalize(factors)
     for factor, old in zip(factors, before, strict=True):
         new = factor.double()
-        assert (new @ new.mT - torch.eye(new.shape[1])).abs().max() < 2e-6
+        limit = 2e-6 if new.shape[2] < 4096 else 5e-6  # those are LAPACK's in float32, which differ by processor
+        assert (new @ new.mT - torch.eye(new.shape[1])).abs().max() < limit
         assert (old @ new.mT @ new - old).norm() <= 1e-5 * old.norm()
 
 
