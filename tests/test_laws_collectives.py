@@ -243,7 +243,7 @@ def test_exclusive_refuses_what_selects_in_whole_groups():
 
 @pytest.mark.parametrize("options", [{"slack": 0.5}, {"growth": 0.0}, {"slack": float("inf")}])
 def test_split_gather_wants_room(options: dict[str, float]):
-    with pytest.raises(ValueError, match="1 or more|takes a finite number"):
+    with pytest.raises(ValueError, match=r"1 or more|takes a finite number"):
         gw.SplitGather(**options)
 
 
