@@ -30,9 +30,9 @@ class Intake:
     that they are where they were.
 
     `step` counts the steps that were opened, and `groups` are those of the one that is open, whose first group was
-    complete at `begun_s`, 0 before; `ended` of them are over. The worker's part of a
-    step begins with its first complete group. It may still be at a step before, for a step can be opened once all
-    gradients of the one before are there.
+    complete at `begun_s`, 0 before; `ended` of them are over. The worker's part of a step begins with its first
+    complete group. It may still be at a step before, for a step can be opened once all gradients of the one before are
+    there.
     """
 
     def __init__(self, steps: Steps, plans: Plans, executor: Executor, recorder: Recorder) -> None:
