@@ -316,6 +316,7 @@ def a_plan_is_shown_where_ddp_by_itself_is_faster() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner.auto, "WORTH_TRYING", 1e9)
         patch.setattr(tuner.auto, "CLEARLY", 0.0)
+        patch.setattr(tuner.auto, "FAR", float("inf"))
         planning.plan(spec, peers, lines.append)
     planned = planning.Planned.from_line(lines[-1])
     assert "DDP by itself" in planned.decisions[-1]
