@@ -12,6 +12,7 @@ from browser import CHROMIUM, Page, browser
 
 import gradwire as gw
 from gradwire.lab.catalogue import catalogue
+from tests.support.ranks import run_python, run_ranks
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = REPOSITORY / "docs"
@@ -29,10 +30,10 @@ def blocks(path: Path) -> str:
 def test_a_tutorial_runs_as_it_stands(page: str, ranks: int, tmp_path: Path) -> None:
     script = tmp_path / "tutorial.py"
     script.write_text(blocks(PAGES / page))
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [sys.executable, *(torchrun if ranks > 1 else []), str(script)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
-    assert finished.returncode == 0, finished.stderr
+    if ranks > 1:
+        run_ranks([str(script)], ranks, cwd=tmp_path)
+    else:
+        run_python([str(script)], cwd=tmp_path)
     assert len(list(tmp_path.glob(TUTORIALS[page]))) == ranks
 
 

@@ -1,11 +1,11 @@
 """The examples end, on their ranks with replicas that are alike and with fewer bytes, and as one process."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.ranks import run_python, run_ranks
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(
@@ -17,11 +17,12 @@ each = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 under_trainers = pytest.mark.parametrize("example", TRAINERS, ids=lambda path: path.stem)
 
 
-def said(example: Path, folder: Path, *launcher: str) -> str:
-    command = [sys.executable, *launcher, str(example)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
+FRAMEWORKS = ("lightning", "transformers", "accelerate")
+
+
+def imports_of(example: Path) -> list[str]:
+    """The frameworks that take seconds to import."""
+    return [name for name in FRAMEWORKS if re.search(rf"^(from|import) {name}", example.read_text(), re.MULTILINE)]
 
 
 @each
@@ -29,8 +30,7 @@ def test_replicas_of_an_example_are_alike(example: Path, tmp_path: Path):
     if example.stem == "with_torchtitan":
         pytest.importorskip("torchtitan", reason="its packages take 400 MB: make test-titan", exc_type=ImportError)
     ranks = 4 if example.stem in ON_FOUR else 2
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    output = said(example, tmp_path, *launcher)  # of all ranks, whose lines may run into each other
+    output = run_ranks([str(example)], ranks, imports=imports_of(example), cwd=tmp_path)
     told = re.findall(r"(-?\d+\.\d+),? [^\n]*?(\d+) steps, ([\d.]+) times fewer bytes", output)
     assert len(told) == ranks
     assert len(set(told)) == 1
@@ -41,7 +41,9 @@ def test_replicas_of_an_example_are_alike(example: Path, tmp_path: Path):
 
 @under_trainers
 def test_an_example_runs_as_one_process(example: Path, tmp_path: Path):
-    assert "<Handle idle: one rank, or detached; no plan; 0 steps>" in said(example, tmp_path)
+    assert "<Handle idle: one rank, or detached; no plan; 0 steps>" in run_python(
+        [str(example)], imports=imports_of(example), cwd=tmp_path
+    )
 
 
 @under_trainers

@@ -3,11 +3,13 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import fragments as of
 import torch.distributed as dist
+
+from tests.support.ranks import run_ranks
+from tests.support.warm import Forked
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -16,11 +18,9 @@ def shown(page: str, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
-def python(script: Path, *launcher: str, **environment: str) -> subprocess.Popen[str]:
-    command, pipe = [sys.executable, *launcher, str(script)], subprocess.PIPE
-    return subprocess.Popen(
-        command, cwd=script.parent, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True
-    )
+def python(script: Path, **environment: str) -> Forked:
+    pipe = subprocess.PIPE
+    return Forked([str(script)], cwd=script.parent, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
 
 
 def written(script: str, folder: Path) -> Path:
@@ -31,10 +31,7 @@ def written(script: str, folder: Path) -> Path:
 
 
 def on(ranks: int, script: str, folder: Path) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    process = python(written(script + of.ENDED, folder), *launcher)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors[-4000:]
+    run_ranks([str(written(script + of.ENDED, folder))], ranks, cwd=folder)
 
 
 def test_a_training_is_saved_and_resumed_on_more_ranks_and_on_fewer(tmp_path: Path):

@@ -1,19 +1,21 @@
 """Under other trainers: saved and resumed by them, on as many ranks and on others."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.ranks import run_python, run_ranks
+
 SCRIPT = Path(__file__).parent / "processes" / "trainers.py"
+IMPORTS = {"accelerate": "accelerate", "huggingface": "transformers.trainer"}
 
 
 def run(world: int, name: str, folder: Path, phase: str) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)] if world > 1 else []
-    command = [sys.executable, *launcher, str(SCRIPT), name, str(folder), phase]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
-    assert finished.returncode == 0, finished.stderr[-4000:]
+    argv, imports = [str(SCRIPT), name, str(folder), phase], [IMPORTS.get(name, "lightning")]
+    if world > 1:
+        run_ranks(argv, world, imports=imports, cwd=folder)
+    else:
+        run_python(argv, imports=imports, cwd=folder)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +23,7 @@ from gradwire.runtime.executor import Executor
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports.base import Pending
 from gradwire.transports.heartbeat import Heartbeat
+from tests.support.warm import Forked
 
 SLOTS = slots_of(SMALL)
 PLAN = gw.Plan((gw.Group(tuple(slot.name for slot in SLOTS), gw.TopK(0.1), gw.Residual(), gw.AllGather()),))
@@ -257,11 +257,10 @@ os._exit(0)
 
 def test_a_process_that_stops_is_noticed_by_those_that_wait_for_it():
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    shared |= {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""}
-    command = [sys.executable, "-c", STOPPED]
+    argv = ["-c", STOPPED]
     with (
-        subprocess.Popen(command, env=shared | {"RANK": "0"}, stdout=subprocess.PIPE) as survivor,
-        subprocess.Popen(command, env=shared | {"RANK": "1"}, stdout=subprocess.DEVNULL) as stopped,
+        Forked(argv, env=shared | {"RANK": "0"}, stdout=subprocess.PIPE) as survivor,
+        Forked(argv, env=shared | {"RANK": "1"}, stdout=subprocess.DEVNULL) as stopped,
     ):
         try:
             said, _ = survivor.communicate(timeout=150)
@@ -295,12 +294,11 @@ os._exit(0)
 def test_a_process_that_was_stopped_and_goes_on_learns_that_the_others_went_on_without_it():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    shared |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""}
+    shared |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:
-        command, pipes = [sys.executable, "-c", PAUSED], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        argv, pipes = ["-c", PAUSED], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         ranks = [
-            stack.enter_context(subprocess.Popen(command, env=shared | {"RANK": rank}, text=True, **pipes))
-            for rank in ("0", "1")
+            stack.enter_context(Forked(argv, env=shared | {"RANK": rank}, text=True, **pipes)) for rank in ("0", "1")
         ]
         late = threading.Timer(5 * WAIT_S, lambda: [rank.kill() for rank in ranks])
         late.start()

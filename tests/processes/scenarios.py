@@ -1,18 +1,15 @@
 """What must hold between real processes over gloo: each scenario runs on all ranks of one launch.
 
-`python -m tests.processes.launched tests.processes.scenarios OUT [NAME...]` runs them.
+`python -m tests.processes.launched tests.processes.scenarios NAME`, on each rank, runs one.
 """
 
 import copy
 import gc
 import io
-import json
 import random
 import re
-import sys
 import threading
 import time
-import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -38,7 +35,6 @@ from gradwire import tuner
 from gradwire.lab import planning
 from gradwire.lab.job import Peers
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.torch_private.process_groups import default_store
 from gradwire.transports.connections import Connections
 
 SCENARIOS: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {}
@@ -1549,37 +1545,6 @@ def replicas_on_hosts_are_compared_and_mended() -> None:
         refused(RuntimeError, f"'2.weight' has other values on rank {odd} than on ranks", handle.verify)
         assert handle.verify(heal=True) == ["2.weight"]
         assert torch.equal(flat(ddp), before)
-
-
-def errors_of_all(name: str, error: str | None) -> dict[int, str]:
-    """What failed in a scenario, by rank. A rank that waits for one that failed is waited for: both are heard of."""
-    store, keys = default_store(), [f"{name}/{rank}" for rank in range(dist.get_world_size())]
-    store.set(keys[dist.get_rank()], error or "")
-    store.wait(keys, timedelta(seconds=150))
-    return {rank: text.decode() for rank, text in enumerate(store.multi_get(keys)) if text}
-
-
-def main(out: str, *names: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    world = dist.get_world_size()
-    outcome: dict[str, str | None] = {}
-    for name, (function, worlds) in SCENARIOS.items():
-        if world in worlds and (not names or name in names):
-            try:
-                function()
-                error = None
-            except (Exception, pytest.fail.Exception):
-                error = traceback.format_exc()
-                print(f"{name} on rank {dist.get_rank()}: {error}", file=sys.stderr, flush=True)
-            errors = errors_of_all(name, error)
-            outcome[name] = "\n".join(f"rank {rank}: {text}" for rank, text in errors.items()) or None
-            if errors:
-                break  # the ranks may be out of step
-    if dist.get_rank() == 0:
-        Path(out).write_text(json.dumps(outcome))
-    dist.barrier()
-    time.sleep(0.2)  # gloo's threads let go of the last collective
 
 
 # Parameters that are frozen and thawed between steps, and several optimizers of one model

@@ -3,18 +3,18 @@
 import json
 import random
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+
+from tests.support.warm import Forked
 
 STEPS = 40
 TOLD = {"steps": STEPS, "at_least": 3, "quiet_s": 4.0, "timeout_s": 60, "pause_s": 0.05}
@@ -26,11 +26,9 @@ class Rank:
     module = "tests.processes.elastic"
 
     def __init__(self, port: int, **told: Any) -> None:
-        root = Path(__file__).parents[2]
-        command = [sys.executable, "-m", self.module, str(port), json.dumps(TOLD | told)]
-        environment = {"PYTHONPATH": str(root), "PATH": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True, cwd=root)
+        argv, pipe = ["-m", self.module, str(port), json.dumps(TOLD | told)], subprocess.PIPE
+        environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        self.process = Forked(argv, [self.module], env=environment, stdin=pipe, stdout=pipe, text=True)
         self.said: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -1,19 +1,17 @@
 """Ctrl-C, which reaches all ranks in the middle of a step: a state can be saved, the last whole step's."""
 
 import subprocess
-import sys
-from pathlib import Path
 
 from gradwire.lab.launch import free_port
+from tests.support.warm import Forked
 
 
 def test_the_state_after_ctrl_c_is_the_last_whole_steps():
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    shared |= {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""}
-    command = [sys.executable, "-m", "tests.processes.interrupted"]
+    argv = ["-m", "tests.processes.interrupted"]
     with (
-        subprocess.Popen(command, env=shared | {"RANK": "0"}, stdout=subprocess.PIPE, text=True) as first,
-        subprocess.Popen(command, env=shared | {"RANK": "1"}, stdout=subprocess.PIPE, text=True) as second,
+        Forked(argv, env=shared | {"RANK": "0"}, stdout=subprocess.PIPE, text=True) as first,
+        Forked(argv, env=shared | {"RANK": "1"}, stdout=subprocess.PIPE, text=True) as second,
     ):
         try:
             for rank in (first, second):

@@ -3,14 +3,9 @@
 import pytest
 
 from tests.processes import local_steps
-from tests.processes.launched import Outcomes, cases
-
-
-@pytest.fixture(scope="session")
-def outcomes(tmp_path_factory):
-    return Outcomes(local_steps, tmp_path_factory.mktemp("outcomes"))
+from tests.processes.launched import cases, check
 
 
 @pytest.mark.parametrize(("name", "world"), cases(local_steps))
-def test_scenario(name, world, outcomes):
-    outcomes.check(name, world)
+def test_scenario(name, world):
+    check(local_steps, name, world)

@@ -3,24 +3,20 @@
 import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
 from socket import gethostname
 
 import pytest
 
 from gradwire.lab.launch import free_port
+from tests.support.warm import Forked
 
 
 def told_to_survivors(job: str, world: int, lost: int, how: signal.Signals | None) -> list[str]:
     """What the other ranks were told when one was sent a signal, if any, in the middle of training."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world), "PATH": ""}
-    shared |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.processes.victims", job]
-    ranks = [
-        subprocess.Popen(command, env=shared | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(world)
-    ]
+    shared |= {"OMP_NUM_THREADS": "1"}
+    argv = ["-m", "tests.processes.victims", job]
+    ranks = [Forked(argv, env=shared | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True) for rank in range(world)]
     try:
         for rank in ranks:
             assert rank.stdout

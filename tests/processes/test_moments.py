@@ -3,14 +3,9 @@
 import pytest
 
 from tests.processes import moments
-from tests.processes.launched import Outcomes, cases
-
-
-@pytest.fixture(scope="session")
-def outcomes(tmp_path_factory):
-    return Outcomes(moments, tmp_path_factory.mktemp("outcomes"))
+from tests.processes.launched import cases, check
 
 
 @pytest.mark.parametrize(("name", "world"), cases(moments))
-def test_scenario(name, world, outcomes):
-    outcomes.check(name, world)
+def test_scenario(name, world):
+    check(moments, name, world)

@@ -3,14 +3,9 @@
 import pytest
 
 from tests.processes import out_of_step
-from tests.processes.launched import Outcomes, cases
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    return Outcomes(out_of_step, tmp_path_factory.mktemp("outcomes"))
+from tests.processes.launched import cases, check
 
 
 @pytest.mark.parametrize(("name", "world"), cases(out_of_step))
-def test_scenario(name, world, outcomes):
-    outcomes.check(name, world)
+def test_scenario(name, world):
+    check(out_of_step, name, world)

@@ -1,9 +1,5 @@
-"""torchft's `DiLoCo` beside Gradwire's, between real processes over gloo.
+"""torchft's `DiLoCo` beside Gradwire's, between real processes over gloo."""
 
-`python -m tests.processes.torchft OUT` runs them as `tests.processes.scenarios` does its own.
-"""
-
-import sys
 from collections.abc import Callable
 
 import torch
@@ -12,7 +8,7 @@ from torch import Tensor, nn
 
 import gradwire as gw
 from tests.processes.local_steps import inner
-from tests.processes.scenarios import SCENARIOS, flat, main, network, scenario, train
+from tests.processes.scenarios import flat, network, scenario, train
 
 
 class Manager:
@@ -100,8 +96,3 @@ def fragments_are_torchfts() -> None:
 @scenario(2)
 def averaging_parameters_is_torchfts_local_sgd() -> None:
     check_equal(*both_local_sgd(100, every=5))
-
-
-if __name__ == "__main__":
-    chosen = sys.argv[2:] or [name for name, (made, _) in SCENARIOS.items() if made.__module__ == __name__]
-    main(sys.argv[1], *chosen)

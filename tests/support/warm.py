@@ -1,0 +1,141 @@
+"""A Python that has imported torch, from which tests fork processes: each begins in a twentieth of a second, not after
+seconds of imports.
+
+`Forked(["-m", "tests.processes.victims", "topk"])` is `subprocess.Popen([sys.executable, "-m", ...])` otherwise, and
+takes its options. All forked processes have the server's hash seed; those of `gradwire.lab.launch` have their own.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+IMPORTED = ("torch", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint", "pytest")
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Forked(subprocess.Popen):
+    """A process that runs `python *argv`, forked from the server once that has imported `imports` as well."""
+
+    def __init__(self, argv: Sequence[str], imports: Sequence[str] = (), **options: Any) -> None:
+        self._imports = list(imports)
+        super().__init__(list(argv), **options)
+
+    def _execute_child(
+        self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *others,
+    ) -> None:  # fmt: skip
+        """Replaces Popen's fork and exec."""
+        command = {"argv": args, "cwd": str(cwd or os.getcwd()), "env": dict(env or os.environ)}
+        files = [own if own != -1 else inherited for inherited, own in enumerate((p2cread, c2pwrite, errwrite))]
+        self.pid = _server().fork(command | {"imports": self._imports}, files)
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+
+class _Server:
+    """The process that forks, and ends when this one does."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", "tests.support.warm", str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT)
+
+    def fork(self, command: dict[str, Any], files: list[int]) -> int:
+        """The new process's number. Its parent has ended, so that it becomes a child of this process, the subreaper."""
+        prctl = ctypes.CDLL(None).prctl
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        socket.send_fds(self._socket, [json.dumps(command).encode()], files)
+        answer = self._socket.recv(100)
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+        if not answer:
+            raise RuntimeError(f"the server of forked processes has ended; its imports were {command['imports']}")
+        return int(answer)
+
+
+@cache
+def _server() -> _Server:
+    return _Server()
+
+
+def serve(connection: socket.socket) -> dict[str, Any] | None:
+    """Forks a process for each message. Returns its command in the process, and None in the server when that ends."""
+    for name in IMPORTED:
+        import_module(name)
+    while True:
+        message, files, *_ = socket.recv_fds(connection, 1 << 20, 3)
+        if not message:
+            return None
+        command = json.loads(message)
+        for name in command["imports"]:
+            import_module(name)
+        gc.freeze()
+        if (number := _fork_orphan()) == 0:
+            connection.close()
+            for target, file in enumerate(files):
+                os.dup2(file, target)
+                os.close(file)
+            return command
+        for file in files:
+            os.close(file)
+        connection.send(str(number).encode())
+
+
+def _fork_orphan() -> int:
+    """As os.fork, but the new process's parent has ended already."""
+    reads, writes = os.pipe()
+    if (parent := os.fork()) == 0:
+        if (number := os.fork()) == 0:
+            os.close(reads)
+            os.close(writes)
+            return 0
+        os.write(writes, str(number).encode())
+        os._exit(0)
+    os.waitpid(parent, 0)
+    number = int(os.read(reads, 20))
+    os.close(reads)
+    os.close(writes)
+    return number
+
+
+def run(command: dict[str, Any]) -> None:
+    """As if Python had been started with this command."""
+    import torch
+
+    os.chdir(command["cwd"])
+    os.environ.clear()
+    os.environ.update(command["env"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    random.seed()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    first, *rest = command["argv"]
+    if first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    elif first == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [first, *rest]
+        sys.path[0] = str(Path(first).parent)
+        runpy.run_path(first, run_name="__main__")
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as theirs:
+        wanted = serve(theirs)
+    if wanted:
+        run(wanted)
