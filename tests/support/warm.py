@@ -5,6 +5,7 @@ seconds of imports.
 takes its options. All forked processes have the server's hash seed; those of `gradwire.lab.launch` have their own.
 """
 
+import atexit
 import ctypes
 import gc
 import json
@@ -15,14 +16,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from functools import cache
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-IMPORTED = ("torch", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint", "pytest")
+IMPORTED = (
+    "torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint",
+    "pytest",
+)  # fmt: skip
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -134,8 +140,29 @@ def run(command: dict[str, Any]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
+def end(code: int) -> None:
+    """Ends the process as Python does, but for taking apart what it has imported, which takes half a second."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def exit_code_of(call: Callable[[], None]) -> int:
+    try:
+        call()
+        return 0
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as theirs:
         wanted = serve(theirs)
-    if wanted:
-        run(wanted)
+    end(exit_code_of(partial(run, wanted)) if wanted else 0)
