@@ -5,6 +5,21 @@ interrupted, which a job in the background could not."""
 import os
 import signal
 
+import pytest
+from hypothesis import settings
+
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ.pop("COLUMNS", None)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+settings.register_profile("without deadlines", deadline=None)
+settings.load_profile("without deadlines")
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that the lab launches are forked from the warm Python."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    from tests.support.warm import forked_rank
+
+    monkeypatch.setattr(SubprocessHandler, "_popen", forked_rank)

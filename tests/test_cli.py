@@ -19,6 +19,9 @@ from gradwire.lab.launch import RankFailed, launch
 from gradwire.lab.network import Network, NetworkUnavailable
 from gradwire.lab.results import Totals
 from gradwire.lab.runner import Place, _Launcher
+from tests.support.ranks import run_ranks
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -348,9 +351,6 @@ sys.exit(main(["train", "--suite", "gravac", "--out", sys.argv[1]]))
 @pytest.mark.parametrize("command", SUITES)
 def test_ranks_that_torchrun_started_run_suites(tmp_path: Path, command: str) -> None:
     (tmp_path / "suite.py").write_text(SUITES[command])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(REPOSITORY)}
-    script = [str(tmp_path / "suite.py"), str(tmp_path / "runs")]
-    subprocess.run([*torchrun, *script], env=environment, stdout=subprocess.DEVNULL, check=True, timeout=300)
+    run_ranks([str(tmp_path / "suite.py"), str(tmp_path / "runs")], 2)
     (run,) = (tmp_path / "runs").iterdir()
     assert len(json.loads((run / "suite.json").read_text())["rows"]) == 2

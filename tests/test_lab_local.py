@@ -12,6 +12,8 @@ from gradwire.lab.configuration import parse
 from gradwire.lab.local import Local, over_rounds
 from gradwire.lab.planning import candidate
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 
 def test_local_steps_stand_before_the_compressor() -> None:
     alone = parse("localsteps:30")

@@ -18,6 +18,8 @@ from gradwire.lab.function import imported, named
 from gradwire.lab.workloads import Own
 from tests.cases import CASES
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 DOCS = Path(__file__).parents[1] / "docs" / "tasks.md"
 
 

@@ -23,6 +23,8 @@ from tests.small_files import (
     write_wikitext,
 )
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 DOCS = Path(__file__).parents[1] / "docs" / "tasks.md"
 FILES = {
     "images": write_image_folder,

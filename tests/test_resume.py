@@ -16,6 +16,8 @@ from gradwire.lab import checkpoints
 from gradwire.lab.launch import launch
 from tests.small_files import write_ptb
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 CONFIGURATIONS = [
     "dense", "topk:0.1", "qsgd", "acpsgd:2", "powersgd:2+lgreco:interval=4", "randomk:0.1", "dgc:0.1+dgcmemory",
     "interleaved:alldimensiontopk/0.1,topk/0.1", "localsteps:3+topk:0.1", "localsteps:6,fragments=2,mix=0.5",

@@ -11,6 +11,8 @@ from gradwire.lab.configuration import parse_all
 from gradwire.lab.recipe import Recipe
 from gradwire.lab.runner import Place
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 
 def test_dense_and_fp32_train_a_language_model_alike(tmp_path: Path) -> None:
     options = [

@@ -18,6 +18,8 @@ from gradwire.report.tables import times
 from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Table, baselines, over_link
 from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, moved, names, simulate
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 WAYS = (
     gw.Group((), gw.FP32(), gw.NoMemory(), gw.AllReduce()),
     gw.Group((), gw.TopK(0.01), gw.Residual(), gw.AllGather()),

@@ -13,6 +13,8 @@ from gradwire.lab.soak import soaking
 from gradwire.lab.soak_laws import Laws
 from gradwire.lab.soak_training import BY_CHECKPOINT
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 KEPT = {"life": "a", "model": "m", "owed": "o"}
 
 

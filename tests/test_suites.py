@@ -21,6 +21,8 @@ from gradwire.report import suite as report
 from gradwire.report.timing import summarize
 from gradwire.slots import Slot
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 TIMING_OPTIONS = TimingOptions(steps=2, repeats=1)
 SIZES = [(100, 100), (10, 10), (300, 100), (20, 20), (100,), (50, 100)]
 SLOTS = [Slot.of(f"p{index}", torch.empty(shape)) for index, shape in enumerate(SIZES)]

@@ -17,6 +17,8 @@ from gradwire.lab.training import Training
 from gradwire.lab.training_suites import training_suite
 from gradwire.report.training_suite import Trained, table
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 
 def test_the_published_rows() -> None:
     rows = training_suite("gravac", Path("sets"))

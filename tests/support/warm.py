@@ -24,6 +24,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
     "torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint",
@@ -44,11 +46,22 @@ class Forked(subprocess.Popen):
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *others,
     ) -> None:  # fmt: skip
         """Replaces Popen's fork and exec."""
-        command = {"argv": args, "cwd": str(cwd or os.getcwd()), "env": dict(env or os.environ)}
+        _, _, _, _, _, session, *_ = others
+        command = {"argv": args, "cwd": str(cwd or os.getcwd()), "env": dict(env or os.environ), "session": session}
         files = [own if own != -1 else inherited for inherited, own in enumerate((p2cread, c2pwrite, errwrite))]
         self.pid = _server().fork(command | {"imports": self._imports}, files)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+
+def forked_rank(handler: SubprocessHandler, command: Sequence[str], env: dict[str, str]) -> subprocess.Popen:
+    """Replaces `SubprocessHandler._popen`, by which `gradwire.lab.launch` starts a rank. Those on emulated hosts, whose
+    command names namespaces, are started as ever."""
+    options: dict[str, Any] = {"env": env, "stdout": handler._stdout, "stderr": handler._stderr}
+    options["start_new_session"] = True
+    if command[command.index("--") - 1] != str(os.getpid()):
+        return subprocess.Popen(command, **options)
+    return Forked(command[command.index("--") + 2 :], **options)
 
 
 class _Server:
@@ -91,6 +104,8 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
         gc.freeze()
         if (number := _fork_orphan()) == 0:
             connection.close()
+            if command["session"]:
+                os.setsid()
             for target, file in enumerate(files):
                 os.dup2(file, target)
                 os.close(file)
