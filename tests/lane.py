@@ -10,7 +10,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
-from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import Given, GroupExchange, JobContext, ReplicaExchange
 from gradwire.runtime.store import Store
 from gradwire.slots import Slot
 
@@ -31,7 +31,7 @@ class Lane:
         self.slots, self._gpu, self.number = slots, gpu, 0
         group = gw.Group(tuple(slot.name for slot in slots), case.compressor, case.memory, case.communicator)
         self._transports = gw.Threads.group(world)
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[GroupExchange] = []
         for transport in self._transports:
             store = Store(slots, device)
             store.arrange(gw.Plan((group,)))

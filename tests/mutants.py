@@ -134,10 +134,10 @@ FAULTS = [
     Fault("ops/triton/codes.py", "sent = tl.where(x >= 0, high[:, None], low[:, None])", "sent = high[:, None]"),
     Fault("ops/triton/codes.py", "tl.maximum(width - others, 1)", "tl.maximum(width, 1)"),
     # runtime
-    Fault("runtime/arenas.py", "self._arena.holds[self._first : self._last] = bytes([1 - half])",
+    Fault("runtime/state_buffers.py", "self._arena.holds[self._first : self._last] = bytes([1 - half])",
           "self._arena.holds[self._first : self._last] = bytes([half])"),
-    Fault("runtime/arenas.py", "arena.used[:] = bytes(arena.used[places[slot]] for slot in order)", "pass"),
-    Fault("runtime/arenas.py", "                arena.holds[place] = half\n", ""),
+    Fault("runtime/state_buffers.py", "arena.used[:] = bytes(arena.used[places[slot]] for slot in order)", "pass"),
+    Fault("runtime/state_buffers.py", "                arena.holds[place] = half\n", ""),
     Fault("runtime/store.py", "            _copy_rows(mine, tensor)\n", "            pass\n"),
     Fault("runtime/store.py", "self.parts[RESIDUAL].used = not whole", "self.parts[RESIDUAL].used = False"),
     Fault("runtime/store.py", "            self._arenas.clear(kind, i)\n", "            pass\n"),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import gradwire as gw
-from gradwire.frontends.job import Choices
+from gradwire.frontends.choices import Choices
 
 
 def test_one_process_has_an_idle_handle_whatever_the_model():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from gradwire.frontends.job import Choices
+from gradwire.frontends.choices import Choices
 from gradwire.plans import Plan, uniform
 from gradwire.tuner import CHOOSING_STEPS, Auto
 from gradwire.tuner.auto import TIMED, TRACED, WARM

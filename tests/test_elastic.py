@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import gradwire as gw
-from gradwire.runtime.alike import from_first
+from gradwire.runtime.replicas import from_first
 from gradwire.transports.members import Members
 from tests import harness
 from tests.harness import CPU, SMALL, draw, plan_of, raising, slots_of, together

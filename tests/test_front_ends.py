@@ -13,11 +13,11 @@ from kernel_cases import needs_library
 from torch import nn
 
 import gradwire as gw
-from gradwire.frontends.job import Choices, mesh_of, parameters_of
+from gradwire.frontends.choices import Choices, mesh_of, parameters_of
 from gradwire.ops import native
-from gradwire.runtime import agreement
+from gradwire.runtime import meeting
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.settings import Settings
+from gradwire.runtime.runtime_options import RuntimeOptions
 
 SLOTS = slots_of(SMALL)
 
@@ -50,7 +50,7 @@ def test_what_a_plan_raises_leaves_nothing_open(error: type[Exception]):
         raise error("no plan")
 
     with pytest.raises(error, match="no plan"):
-        Runtime(plan, SLOTS, gw.Mesh.of(transport), CPU, Settings())
+        Runtime(plan, SLOTS, gw.Mesh.of(transport), CPU, RuntimeOptions())
     assert transport.closed
 
 
@@ -64,20 +64,20 @@ def test_a_model_on_two_devices_or_without_parameters_is_refused():
 
 
 def test_arithmetic_is_the_same_under_autocast():
-    plain = agreement._arithmetic(CPU)
+    plain = meeting._arithmetic(CPU)
     with torch.autocast("cpu", torch.bfloat16):
-        assert agreement._arithmetic(CPU) == plain
+        assert meeting._arithmetic(CPU) == plain
 
 
 def test_ranks_whose_arithmetic_differs_are_refused_where_all_must_compute_alike(monkeypatch: pytest.MonkeyPatch):
     numbers = count()
-    monkeypatch.setattr(agreement, "_arithmetic", lambda device: str(next(numbers)))
+    monkeypatch.setattr(meeting, "_arithmetic", lambda device: str(next(numbers)))
     for compressor, differ in ((gw.TopK(0.1), False), (gw.RandomK(0.1), True), (gw.PowerSGD(2), True)):
         plan = gw.plans.uniform(SLOTS, compressor)
         transports = gw.Threads.group(2)
 
         def begin(rank: int, plan: gw.Plan = plan, transports: list = transports) -> None:
-            Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, Settings()).close()
+            Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, RuntimeOptions()).close()
 
         errors = together(2, begin)
         assert ["differ in arithmetic" in str(error) for error in errors] == [differ, differ]
@@ -93,7 +93,7 @@ def test_a_rank_without_the_library_is_refused_where_all_must_compute_alike(monk
 
     def begin(rank: int) -> None:
         mine.lacks_it = rank == 1
-        Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, Settings()).close()
+        Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, RuntimeOptions()).close()
 
     assert all("differ in arithmetic" in str(error) for error in together(2, begin))
 

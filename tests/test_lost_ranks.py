@@ -18,12 +18,12 @@ import gradwire as gw
 from gradwire.collective import Collective
 from gradwire.lab.launch import free_port
 from gradwire.runtime import monitor
-from gradwire.runtime.ending import Interrupted, ReductionError
 from gradwire.runtime.executor import Executor
+from gradwire.runtime.failures import Interrupted, ReductionError
 from gradwire.runtime.runtime import Runtime
-from gradwire.transports.base import Pending
 from gradwire.transports.heartbeat import Heartbeat
 from tests.support.warm import Forked
+from gradwire.transports.transport import Pending
 
 SLOTS = slots_of(SMALL)
 PLAN = gw.Plan((gw.Group(tuple(slot.name for slot in SLOTS), gw.TopK(0.1), gw.Residual(), gw.AllGather()),))

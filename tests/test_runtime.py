@@ -17,9 +17,9 @@ from gradwire.compressors import Cast, GroupContext
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.plans import uniform
-from gradwire.runtime.ending import ReductionError
+from gradwire.runtime.failures import ReductionError
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.settings import Settings
+from gradwire.runtime.runtime_options import RuntimeOptions
 
 SLOTS = slots_of(SMALL)
 MANY = slots_of({f"layer{i}.weight": torch.empty(5 + i, 4) for i in range(11)})
@@ -38,7 +38,7 @@ def delayed(
 
     def work(rank: int) -> list[Tensor]:
         chance = random.Random(seed * world + rank)
-        runtime = Runtime(lambda: plan, slots, gw.Mesh.of(transports[rank]), CPU, Settings())
+        runtime = Runtime(lambda: plan, slots, gw.Mesh.of(transports[rank]), CPU, RuntimeOptions())
         for step in range(steps):
             runtime.open_step()
             for slot in chance.sample(range(len(slots)), len(slots)):

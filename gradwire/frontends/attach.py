@@ -12,10 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
-from gradwire.frontends.ddp import DDPFrontEnd
-from gradwire.frontends.handle import Handle
-from gradwire.frontends.idle import Nothing
-from gradwire.frontends.job import (
+from gradwire.frontends.choices import (
     Choices,
     Dense,
     check_type,
@@ -26,6 +23,9 @@ from gradwire.frontends.job import (
     runtime_of,
     slots_of,
 )
+from gradwire.frontends.ddp import DDPFrontEnd
+from gradwire.frontends.handle import Handle
+from gradwire.frontends.idle import Nothing
 from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards import attach_shards
 from gradwire.groups import Grouping

@@ -14,11 +14,9 @@ from gradwire.frontends.idle import Idle
 from gradwire.frontends.stateful import DistributedState, Placed, saved_in
 from gradwire.frontends.summary import table
 from gradwire.plans import Plan
-from gradwire.runtime.alike import from_first
-from gradwire.runtime.replicas import differences, mend
+from gradwire.runtime.replicas import differences, from_first, mend
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.stats import Stats
-from gradwire.runtime.stragglers import OwnTime, Straggler, stragglers
+from gradwire.runtime.stats import OwnTime, Stats, Straggler, stragglers
 from gradwire.runtime.trace import Trace
 from gradwire.transports import forked
 

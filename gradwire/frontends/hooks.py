@@ -13,7 +13,7 @@ from gradwire.frontends.hook import Hook
 from gradwire.frontends.owners import own
 from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
-from gradwire.frontends.trained import Trained
+from gradwire.frontends.trained import TrainedParameters
 from gradwire.runtime.machine import NO_GROUP
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real
@@ -21,7 +21,7 @@ from gradwire.torch_private.autograd import when_backward_ends
 from gradwire.transports.process_group import world_or
 
 
-class Places(Protocol):
+class GradientAccess(Protocol):
     """Where the gradients of parameters lie."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
@@ -85,10 +85,10 @@ class GradientHooks:
         self,
         parameters: Mapping[str, nn.Parameter],
         model: nn.Module,
-        places: Places,
+        places: GradientAccess,
         find_unused: bool,
         group: dist.ProcessGroup | None = None,
-        trained: Trained | None = None,
+        trained: TrainedParameters | None = None,
     ) -> None:
         self.detached, self._group, self._trained = False, group, trained
         self._followed = trained.now() if trained else []

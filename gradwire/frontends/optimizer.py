@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.controllers import Controller
+from gradwire.frontends.choices import Choices, Dense, device_of, let_go, mesh_of, runtime_of, slots_of
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks, Whole
-from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, runtime_of, slots_of
 from gradwire.frontends.owners import check_free
-from gradwire.frontends.trained import Trained, add_to, check_held, on_one_device
+from gradwire.frontends.trained import TrainedParameters, add_to, check_held, on_one_device
 from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
 from gradwire.groups import Grouping
@@ -68,7 +68,7 @@ class DistributedOptimizer(Wrapper):
         choices.check()
         # On all ranks together: a group is made, then what must be alike is compared over the store, and only then do
         # parameters become rank 0's. Where ranks differ, all of them raise before any value was sent
-        self._trained = trained = Trained(model, on_one_device(model), optimizer)
+        self._trained = trained = TrainedParameters(model, on_one_device(model), optimizer)
         parameters = trained.parameters()
         check_held(optimizer, model)
         check_free(trained.held())

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.frontends.fragments import Fragment, Schedule, groups_of
+from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.paused import paused
-from gradwire.frontends.replica import Replica
 from gradwire.frontends.stateful import Placed
 from gradwire.runtime.executor import Point
 from gradwire.runtime.runtime import Runtime
@@ -50,7 +50,7 @@ class Rounds:
         inner: Optimizer,
         outer: OuterOptimizer,
         schedule: Schedule,
-        replica: Replica,
+        replica: ModelReplica,
     ) -> None:
         self.runtime, self.fragments, self.schedule = runtime, fragments, schedule
         self.inner, self.outer = (

@@ -34,10 +34,10 @@ from gradwire.compressors import (
     TopK,
 )
 from gradwire.compressors.base import context_for
-from gradwire.frontends.job import check_type
+from gradwire.frontends.choices import check_type
 from gradwire.memories import RESIDUAL, Residual
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.runtime.agreement import Agreement
+from gradwire.runtime.meeting import Agreement
 from gradwire.slots import Layout, real
 from gradwire.torch_private.fully_shard import fsdp_groups, replace_collectives
 from gradwire.transports import Mesh, ProcessGroup
@@ -47,7 +47,7 @@ FIT = (FP32, FP16, BF16, QSGD, TernGrad, Quantized)
 FIT_WITH_MEMORY = (*FIT, TopK, ChunkTopK, EFSignSGD)
 
 
-class Traffic(NamedTuple):
+class ShardTraffic(NamedTuple):
     """Bytes that this rank has sent in the collectives that were replaced, and what FSDP would have."""
 
     wire_bytes: int
@@ -60,9 +60,9 @@ class ShardCompression:
     def __init__(self, comms: Sequence["_Comm"], undo: Sequence[Callable[[], None]]) -> None:
         self._comms, self._undo = comms, undo
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> ShardTraffic:
         """Bytes so far."""
-        return Traffic(sum(comm.wire_bytes for comm in self._comms), sum(comm.dense_bytes for comm in self._comms))
+        return ShardTraffic(sum(comm.wire_bytes for comm in self._comms), sum(comm.dense_bytes for comm in self._comms))
 
     def detach(self) -> None:
         """FSDP's own collectives again."""
@@ -92,7 +92,8 @@ def compress_shards(
     """
     _agree(model, gradients, weights, memory, seed)
     links: dict[dist.ProcessGroup, ProcessGroup] = {}
-    reduce_scatter, all_gather = ReduceScatter(gradients, links, seed, memory), AllGather(weights, links, seed)
+    reduce_scatter = ShardReduceScatter(gradients, links, seed, memory)
+    all_gather = ShardAllGather(weights, links, seed)
     comms: list[_Comm] = []
     undo: list[Callable[[], None]] = []
     for group in fsdp_groups(model):  # each has a residual of its own; buffers are shared
@@ -204,7 +205,7 @@ def _numbers(vector: Tensor) -> Tensor:
     return real(vector).view(-1)
 
 
-class ReduceScatter(_Comm):
+class ShardReduceScatter(_Comm):
     """What belongs to each rank, summed up there in float32. `residual` (ranks, n) is what this rank has not sent."""
 
     residual: Tensor | None = None
@@ -243,7 +244,7 @@ class ReduceScatter(_Comm):
         return self.residual
 
 
-class AllGather(_Comm):
+class ShardAllGather(_Comm):
     """Everybody's shards, the same on all ranks."""
 
     def __call__(

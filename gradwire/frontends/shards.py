@@ -15,12 +15,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.compressors import FP32
+from gradwire.frontends.choices import Choices, device_of, let_go, mesh_of, parameters_of, runtime_of, slots_of
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks
-from gradwire.frontends.job import Choices, device_of, let_go, mesh_of, parameters_of, runtime_of, slots_of
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.stateful import Placed, cut_on
-from gradwire.frontends.trained import Check, Trained
+from gradwire.frontends.trained import Check, TrainedParameters
 from gradwire.frontends.values import share_values, values_of
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
@@ -84,7 +84,7 @@ class ShardsFrontEnd:
     that are frozen or thawed are followed before the forward pass, ahead of FSDP's collectives.
     """
 
-    def __init__(self, model: nn.Module, trained: Trained, mesh: DeviceMesh, find_unused: bool) -> None:
+    def __init__(self, model: nn.Module, trained: TrainedParameters, mesh: DeviceMesh, find_unused: bool) -> None:
         groups = fsdp_groups(model)
         self._model, self._groups, self._parameters, self._mesh = model, groups, trained.fit, mesh
         self._hooks = GradientHooks(trained.fit, model, Shards(groups, mesh.size(0)), find_unused, trained=trained)
@@ -231,7 +231,7 @@ def reshard(model: nn.Module) -> None:
 
 def fitting(
     model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | None = None
-) -> tuple[Trained, DeviceMesh]:
+) -> tuple[TrainedParameters, DeviceMesh]:
     """The sharded parameters, of those that an `optimizer` holds if one is given, and the mesh of all ranks, by default
     the one that the model was wrapped on. Raises ValueError, naming the call that works, where they do not fit."""
     if not isinstance(model, FSDPModule):
@@ -239,7 +239,7 @@ def fitting(
     reshard(model)
     parameters, _ = parameters_of(model)
     mesh = _replicas_of(model, parameters) if mesh is None else mesh
-    trained = Trained(model, checked_on(mesh), optimizer)
+    trained = TrainedParameters(model, checked_on(mesh), optimizer)
     for name, parameter in trained.parameters().items():
         if has_gradient_hooks(parameter):
             raise ValueError(

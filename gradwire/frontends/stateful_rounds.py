@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.checkpoint import key_of, letters, split, text_of
-from gradwire.frontends.replica import Replica
+from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.rounds import Rounds
 from gradwire.frontends.stateful import DistributedState, Placed, Saved, tensors_in
 from gradwire.slots import real, real_shape
@@ -41,7 +41,7 @@ class DistributedRounds:
     def __init__(
         self,
         rounds: Rounds,
-        replica: Replica,
+        replica: ModelReplica,
         load_inner: Callable[[dict[str, Any]], None],
         saved: Mapping[str, Saved],
     ) -> None:

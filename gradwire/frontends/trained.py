@@ -13,7 +13,7 @@ Check = Callable[[str, nn.Parameter], None]
 """Raises ValueError, naming the parameter, for one whose gradient cannot be reduced."""
 
 
-class Trained:
+class TrainedParameters:
     """The parameters that need a gradient now, of those that an `optimizer` holds, if one is given.
 
     `fit` are all of the model's that can be trained, frozen ones as well; each has a slot, which costs nothing until it
@@ -70,7 +70,7 @@ def held_by(optimizer: Optimizer) -> Iterable[nn.Parameter]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def add_to(optimizer: Optimizer, param_group: dict[str, Any], trained: Trained) -> Sequence[Tensor]:
+def add_to(optimizer: Optimizer, param_group: dict[str, Any], trained: TrainedParameters) -> Sequence[Tensor]:
     """Adds a group of the model's parameters to an optimizer, and returns them. Raises ValueError for others, and for
     those that are averaged already."""
     given = param_group["params"]

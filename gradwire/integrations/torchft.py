@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
+from gradwire.frontends.choices import Choices, Dense, device_of, runtime_of
 from gradwire.frontends.fragments import Fragment, Schedule, fragments_of
 from gradwire.frontends.handle import FrontEnd
 from gradwire.frontends.idle import Nothing
-from gradwire.frontends.job import Choices, Dense, device_of, runtime_of
-from gradwire.frontends.local_steps import DILOCO
+from gradwire.frontends.local_optimizer import DILOCO
 from gradwire.frontends.rounds import OuterOptimizer, go_back, outer_step
 from gradwire.groups import Grouping
 from gradwire.integrations.quorum import Exchange
 from gradwire.integrations.replica import ReplicaGradients, least, replica_of
 from gradwire.memories import Memory
 from gradwire.plans import Plan
-from gradwire.runtime.ending import Interrupted
+from gradwire.runtime.failures import Interrupted
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.settings import Settings
+from gradwire.runtime.runtime_options import RuntimeOptions
 from gradwire.transports import Mesh
 
 torchft: Any = import_module("torchft")  # by name, for it is not among what development needs
@@ -143,7 +143,7 @@ class LocalSteps(torchft.Optimizer):
         (self._fragment,) = fragments_of(self._plan(), [tuple(own.parameters)], own.local, schedule)
         self.outer = outer(list(self._fragment.anchors.values()))
         words = {"front end": "torchft's LocalSteps", "inner_steps": str(inner_steps)}
-        self._settings = Settings(
+        self._settings = RuntimeOptions(
             seed=seed, others=own.others, words=words, planned=own.planned, elastic=True, voted=True
         )
         self._step, self._inner_steps = 0, inner_steps

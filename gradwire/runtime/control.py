@@ -28,7 +28,7 @@ from gradwire.ops.vectors import Share
 from gradwire.plans import Plan
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.pipeline import Pipeline
-from gradwire.runtime.settings import Settings
+from gradwire.runtime.runtime_options import RuntimeOptions
 from gradwire.runtime.trace import Trace
 from gradwire.slots import Slot
 from gradwire.transports import Pending
@@ -54,10 +54,10 @@ class Control:
     the plan has.
     """
 
-    def __init__(self, settings: Settings, slots: Sequence[Slot], pipeline: Pipeline, executor: Executor) -> None:
-        self.controller, self._pipeline, self._executor = settings.controller, pipeline, executor
+    def __init__(self, options: RuntimeOptions, slots: Sequence[Slot], pipeline: Pipeline, executor: Executor) -> None:
+        self.controller, self._pipeline, self._executor = options.controller, pipeline, executor
         self.slots = slots
-        self._mesh, self._profiler, self._can_be_native = pipeline.mesh, settings.profiler, settings.can_be_native
+        self._mesh, self._profiler, self._can_be_native = pipeline.mesh, options.profiler, options.can_be_native
         self.decided: Change | None = None
         self.paused = False
         self._tracing: Tracing | None = None

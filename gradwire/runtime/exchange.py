@@ -77,7 +77,7 @@ class JobContext:
     look: Look | None = None
 
 
-class Exchange(ABC):
+class GroupExchange(ABC):
     """A group at work. A step reads the old halves of its state and writes the new ones; whether it counts is decided
     when all groups are reduced.
 
@@ -129,7 +129,7 @@ class Exchange(ABC):
         self.stored.forget()
 
 
-class ReplicaExchange(Exchange):
+class ReplicaExchange(GroupExchange):
     """Reduces a group along the axis "replica"."""
 
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:

@@ -11,18 +11,47 @@ The executor's queue orders the two threads.
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from threading import Lock
 from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.futures import Future
 
+from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.executor import Executor
+from gradwire.runtime.failures import BETWEEN, RankStatus
 from gradwire.runtime.machine import Arrivals
-from gradwire.runtime.place import BETWEEN, Place
-from gradwire.runtime.plans import Plans
-from gradwire.runtime.recorder import Recorder
 from gradwire.runtime.steps import Steps
+from gradwire.runtime.trace import Recorder
+
+
+class Waiting:
+    """Futures of buffers, by the step whose means they wait for; for any thread."""
+
+    def __init__(self) -> None:
+        self._changing = Lock()
+        self._futures: list[tuple[int, Future[Tensor], Tensor]] = []
+
+    def add(self, step: int, future: Future[Tensor], buffer: Tensor) -> None:
+        """`future` gets `buffer` when the means of that step are in place."""
+        with self._changing:
+            self._futures.append((step, future, buffer))
+
+    def serve(self, ended: int, error: BaseException | None) -> None:
+        """The steps up to `ended` have ended; with an `error`, no other will. One that is no Exception, such as
+        SystemExit, has to be raised by who added the futures, behind the framework's own end of the step."""
+        with self._changing:  # only: what is chained to a future runs here, and may come back
+            over = [waiting for waiting in self._futures if error or waiting[0] <= ended]
+            self._futures = [waiting for waiting in self._futures if not error and waiting[0] > ended]
+        for _, future, buffer in over:
+            if error is None:
+                future.set_result(buffer)
+            elif isinstance(error, Exception):
+                future.set_exception(error)  # pyright: ignore[reportArgumentType]
+            else:  # torch takes no exit for an error; the framework goes on with numbers that are none
+                future.set_result(buffer.fill_(torch.nan))
 
 
 class Intake:
@@ -35,7 +64,7 @@ class Intake:
     there.
     """
 
-    def __init__(self, steps: Steps, plans: Plans, executor: Executor, recorder: Recorder) -> None:
+    def __init__(self, steps: Steps, plans: ActivePlan, executor: Executor, recorder: Recorder) -> None:
         self.step = self.ended = 0
         self.groups: Sequence[int] = ()
         self._step_s, self._opened = 0.0, float("inf")
@@ -70,13 +99,13 @@ class Intake:
         """How long the last step took, from its beginning to the next one's; 0 in the first."""
         return self._step_s
 
-    def place(self) -> Place:
+    def place(self) -> RankStatus:
         """Where this rank is; for any thread."""
         if self.step == self.ended:
-            return Place(self._steps.number, self._recorder.doing)
+            return RankStatus(self._steps.number, self._recorder.doing)
         seconds = monotonic() - self.begun_s if self.begun_s else 0.0
         doing = "waiting for the other ranks" if self.arrivals.all_there(self.groups) else "in backward"
-        return Place(self._steps.number, doing, seconds)
+        return RankStatus(self._steps.number, doing, seconds)
 
     def native_step_ended(self) -> None:
         """The framework has reduced a step by itself."""

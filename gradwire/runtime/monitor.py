@@ -1,10 +1,10 @@
-"""A thread that notices a lost rank where a wait may not."""
+"""A thread that notices a lost rank where a wait may not, and the end of all threads."""
 
 import threading
 from time import monotonic
 
-from gradwire.runtime.ending import Interrupted
 from gradwire.runtime.executor import Executor
+from gradwire.runtime.failures import Ending, Interrupted
 from gradwire.transports import Mesh
 
 PERIOD_S, SOON_S, PAUSE_S = 1.0, 0.2, 5.0
@@ -67,3 +67,15 @@ class Monitor:
             return self._mesh.lost()
         except RuntimeError as error:  # the store's host is gone
             return f"a rank was lost ({error})"
+
+
+def end(ending: Ending, monitor: Monitor | None, executor: Executor, mesh: Mesh | None) -> None:
+    """Ends the threads, and the mesh if the job owns it; the other ranks hear that this one takes no part any more."""
+    ending.detach()
+    if monitor:
+        monitor.close()
+    done = executor.close()
+    if mesh and done:
+        mesh.close()
+    elif mesh:  # the process ends in the middle of a step: to close would wait for ranks that wait for this one
+        mesh.abort("a rank ended in the middle of a step")

@@ -6,10 +6,10 @@ from typing import TypeVar
 
 from gradwire.collective import HOST, Collective
 from gradwire.compressors import Reduction
-from gradwire.runtime.ending import Interrupted, ReductionError
-from gradwire.runtime.exchange import Exchange, Given
+from gradwire.runtime.exchange import Given, GroupExchange
 from gradwire.runtime.executor import Mark
-from gradwire.runtime.recorder import Recorder
+from gradwire.runtime.failures import Interrupted, ReductionError
+from gradwire.runtime.trace import Recorder
 from gradwire.transports import Mesh, Pending
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ class UnderWay:
     """A group between its first collective and its means. Nothing is `pending` in a round in which this rank takes no
     part."""
 
-    exchange: Exchange
+    exchange: GroupExchange
     reduction: Reduction
     op: Collective | None = None
     pending: Pending | None = None
@@ -36,7 +36,7 @@ class Pipeline:
         self.wire_bytes = 0
         self._under_way: dict[int, UnderWay] = {}
 
-    def start(self, exchange: Exchange, given: Given, step: int) -> None:
+    def start(self, exchange: GroupExchange, given: Given, step: int) -> None:
         """Encodes a group whose gradients are there, and starts its first collective."""
         self._go_on(UnderWay(exchange, exchange.run(given, step)))
 
@@ -89,7 +89,7 @@ class Pipeline:
     def _wire_bytes(self, op: Collective) -> int:
         return 0 if op.axis == HOST else op.wire_bytes(self.mesh.axes[op.axis].world)  # those of a host stay inside
 
-    def _lost(self, exchange: Exchange, error: RuntimeError) -> Interrupted:
+    def _lost(self, exchange: GroupExchange, error: RuntimeError) -> Interrupted:
         return Interrupted(f"reducing {exchange} ended", self._why(error))
 
     def _why(self, error: RuntimeError) -> str:

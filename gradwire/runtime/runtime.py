@@ -13,26 +13,21 @@ from torch.futures import Future
 
 from gradwire import checkpoint
 from gradwire.plans import Plan
-from gradwire.runtime.agreement import Agreement
-from gradwire.runtime.closing import end
+from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.control import Control
-from gradwire.runtime.ending import Ending, Left
 from gradwire.runtime.executor import Executor, Point
-from gradwire.runtime.frames import forget_frames
-from gradwire.runtime.gathering import check
-from gradwire.runtime.intake import Intake
-from gradwire.runtime.monitor import Monitor
+from gradwire.runtime.failures import Ending, Left, forget_frames
+from gradwire.runtime.intake import Intake, Waiting
+from gradwire.runtime.meeting import Agreement
+from gradwire.runtime.monitor import Monitor, end
 from gradwire.runtime.pipeline import Pipeline
-from gradwire.runtime.plans import Plans
-from gradwire.runtime.recorder import Recorder
-from gradwire.runtime.settings import Settings
-from gradwire.runtime.states import States
+from gradwire.runtime.runtime_options import RuntimeOptions
+from gradwire.runtime.states import States, check
 from gradwire.runtime.stats import Reduced, Stats
 from gradwire.runtime.steps import Steps
 from gradwire.runtime.store import Store
-from gradwire.runtime.trace import Trace
+from gradwire.runtime.trace import Recorder, Trace
 from gradwire.runtime.turns import Together, Turns
-from gradwire.runtime.waiting import Waiting
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, forked
 
@@ -47,22 +42,27 @@ class Runtime:
     and go on as the step's script says, so that the sequence of collectives depends on the plan alone. A step counts
     for all its groups or for none. `error` is what went wrong; every call raises it after that, but those that look at
     the state. `numel` are the elements of each parameter, `hosts()` the ranks' hosts; `elastic`: all left count a step.
-    Raises ValueError, on all ranks, where ranks have different plans or settings, and RuntimeError where one is lost.
+    Raises ValueError, on all ranks, where ranks have different plans or options, and RuntimeError where one is lost.
     """
 
     def __init__(
-        self, plan: Callable[[], Plan], slots: Sequence[Slot], mesh: Mesh, device: torch.device, settings: Settings
+        self,
+        plan: Callable[[], Plan],
+        slots: Sequence[Slot],
+        mesh: Mesh,
+        device: torch.device,
+        options: RuntimeOptions,
     ) -> None:
-        self.slots, self.mesh, self._settings = list(slots), mesh.for_job(), settings
-        self.numel, self.elastic = {slot.name: slot.numel for slot in slots}, settings.elastic
+        self.slots, self.mesh, self._options = list(slots), mesh.for_job(), options
+        self.numel, self.elastic = {slot.name: slot.numel for slot in slots}, options.elastic
         self.error: BaseException | None = None
         self._failing, self._waiting, self._reduced = Lock(), Waiting(), Reduced(self.slots, mesh.averaged)
-        planned = self.slots if settings.planned is None else list(settings.planned)
-        words = {"seed": str(settings.seed), **settings.words}
-        self._agreement = Agreement(self.mesh, planned, device, words, settings.values)
-        self.hosts, own_mesh = self._agreement.hosts, mesh if settings.owns_mesh else None
+        planned = self.slots if options.planned is None else list(options.planned)
+        words = {"seed": str(options.seed), **options.words}
+        self._agreement = Agreement(self.mesh, planned, device, words, options.values)
+        self.hosts, own_mesh = self._agreement.hosts, mesh if options.owns_mesh else None
         try:
-            self._plans = Plans(plan, self._agreement, settings, planned)
+            self._plans = ActivePlan(plan, self._agreement, options, planned)
         except BaseException:
             if own_mesh:
                 own_mesh.close()
@@ -72,10 +72,10 @@ class Runtime:
         monitor = Monitor(self.mesh, self.executor) if mesh.silent else None
         self.recorder = Recorder(self.executor.mark, mesh.rank)
         self._pipeline = Pipeline(self.mesh, self.recorder)
-        control = Control(settings, planned, self._pipeline, self.executor)
-        self._steps = Steps(Store(self.slots, device), self._pipeline, self.executor, control, settings)
+        control = Control(options, planned, self._pipeline, self.executor)
+        self._steps = Steps(Store(self.slots, device), self._pipeline, self.executor, control, options)
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
-        self._states = States(self._steps, self._plans, self._agreement, settings)
+        self._states = States(self._steps, self._plans, self._agreement, options)
         self._intake = Intake(self._steps, self._plans, self.executor, self.recorder)
         looks = self._intake.step_s, monitor.paused_s if monitor else float, self._intake.place
         self._ending = Ending(self.mesh, self.hosts, *looks)
@@ -217,7 +217,7 @@ class Runtime:
         """The job's status in a few words."""
         if self.error:
             return f"ended: {self.error}"
-        doing = self._settings.controller.status if self._settings.controller else ""
+        doing = self._options.controller.status if self._options.controller else ""
         return ", ".join(filter(None, (f"rank {self.mesh.rank} of {self.mesh.ranks}", doing, self._steps.spoilt)))
 
     def stats(self) -> Stats:

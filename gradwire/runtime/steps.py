@@ -11,7 +11,7 @@
     take_back   the user skips the step: until the next one begins, its old state is whole
     close       the step can be taken back no more; state moves to where the next plan wants it
 
-Every rank comes to the same collectives in the same order, for the script, the settings and the plan are the same.
+Every rank comes to the same collectives in the same order, for the script, the options and the plan are the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,12 +29,12 @@ from gradwire.ops.host import to_device
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Plan
 from gradwire.runtime.control import Control
-from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import Given, GroupExchange, JobContext, ReplicaExchange
 from gradwire.runtime.executor import Executor, Mark
-from gradwire.runtime.hosts import HostExchange
+from gradwire.runtime.host_exchange import HostExchange
 from gradwire.runtime.machine import Machine
 from gradwire.runtime.pipeline import Pipeline
-from gradwire.runtime.settings import Settings
+from gradwire.runtime.runtime_options import RuntimeOptions
 from gradwire.runtime.store import Store
 from gradwire.script import Entry
 
@@ -53,7 +53,7 @@ class Steps:
     """
 
     def __init__(
-        self, store: Store, pipeline: Pipeline, executor: Executor, control: Control, settings: Settings
+        self, store: Store, pipeline: Pipeline, executor: Executor, control: Control, options: RuntimeOptions
     ) -> None:
         self.store, self.pipeline, self.executor, self.control = store, pipeline, executor, control
         self.machine = Machine()
@@ -62,21 +62,21 @@ class Steps:
         self.spoilt = ""
         self.last_arrival: Mark = 0.0
         self.members: list[tuple[int, ...]] = []
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[GroupExchange] = []
         self.used: Callable[[], Tensor] | None = None
         self.ended: Callable[[], None] = lambda: None
-        self._find_unused, self._scale, self._elastic = settings.find_unused, settings.scale, settings.elastic
-        self._voted = settings.voted
+        self._find_unused, self._scale, self._elastic = options.find_unused, options.scale, options.elastic
+        self._voted = options.voted
         self.promised = self.over = False
-        self._job = JobContext(pipeline.mesh, settings.seed, Workspace(executor.device), look=control.look)
+        self._job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.look)
         self._all_used = torch.ones(len(store.slots), dtype=torch.float32, device=executor.device)
         self._word = self._flags = torch.zeros(1, dtype=torch.float32, device=executor.device)
-        self._active: list[Exchange] = []
+        self._active: list[GroupExchange] = []
         self._given: dict[int, Given] = {}
         self._lost = False
         self._verdict: Callable[[], Tensor] | None = None
         self._next: Plan | None = None
-        self._last: Sequence[Exchange] | None = None
+        self._last: Sequence[GroupExchange] | None = None
 
     def install(self, plan: Plan) -> None:
         """Puts a plan in force from the next step on. Until that begins, state stays where it is."""

@@ -17,7 +17,7 @@ from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients, Pieces
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
-from gradwire.runtime.arenas import Arenas, Part
+from gradwire.runtime.state_buffers import Arenas, Part
 from gradwire.slots import Layout, Slot
 
 Exported = dict[str, dict[str, Tensor]]

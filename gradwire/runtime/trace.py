@@ -1,11 +1,47 @@
-"""What really happened in a step: marks taken while training runs, read as a timeline afterwards."""
+"""Where the time of a step goes: totals by name always, and every span while a trace is recorded."""
 
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from threading import Lock
 
 from gradwire.plans import Plan
-from gradwire.runtime.executor import Mark, elapsed_s
+from gradwire.runtime.executor import Mark, elapsed_s, is_over
+from gradwire.runtime.failures import BETWEEN
 from gradwire.schedule.timeline import Span, Timeline
+
+
+class Clock:
+    """Adds up spans by name, of any thread. On a GPU a span lies between two events and is read later."""
+
+    def __init__(self) -> None:
+        self._totals: Counter[str] = Counter()
+        self._open: deque[tuple[str, Mark, Mark]] = deque()
+        self._reading = Lock()
+
+    def add(self, name: str, start: Mark, end: Mark) -> None:
+        """Adds the span from `start` to `end` to `name`."""
+        with self._reading:
+            self._open.append((name, start, end))
+            while self._open and is_over(self._open[0][2]):
+                self._close()
+
+    def so_far(self, name: str) -> float:
+        """Seconds of the spans that are over."""
+        with self._reading:
+            return self._totals[name]
+
+    def totals(self) -> dict[str, float]:
+        """Seconds by name; waits for spans that are still open on a GPU."""
+        with self._reading:
+            while self._open:
+                self._close()
+            return dict(self._totals)
+
+    def _close(self) -> None:
+        name, start, end = self._open.popleft()
+        self._totals[name] += elapsed_s(start, end)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +122,59 @@ class Trace:
         label = taken.label or (repr(group.compressor) if group else taken.lane)
         slots = (taken.slot,) if taken.slot else group.slots if group else ()
         return Span(taken.lane, start_s, end_s, label, taken.group, self.rank, taken.wire_bytes, slots)
+
+
+class Recorder:
+    """Of one rank. The thread that trains reports forward passes and gradients, the worker the rest. `doing` says in
+    words where the training thread is before a step's first gradient."""
+
+    def __init__(self, mark: Callable[[], Mark], rank: int) -> None:
+        self.mark, self._rank = mark, rank
+        self._clock = Clock()
+        self._trace: Trace | None = None
+        self.doing = BETWEEN
+
+    def trace(self, steps: int) -> Trace:
+        """Records the next `steps` whole steps."""
+        self._trace = Trace(self._rank, steps)
+        return self._trace
+
+    def totals(self) -> dict[str, float]:
+        """Seconds by lane."""
+        return self._clock.totals()
+
+    def so_far(self, lane: str) -> float:
+        """Seconds of a lane that are known by now, without waiting for a GPU."""
+        return self._clock.so_far(lane)
+
+    def add(
+        self, lane: str, start: Mark, group: int = -1, *, label: str = "", end: Mark | None = None, wire_bytes: int = 0
+    ) -> Mark:
+        """Writes down a span that ends now, unless `end` says when; returns its end."""
+        end = self.mark() if end is None else end
+        self._clock.add(lane, start, end)
+        if trace := self._trace:  # the thread that trains may end it at any time
+            trace.add(RecordedSpan(lane, start, end, group, label, wire_bytes))
+        return end
+
+    def forward_begins(self, plan: Plan) -> None:
+        """A forward pass begins while `plan` is in force."""
+        self.doing = "in forward"
+        if self._trace:
+            self._trace.forward_begins(self.mark(), plan)
+
+    def forward_ends(self) -> None:
+        """The forward pass that began ends."""
+        self.doing = "between forward and backward"
+        if self._trace:
+            self._trace.forward_ends(self.mark())
+
+    @property
+    def traces(self) -> bool:
+        """Whether somebody traces."""
+        return self._trace is not None
+
+    def gave(self, slot: str, group: int) -> None:
+        """A gradient is ready."""
+        if self._trace and not self._trace.gave(slot, group, self.mark()):
+            self._trace = None

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from gradwire.transports.base import Store
+from gradwire.transports.transport import KeyValueStore
 
 GLANCE_S = 0.5
 """How long a first sign is waited for."""
@@ -15,7 +15,7 @@ class Heartbeat:
     A beat is a count. Who reads one compares it with what it read before, by its own clock: no two clocks agree.
     """
 
-    def __init__(self, store: Store, rank: int, world: int, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: KeyValueStore, rank: int, world: int, now: Callable[[], float] = time.monotonic) -> None:
         self._store, self._rank, self._now = store, rank, now
         self._others = [other for other in range(world) if other != rank]
         self._count = 0

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import HOST, REPLICA, Broadcast, Collective, Gather, Message, Sum
-from gradwire.transports.base import Pending, Store, Transport
 from gradwire.transports.parcels import parcels
+from gradwire.transports.transport import KeyValueStore, Pending, Transport
 
 SAME = (REPLICA, HOST)
 """The axes along which all ranks hold the same part of the model."""
@@ -23,7 +23,7 @@ class Mesh:
     all of them leave words; by default that of the axis "replica", which does where it is the only one.
     """
 
-    def __init__(self, axes: Mapping[str, Transport], store: Store | None = None) -> None:
+    def __init__(self, axes: Mapping[str, Transport], store: KeyValueStore | None = None) -> None:
         self.axes = dict(axes)
         self.replica = self.axes[REPLICA]
         self.host = self.axes.get(HOST)
@@ -148,7 +148,7 @@ class Mesh:
 class _Part:
     """Words of a store that begin with `prefix`."""
 
-    def __init__(self, store: Store, prefix: str) -> None:
+    def __init__(self, store: KeyValueStore, prefix: str) -> None:
         self._store, self._prefix = store, prefix
 
     def set(self, key: str, value: str) -> None:

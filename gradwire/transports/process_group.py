@@ -21,12 +21,12 @@ from gradwire.torch_private.process_groups import (
     timeout_of,
 )
 from gradwire.transports import forked
-from gradwire.transports.base import Pending, Transport
 from gradwire.transports.batch_threads import in_batch
 from gradwire.transports.connections import Connections, let_go
 from gradwire.transports.heartbeat import Heartbeat
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.torch_store import TorchStore
+from gradwire.transports.transport import Pending, Transport
 
 MOST_DIRECT = 8
 MOST_TAGS = 1 << 15

@@ -1,7 +1,7 @@
 """Nobody else is there: what would be sent is written down and counted."""
 
 from gradwire.collective import AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
-from gradwire.transports.base import Done, Pending, Transport
+from gradwire.transports.transport import Done, Pending, Transport
 
 
 class Echo:

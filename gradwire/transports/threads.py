@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gradwire.collective import AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
-from gradwire.transports.base import Pending, Transport
+from gradwire.transports.transport import Pending, Transport
 
 PATIENCE_S = 60.0
 

@@ -1,14 +1,44 @@
 """How a job ends. Each rank that ends leaves a mark in the store, so those that leave none are known to be lost."""
 
 import json
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic, sleep
 from typing import NamedTuple
 
-from gradwire.runtime.naming import rank_at
-from gradwire.runtime.place import Place
 from gradwire.transports import Mesh
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """Ranks in words."""
+    names = ", ".join(map(str, ranks[:5])) + (", ..." if len(ranks) > 5 else "")
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def rank_at(rank: int, host: str) -> str:
+    """A rank in words, with its host where that is known."""
+    return f"rank {rank} (host {host})" if host else f"rank {rank}"
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Gives up the local variables of all calls that an error, and what caused it, came through."""
+    while error:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__
+
+
+BETWEEN = "between steps"
+
+
+class RankStatus(NamedTuple):
+    """A rank's `step`, counted from 0: the one that it is in, or that it would begin next; what it is `doing`, in
+    words; and for how long it has exchanged gradients of that step, 0 where none of it has begun."""
+
+    step: int = 0
+    doing: str = BETWEEN
+    exchanged_s: float = 0.0
+
 
 NEARLY = 0.9
 """Of the timeout: who has waited for so much of it has waited for all of it, on any clock."""
@@ -38,7 +68,7 @@ class Left(RuntimeError):
 
 class Mark(NamedTuple):
     """A rank's report of its end: its own fault, if there was one; whether it has left for another group; for how long
-    it did not run, lately; whether it has detached, or its process ended; and its `Place`."""
+    it did not run, lately; whether it has detached, or its process ended; and its `RankStatus`."""
 
     fault: str | None
     left: bool
@@ -65,7 +95,7 @@ class Ending:
 
     def __init__(
         self, mesh: Mesh, hosts: Callable[[], Sequence[str]], step_s: Callable[[], float],
-        paused_s: Callable[[], float], place: Callable[[], Place] = Place,
+        paused_s: Callable[[], float], place: Callable[[], RankStatus] = RankStatus,
     ) -> None:  # fmt: skip
         self._mesh, self._hosts, self._step_s, self._paused_s = mesh, hosts, step_s, paused_s
         self._place, self._ended = place, False

@@ -18,7 +18,7 @@ from gradwire.ops.host import on_host
 from gradwire.ops.vectors import Share
 from gradwire.plans import Group, Plan, uniform
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.settings import Settings
+from gradwire.runtime.runtime_options import RuntimeOptions
 from gradwire.slots import Slot
 from gradwire.torch_private.autograd import scale_of
 from gradwire.transports import Mesh, Transport
@@ -159,11 +159,11 @@ def runtime_of(
     **settings: Any,
 ) -> Runtime:
     """The runtime of a job that reduces every step. `planned` are the slots that plans are made for, where they are
-    not those of this rank; `trained`, `words` and `settings` are as in `Settings`."""
+    not those of this rank; `trained`, `words` and `settings` are as in `RuntimeOptions`."""
     plan, whole = choices.plan(parameters), list(slots if planned is None else planned)
     first = [slot for slot in whole if trained is None or slot.name in trained]
     device = device_of({slot.name: parameters[slot.name] for slot in first})
-    given = Settings(
+    given = RuntimeOptions(
         controller=choices.controlled_by(), profiler=profiler_for(whole, mesh, device),
         follow_order=None if isinstance(choices.compressor, Plan) or choices.elastic else plan,
         scale=scale_from(scaler), planned=planned, elastic=choices.elastic, trained=trained, plan_for=plan,

@@ -10,16 +10,15 @@ from torch import Tensor
 from gradwire import checkpoint
 from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
 from gradwire.plans import NATIVE, Plan
-from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.control import Control, origin_of
-from gradwire.runtime.meeting import AbsentRanks
+from gradwire.runtime.meeting import AbsentRanks, Agreement
 from gradwire.runtime.pipeline import Pipeline
-from gradwire.runtime.settings import Settings
+from gradwire.runtime.runtime_options import RuntimeOptions
 from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
 
 
-class Plans:
+class ActivePlan:
     """`plan` is in force; `origin` is what the controller made it from. Where it is native, the framework reduces by
     itself, for `native_steps` more steps if that is a number. `order` are the slots as they became ready, once known.
     Of all slots a plan has those whose parameters are `trained` now; the other ones' state waits.
@@ -27,14 +26,16 @@ class Plans:
     `agreed` and `agreed_for` are for the thread that trains; everything else runs on the worker.
     """
 
-    def __init__(self, make: Callable[[], Plan], agreement: Agreement, settings: Settings, slots: list[Slot]) -> None:
-        self._agreement, self._settings, self._slots = agreement, settings, slots
-        self.trained = [slot for slot in slots if settings.trained is None or slot.name in settings.trained]
+    def __init__(
+        self, make: Callable[[], Plan], agreement: Agreement, options: RuntimeOptions, slots: list[Slot]
+    ) -> None:
+        self._agreement, self._options, self._slots = agreement, options, slots
+        self.trained = [slot for slot in slots if options.trained is None or slot.name in options.trained]
         self._chosen: Plan | None = None
         self.native_steps: int | None = None
         self.plan = self.origin = NATIVE
         self.first = self.agreed(make)
-        self._remake = self._follow_order = settings.follow_order
+        self._remake = self._follow_order = options.follow_order
         self._seen: list[int] = []
         self.order: tuple[str, ...] = ()
 
@@ -48,7 +49,7 @@ class Plans:
     def agreed(self, make: Callable[[], Plan]) -> Plan:
         """What `make` returns, once all ranks have the same. Raises ValueError on all of them where they do not."""
         trained = [slot.name for slot in self.trained]
-        return self._agreement.on_plan(lambda: self._begin(make()), self._settings.controller, trained)
+        return self._agreement.on_plan(lambda: self._begin(make()), self._options.controller, trained)
 
     @property
     def follows_order(self) -> bool:
@@ -71,7 +72,7 @@ class Plans:
         self.trained = [slot for slot in self._slots if slot.name in trained]
         try:
             return self._agreement.on_plan(
-                lambda: self._begin(self._made_for(self.trained)), self._settings.controller, trained,
+                lambda: self._begin(self._made_for(self.trained)), self._options.controller, trained,
                 "a step after requires_grad has changed",
             )  # fmt: skip
         except AbsentRanks as error:
@@ -85,8 +86,8 @@ class Plans:
 
     def _made_for(self, trained: Sequence[Slot]) -> Plan:
         """The user's plan, with what that lacks as it would have been planned at first."""
-        assert self._settings.plan_for is not None
-        made = self._settings.plan_for(self._in_order(trained))
+        assert self._options.plan_for is not None
+        made = self._options.plan_for(self._in_order(trained))
         if self._chosen is None:
             return made
         known = {name for group in self._chosen.groups for name in group.slots}
@@ -116,12 +117,12 @@ class Plans:
     def check(self, read: checkpoint.Unpacked) -> None:
         """Raises ValueError where this job cannot go on from what was read. The controller has then tried: what it was
         before comes back by `restore`."""
-        if not (read.job and self._settings.controller):
+        if not (read.job and self._options.controller):
             return
         try:
             self._load_controller(read.job).check(self.trained)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-            name = type(self._settings.controller).__name__
+            name = type(self._options.controller).__name__
             raise ValueError(f"{name} cannot go on from this state ({error}); load what this job saved") from error
 
     def restore(self, job: Mapping[str, Tensor]) -> None:
@@ -132,7 +133,7 @@ class Plans:
     def load(self, read: checkpoint.Unpacked) -> None:
         """Goes on as `export` said; a plan that was made from slots in their order is made from the state's."""
         self.order = read.about.order or self.order
-        if read.job and self._settings.controller:
+        if read.job and self._options.controller:
             plan = self._load_controller(read.job)
             self._replace(plan)
             self.native_steps = 1 if plan.native else None  # the controller is asked after the next step
@@ -151,13 +152,13 @@ class Plans:
 
     def _begin(self, plan: Plan) -> Plan:
         """What the controller makes of a plan that it is to change."""
-        controller = self._settings.controller
+        controller = self._options.controller
         waiting = {slot.name for slot in self._slots} - {slot.name for slot in self.trained}
         planned = {name for group in plan.groups for name in group.slots}
         plan = plan.only(planned - waiting)
         plan.check(self.trained)
-        self._settings.fits(plan)
-        if plan.native and not self._settings.can_be_native:
+        self._options.fits(plan)
+        if plan.native and not self._options.can_be_native:
             raise ValueError("a native plan leaves reducing to DDP, and here nobody else reduces; use FP32() instead")
         if controller and not plan.native:
             controller.check(plan)

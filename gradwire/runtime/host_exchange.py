@@ -7,11 +7,11 @@ from gradwire.compressors import Reduction
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
 from gradwire.plans import Group
-from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange, flagged
+from gradwire.runtime.exchange import Given, GroupExchange, JobContext, ReplicaExchange, flagged
 from gradwire.runtime.store import StoredGroup
 
 
-class HostExchange(Exchange):
+class HostExchange(GroupExchange):
     """Sums inside the host, lets one of its ranks reduce the sum with its peers on other hosts, and hands the mean
     out inside the host. Which rank does takes turns from group to group; what another one still keeps for a group, of
     a plan in which it was its turn, goes out with the next sum."""

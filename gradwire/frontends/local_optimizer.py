@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
+from gradwire.frontends.choices import Choices, Dense, device_of, mesh_of
 from gradwire.frontends.fragments import Fragments, Schedule, check_fits, cut, fragmented, fragments_of, joined
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.job import Choices, Dense, device_of, mesh_of
+from gradwire.frontends.model_replica import replica_of
 from gradwire.frontends.owners import check_free, own
-from gradwire.frontends.replica import replica_of
 from gradwire.frontends.rounds import OuterOptimizer, Rounds
 from gradwire.frontends.shards import reshard
 from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
@@ -31,7 +31,7 @@ from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.plans import Plan
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.settings import Settings
+from gradwire.runtime.runtime_options import RuntimeOptions
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, Transport
 
@@ -116,7 +116,7 @@ class LocalSteps(Wrapper):
 
         axes = mesh_of(transport, replica.axes, device)
         agreed = {"inner_steps, delay, mix and eager": f"{inner_steps}, {delay}, {mix} and {eager}"}
-        settings = Settings(
+        settings = RuntimeOptions(
             seed=seed, others=replica.others, owns_mesh=transport is None, planned=replica.planned,
             values=values, trained=trained.keys(), plan_for=plan_for, fits=partial(check_fits, parts),
             words={"front end": "LocalSteps"} | agreed,

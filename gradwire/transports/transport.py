@@ -25,7 +25,7 @@ class Done:
         """Nothing to wait for."""
 
 
-class Store(Protocol):
+class KeyValueStore(Protocol):
     """Where ranks leave words for each other: the one way to meet before any collective is safe."""
 
     def set(self, key: str, value: str) -> None:
@@ -42,7 +42,7 @@ class Transport(ABC):
 
     rank: int
     world: int
-    store: Store
+    store: KeyValueStore
     timeout_s: float = 60.0
     """How long a rank waits for another one."""
     jobs: int = 0

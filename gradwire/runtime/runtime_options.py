@@ -26,7 +26,7 @@ def _any_plan(plan: Plan) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RuntimeOptions:
     """`follow_order(slots)` makes the plan for slots that became ready in that order; rank 0's, once seen, is used by
     all. `find_unused` finds out after each step which slots had a gradient on no rank at all. `scale` is what the loss
     is multiplied by. `can_be_native` says that the framework can reduce by itself. `others` are names of the model's
