@@ -56,7 +56,7 @@ class Unpacked:
     step: int
     about: About
 
-    def words(self, sharded: bool = False) -> dict[str, str]:
+    def facts(self, sharded: bool = False) -> dict[str, str]:
         """What the states of all ranks that belong together have alike, by what it is called. Where ranks keep
         different shards, small tensors are a shard's own."""
         exported = {} if sharded else self.exported
@@ -162,8 +162,8 @@ def gather(states: Sequence[StateDict]) -> StateDict:
     for rank, one in enumerate(read):
         if one.about.gathered or (one.about.rank, one.about.ranks) != (rank, len(states)):
             raise ValueError(f"state {rank} of these {len(states)} is {one.about}; pass every rank's, in their order")
-        for field, word in one.words().items():
-            if word != read[0].words()[field]:
+        for field, fact in one.facts().items():
+            if fact != read[0].facts()[field]:
                 raise ValueError(f"rank {rank} and rank 0 differ in {field}; pass states that were saved together")
     likes = {(name, key): tensor for one in read[::-1] for name, key, tensor in _each(one.exported)}
     exported: dict[str, dict[str, Tensor]] = {}

@@ -18,8 +18,8 @@ from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
 from gradwire.runtime import failures
 from gradwire.runtime.exchange import Given, GroupExchange, JobContext, ReplicaExchange
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.runtime_options import RuntimeOptions
 from gradwire.runtime.store import Store
 from gradwire.slots import Layout, Slot
 from gradwire.tuner import profiler_for
@@ -137,7 +137,7 @@ class Job:
     def _runtime(self, plan: gw.Plan, rank: int, options: dict[str, Any]) -> Runtime:
         mesh = gw.Mesh.of(self.transports[rank])
         profiler = profiler_for(self.slots, mesh, CPU)
-        settings = RuntimeOptions(controller=self.controllers[rank], profiler=profiler, **options)
+        settings = JobOptions(controller=self.controllers[rank], profiler=profiler, **options)
         return Runtime(lambda: plan, self.slots, mesh, CPU, settings)
 
     def step(self, grads: Grads) -> list[list[Tensor]]:
@@ -153,7 +153,7 @@ class Job:
         reached = []
         for runtime in self.runtimes:
             reached.append(threading.Event())
-            runtime.executor.post(reached[-1].set)
+            runtime._executor.post(reached[-1].set)
         for each in reached:
             assert each.wait(WAIT_S), "a rank hangs"
         for runtime in self.runtimes:

@@ -43,7 +43,7 @@ class Stuck:
 class Silent(gw.Transport):
     """One rank of a group of threads as NCCL would be; rank 1 dies when it is told to."""
 
-    silent = True
+    needs_polling = True
 
     def __init__(self, inner: gw.Threads, dead: threading.Event) -> None:
         self.rank, self.world, self.store = inner.rank, inner.world, inner.store

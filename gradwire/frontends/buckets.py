@@ -88,7 +88,7 @@ class Buckets:
         if self.late is not None:
             late, self.late = self.late, None
             runtime.arrive(late)
-        place, there = self._places[bucket.index()], runtime.arrivals.there
+        place, there = self._places[bucket.index()], runtime.arrived
         if bucket.buffer().data_ptr() != place.address:
             runtime.refuse("DDP moved its buckets in mid-training; call detach() and attach again")
         if all(map(there.__getitem__, place.slots)):
@@ -101,7 +101,7 @@ class Buckets:
                 self._note(slot)
                 runtime.arrive(slot)
             else:
-                runtime.arrivals.absent(slot)
+                runtime.absent(slot)
 
     def _note(self, slot: int) -> None:
         if self.notes:

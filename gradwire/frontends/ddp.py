@@ -206,8 +206,8 @@ class DDPFrontEnd:
             buckets.forget()
         self._open_step(runtime)
         if not self._synchronising:  # and so no forward pass was seen
-            runtime.recorder.forward_begins(runtime.plan)
-            runtime.recorder.forward_ends()
+            runtime.forward_begins()
+            runtime.forward_ends()
 
     def _open_step(self, runtime: Runtime) -> None:
         assert self._buckets is not None
@@ -243,7 +243,7 @@ class DDPFrontEnd:
             self._go_native(runtime)
         elif self._synchronising and self._native and not runtime.plan.native:
             self._come_back()
-        runtime.recorder.forward_begins(runtime.plan)
+        runtime.forward_begins()
 
     def _give_up(self, runtime: Runtime) -> None:
         """The last backward pass did not come to all that DDP waits for, which says so itself; but not to all ranks."""
@@ -259,7 +259,7 @@ class DDPFrontEnd:
 
     def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self.runtime and torch.is_grad_enabled():
-            self.runtime.recorder.forward_ends()
+            self.runtime.forward_ends()
 
     # Native plans
 

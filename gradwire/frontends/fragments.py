@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gradwire.frontends.model_replica import ModelReplica
 from gradwire.plans import Plan
 from gradwire.slots import Layout, Slot
 
@@ -51,21 +52,48 @@ def _cut_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[tupl
     return [*parts, tuple(names)]
 
 
-def joined(
-    model: nn.Module,
-    parts: Sequence[tuple[str, ...]],
-    parameters: Mapping[str, nn.Parameter],
-    new: Sequence[str],
-    fragments: Fragments,
-) -> list[tuple[str, ...]]:
-    """The names of each fragment's parameters with `new` ones: of its modules, or else in what is the smallest."""
-    if not isinstance(fragments, int):
-        held = {name for part in parts for name in part} | set(new)
-        return cut(model, {name: p for name, p in parameters.items() if name in held}, fragments)
-    grown = [list(part) for part in parts]
-    for name in new:
-        min(grown, key=lambda part: sum(parameters[own].numel() for own in part)).append(name)
-    return [tuple(part) for part in grown]
+class FragmentedModel:
+    """A model cut into fragments, and plans for them. `names` are those of each fragment's parameters."""
+
+    def __init__(
+        self, model: nn.Module, replica: ModelReplica, fragments: Fragments, plan: Callable[[list[Slot]], Plan]
+    ) -> None:
+        self._model, self._replica, self._wanted, self._plan = model, replica, fragments, plan
+        self.names: list[tuple[str, ...]] = []
+
+    def cut(self) -> None:
+        """Cuts the parameters that are trained now. Raises ValueError where fragments do not make up the model."""
+        self.names[:] = cut(self._model, self._replica.trained.parameters(), self._wanted)
+
+    def grow(self, trained: Sequence[str]) -> bool:
+        """Adds the parameters that are trained now and were not before: each to the fragment of its module, or else to
+        the smallest. Returns whether there are any."""
+        known, parameters = {name for part in self.names for name in part}, self._replica.parameters
+        if not (new := [name for name in trained if name not in known]):
+            return False
+        if isinstance(self._wanted, int):
+            for name in new:
+                sizes = [sum(parameters[own].numel() for own in part) for part in self.names]
+                self.names[sizes.index(min(sizes))] += (name,)
+        else:
+            self.names[:] = cut(
+                self._model, {n: p for n, p in parameters.items() if n in known or n in new}, self._wanted
+            )
+        return True
+
+    def plan(self, slots: list[Slot]) -> Plan:
+        """One plan, of the groups of each fragment planned by itself."""
+        groups = [g for part in self.names for g in self._plan([slot for slot in slots if slot.name in part]).groups]
+        return Plan(tuple(dict.fromkeys(groups)))  # a user's plan is the same for all fragments
+
+    def check_fits(self, plan: Plan) -> None:
+        """Raises ValueError for a plan with a group of several fragments."""
+        for part in self.names:
+            groups_of(plan, part)
+
+    def fragments(self, plan: Plan, schedule: "Schedule") -> "list[Fragment]":
+        """The fragments, with their parameters in the plan's order."""
+        return fragments_of(plan, self.names, self._replica.local, schedule)
 
 
 @dataclass(frozen=True)
@@ -197,18 +225,6 @@ class Fragment:
         """Parameters become the anchors."""
         for name, parameter in self.parameters.items():
             parameter.copy_(self.anchors[name])
-
-
-def fragmented(parts: Sequence[Sequence[str]], slots: Sequence[Slot], plan: Callable[[list[Slot]], Plan]) -> Plan:
-    """One plan, of the groups of each part planned by itself."""
-    groups = [group for part in parts for group in plan([slot for slot in slots if slot.name in part]).groups]
-    return Plan(tuple(dict.fromkeys(groups)))  # a user's plan is the same for all parts
-
-
-def check_fits(parts: Sequence[Sequence[str]], plan: Plan) -> None:
-    """Raises ValueError for a plan with a group of several parts."""
-    for part in parts:
-        groups_of(plan, part)
 
 
 def fragments_of(

@@ -14,7 +14,6 @@ from gradwire.frontends.owners import own
 from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.frontends.trained import TrainedParameters
-from gradwire.runtime.machine import NO_GROUP
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real
 from gradwire.torch_private.autograd import when_backward_ends
@@ -156,11 +155,11 @@ class GradientHooks:
             if self._synchronising:
                 self._runtime.give_up()
                 self._forward, self._under_way = True, False
-            self._runtime.recorder.forward_begins(self._runtime.plan)
+            self._runtime.forward_begins()
 
     def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self._runtime and torch.is_grad_enabled():
-            self._runtime.recorder.forward_ends()
+            self._runtime.forward_ends()
 
     def follow(self) -> None:
         """The next step is one of the parameters that are trained now; where none is, nothing changes."""
@@ -181,7 +180,7 @@ class GradientHooks:
         assert runtime is not None
         if not self._under_way:
             self._backward_begins(runtime)
-        if runtime.arrivals.there[slot]:
+        if runtime.arrived[slot]:
             runtime.refuse(
                 f"parameter {runtime.slots[slot].name!r} got two gradients in one backward; "
                 "call the model once, and use torch.utils.checkpoint with use_reentrant=False"
@@ -200,14 +199,14 @@ class GradientHooks:
         self._check_accumulated(runtime)
         self._notes = runtime.wants_readiness()
         if not self._forward:  # the loss came from another method than forward
-            runtime.recorder.forward_begins(runtime.plan)
-            runtime.recorder.forward_ends()
+            runtime.forward_begins()
+            runtime.forward_ends()
         self._forward, self._under_way = False, True
 
     def _check_accumulated(self, runtime: Runtime) -> None:
         """Refuses gradients of earlier micro-batches that would stay this rank's own."""
         for slot in self._accumulated:
-            if runtime.arrivals.group_of(slot) == NO_GROUP and self._parameter(runtime, slot).grad is not None:
+            if not runtime.is_reduced(slot) and self._parameter(runtime, slot).grad is not None:
                 runtime.refuse(
                     f"parameter {runtime.slots[slot].name!r} was frozen between two micro-batches of a step; freeze it "
                     "after optimizer.step() and zero_grad()"

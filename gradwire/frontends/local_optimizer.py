@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -14,10 +14,9 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
-from gradwire.frontends.choices import Choices, Dense, device_of, mesh_of
-from gradwire.frontends.fragments import Fragments, Schedule, check_fits, cut, fragmented, fragments_of, joined
+from gradwire.frontends.choices import Choices, PlanOptions, device_of
+from gradwire.frontends.fragments import FragmentedModel, Fragments, Schedule
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.model_replica import replica_of
 from gradwire.frontends.owners import check_free, own
@@ -27,13 +26,9 @@ from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
 from gradwire.frontends.trained import add_to, check_held
 from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
-from gradwire.groups import Grouping
-from gradwire.memories import Memory
 from gradwire.plans import Plan
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.runtime_options import RuntimeOptions
-from gradwire.slots import Slot
-from gradwire.transports import Mesh, Transport
 
 
 @dataclass(frozen=True)
@@ -81,53 +76,46 @@ class LocalSteps(Wrapper):
         model: nn.Module,
         compressor: Compressor | Plan | str | None = None,
         *,
-        memory: Memory | None = None,
-        communicator: Communicator | None = None,
         inner_steps: int = 500,
         outer: OuterOptimizer = DILOCO,
         fragments: Fragments = 1,
         delay: int = 0,
         mix: float | None = None,
         eager: bool = False,
-        dense: Dense | None = None,
-        groups: Grouping | None = None,
-        transport: Transport | Mesh | None = None,
         mesh: DeviceMesh | None = None,
         process_group: dist.ProcessGroup | None = None,
-        seed: int = 0,
+        **options: Unpack[PlanOptions],
     ) -> None:
-        choices = Choices.of(compressor, memory=memory, communicator=communicator, dense=dense, groups=groups)
+        choices = Choices.of(compressor, **options)
         choices.check()
         replica, values = replica_of(model, mesh, process_group, inner_optimizer), values_of(model)
         check_free(replica.trained.held())
-        trained = replica.trained.parameters()
-        parameters, device = replica.parameters, device_of(trained)
-        parts: list[tuple[str, ...]] = []
         schedule_of = partial(Schedule, inner_steps, delay=delay, mix=mix, eager=eager)
+        self._model, self._replica = model, replica
+        self._fragments = parts = FragmentedModel(model, replica, fragments, choices.plan(replica.parameters))
 
-        def plan() -> Plan:
+        def plan() -> Plan:  # on all ranks together: what one of them refuses, all refuse
             check_held(inner_optimizer, model)
-            parts.extend(cut(model, trained, fragments))
-            schedule_of(len(parts))
-            return plan_for(list(replica.planned))
+            parts.cut()
+            schedule_of(len(parts.names))
+            return parts.plan(list(replica.planned))
 
-        def plan_for(slots: list[Slot]) -> Plan:
-            return fragmented(parts, slots, choices.plan(parameters))
-
-        axes = mesh_of(transport, replica.axes, device)
-        agreed = {"inner_steps, delay, mix and eager": f"{inner_steps}, {delay}, {mix} and {eager}"}
-        settings = RuntimeOptions(
-            seed=seed, others=replica.others, owns_mesh=transport is None, planned=replica.planned,
-            values=values, trained=trained.keys(), plan_for=plan_for, fits=partial(check_fits, parts),
-            words={"front end": "LocalSteps"} | agreed,
-        )  # fmt: skip
-        runtime = Runtime(plan, replica.slots, axes, device, settings)
+        device = device_of(replica.trained.parameters())
+        axes = choices.mesh(replica.axes, device)
+        runtime = Runtime(plan, replica.slots, axes, device, JobOptions(
+            seed=choices.seed, others=replica.others, owns_mesh=choices.owns_mesh, planned=replica.planned,
+            values=values, trained=replica.trained.parameters().keys(), plan_for=parts.plan, fits=parts.check_fits,
+            facts={
+                "front end": "LocalSteps",
+                "inner_steps, delay, mix and eager": f"{inner_steps}, {delay}, {mix} and {eager}",
+            },
+        ))  # fmt: skip
         share_values(model, axes, device)
-        schedule = schedule_of(len(parts))
-        made = fragments_of(runtime.plan, parts, replica.local, schedule)
-        self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
+        schedule = schedule_of(len(parts.names))
+        self._rounds = Rounds(
+            runtime, parts.fragments(runtime.plan, schedule), inner_optimizer, outer, schedule, replica
+        )
         self.handle = Handle(runtime, self._rounds, waits=not (delay or eager))
-        self._model, self._replica, self._parts, self._cut = model, replica, parts, fragments
         own(replica.trained.held().values(), runtime, KIND)
         super().__init__(inner_optimizer.param_groups, inner_optimizer.defaults)
         self.inner = inner_optimizer
@@ -161,10 +149,8 @@ class LocalSteps(Wrapper):
 
     def _join(self) -> None:
         """Adds parameters that were thawed since the last step to the rounds, before they move."""
-        now, known = self._replica.trained.now(), {name for part in self._parts for name in part}
-        if new := [name for name in now if name not in known]:
-            self._parts[:] = joined(self._model, self._parts, self._replica.parameters, new, self._cut)
-            self._rounds.join(self._parts, self._replica.local)
+        if self._fragments.grow(self._replica.trained.now()):
+            self._rounds.join(self._fragments.names, self._replica.local)
 
     @contextmanager
     def shared_parameters(self) -> Iterator[None]:

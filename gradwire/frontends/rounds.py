@@ -136,7 +136,7 @@ class Rounds:
     def _send(self, index: int) -> None:
         runtime, deltas = self.runtime, self.fragments[index].deltas
         runtime.reduce(deltas, groups_of(runtime.plan, deltas))
-        self.under_way[index] = Sent(self.step, runtime.executor.point())
+        self.under_way[index] = Sent(self.step, runtime.point())
 
     def _step_and_send(self, index: int) -> None:
         """An eager update."""

@@ -37,6 +37,7 @@ from gradwire.compressors.base import context_for
 from gradwire.frontends.choices import check_type
 from gradwire.memories import RESIDUAL, Residual
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Agreement
 from gradwire.slots import Layout, real
 from gradwire.torch_private.fully_shard import fsdp_groups, replace_collectives
@@ -119,7 +120,7 @@ def _agree(model: nn.Module, gradients: Codec, weights: Codec, memory: Residual 
         return {"gradients": str(gradients), "weights": str(weights), "memory": str(memory), "seed": str(seed)}
 
     try:
-        Agreement(Mesh.of(group), [], sharded[0].to_local().device, {}).on(words, "compress_shards()")
+        Agreement(Mesh.of(group), [], sharded[0].to_local().device, JobOptions()).on(words, "compress_shards()")
     finally:
         group.close()
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.compressors import FP32
-from gradwire.frontends.choices import Choices, device_of, let_go, mesh_of, parameters_of, runtime_of, slots_of
+from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.owners import check_free
@@ -32,7 +32,7 @@ from gradwire.torch_private.fully_shard import (
     only_inside_replicas,
     parameters_of_fsdp,
 )
-from gradwire.transports import Mesh, ProcessGroup, Transport
+from gradwire.transports import ProcessGroup
 
 RECIPE = (
     'mesh = init_device_mesh(device, (hosts, ranks_per_host), mesh_dim_names=("replicate", "shard")), '
@@ -40,35 +40,27 @@ RECIPE = (
 )
 
 
-def attach_shards(
-    model: nn.Module,
-    choices: Choices,
-    mesh: DeviceMesh | None,
-    transport: Transport | Mesh | None,
-    *,
-    find_unused: bool,
-    scaler: torch.amp.GradScaler | None,
-    seed: int,
-) -> Handle:
-    """What `attach` does with a model that fully_shard wrapped."""
+def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | None) -> Handle:
+    """`attach` for a model that fully_shard wrapped."""
     if choices.elastic:
         raise ValueError("a lost rank's shards are nowhere else; resume from a checkpoint, without elastic=True")
     trained, mesh = fitting(model, mesh)
     check_free(trained.fit)
     now = trained.parameters()
     if mesh.size(0) == 1:  # nothing to compress; what a state holds back is in the next gradient
-        choices = Choices(compressor=FP32())
+        choices = StepChoices(
+            compressor=FP32(), transport=choices.transport, scaler=choices.scaler, seed=choices.seed,
+            find_unused_parameters=choices.find_unused_parameters,
+        )  # fmt: skip
     values, device = values_of(model), device_of(now)
-    axes = mesh_of(transport, partial(ProcessGroup.by_replica, mesh), device)
-    front_end = ShardsFrontEnd(model, trained, mesh, find_unused)
+    axes = choices.mesh(partial(ProcessGroup.by_replica, mesh), device)
+    front_end = ShardsFrontEnd(model, trained, mesh, choices.find_unused_parameters)
     if axes.ranks == 1:
-        let_go(axes, transport)
+        choices.let_go(axes)
         return Handle(None, front_end)
-    words = {"front end": "FSDP2", "find_unused_parameters": str(find_unused)}
-    runtime = runtime_of(
-        choices, trained.fit, slots_of(locals_of(trained.fit)), axes, planned=planned_slots(trained.fit),
-        trained=now.keys(), scaler=scaler, words=words, seed=seed, find_unused=find_unused, others=trained.others,
-        values=values, owns_mesh=transport is None,
+    runtime = choices.runtime(
+        "FSDP2", trained.fit, slots_of(locals_of(trained.fit)), axes, planned=planned_slots(trained.fit),
+        trained=now.keys(), others=trained.others, values=values,
     )  # fmt: skip
     share_values(model, axes, device)
     front_end.hook_in(model, runtime)

@@ -11,9 +11,9 @@ from gradwire import checkpoint
 from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
 from gradwire.plans import NATIVE, Plan
 from gradwire.runtime.control import Control, origin_of
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import AbsentRanks, Agreement
 from gradwire.runtime.pipeline import Pipeline
-from gradwire.runtime.runtime_options import RuntimeOptions
 from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
 
@@ -26,9 +26,7 @@ class ActivePlan:
     `agreed` and `agreed_for` are for the thread that trains; everything else runs on the worker.
     """
 
-    def __init__(
-        self, make: Callable[[], Plan], agreement: Agreement, options: RuntimeOptions, slots: list[Slot]
-    ) -> None:
+    def __init__(self, make: Callable[[], Plan], agreement: Agreement, options: JobOptions, slots: list[Slot]) -> None:
         self._agreement, self._options, self._slots = agreement, options, slots
         self.trained = [slot for slot in slots if options.trained is None or slot.name in options.trained]
         self._chosen: Plan | None = None

@@ -27,8 +27,8 @@ from gradwire.ops.sample import sampled
 from gradwire.ops.vectors import Share
 from gradwire.plans import Plan
 from gradwire.runtime.executor import Executor
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.pipeline import Pipeline
-from gradwire.runtime.runtime_options import RuntimeOptions
 from gradwire.runtime.trace import Trace
 from gradwire.slots import Slot
 from gradwire.transports import Pending
@@ -54,7 +54,7 @@ class Control:
     the plan has.
     """
 
-    def __init__(self, options: RuntimeOptions, slots: Sequence[Slot], pipeline: Pipeline, executor: Executor) -> None:
+    def __init__(self, options: JobOptions, slots: Sequence[Slot], pipeline: Pipeline, executor: Executor) -> None:
         self.controller, self._pipeline, self._executor = options.controller, pipeline, executor
         self.slots = slots
         self._mesh, self._profiler, self._can_be_native = pipeline.mesh, options.profiler, options.can_be_native

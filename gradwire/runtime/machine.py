@@ -22,7 +22,7 @@ class Arrivals:
     """
 
     def __init__(self, complete: Callable[[int, list[int]], None]) -> None:
-        self._complete = complete
+        self._complete, self.there = complete, bytearray()
         self.follow([], 0)
 
     def follow(self, members: Sequence[Sequence[int]], slots: int) -> None:
@@ -36,7 +36,7 @@ class Arrivals:
         """A new step: nothing is there yet."""
         self._missing = list(self._sizes)
         self._absent: list[list[int]] = [[] for _ in self._sizes]
-        self.there = bytearray(len(self._group_of))
+        self.there[:] = bytes(len(self._group_of))  # in place: the front end reads it
 
     def group_of(self, slot: int) -> int:
         """The group that a slot belongs to."""

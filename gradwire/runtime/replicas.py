@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.checkpoint import letters, text_of
 from gradwire.ops.checksum import checksum
 from gradwire.ops.host import on_host, to_device
 from gradwire.runtime.failures import ranks_named
@@ -17,15 +18,15 @@ from gradwire.transports.mesh import SAME, Mesh
 
 @dataclass(frozen=True)
 class Difference:
-    """A parameter that ranks which hold the same part of it do not hold alike: those ranks, in sets of equals, the
-    largest first."""
+    """A parameter in which replicas differ."""
 
     name: str
     equals: Sequence[Sequence[int]]
+    """The ranks that hold the same part of it, in sets of equal ones, the largest first."""
 
     @property
     def source(self) -> int | None:
-        """A rank that has what more than half of them have."""
+        """A rank of the majority; None where no set has more than half of the ranks."""
         most = self.equals[0]
         return most[0] if 2 * len(most) > sum(map(len, self.equals)) else None
 
@@ -35,26 +36,26 @@ class Difference:
 
 
 def differences(held: Mapping[str, Tensor], mesh: Mesh, device: torch.device) -> list[Difference]:
-    """What ranks hold that is to be alike and is not. All of them call this together, and get the same.
+    """The parameters in which replicas differ. All ranks call this together, and get the same.
 
-    1. All gather a checksum of all that each holds, 8 bytes. Mostly those are alike, and this is all.
+    1. All gather one checksum of everything, 8 bytes. Mostly these are equal, and this is all.
     2. Else they gather one of each tensor.
     """
     own = torch.stack([checksum(tensor) for tensor in held.values()]).to(device)
     together = mesh.gather(checksum(own).view(1)).flatten().tolist()
-    if not any(_unequal(together, part) for part in mesh.alike):
+    if not any(_unequal(together, part) for part in mesh.same_parts):
         return []
     columns = dict(zip(held, mesh.gather(own).T.tolist(), strict=True))
     return [
         Difference(name, equals)
         for name, sums in columns.items()
-        for part in mesh.alike
+        for part in mesh.same_parts
         if (equals := _unequal(sums, part))
     ]
 
 
 def _unequal(sums: Sequence[int], ranks: Sequence[int]) -> list[list[int]]:
-    """These ranks, in sets of equals, the largest first; none where all are equal."""
+    """These ranks in sets of equal ones, the largest first; none where all are equal."""
     sets: dict[int, list[int]] = defaultdict(list)
     for rank in ranks:
         sets[sums[rank]].append(rank)
@@ -62,7 +63,7 @@ def _unequal(sums: Sequence[int], ranks: Sequence[int]) -> list[list[int]]:
 
 
 def mend(held: Mapping[str, Tensor], found: Sequence[Difference], mesh: Mesh, device: torch.device) -> None:
-    """Gives ranks what most of those have that should be alike. All call this together, with what all have found."""
+    """Gives all replicas the majority's values. All ranks call this together, with the differences found."""
     for difference in found:
         source = difference.source
         assert source is not None
@@ -75,12 +76,12 @@ Tree = Any
 
 
 def from_first(tree: Tree, mesh: Mesh, device: torch.device) -> Tree:
-    """Rank 0's tree, on all ranks, which call this together; what was not on its host lies on each one's `device`.
+    """Broadcasts nested state from rank 0; all ranks call this together. What is on a GPU there comes to `device`.
 
     Raises ValueError, on all ranks, where something else is in it."""
     tensors: list[Tensor] = []
-    said = _said(tree, tensors) if mesh.rank == 0 else ""
-    read = json.loads(_text_from_first(said, mesh, device))
+    text = _written(tree, tensors) if mesh.rank == 0 else ""
+    read = json.loads(_text_from_first(text, mesh, device))
     if isinstance(read, str):
         raise ValueError(read)
     own = iter(tensors)
@@ -95,8 +96,8 @@ def from_first(tree: Tree, mesh: Mesh, device: torch.device) -> Tree:
     return _read(read[0], tensor)
 
 
-def _said(tree: Tree, tensors: list[Tensor]) -> str:
-    """The tree as JSON, or what is wrong with it."""
+def _written(tree: Tree, tensors: list[Tensor]) -> str:
+    """The tree as JSON, or the reason why it cannot be."""
     try:
         return json.dumps([_plain(tree, tensors)])
     except ValueError as error:
@@ -104,23 +105,21 @@ def _said(tree: Tree, tensors: list[Tensor]) -> str:
 
 
 def _text_from_first(text: str, mesh: Mesh, device: torch.device) -> str:
-    letters = torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
-    length = to_device(torch.tensor([len(letters)], dtype=torch.int64, device="cpu"), device)
+    length = to_device(torch.tensor([len(text.encode())], dtype=torch.int64, device="cpu"), device)
     mesh.share([length], device)
-    told = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
-    told[: len(letters)] = letters
-    told = to_device(told, device)
-    mesh.share([told], device)
-    return bytes(told.tolist()).decode()
+    own = letters(text) if mesh.rank == 0 else torch.zeros(int(length), dtype=torch.uint8, device="cpu")
+    shared = to_device(own, device)
+    mesh.share([shared], device)
+    return text_of(shared)
 
 
 def _plain(tree: Tree, tensors: list[Tensor]) -> Any:
-    """The tree as JSON can say it. Of its tensors, which are added to `tensors`, that says the kind."""
+    """The tree as JSON takes it, with the type and shape of its tensors, which are added to `tensors`."""
     match tree:
         case Tensor():
             if tree.layout != torch.strided or tree.is_quantized or tree.is_meta:
                 raise ValueError(
-                    "a sparse, quantized or meta tensor in a state cannot be told to other ranks; make it dense"
+                    "a sparse, quantized or meta tensor in a state cannot be sent to other ranks; make it dense"
                 )
             tensors.append(tree)
             return {"tensor": [str(tree.dtype).removeprefix("torch."), list(tree.shape), on_host(tree.device)]}
@@ -134,7 +133,7 @@ def _plain(tree: Tree, tensors: list[Tensor]) -> Any:
             return tree
         case _:
             raise ValueError(
-                f"a {type(tree).__name__} in a state cannot be told to other ranks; tensors and numbers can"
+                f"a {type(tree).__name__} in a state cannot be sent to other ranks; tensors and numbers can"
             )
 
 

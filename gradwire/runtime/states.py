@@ -11,8 +11,8 @@ from gradwire import checkpoint
 from gradwire.checkpoint import GROUP, SHARED, StateDict, Unpacked, pack
 from gradwire.collective import HOST, REPLICA, SHARD
 from gradwire.runtime.active_plan import ActivePlan
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import AbsentRanks, Agreement
-from gradwire.runtime.runtime_options import RuntimeOptions
 from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
@@ -22,7 +22,7 @@ class States:
     """The state dicts of a job. `read` is for the thread that trains, while the worker is idle, `gather` and `take` for
     the worker, `save` and `last` for any thread."""
 
-    def __init__(self, steps: Steps, plans: ActivePlan, agreement: Agreement, options: RuntimeOptions) -> None:
+    def __init__(self, steps: Steps, plans: ActivePlan, agreement: Agreement, options: JobOptions) -> None:
         self._steps, self._plans, self._agreement, self._options = steps, plans, agreement, options
         self._mesh, self._slots = steps.pipeline.mesh, steps.store.slots
 
@@ -36,8 +36,8 @@ class States:
             return checkpoint.pack(steps.store.export(), plans.export(), steps.number, about)
 
     def last(self) -> list[checkpoint.StateDict]:
-        """The state after the last whole step; then that after the next one, if the others may have counted it.
-        Whatever the worker is still in, no step counts any more."""
+        """The state after the last whole step; then that after the next one, if the others may have counted it. From
+        then on no step counts, even if the worker is still in one."""
         with self._steps.changing:
             states = [self.save()]
             if self._steps.promised:
@@ -47,32 +47,32 @@ class States:
         return states
 
     def gather(self) -> checkpoint.StateDict:
-        """The state of all ranks, for rank 0; all of them call this together."""
+        """The state of all ranks, on rank 0; all of them call this together."""
         own = checkpoint.unpack(self.save())
         return gather(own, self._slots, self._mesh, self._agreement, self._steps.executor.device)
 
     def read(self, state: checkpoint.StateDict) -> checkpoint.Unpacked:
-        """What this rank is to take over from a state that all of them load together; nothing has changed yet. Raises
-        ValueError, on all ranks, where one of them cannot, or where the states do not belong together."""
+        """This rank's part of a state that all ranks load together; changes nothing yet. Raises ValueError, on all
+        ranks, where one of them cannot load it, or where their states do not belong together."""
         before, read = self._plans.export(), list[checkpoint.Unpacked]()
 
-        def words() -> Mapping[str, str]:
+        def facts() -> Mapping[str, str]:
             whole = checkpoint.unpack(state)
             own = whole.of_rank(self._mesh.rank, self._mesh.ranks)
             own.check(self._slots, self._options.others)
             self._plans.check(own)
             read.append(own)
-            return whole.words(sharded=SHARD in self._mesh.axes)
+            return whole.facts(sharded=SHARD in self._mesh.axes)
 
         try:
-            self._agreement.on(words, "load_state_dict()")
+            self._agreement.on(facts, "load_state_dict()")
         except (ValueError, AbsentRanks):
             self._plans.restore(before)
             raise
         return read[0]
 
     def take(self, read: checkpoint.Unpacked) -> None:
-        """Goes on from what was read."""
+        """Goes on from the state that was read."""
         self._steps.number, self._steps.taken = read.step, read.step - read.about.skipped
         self._plans.load(read)
         self._steps.close()
@@ -81,7 +81,7 @@ class States:
 
 
 PIECE = 1 << 22
-"""Elements that are gathered at a time, so that a GPU needs room for little."""
+"""Elements that are gathered at a time, so that a GPU needs little scratch memory."""
 
 Kept = dict[str, dict[str, Tensor]]
 
@@ -93,29 +93,29 @@ def check(mesh: Mesh) -> None:
 
 
 def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreement, device: torch.device) -> StateDict:
-    """What all ranks keep, for rank 0; the others get what all have alike. All ranks call this together, with what is
-    their `own`."""
-    told = agreement.tell("state_dict(all_ranks=True)", {"kinds": json.dumps(_kinds(own)), "small": _small(own)})
-    kinds = sorted({kind for words in told for kind in json.loads(words["kinds"])})
+    """The state of all ranks, on rank 0; the others get the part that is equal on all. All ranks call this together,
+    with their `own`."""
+    facts = agreement.gather("state_dict(all_ranks=True)", {"kinds": json.dumps(_kinds(own)), "small": _small(own)})
+    kinds = sorted({kind for its in facts for kind in json.loads(its["kinds"])})
     exported = {
         name: {key: t.cpu() for key, t in tensors.items() if key.startswith(SHARED)}
         for name, tensors in own.exported.items()
     }
     _gather_flat(own, slots, kinds, mesh, device, exported)
     if mesh.rank == 0:
-        _add_small([json.loads(words["small"]) for words in told], exported)
+        _add_small([json.loads(its["small"]) for its in facts], exported)
     return pack(exported, own.job, own.step, replace(own.about, gathered=True))
 
 
 def _kinds(own: Unpacked) -> list[str]:
-    """What this rank keeps of gradient size."""
+    """The kinds of state of gradient size that this rank keeps."""
     return list({key for tensors in own.exported.values() for key in tensors if not key.startswith((SHARED, GROUP))})
 
 
 def _gather_flat(
     own: Unpacked, slots: Sequence[Slot], kinds: Sequence[str], mesh: Mesh, device: torch.device, exported: Kept
 ) -> None:
-    """Adds to rank 0's `exported` the rows of all ranks of what some rank has."""
+    """Adds the state of gradient size to rank 0's `exported`: all ranks' rows of what some rank has."""
     pairs = [(slot, kind) for slot in slots for kind in kinds]
     has = torch.tensor(
         [float(kind in own.exported.get(slot.name, {})) for slot, kind in pairs], dtype=torch.float32, device=device
@@ -145,10 +145,10 @@ def _small(own: Unpacked) -> str:
     return json.dumps(small)
 
 
-def _add_small(told: Sequence[Mapping[str, Mapping[str, tuple[str, object]]]], exported: Kept) -> None:
+def _add_small(small: Sequence[Mapping[str, Mapping[str, tuple[str, object]]]], exported: Kept) -> None:
     """Adds a row per rank to `exported`; a rank that has none gets another's."""
-    for name, key in {(name, key) for words in told for name, kept in words.items() for key in kept}:
-        rows = [words.get(name, {}).get(key) for words in told]
+    for name, key in {(name, key) for own in small for name, kept in own.items() for key in kept}:
+        rows = [own.get(name, {}).get(key) for own in small]
         dtype, instead = next(row for row in rows if row)
         numbers = [instead if row is None else row[1] for row in rows]
         exported.setdefault(name, {})[key] = torch.tensor(numbers, dtype=getattr(torch, dtype), device="cpu")

@@ -32,9 +32,9 @@ from gradwire.runtime.control import Control
 from gradwire.runtime.exchange import Given, GroupExchange, JobContext, ReplicaExchange
 from gradwire.runtime.executor import Executor, Mark
 from gradwire.runtime.host_exchange import HostExchange
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.machine import Machine
 from gradwire.runtime.pipeline import Pipeline
-from gradwire.runtime.runtime_options import RuntimeOptions
 from gradwire.runtime.store import Store
 from gradwire.script import Entry
 
@@ -53,7 +53,7 @@ class Steps:
     """
 
     def __init__(
-        self, store: Store, pipeline: Pipeline, executor: Executor, control: Control, options: RuntimeOptions
+        self, store: Store, pipeline: Pipeline, executor: Executor, control: Control, options: JobOptions
     ) -> None:
         self.store, self.pipeline, self.executor, self.control = store, pipeline, executor, control
         self.machine = Machine()

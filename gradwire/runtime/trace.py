@@ -13,7 +13,7 @@ from gradwire.schedule.timeline import Span, Timeline
 
 
 class Clock:
-    """Adds up spans by name, of any thread. On a GPU a span lies between two events and is read later."""
+    """Total seconds by name, for any thread. On a GPU a span lies between two events and is read later."""
 
     def __init__(self) -> None:
         self._totals: Counter[str] = Counter()
@@ -28,7 +28,7 @@ class Clock:
                 self._close()
 
     def so_far(self, name: str) -> float:
-        """Seconds of the spans that are over."""
+        """Seconds of a name's spans that are known to be over, without waiting for a GPU."""
         with self._reading:
             return self._totals[name]
 
@@ -46,25 +46,25 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class RecordedSpan:
-    """A span as it is recorded; on CUDA its moments are read later. Without a label it is named by its group's
-    compressor; `slot` is the one tensor that it is about, else all of the group's."""
+    """A span as it is recorded; on CUDA its moments are read later."""
 
     lane: str
     start: Mark
     end: Mark
     group: int = -1
     label: str = ""
+    """By default its group's compressor."""
     wire_bytes: int = 0
     slot: str | None = None
+    """The tensor that it is about; None for all of the group's."""
 
 
 class Trace:
-    """Records `steps` steps of rank `rank`, each from the begin of its first forward pass to the begin of the next
-    step's.
+    """A record of `steps` steps of rank `rank`, each from its first forward pass to the next step's.
 
-    The front end tells of forward passes and gradients, on the thread that trains; the runtime adds what its worker
-    does. Backward is cut at the moments when gradients became ready. What follows the wait for the means,
-    until the next step begins, is on the lane "optimizer".
+    The thread that trains adds forward passes and gradients, the worker the rest. Backward is cut at the moments when
+    gradients became ready. All that follows the wait for the means, until the next step begins, is on the lane
+    "optimizer".
     """
 
     def __init__(self, rank: int, steps: int) -> None:
@@ -84,7 +84,7 @@ class Trace:
         self._last = mark
 
     def forward_ends(self, mark: Mark) -> None:
-        """What `forward_begins` told of last ends."""
+        """The forward pass that began last ends."""
         if self._begins and not self._gave:
             self.add(RecordedSpan("forward", self._last, mark, label="forward"))
             self._last = mark
@@ -96,9 +96,9 @@ class Trace:
             self._last, self._gave = mark, True
         return len(self._begins) <= self.steps
 
-    def add(self, taken: RecordedSpan) -> None:
-        """Any other span; may be called from any thread."""
-        self._spans.append(taken)
+    def add(self, span: RecordedSpan) -> None:
+        """Adds any other span; for any thread."""
+        self._spans.append(span)
 
     def timelines(self) -> list[Timeline]:
         """The complete steps, each from its own begin on. Waits for the GPU. Raises ValueError while there are none."""
@@ -113,8 +113,8 @@ class Trace:
         spans = [
             self._span(taken, from_s, min(to_s, step_s), plan) for from_s, to_s, taken in placed if 0 <= from_s < step_s
         ]
-        told_s = max((span.end_s for span in spans if span.lane == "wait"), default=step_s)
-        rest = Span("optimizer", told_s, step_s, "optimizer, and all else until the next step", -1, self.rank)
+        waited_s = max((span.end_s for span in spans if span.lane == "wait"), default=step_s)
+        rest = Span("optimizer", waited_s, step_s, "optimizer, and all else until the next step", -1, self.rank)
         return Timeline((*sorted(spans, key=lambda span: span.start_s), rest))
 
     def _span(self, taken: RecordedSpan, start_s: float, end_s: float, plan: Plan) -> Span:
@@ -125,8 +125,11 @@ class Trace:
 
 
 class Recorder:
-    """Of one rank. The thread that trains reports forward passes and gradients, the worker the rest. `doing` says in
-    words where the training thread is before a step's first gradient."""
+    """A rank's totals, and its trace while there is one. The thread that trains adds forward passes and gradients, the
+    worker the rest."""
+
+    doing: str
+    """Where the training thread is before a step's first gradient, for errors."""
 
     def __init__(self, mark: Callable[[], Mark], rank: int) -> None:
         self.mark, self._rank = mark, rank
@@ -144,13 +147,13 @@ class Recorder:
         return self._clock.totals()
 
     def so_far(self, lane: str) -> float:
-        """Seconds of a lane that are known by now, without waiting for a GPU."""
+        """Seconds of a lane that are known to be over, without waiting for a GPU."""
         return self._clock.so_far(lane)
 
     def add(
         self, lane: str, start: Mark, group: int = -1, *, label: str = "", end: Mark | None = None, wire_bytes: int = 0
     ) -> Mark:
-        """Writes down a span that ends now, unless `end` says when; returns its end."""
+        """Adds a span that ends now, or at `end`; returns its end."""
         end = self.mark() if end is None else end
         self._clock.add(lane, start, end)
         if trace := self._trace:  # the thread that trains may end it at any time
@@ -171,7 +174,7 @@ class Recorder:
 
     @property
     def traces(self) -> bool:
-        """Whether somebody traces."""
+        """Whether a trace is being recorded."""
         return self._trace is not None
 
     def gave(self, slot: str, group: int) -> None:

@@ -61,7 +61,7 @@ class Mesh:
         return place
 
     @property
-    def alike(self) -> list[list[int]]:
+    def same_parts(self) -> list[list[int]]:
         """The ranks that hold the same part of the model, for each part."""
         sizes = [transport.world for transport in self.axes.values()]
         same = [dim for dim, axis in enumerate(self.axes) if axis in SAME]
@@ -131,13 +131,13 @@ class Mesh:
             transport.close()
 
     @property
-    def silent(self) -> bool:
+    def needs_polling(self) -> bool:
         """Whether waits on some axis say nothing of a lost rank."""
-        return any(transport.silent for transport in self.axes.values())
+        return any(transport.needs_polling for transport in self.axes.values())
 
     def lost(self) -> str | None:
         """Why the collectives under way on a silent axis will not end; None while they may."""
-        silent = (transport for transport in self.axes.values() if transport.silent)
+        silent = (transport for transport in self.axes.values() if transport.needs_polling)
         return next((why for transport in silent if (why := transport.lost())), None)
 
     def failure(self) -> str | None:

@@ -64,7 +64,7 @@ class ProcessGroup(Transport):
         self.timeout_s = timeout_of(group).total_seconds()
         self.store = self._words = TorchStore(name or f"gradwire/{group.group_name}", store)
         self._queues = backend_of(group, GPU) == "nccl"
-        self.silent = self._queues or backend_of(group, CPU) == "gloo"
+        self.needs_polling = self._queues or backend_of(group, CPU) == "gloo"
         self._works: deque[tuple[float, Any]] = deque()  # that were queued on a stream when
         self._beside = self._words.apart()  # opened here: what another thread opened, the next group would count as its
         self._heart = Heartbeat(self._beside, self.rank, self.world)

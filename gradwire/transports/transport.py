@@ -47,7 +47,7 @@ class Transport(ABC):
     """How long a rank waits for another one."""
     jobs: int = 0
     """How many jobs have begun on it."""
-    silent: bool = False
+    needs_polling: bool = False
     """Whether a wait may say nothing of a lost rank: on NCCL all return at once. Then `lost` is asked every second."""
 
     @abstractmethod

@@ -25,7 +25,7 @@ from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan, sized_by_elements
 from gradwire.runtime.exchange import Given, GroupExchange, JobContext, ReplicaExchange
 from gradwire.runtime.host_exchange import HostExchange
-from gradwire.runtime.runtime_options import Profiler
+from gradwire.runtime.job_options import Profiler
 from gradwire.runtime.store import Store
 from gradwire.runtime.trace import Trace
 from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Table, Timeline, theil_sen

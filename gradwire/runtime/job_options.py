@@ -26,7 +26,7 @@ def _any_plan(plan: Plan) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuntimeOptions:
+class JobOptions:
     """`follow_order(slots)` makes the plan for slots that became ready in that order; rank 0's, once seen, is used by
     all. `find_unused` finds out after each step which slots had a gradient on no rank at all. `scale` is what the loss
     is multiplied by. `can_be_native` says that the framework can reduce by itself. `others` are names of the model's
@@ -50,7 +50,7 @@ class RuntimeOptions:
     scale: Callable[[], Share | None] = _unscaled
     others: Collection[str] = ()
     values: Mapping[str, str] = field(default_factory=dict)
-    words: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
     owns_mesh: bool = True
     planned: Sequence[Slot] | None = None
     trained: Collection[str] | None = None
