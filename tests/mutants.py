@@ -156,7 +156,7 @@ FAULTS = [
     Fault("runtime/machine.py", "        self._complete.clear()\n", ""),
     Fault("script.py", "if len(in_flight) >= IN_FLIGHT:", "if len(in_flight) > IN_FLIGHT:"),
     # checkpoint
-    Fault("checkpoint.py", "tensor[rank::ranks].sum(0)", "tensor[rank]"),
+    Fault("checkpoint.py", "tensor[before.memories].sum(0)", "tensor[before.own]"),
     Fault("checkpoint.py", "tensor.detach().clone() for name", "tensor.detach() for name"),
     Fault("checkpoint.py", "else torch.zeros_like(like)", "else like"),
     # schedule

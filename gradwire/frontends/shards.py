@@ -21,7 +21,7 @@ from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.stateful import Placed, cut_on
 from gradwire.frontends.trained import Check, TrainedParameters
-from gradwire.frontends.values import share_values, values_of
+from gradwire.frontends.values import local, or_zero, share_values, values_of
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.torch_private.autograd import has_gradient_hooks
@@ -165,17 +165,17 @@ class Shards:
     def gradient(self, parameter: Tensor) -> Tensor | None:
         if parameter.grad is None:
             return None
-        local = local_of(parameter.grad)
-        return local.mul_(self._replicas) if fsdp_sums(self._group[parameter]) else local
+        gradient = local_of(parameter.grad)
+        return gradient.mul_(self._replicas) if fsdp_sums(self._group[parameter]) else gradient
 
     def zeros(self, parameter: Tensor) -> Tensor:
         return torch.zeros_like(local_of(parameter))
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
         assert isinstance(parameter, DTensor)
-        local = gradient if parameter.to_local().numel() else torch.zeros_like(parameter.to_local())
+        own = gradient if parameter.to_local().numel() else torch.zeros_like(parameter.to_local())
         parameter.grad = DTensor.from_local(
-            local, parameter.device_mesh, parameter.placements, run_check=False,
+            own, parameter.device_mesh, parameter.placements, run_check=False,
             shape=parameter.shape, stride=parameter.stride(),
         )  # fmt: skip
 
@@ -186,8 +186,7 @@ class Shards:
 def local_of(tensor: Tensor) -> Tensor:
     """This rank's shard, or all where it is not sharded; a single zero where that is empty, so that all ranks have the
     same slots."""
-    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-    return local if local.numel() else local.new_zeros((1,) * local.dim())
+    return or_zero(local(tensor).detach())
 
 
 def locals_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,15 +1,14 @@
 """A job's state for torch.distributed.checkpoint, which saves everything once and loads it on any mesh.
 
 What a memory keeps is a replica's part of what the mean still lacks. So it is saved with an axis for the replica in
-front, (replicas, *shape), each row by its replica and cut as the parameter is. To load, rows are dealt to the replicas
-that there are now and cut as the parameter is now; each replica adds up its own. The sum over replicas stays.
+front, (replicas, *shape), each row by its replica and cut as the parameter is. To load, rows go to the replicas that
+there are now by the rule of `checkpoint.predecessors`, cut as the parameter is now; each replica adds up its own.
 """
 
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import Protocol
 
@@ -33,10 +32,12 @@ from gradwire.checkpoint import (
     key_of,
     letters,
     pack,
+    predecessors,
     split,
     text_of,
     unpack,
 )
+from gradwire.frontends.values import or_zero
 from gradwire.ops.host import kind_of
 from gradwire.slots import real_shape
 
@@ -73,17 +74,18 @@ class Placed:
 
     def own(self, tensor: DTensor) -> Tensor:
         """What this rank has of it; of an empty part a single zero."""
-        return _or_zero(tensor.to_local())
+        return or_zero(tensor.to_local())
 
     def no_rows(self, replicas: int) -> DTensor:
         """Zeros (replicas, *shape), to load into what so many replicas have saved."""
-        most = ceil(replicas / self.mesh.size(0))
-        mine = min(most, max(0, replicas - most * self.mesh.get_local_rank(0)))
-        return self._rows(torch.zeros(mine, *self.part, dtype=torch.float32, device=self.device), replicas)
+        mine = predecessors(self.mesh.get_local_rank(0), self.mesh.size(0), replicas).memories
+        return self._rows(
+            torch.zeros(mine.stop - mine.start, *self.part, dtype=torch.float32, device=self.device), replicas
+        )
 
     def kept(self, rows: DTensor) -> Tensor:
         """What this rank keeps of what was loaded; of an empty part a single zero."""
-        return _or_zero(rows.to_local().sum(0))
+        return or_zero(rows.to_local().sum(0))
 
     def _rows(self, local: Tensor, replicas: int) -> DTensor:
         cuts = [Shard(cut.dim + 1) if isinstance(cut, Shard) else cut for cut in self.cuts]
@@ -98,10 +100,6 @@ class Placed:
         """Which of a replica's shards this rank has."""
         replica = self.mesh.mesh.reshape(self.mesh.size(0), -1)[self.mesh.get_local_rank(0)].tolist()
         return f"shard {replica.index(dist.get_rank())} of {len(replica)}"
-
-
-def _or_zero(local: Tensor) -> Tensor:
-    return local if local.numel() else local.new_zeros((1,) * local.dim())
 
 
 def whole_on(group: dist.ProcessGroup, parameters: Mapping[str, Tensor]) -> dict[str, Placed]:
@@ -150,8 +148,8 @@ class DistributedState:
     """The state of a job, a `Stateful` for `dcp.save({"gradwire": ...})` and `dcp.load`. To load what was saved on
     another mesh it must know what is in the checkpoint. Raises ValueError for parameters that the model lacks.
 
-    Small tensors have keys of their own for each shard, and for each replica where these differ in them: of those of m
-    replicas, r loads the (r modulo m)th. For shards of another size they are made anew."""
+    Small tensors have keys of their own for each shard, and for each replica where these differ in them; replicas load
+    them by the rule of `checkpoint.predecessors`. For shards of another size they are made anew."""
 
     def __init__(self, job: HasState, placed: Mapping[str, Placed], saved: Saved) -> None:
         self._job, self._placed, self._saved = job, placed, saved
@@ -192,8 +190,10 @@ class DistributedState:
     def _is_for_me(self, key: str) -> bool:
         if (owner := OWNER.search(key)) is None:
             return True
-        shard, replica, replicas = owner.groups()
-        return shard == self._shard and (replica is None or int(replica) == self._replica % int(replicas))
+        shard, replica, old = owner.groups()
+        if replica is None:
+            return shard == self._shard
+        return shard == self._shard and int(replica) == predecessors(self._replica, self._replicas, int(old)).own
 
     def _row(self, key: str, tensor: Tensor) -> Tensor:
         return self._placed[_name(key)].row(tensor) if _is_flat(key) else tensor

@@ -4,7 +4,7 @@
 "shared"     anchors, the outer optimizer's state, and the means of fragments under way: equal on all replicas
 "replica r"  its parameters, now and as they were sent, and its inner optimizer's state, under a name of its own
 
-Of R replicas that were saved, number r goes on as old number r modulo R did.
+Other numbers of replicas go on by the rule of `checkpoint.predecessors`.
 """
 
 import json
@@ -19,10 +19,11 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from gradwire.checkpoint import key_of, letters, split, text_of
+from gradwire.checkpoint import key_of, letters, predecessors, split, text_of
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.rounds import Rounds
 from gradwire.frontends.stateful import DistributedState, Placed, Saved, tensors_in
+from gradwire.frontends.values import local
 from gradwire.slots import real, real_shape
 
 MEMORY, SHARED, REPLICA = "memory", "shared", "replica "
@@ -54,7 +55,7 @@ class DistributedRounds:
         self._memory = DistributedState(rounds.runtime, self._placed, saved.get(MEMORY, {}))
         mesh = rounds.runtime.mesh
         replicas = sum(folder.startswith(REPLICA) for folder in saved) or mesh.replica.world
-        self._own = f"{REPLICA}{mesh.replica.rank % replicas}"
+        self._own = f"{REPLICA}{predecessors(mesh.replica.rank, mesh.replica.world, replicas).own}"
         if saved:
             _check(saved[SHARED], self._placed)
 
@@ -146,7 +147,7 @@ class DistributedRounds:
 
     def _part(self, name: str, value: Tensor) -> Tensor:
         if real_shape(value) in (real_shape(self._replica.parameters[name]), self._replica.local[name].shape):
-            return self._placed[name].once(real(value.to_local() if isinstance(value, DTensor) else value))
+            return self._placed[name].once(real(local(value)))
         return _refuse(value) if isinstance(value, DTensor) else value
 
     def _optimizer_state(self, kind: str, saved: Tensors, held: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -168,7 +169,7 @@ class DistributedRounds:
             return saved
         dtype = saved.dtype.to_complex() if parameter.is_complex() else saved.dtype
         own, made = self._placed[name].own(saved), torch.empty_like(parameter.detach(), dtype=dtype)
-        real(made.to_local() if isinstance(made, DTensor) else made).copy_(own)
+        real(local(made)).copy_(own)
         return made
 
 

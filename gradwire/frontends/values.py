@@ -1,9 +1,10 @@
-"""A model's parameters and buffers at the start: all replicas get those of the first."""
+"""Values of a model's parameters and buffers: all replicas begin with the first one's; a rank's part of each."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from gradwire.torch_private.foreach import plain_tensors
@@ -21,6 +22,16 @@ def share_values(model: nn.Module, mesh: Mesh, device: torch.device) -> None:
     """All ranks that hold the same part of a model get the values of the first of them. Of a sharded tensor that is
     this rank's shard."""
     mesh.share([plain for _, tensor in _named(model) for plain in plain_tensors(tensor)], device, axes=SAME)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor, or all of it where it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def or_zero(shard: Tensor) -> Tensor:
+    """The shard, or a single zero where it is empty, so that all ranks have the same slots."""
+    return shard if shard.numel() else shard.new_zeros((1,) * shard.dim())
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

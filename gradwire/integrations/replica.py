@@ -16,6 +16,7 @@ from gradwire.frontends.hooks import GradientHooks, Whole
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.shards import Shards, locals_of, reshard
 from gradwire.frontends.stateful import Placed
+from gradwire.frontends.values import local
 from gradwire.runtime.failures import Interrupted
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.fully_shard import fsdp_groups
@@ -110,8 +111,3 @@ class ReplicaGradients(GradientHooks):
         except Interrupted as error:
             self.unhook()
             self._report(error)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What this rank has of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""What a job is told beside its plan."""
+"""Options of a job's runtime, beside the plan."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +13,7 @@ from gradwire.runtime.trace import Trace
 from gradwire.slots import Slot
 
 Profiler = Callable[[ProfileRequest, Trace, Sequence[Mapping[str, Tensor]]], Profiled]
-"""Carries out a controller's request when its steps are traced, on all ranks together, with a sample of each step's
-mean gradients."""
+"""Answers a controller's request from its traced steps, with a sample of each one's means; all ranks together."""
 
 
 def _unscaled() -> Share | None:
@@ -27,34 +26,36 @@ def _any_plan(plan: Plan) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """`follow_order(slots)` makes the plan for slots that became ready in that order; rank 0's, once seen, is used by
-    all. `find_unused` finds out after each step which slots had a gradient on no rank at all. `scale` is what the loss
-    is multiplied by. `can_be_native` says that the framework can reduce by itself. `others` are names of the model's
-    parameters that are not reduced, such as frozen ones; states may have them. `values` are the types and shapes, by
-    name, of all that ranks share before the first step, and `words` further things that must be equal on all ranks, by
-    what they are called. `owns_mesh`: nobody else uses it, and it is closed in the end.
-    `planned` are the slots that plans are made for, where those of a rank are shards of another size than others'.
-    `trained` are the parameters that are trained at first, of all that have slots, by default all; `plan_for(slots)`
-    makes the plan when others are.
-    `elastic`: the ranks tell each other at the end of each step that they have all of it, so that it counts on all that
-    are left, or on none, whenever one is lost. `voted`: and then it counts when `Runtime.commit` is called. `fits`
-    raises ValueError for a plan that the front end cannot follow.
-    """
+    """Options of a job's runtime, as its front end sets them."""
 
     seed: int = 0
     controller: Controller | None = None
     profiler: Profiler | None = None
     follow_order: Callable[[list[Slot]], Plan] | None = None
+    """Makes the plan for slots in the order in which rank 0's gradients become ready, once that is known."""
     find_unused: bool = False
+    """After each step, ranks find out which slots had a gradient on no rank."""
     can_be_native: bool = False
+    """The framework can reduce by itself."""
     scale: Callable[[], Share | None] = _unscaled
+    """The factor that losses are multiplied by."""
     others: Collection[str] = ()
+    """The model's parameters that are not reduced; a state may have them."""
     values: Mapping[str, str] = field(default_factory=dict)
+    """Types and shapes, by name, of all that ranks share before the first step."""
     facts: Mapping[str, str] = field(default_factory=dict)
+    """All else that must be equal on all ranks, by the name that errors call it."""
     owns_mesh: bool = True
+    """The mesh is this job's alone, and is closed with it."""
     planned: Sequence[Slot] | None = None
+    """The slots that plans are made for, where a rank's shards differ in size from others'."""
     trained: Collection[str] | None = None
+    """The parameters that are trained at first, of all that have slots; by default all."""
     plan_for: Callable[[list[Slot]], Plan] | None = None
+    """Makes the plan when other parameters are trained."""
     elastic: bool = False
+    """Ranks confirm at the end of each step that they have all of it: it counts on all that are left, or on none."""
     voted: bool = False
+    """A step then counts when `Runtime.commit` is called."""
     fits: Callable[[Plan], None] = _any_plan
+    """Raises ValueError for a plan that the front end cannot follow."""

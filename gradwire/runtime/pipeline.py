@@ -1,4 +1,4 @@
-"""Groups under way: each entry of a step's script, carried out."""
+"""The pipeline: groups between their first collective and their means, advanced entry by entry of a step's script."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,19 +17,21 @@ T = TypeVar("T")
 
 @dataclass
 class UnderWay:
-    """A group between its first collective and its means. Nothing is `pending` in a round in which this rank takes no
-    part."""
+    """A group between its first collective and its means."""
 
     exchange: GroupExchange
     reduction: Reduction
     op: Collective | None = None
     pending: Pending | None = None
+    """None in a round in which this rank takes no part."""
     started: Mark = 0.0
 
 
 class Pipeline:
-    """Raises ReductionError where a group fails or a rank is lost. `wire_bytes` counts what was handed to the
-    network."""
+    """The groups under way. Raises ReductionError where one fails or a rank is lost."""
+
+    wire_bytes: int
+    """Bytes handed to the network."""
 
     def __init__(self, mesh: Mesh, recorder: Recorder) -> None:
         self.mesh, self.recorder = mesh, recorder
@@ -53,16 +55,16 @@ class Pipeline:
         self._go_on(running)
 
     def drain(self) -> None:
-        """Gives up what is under way."""
+        """Drops the groups under way."""
         self._under_way.clear()
 
     def send(self, op: Collective) -> Pending:
-        """Starts a collective of no group, and counts it."""
+        """Starts a collective and counts its bytes."""
         self.wire_bytes += self._wire_bytes(op)
         return self.mesh.start(op)
 
     def agree(self, talk: Callable[[], T]) -> T:
-        """Has the ranks talk with each other between groups, while this one waits."""
+        """Runs a task in which all ranks exchange something between groups, while this one waits."""
         try:
             return talk()
         except RuntimeError as error:
@@ -93,5 +95,5 @@ class Pipeline:
         return Interrupted(f"reducing {exchange} ended", self._why(error))
 
     def _why(self, error: RuntimeError) -> str:
-        """What another rank said when it gave up, or that one was lost."""
+        """The reason that another rank left when it failed, or else that one was lost."""
         return self.mesh.failure() or f"a rank was lost ({error})"
