@@ -17,7 +17,7 @@ from gradwire.controllers import Controller
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
 from gradwire.runtime import failures
-from gradwire.runtime.exchange import Given, GroupExchange, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.runtime.store import Store
@@ -230,7 +230,7 @@ def exchange_of(group: gw.Group, slots: Sequence[Slot], transport: gw.Transport)
 
 def run(exchange: GroupExchange, grads: Sequence[Tensor], transport: gw.Transport, step: int = 0) -> None:
     """One step of it; the means replace the gradients."""
-    for op in exchange.run(Given(Gradients(exchange.stored.pieces, grads)), step):
+    for op in exchange.run(GroupInput(Gradients(exchange.stored.pieces, grads)), step):
         transport.run(op)
     exchange.commit()
 

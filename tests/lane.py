@@ -10,7 +10,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
-from gradwire.runtime.exchange import Given, GroupExchange, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
 from gradwire.runtime.store import Store
 from gradwire.slots import Slot
 
@@ -41,7 +41,7 @@ class Lane:
     def step(self, grads: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
         """The means, by rank and slot; gradients stay as they are."""
         means = [[on_gpu(grad) if self._gpu else grad.clone() for grad in own] for own in grads]
-        given = [Given(Gradients(e.stored.pieces, own)) for e, own in zip(self.exchanges, means, strict=True)]
+        given = [GroupInput(Gradients(e.stored.pieces, own)) for e, own in zip(self.exchanges, means, strict=True)]
         reductions = [e.run(each, self.number) for e, each in zip(self.exchanges, given, strict=True)]
         while ops := [op for op in (next(reduction, None) for reduction in reductions) if op is not None]:
             self._count(False)

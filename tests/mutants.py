@@ -148,7 +148,7 @@ FAULTS = [
     Fault("runtime/exchange.py", "                    after[slot].copy_(before[slot])\n", "                    pass\n"),
     Fault("runtime/steps.py", "        self.number += 1\n", "        self.number += 0\n"),
     Fault("runtime/steps.py", "used.clamp_(max=1)", "used.clamp_(min=1)"),
-    Fault("runtime/steps.py", "                exchange.given.gradients.spoil()\n", "                pass\n"),
+    Fault("runtime/steps.py", "                exchange.input.gradients.spoil()\n", "                pass\n"),
     Fault("runtime/steps.py", "            exchange.commit() if whole else exchange.forget()",
           "            exchange.commit()"),
     Fault("runtime/machine.py", "if entry.turn == 0 and entry.group not in self._complete:",

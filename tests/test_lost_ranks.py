@@ -22,8 +22,8 @@ from gradwire.runtime.executor import Executor
 from gradwire.runtime.failures import Interrupted, ReductionError
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports.heartbeat import Heartbeat
-from tests.support.warm import Forked
 from gradwire.transports.transport import Pending
+from tests.support.warm import Forked
 
 SLOTS = slots_of(SMALL)
 PLAN = gw.Plan((gw.Group(tuple(slot.name for slot in SLOTS), gw.TopK(0.1), gw.Residual(), gw.AllGather()),))

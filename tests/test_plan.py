@@ -166,7 +166,7 @@ OTHER = {
     "shape": (uniform(SLOTS, TOP_K), OTHER_SHAPE, {}, "scale: (1,) torch.float32 with strides (1,) on rank"),
     "seed": (PLAN, SLOTS, {"seed": 1}, "seed: 0 on rank"),
     "controller": (PLAN, SLOTS, {"controller": gw.WarmUp(steps=20)}, "controller: none on rank"),
-    "scaler": (PLAN, SLOTS, {"words": {"scaler": "yes"}}, "scaler: none on rank"),
+    "scaler": (PLAN, SLOTS, {"facts": {"scaler": "yes"}}, "scaler: none on rank"),
     "a plan for another model": (uniform(SLOTS[1:], TOP_K), SLOTS, {}, "rank 1 cannot go on: the plan lacks"),
 }
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from gradwire.collective import HOST, Collective
 from gradwire.compressors import Reduction
-from gradwire.runtime.exchange import Given, GroupExchange
+from gradwire.runtime.exchange import GroupExchange, GroupInput
 from gradwire.runtime.executor import Mark
 from gradwire.runtime.failures import Interrupted, ReductionError
 from gradwire.runtime.trace import Recorder
@@ -38,7 +38,7 @@ class Pipeline:
         self.wire_bytes = 0
         self._under_way: dict[int, UnderWay] = {}
 
-    def start(self, exchange: GroupExchange, given: Given, step: int) -> None:
+    def start(self, exchange: GroupExchange, given: GroupInput, step: int) -> None:
         """Encodes a group whose gradients are there, and starts its first collective."""
         self._go_on(UnderWay(exchange, exchange.run(given, step)))
 

@@ -23,7 +23,7 @@ from gradwire.ops.gradients import Gradients
 from gradwire.ops.host import kind_of, on_host, synchronize
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan, sized_by_elements
-from gradwire.runtime.exchange import Given, GroupExchange, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
 from gradwire.runtime.host_exchange import HostExchange
 from gradwire.runtime.job_options import Profiler
 from gradwire.runtime.store import Store
@@ -131,7 +131,7 @@ def _reduce(
     wire_s = host_s = encode_s = 0.0
     gradients = Gradients.of_vector(exchange.stored.layout, noise.clone())
     now = _now(device)
-    for op in exchange.run(Given(gradients), step=0):
+    for op in exchange.run(GroupInput(gradients), step=0):
         started = ended = _now(device)
         if op is not None:
             mesh.start(op).wait()
