@@ -379,7 +379,7 @@ def test_steps_of_some_groups():
 
 
 def test_state_follows_its_slots_where_groups_took_other_steps():
-    """Their halves of the arenas are others by then."""
+    """Their halves of the state buffers are others by then."""
     plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather(), groups=3)
     with job(plan, SLOTS, 2) as running:
         for groups in ([0, 1, 2], [1]):
