@@ -1,4 +1,4 @@
-"""`attach`: compresses what a framework reduces."""
+"""`attach`: compresses the gradients that a framework reduces."""
 
 from dataclasses import replace
 from functools import partial
@@ -35,18 +35,14 @@ def attach(
     """Compresses the gradients that a DistributedDataParallel reduces, or between its replicas a model that fully_shard
     wrapped; train as before. Either may be compiled. In a process alone any model will do, and nothing is reduced.
 
-    Memory and communicator default to what suits the compressor, `groups` to some 8 of 8 MB or more. Parameters for
-    which `dense(name, parameter)` holds travel uncompressed; by default those of fewer than two dimensions. With the
-    GradScaler that multiplies losses as `scaler`, memories hold gradients without its factor, which may change.
-    `seed` starts all randomness. A compressor may be written as on the command line, "topk:0.01+residual". Instead of
-    one, a `Plan` says all this group by group. A `controller` changes the plan while training. With neither, the plan
-    with the most progress per second is found meanwhile, from `candidates` or from what is always safe; with
-    `fidelity`, such as 0.01, one whose steps lose at most that share of what dense ones are worth: see `gradwire.Auto`.
+    A compressor may be written as on the command line, "topk:0.01+residual". A `Plan` in its place says all group by
+    group. Without one, the plan with the most progress per second is found while training: see `gradwire.Auto`. The
+    options are memory, communicator, dense, groups, transport, seed, candidates, fidelity, controller,
+    find_unused_parameters, scaler and elastic; `gradwire.frontends.choices` describes each.
 
     For FSDP2, `mesh` is the mesh of all ranks, whose first dimension counts replicas (hosts); the model was wrapped on
-    what remains of it, `fully_shard(model, mesh=mesh["shard"])`, or on all of it, where `mesh` may be left out. Where
-    some parameters may get no gradient, pass `find_unused_parameters`; DDP has an argument of that name itself.
-    With `elastic`, ranks may be lost and come while training goes on: see `gradwire.Rendezvous`.
+    what remains of it, `fully_shard(model, mesh=mesh["shard"])`, or on all of it, where `mesh` may be left out. Its
+    `find_unused_parameters` is the option here; DDP has an argument of that name itself.
 
     Call it on all ranks, before training. Raises ValueError, naming the call that works, for pairings that make
     no sense, for ranks that differ, where hooks are taken already, for DDP with mixed precision of its own, and for a
@@ -65,7 +61,7 @@ def attach(
 def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     if not isinstance(ddp, DistributedDataParallel) and choices.transport is None and world_size() == 1:
         parameters, _ = parameters_of(ddp)
-        choices.plan(parameters)(slots_of(parameters))  # what would be refused with several ranks
+        choices.plan(parameters)(slots_of(parameters))  # raises as it would with several ranks
         return Handle(None, Nothing(parameters.values()))
     if not isinstance(ddp, DistributedDataParallel):
         raise ValueError(f"attach() takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model first")
@@ -94,7 +90,7 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
 
 
 def _let_go(front_end: DDPFrontEnd) -> None:
-    """The DDP is gone: so are its hooks, the thread and the memories."""
+    """Ends the job of a DDP that is gone."""
     if runtime := front_end.runtime:
         front_end.unhook()
         runtime.close()

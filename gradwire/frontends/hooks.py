@@ -1,4 +1,4 @@
-"""Gradients by autograd's own hooks: for a model that no framework reduces, or only inside of hosts."""
+"""Gradients by autograd's hooks, for a model that no framework reduces, or only inside replicas."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -21,27 +21,27 @@ from gradwire.transports.process_group import world_or
 
 
 class GradientAccess(Protocol):
-    """Where the gradients of parameters lie."""
+    """Access to parameters' gradients."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
-        """The tensor that is reduced in place; None where the parameter has no gradient."""
+        """The tensor to reduce in place; None where the parameter has no gradient."""
         ...
 
     def zeros(self, parameter: Tensor) -> Tensor:
-        """A new gradient of zero, that is nobody's yet."""
+        """A new gradient of zero, which belongs to no parameter yet."""
         ...
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Makes what began as `zeros` the parameter's gradient."""
+        """Makes a tensor from `zeros` the parameter's gradient."""
         ...
 
     def accumulates(self, parameter: Tensor) -> bool:
-        """Whether the framework was told that this backward pass only accumulates."""
+        """Whether this backward pass only accumulates, by the framework's own setting."""
         ...
 
 
 class Whole:
-    """Every parameter has a gradient of its own."""
+    """Access to gradients of whole parameters, `p.grad`."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         if parameter.grad is not None and parameter.grad.is_conj():  # its memory has the conjugates
@@ -59,7 +59,7 @@ class Whole:
 
 
 def hook_on(parameter: Tensor, hook: Callable[[Tensor], None]) -> Any:
-    """Has autograd call `hook` after each gradient of a parameter, which may be frozen now; then torch refuses that."""
+    """Registers a hook after each gradient of a parameter, which may be frozen now, where torch refuses hooks."""
     trained = parameter.requires_grad
     parameter.requires_grad_(True)
     try:
@@ -69,14 +69,14 @@ def hook_on(parameter: Tensor, hook: Callable[[Tensor], None]) -> Any:
 
 
 class GradientHooks:
-    """Hands every gradient over as backward makes it, and waits for the means when backward is done. All of this runs
-    on the thread that trains, or on autograd's while that one waits for it:
+    """Hooks that submit every gradient as backward makes it, and wait for the means when backward is done. They run on
+    the thread that trains, or on autograd's while that one waits for it:
 
     1. The first gradient of a backward pass opens a step, and has autograd call `_backward_done` at the pass's end.
        Where other parameters are `trained` than in the step before, the plan becomes one for these.
     2. A forward pass gives up a step whose backward pass failed, for the other ranks wait for it.
     3. Each gradient is submitted; the worker reduces groups that are complete while backward goes on.
-    4. At the end of backward slots without a gradient are said to have none, which completes the last groups, and
+    4. At the end of backward, slots without a gradient are submitted as absent, which completes the last groups, and
        `finish` waits for the worker. When `backward()` returns, every gradient is the mean.
     """
 
@@ -108,12 +108,12 @@ class GradientHooks:
             self._removable.append(hook_on(self._parameters[slot.name], hook))
 
     def own(self, parameters: Iterable[Tensor], kind: str) -> None:
-        """The parameters are averaged here, by what users call `kind`, and nowhere else."""
+        """Claims parameters for this job, which users call `kind`, so that no other averages them."""
         if self._runtime:
             own(parameters, self._runtime, kind)
 
     def unhook(self) -> None:
-        """Nobody reduces from now on."""
+        """Removes the hooks."""
         for hook in self._removable:
             hook.remove()
         self._removable.clear()
@@ -129,7 +129,7 @@ class GradientHooks:
             self._synchronising = before
 
     def paused(self) -> AbstractContextManager[None]:
-        """Gradients of backward passes inside are neither sent nor kept for a later one."""
+        """A context whose backward passes' gradients are neither sent nor kept."""
         return paused(self._parameters.values(), self._accumulated, self.accumulate())
 
     def skip(self) -> None:
@@ -142,12 +142,12 @@ class GradientHooks:
         return whole_on(world_or(self._group), self._parameters)
 
     def held(self) -> Mapping[str, Tensor]:
-        """All that the model has."""
+        """All parameters of the model."""
         return {name: parameter for name, parameter in self._model.named_parameters() if parameter.numel()}
 
     @property
     def waiting(self) -> bool:
-        """Whether a forward pass was made after which no gradient has come yet."""
+        """Whether no gradient has come since the last forward pass."""
         return self._forward
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
@@ -162,7 +162,7 @@ class GradientHooks:
             self._runtime.forward_ends()
 
     def follow(self) -> None:
-        """The next step is one of the parameters that are trained now; where none is, nothing changes."""
+        """Makes the next step one of the parameters that are trained now, if there are any."""
         if not (self._runtime and self._trained and self._synchronising):
             return
         names = self._trained.now()
@@ -186,7 +186,7 @@ class GradientHooks:
                 "call the model once, and use torch.utils.checkpoint with use_reentrant=False"
             )
         gradient = self._places.gradient(parameter)
-        if gradient is None:  # a hook of the user's took it: this rank has none
+        if gradient is None:  # a user's hook took it: this rank has none
             return
         if self._notes:
             runtime.became_ready(slot)

@@ -1,4 +1,4 @@
-"""The front end for slow links: every replica takes steps of its own, and what they moved is averaged now and then."""
+"""The front end for slow links: every replica takes local steps, and their pseudo-gradients are averaged in rounds."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ from gradwire.runtime.runtime import Runtime
 
 @dataclass(frozen=True)
 class Outer:
-    """The outer optimizer of DiLoCo: SGD with Nesterov's momentum on what the replicas moved on average. With `lr` 1
+    """The outer optimizer of DiLoCo: SGD with Nesterov's momentum on the mean pseudo-gradients. With `lr` 1
     and no `momentum` the replicas' parameters are averaged, as in local SGD (Stich, ICLR 2019,
     https://arxiv.org/abs/1805.09767)."""
 
@@ -49,22 +49,22 @@ DILOCO = Outer(lr=0.7, momentum=0.9)
 
 
 class LocalSteps(Wrapper):
-    """`inner_optimizer`, of which every replica takes `inner_steps` steps by itself; what it has moved in them is then
-    compressed and averaged as gradients are, and is the gradient of an `outer` optimizer's step.
+    """An optimizer of which every replica takes `inner_steps` steps by itself. Its pseudo-gradients, by how much it has
+    moved in them, are then compressed and averaged as gradients are, for a step of an `outer` optimizer.
 
-    As it is: DiLoCo (Douillard et al., 2023, https://arxiv.org/abs/2311.08105). With `fragments`, parts of the model
-    take turns; what travels is used `delay` inner steps later, while these go on; parameters then become mix·own +
+    By default this is DiLoCo (Douillard et al., 2023, https://arxiv.org/abs/2311.08105). With `fragments`, parts of the
+    model take turns; a mean is used `delay` inner steps later, while these go on; parameters then become mix·own +
     (1 - mix)·shared: Streaming DiLoCo (Douillard et al., 2025, https://arxiv.org/abs/2501.18512). Without `mix` they
-    keep what they moved meanwhile. With `eager`, a replica takes its outer step at once, with its own part of the new
-    mean and all others' of the one before, and what travels has time until it is sent again (Kale et al., 2025,
-    https://arxiv.org/abs/2502.12996); what replicas share then differs by what is on its way.
+    keep their steps since they were sent. With `eager`, a replica takes its outer step at once, with its own part of
+    the new mean and all others' of the one before, and a mean may travel for a whole round (Kale et al., 2025,
+    https://arxiv.org/abs/2502.12996); shared parameters then differ by the means under way.
     With `ChunkTopK(64, of=4096, bits=2)`, `Residual(decay=0.95)` and `Outer(lr=1.0)`:
     SparseLoCo (Sarfi et al., 2025, https://arxiv.org/abs/2508.15706).
 
-    Compressor, memory, communicator, `dense`, `groups`, transport, process group and seed are as in `gradwire.attach`.
+    Compressor and options are as in `gradwire.attach`: memory, communicator, dense, groups, transport and seed.
     With FSDP2, `mesh` is as in `attach` too: its first dimension counts replicas, which ranks along the others hold
     together. Parameters and buffers are the first replica's from the start; buffers are not averaged. A round in which
-    a replica's numbers are not finite counts for nobody: all of them go back to the shared parameters.
+    a replica's numbers are not finite is dropped: all replicas go back to the shared parameters.
 
     Raises ValueError, on all ranks, for what `attach` refuses, for fragments that are not the model, for fewer
     inner steps than fragments, and for an optimizer of other parameters than the model's.
@@ -137,8 +137,8 @@ class LocalSteps(Wrapper):
         return loss
 
     def skip(self) -> None:
-        """In place of `step()`, an inner step in which this replica does not move, whatever the others do: rounds stay
-        where they are. Raises RuntimeError where `handle` was detached."""
+        """In place of `step()`, an inner step in which this replica does not move; rounds stay where they are.
+        Raises RuntimeError where `handle` was detached."""
         self._check_attached()
         self._join()
         self._rounds.inner_step_done()
@@ -154,12 +154,12 @@ class LocalSteps(Wrapper):
 
     @contextmanager
     def shared_parameters(self) -> Iterator[None]:
-        """Inside, the model has the parameters that all replicas share, those of the last outer step: to evaluate or
-        export it. This rank's own come back afterwards."""
+        """A context in which the model has the parameters that all replicas share, those of the last outer step, to
+        evaluate or export it. This rank's own come back afterwards."""
         reshard(self._model)
         with self._rounds.shared_parameters():
             yield
-            reshard(self._model)  # what FSDP has gathered inside is not to be used outside
+            reshard(self._model)  # FSDP may have gathered parameters inside
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters of the model, which take part in rounds from now on. Raises ValueError for others, and for
@@ -189,8 +189,8 @@ class LocalSteps(Wrapper):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def stateful(self, saved: str | Path | StorageReader | None = None) -> DistributedRounds:
-        """All that every replica has, its parameters included, for torch.distributed.checkpoint, which would keep one
-        rank's of `state_dict`: `dcp.save({"local_steps": optimizer.stateful()}, ...)`, and with the checkpoint's path
+        """The state of all replicas with their parameters, for torch.distributed.checkpoint, which would keep one
+        rank's `state_dict`: `dcp.save({"local_steps": optimizer.stateful()}, ...)`, and with the checkpoint's path
         or reader `dcp.load({"local_steps": optimizer.stateful(path)}, checkpoint_id=path)`. On as many replicas as
         before the training goes on bit for bit; on any other number, what memories keep adds up to the same.
 

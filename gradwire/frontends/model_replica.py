@@ -1,4 +1,4 @@
-"""Local steps: what a replica is, whole on every rank or sharded by FSDP2 over several."""
+"""A replica of local steps: a model, whole on every rank or sharded by FSDP2 over several."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,21 +22,24 @@ from gradwire.transports.process_group import world_or
 
 @dataclass(frozen=True)
 class ModelReplica:
-    """`parameters` by name, and what this rank holds of each, `local`, complex ones as views of real numbers; `others`
-    are not reduced. Plans are made for the slots `planned`, which are the same on all ranks. `axes` opens what replicas
-    exchange over, and `isolate` keeps the framework from averaging over them; it returns what undoes that. `placed`
-    says where the parameters lie on the mesh of all ranks. With an optimizer, `parameters` are all that can be trained,
-    and `trained` says which of them are, of those that it holds."""
+    """A model that takes local steps by itself."""
 
     parameters: Mapping[str, nn.Parameter]
+    """By name; with an optimizer, all that can be trained."""
     others: set[str]
+    """Parameters that are not reduced."""
     local: Mapping[str, Tensor]
+    """This rank's part of each parameter; complex ones as views of real numbers."""
     slots: Sequence[Slot]
     planned: Sequence[Slot]
+    """The slots that plans are made for, the same on all ranks."""
     axes: Callable[[], Transport | Mesh]
+    """Opens the axes over which replicas exchange."""
     placed: Callable[[], Mapping[str, Placed]]
+    """The parameters' placement on the mesh of all ranks."""
     trained: TrainedParameters
     isolate: Callable[[], Sequence[Callable[[], None]]] = field(default=tuple)
+    """Keeps the framework from averaging over replicas; returns functions that undo it."""
 
 
 def replica_of(

@@ -1,4 +1,4 @@
-"""The front end without DDP: an optimizer whose gradients are reduced as backward makes them."""
+"""The front end without DDP: an optimizer whose parameters' gradients are reduced as backward makes them."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -26,8 +26,8 @@ KIND = "a DistributedOptimizer"
 class DistributedOptimizer(Wrapper):
     """`optimizer`, with the gradients of its parameters, which are `model`'s, compressed and averaged over all ranks.
 
-    What it does not hold is left alone, so a model may have several, each with parameters of its own. Parameters may
-    be frozen and thawed between steps, on all ranks alike, and added: they are averaged while they need a gradient.
+    Parameters that it does not hold are left alone, so a model may have several, each with its own. Parameters may be
+    added, and frozen and thawed between steps, on all ranks together: they are averaged while they need a gradient.
     After `loss.backward()` every `p.grad` is the mean, so that clipping, GradScaler and schedulers work as with
     one process. Parameters and buffers are rank 0's from the start. Accumulate gradients under `no_sync()`.
     The arguments are those of `gradwire.attach`; `handle` is what that returns.
@@ -47,8 +47,8 @@ class DistributedOptimizer(Wrapper):
     ) -> None:
         choices = StepChoices.of(compressor, **options)
         choices.check()
-        # On all ranks together: a group is made, then what must be alike is compared over the store, and only then do
-        # parameters become rank 0's. Where ranks differ, all of them raise before any value was sent
+        # all ranks: make a group, compare over the store, and only then take over rank 0's parameters. Where ranks
+        # differ, all of them raise before any value was sent
         self._trained = trained = TrainedParameters(model, on_one_device(model), optimizer)
         parameters = trained.parameters()
         check_held(optimizer, model)

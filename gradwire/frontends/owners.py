@@ -1,4 +1,4 @@
-"""Which job averages a parameter's gradients: one at a time, for a second one would compress means."""
+"""Owners of parameters: one job at a time averages their gradients, for a second one would compress means."""
 
 import weakref
 from collections.abc import Iterable, Mapping
@@ -27,6 +27,6 @@ def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
 
 
 def own(parameters: Iterable[Tensor], runtime: Runtime, kind: str) -> None:
-    """The job of `runtime` averages the parameters, until it is closed or gone; `kind` is what users call it."""
+    """Claims parameters for the job of `runtime`, until it is closed or gone; users call it `kind`."""
     for parameter in parameters:
         _OWNERS[parameter] = weakref.ref(runtime), kind

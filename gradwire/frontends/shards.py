@@ -47,7 +47,7 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
     trained, mesh = fitting(model, mesh)
     check_free(trained.fit)
     now = trained.parameters()
-    if mesh.size(0) == 1:  # nothing to compress; what a state holds back is in the next gradient
+    if mesh.size(0) == 1:  # nothing to compress; a loaded residual goes into the next gradient
         choices = StepChoices(
             compressor=FP32(), transport=choices.transport, scaler=choices.scaler, seed=choices.seed,
             find_unused_parameters=choices.find_unused_parameters,
@@ -68,7 +68,7 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
 
 
 class ShardsFrontEnd:
-    """Hooks on sharded parameters, which FSDP calls as soon as it has added up a gradient over the shards. So along the
+    """Hooks on sharded parameters, which FSDP calls as soon as it has summed a gradient over the shards. So along the
     axis "shard" FSDP's own collectives come first, on its streams; then ours along "replica", on the worker's.
 
     The step ends behind FSDP's own end of backward. A model that was wrapped on a mesh with replicas is kept from
@@ -94,7 +94,7 @@ class ShardsFrontEnd:
         model.register_load_state_dict_post_hook(self._loaded)
 
     def unhook(self) -> None:
-        """Nothing is handed over any more."""
+        """Submits no more gradients."""
         self._runtime = None
         self._hooks.unhook()
         for undo in self._undo:
@@ -105,7 +105,7 @@ class ShardsFrontEnd:
         return self._hooks.accumulate()
 
     def paused(self) -> AbstractContextManager[None]:
-        """Gradients of backward passes inside stay inside the replica, and are not kept for a later one."""
+        """A context whose backward passes' gradients stay inside the replica, and are not kept."""
         return self._hooks.paused()
 
     def skip(self) -> None:
@@ -113,7 +113,7 @@ class ShardsFrontEnd:
         self._hooks.skip()
 
     def placed(self) -> Mapping[str, Placed]:
-        """As FSDP has sharded them."""
+        """The parameters' placement, as FSDP has sharded them."""
         return cut_on(self._mesh, self._parameters)
 
     def held(self) -> Mapping[str, Tensor]:
@@ -136,12 +136,12 @@ class ShardsFrontEnd:
             self._hooks.follow()
 
     def _check_reduced(self, module: nn.Module) -> None:
-        """Not to let replicas drift apart unnoticed."""
+        """Raises RuntimeError where replicas would drift apart unnoticed."""
         if not self._undo and not any(map(has_gradient_hooks, self._parameters.values())):
             raise RuntimeError("detach() ended the exchange between replicas; call attach() again before training")
 
     def _check_same(self, module: nn.Module, runtime: Runtime) -> None:
-        """New parameters have no hooks."""
+        """Ends the job where parameters were replaced: new ones have no hooks."""
         reshard(module)
         present = dict(module.named_parameters())
         for name, parameter in self._parameters.items():
@@ -153,8 +153,8 @@ class ShardsFrontEnd:
 
 
 class Shards:
-    """A parameter's gradient is this rank's shard of it. FSDP averages over shards, or where it was given a factor of
-    the user's, adds up; then replicas are added up, too. An empty shard is a single zero."""
+    """Access to this rank's shards of gradients. FSDP averages over shards, or sums where the user gave it a factor;
+    then replicas are summed, too. An empty shard is a single zero."""
 
     def __init__(self, groups: Sequence[Any], replicas: int) -> None:
         self._group: dict[Tensor, Any] = {
@@ -184,23 +184,22 @@ class Shards:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """This rank's shard, or all where it is not sharded; a single zero where that is empty, so that all ranks have the
-    same slots."""
+    """This rank's part of a tensor, without autograd; a single zero where it is empty."""
     return or_zero(local(tensor).detach())
 
 
 def locals_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`local_of` each."""
+    """`local_of` each parameter."""
     return {name: local_of(parameter) for name, parameter in parameters.items()}
 
 
 def planned_slots(parameters: Mapping[str, Tensor]) -> list[Slot]:
-    """What plans are made for, the same on all ranks: slots of the largest shards' sizes."""
+    """Slots of the largest shards' sizes, for which plans are made, the same on all ranks."""
     return slots_of({name: _largest_shard(parameter) for name, parameter in parameters.items()})
 
 
 def _largest_shard(parameter: Tensor) -> Tensor:
-    """A tensor on no device of the largest shard's shape."""
+    """A meta tensor of the largest shard's shape."""
     assert isinstance(parameter, DTensor)
     shape = list(parameter.shape)
     for dim, placement in enumerate(parameter.placements):
@@ -211,13 +210,13 @@ def _largest_shard(parameter: Tensor) -> Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """The model's parameters are the sharded ones, whatever passes they went through."""
+    """Makes the model's parameters the sharded ones again, after any pass."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-# What fits
+# Models and meshes that fit
 
 
 def fitting(
@@ -241,8 +240,8 @@ def fitting(
 
 
 def checked_on(mesh: DeviceMesh) -> Check:
-    """Refuses, naming the call that works, a parameter that is not sharded inside the mesh's replicas. Raises
-    ValueError for a mesh without this rank."""
+    """A check that refuses, naming the call that works, a parameter that is not sharded inside the mesh's replicas.
+    Raises ValueError for a mesh without this rank."""
     ranks = mesh.mesh.reshape(mesh.size(0), -1)  # (replicas, ranks of each)
     place = (ranks == dist.get_rank()).nonzero()
     if not len(place):

@@ -14,11 +14,12 @@ Check = Callable[[str, nn.Parameter], None]
 
 
 class TrainedParameters:
-    """The parameters that need a gradient now, of those that an `optimizer` holds, if one is given.
+    """The parameters that need a gradient now, of those that an `optimizer` holds, if one is given."""
 
-    `fit` are all of the model's that can be trained, frozen ones as well; each has a slot, which costs nothing until it
-    is trained. `others` are the names of the rest: empty ones, and those that `check` refuses once they are trained.
-    """
+    fit: dict[str, nn.Parameter]
+    """All of the model's that can be trained, frozen ones as well; a slot costs nothing until it is trained."""
+    others: set[str]
+    """The names of the rest: empty ones, and those that `check` refuses once they are trained."""
 
     def __init__(self, model: nn.Module, check: Check, optimizer: Optimizer | None = None) -> None:
         named = dict(model.named_parameters())
@@ -57,7 +58,7 @@ class TrainedParameters:
         return id(parameter) in self._held
 
     def _look_again(self) -> None:
-        """Groups may have been added to the optimizer, by whichever call."""
+        """Notices groups that were added to the optimizer."""
         groups = self._optimizer.param_groups if self._optimizer else ()
         if not self._optimizer or self._count == (count := sum(len(group["params"]) for group in groups)):
             return
@@ -94,8 +95,8 @@ def check_held(optimizer: Optimizer, model: nn.Module) -> None:
 
 
 def on_one_device(model: nn.Module) -> Check:
-    """Refuses what cannot be sent together with the first parameter that is trained: what lies on another device, or
-    has no real numbers."""
+    """A check that refuses parameters that cannot be sent together with the first trained one: on another device, or
+    not of floating-point numbers."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
 
     def check(name: str, parameter: nn.Parameter) -> None:

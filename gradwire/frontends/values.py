@@ -12,15 +12,13 @@ from gradwire.transports.mesh import SAME, Mesh
 
 
 def values_of(model: nn.Module) -> dict[str, str]:
-    """Type and shape of each by name, which ranks must have in common before values are sent.
-
-    Raises ValueError, naming it, for one whose values do not lie in memory one by one."""
+    """Type and shape of each tensor by name, which must be equal on all ranks before values are sent. Raises
+    ValueError, naming it, for a tensor whose values do not lie in memory one by one."""
     return {name: _described(name, tensor) for name, tensor in _named(model)}
 
 
 def share_values(model: nn.Module, mesh: Mesh, device: torch.device) -> None:
-    """All ranks that hold the same part of a model get the values of the first of them. Of a sharded tensor that is
-    this rank's shard."""
+    """Broadcasts a model's values from the first to all ranks that hold the same part of it."""
     mesh.share([plain for _, tensor in _named(model) for plain in plain_tensors(tensor)], device, axes=SAME)
 
 

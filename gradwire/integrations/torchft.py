@@ -191,7 +191,7 @@ class LocalSteps(torchft.Optimizer):
                 self.manager.report_error(RuntimeError("what a replica has moved is not finite"))
         counts = self._exchange.vote()
         if counts:
-            outer_step(self.outer, self._fragment, self._fragment.deltas)
+            outer_step(self.outer, self._fragment, self._fragment.pseudo_gradients)
             self._fragment.reset()
         else:
             go_back(self._fragment, self._replica.parameters, self.optim)
@@ -200,7 +200,7 @@ class LocalSteps(torchft.Optimizer):
     def _average(self, runtime: Runtime) -> None:
         """What this replica has moved becomes what they have on average."""
         self._fragment.measure()
-        runtime.reduce(self._fragment.deltas)
+        runtime.reduce(self._fragment.pseudo_gradients)
         runtime.finish()
 
     def _make(self, mesh: Mesh) -> tuple[Runtime, FrontEnd]:

@@ -1,4 +1,4 @@
-"""Transports: who carries bytes."""
+"""Transports: carriers of collectives."""
 
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.process_group import ProcessGroup

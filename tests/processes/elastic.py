@@ -152,7 +152,7 @@ def main(port: str, text: str) -> None:
     rendezvous = gw.Rendezvous(
         store,
         at_least=told["at_least"],
-        quiet_s=told["quiet_s"],
+        last_call_timeout=told["last_call_timeout"],
         timeout=timedelta(seconds=told["timeout_s"]),
         backend="gloo",
     )
