@@ -133,7 +133,7 @@ class Predecessors(NamedTuple):
 def predecessors(rank: int, ranks: int, old: int) -> Predecessors:
     """The rule by which `ranks` ranks, or replicas, go on from `old` ones: `rank` goes on as old rank `rank` modulo
     `old` did, and adds up the memories of ceil(old / ranks) neighbours, of fewer, or of none, as
-    torch.distributed.checkpoint deals rows. So no memory is lost, and as many ranks as before get back their own."""
+    distributed checkpoints deal rows. So no memory is lost, and as many ranks as before get back their own."""
     most = -(-old // ranks)
     return Predecessors(rank % old, slice(min(old, rank * most), min(old, (rank + 1) * most)))
 

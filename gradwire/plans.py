@@ -101,7 +101,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
-        """Reads a plan that `save` wrote. Raises ValueError, naming the file, where it cannot be read or has no plan."""
+        """Reads what `save` wrote. Raises ValueError, naming the file, where it cannot be read or has no plan."""
         return from_file(path, cls.from_json)
 
     def check(self, slots: Sequence[Slot]) -> None:
