@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compressors import Compressor
-from gradwire.frontends.choices import Options, StepChoices, device_of, parameters_of, slots_of
+from gradwire.frontends.choices import AttachOptions, StepChoices, device_of, parameters_of, slots_of
 from gradwire.frontends.ddp import DDPFrontEnd
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.idle import Nothing
@@ -30,7 +30,7 @@ def attach(
     compressor: Compressor | Plan | str | None = None,
     *,
     mesh: DeviceMesh | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[AttachOptions],
 ) -> Handle:
     """Compresses the gradients that a DistributedDataParallel reduces, or between its replicas a model that fully_shard
     wrapped; train as before. Either may be compiled. In a process alone any model will do, and nothing is reduced.

@@ -44,7 +44,7 @@ class PlanOptions(TypedDict, total=False):
     """Starts all randomness."""
 
 
-class Options(PlanOptions, total=False):
+class AttachOptions(PlanOptions, total=False):
     """Options of `attach` and `DistributedOptimizer`, which reduce every step."""
 
     candidates: Sequence[Compressor | Group]
@@ -134,7 +134,7 @@ class Choices:
 
 @dataclass(frozen=True, kw_only=True)
 class StepChoices(Choices):
-    """A user's `Options` with their defaults."""
+    """A user's `AttachOptions` with their defaults."""
 
     candidates: Sequence[Compressor | Group] = ()
     fidelity: float | None = None

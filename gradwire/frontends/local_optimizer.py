@@ -100,26 +100,27 @@ class LocalSteps(Wrapper):
             schedule_of(len(parts.names))
             return parts.plan(list(replica.planned))
 
-        device = device_of(replica.trained.parameters())
-        axes = choices.mesh(replica.axes, device)
-        runtime = Runtime(plan, replica.slots, axes, device, JobOptions(
-            seed=choices.seed, others=replica.others, owns_mesh=choices.owns_mesh, planned=replica.planned,
-            values=values, trained=replica.trained.parameters().keys(), plan_for=parts.plan, fits=parts.check_fits,
-            facts={
-                "front end": "LocalSteps",
-                "inner_steps, delay, mix and eager": f"{inner_steps}, {delay}, {mix} and {eager}",
-            },
-        ))  # fmt: skip
-        share_values(model, axes, device)
+        runtime = self._open(choices, plan, values, f"{inner_steps}, {delay}, {mix} and {eager}")
         schedule = schedule_of(len(parts.names))
-        self._rounds = Rounds(
-            runtime, parts.fragments(runtime.plan, schedule), inner_optimizer, outer, schedule, replica
-        )
+        made = parts.fragments(runtime.plan, schedule)
+        self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
         self.handle = Handle(runtime, self._rounds, waits=not (delay or eager))
         own(replica.trained.held().values(), runtime, KIND)
         super().__init__(inner_optimizer.param_groups, inner_optimizer.defaults)
         self.inner = inner_optimizer
         self.param_groups, self.state = inner_optimizer.param_groups, inner_optimizer.state
+
+    def _open(self, choices: Choices, plan: Callable[[], Plan], values: dict[str, str], schedule: str) -> Runtime:
+        """The runtime; the model's `values` are then the first replica's."""
+        replica, parts, trained = self._replica, self._fragments, self._replica.trained.parameters()
+        axes = choices.mesh(replica.axes, device := device_of(trained))
+        runtime = Runtime(plan, replica.slots, axes, device, JobOptions(
+            seed=choices.seed, others=replica.others, owns_mesh=choices.owns_mesh, planned=replica.planned,
+            values=values, trained=trained.keys(), plan_for=parts.plan, fits=parts.check_fits,
+            facts={"front end": "LocalSteps", "inner_steps, delay, mix and eager": schedule},
+        ))  # fmt: skip
+        share_values(self._model, axes, device)
+        return runtime
 
     @property
     def outer(self) -> Optimizer:

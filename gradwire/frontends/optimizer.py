@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.compressors import Compressor
-from gradwire.frontends.choices import Options, StepChoices, device_of, slots_of
+from gradwire.frontends.choices import AttachOptions, StepChoices, device_of, slots_of
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks, Whole
 from gradwire.frontends.owners import check_free
@@ -43,7 +43,7 @@ class DistributedOptimizer(Wrapper):
         compressor: Compressor | Plan | str | None = None,
         *,
         process_group: dist.ProcessGroup | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[AttachOptions],
     ) -> None:
         choices = StepChoices.of(compressor, **options)
         choices.check()

@@ -70,7 +70,7 @@ class GroupInput:
 
 @dataclass(frozen=True)
 class JobContext:
-    """What all exchanges of one job use."""
+    """The context of all exchanges of one job."""
 
     mesh: Mesh
     seed: int
