@@ -95,13 +95,13 @@ def collectives(compressor, communicator, elements: int, transport: gw.ProcessGr
     import torch
 
     from gradwire.ops.gradients import Gradients
-    from gradwire.runtime.exchange import Given
+    from gradwire.runtime.exchange import GroupInput
     from gradwire.slots import Layout
 
     exchange = exchange_of(compressor, communicator, list(Layout.vector(elements).slots), transport)
     gradient = torch.randn(elements, generator=torch.Generator().manual_seed(transport.rank))
     ops = []
-    for op in exchange.run(Given(Gradients(exchange.stored.pieces, [gradient])), 0):
+    for op in exchange.run(GroupInput(Gradients(exchange.stored.pieces, [gradient])), 0):
         if op is not None:
             transport.run(op)
         ops.append(op)

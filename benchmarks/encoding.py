@@ -25,7 +25,7 @@ import gradwire as gw
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.kernels import in_use
 from gradwire.plans import default_communicator
-from gradwire.runtime.exchange import Given, ReplicaExchange
+from gradwire.runtime.exchange import GroupInput, ReplicaExchange
 from gradwire.slots import Slot
 from gradwire.transports import Recording
 
@@ -87,7 +87,7 @@ def measured(repeats: int) -> dict[str, list[float]]:
 def encoded(exchange: ReplicaExchange, gradient: torch.Tensor, step: int) -> float:
     """Milliseconds until the last message goes out."""
     start = last = time.process_time()
-    for op in exchange.run(Given(Gradients.of_vector(exchange.stored.layout, gradient)), step):
+    for op in exchange.run(GroupInput(Gradients.of_vector(exchange.stored.layout, gradient)), step):
         if op is not None:
             last = time.process_time()
             Recording(1).start(op)

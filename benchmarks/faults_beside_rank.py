@@ -94,7 +94,7 @@ def torchft(loop: Loop) -> None:
 
 def gradwire(loop: Loop) -> None:
     """The recipe in docs/faults.md."""
-    rendezvous = gw.Rendezvous(loop.store, at_least=2, quiet_s=QUIET_S, timeout=TIMEOUT, backend="gloo")
+    rendezvous = gw.Rendezvous(loop.store, at_least=2, last_call_timeout=QUIET_S, timeout=TIMEOUT, backend="gloo")
     handle = None
     while True:
         try:

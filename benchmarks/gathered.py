@@ -26,7 +26,7 @@ from ranks import as_rank, collect
 import gradwire as gw
 from gradwire.notation import read
 from gradwire.ops.gradients import Gradients
-from gradwire.runtime.exchange import Given, ReplicaExchange
+from gradwire.runtime.exchange import GroupInput, ReplicaExchange
 from gradwire.slots import Slot
 
 COMPRESSORS = (
@@ -80,7 +80,7 @@ def reduced(exchange: ReplicaExchange, slots: list[Slot], transport: gw.ProcessG
     generator = torch.Generator().manual_seed(step * transport.world + transport.rank)
     gradients = [torch.randn(slot.shape, generator=generator) for slot in slots]
     ops, seconds = [], -time.thread_time()
-    for op in exchange.run(Given(Gradients(exchange.stored.pieces, gradients)), step):
+    for op in exchange.run(GroupInput(Gradients(exchange.stored.pieces, gradients)), step):
         seconds += time.thread_time()
         if op is not None:
             transport.run(op)

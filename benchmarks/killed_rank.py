@@ -55,7 +55,7 @@ def train(told: dict) -> None:
     store = dist.TCPStore("127.0.0.1", told["port"], is_master=False, wait_for_workers=False)
     own = dist.PrefixStore(told["job"], store)
     rendezvous = gw.Rendezvous(
-        own, at_least=told["at_least"], quiet_s=QUIET_S, timeout=timedelta(seconds=TIMEOUT_S), backend="gloo"
+        own, at_least=told["at_least"], last_call_timeout=QUIET_S, timeout=timedelta(seconds=TIMEOUT_S), backend="gloo"
     )
     handle, step = None, 0
     while step < steps:

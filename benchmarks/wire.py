@@ -59,15 +59,15 @@ def measure(model, compressor, communicator) -> dict:
 
     from gradwire.lab.traffic import interface_traffic
     from gradwire.plans import uniform
+    from gradwire.runtime.job_options import JobOptions
     from gradwire.runtime.runtime import Runtime
-    from gradwire.runtime.settings import Settings
     from gradwire.slots import Slot
 
     slots = [Slot.of(name, p) for name, p in model.named_parameters()][::-1]
     grads = [torch.randn(slot.shape, generator=torch.Generator().manual_seed(dist.get_rank())) for slot in slots]
     plan = uniform(slots, compressor, communicator=communicator)
     mesh = gw.Mesh.of(gw.ProcessGroup.own())
-    runtime = Runtime(lambda: plan, slots, mesh, torch.device("cpu"), Settings(owns_mesh=True))
+    runtime = Runtime(lambda: plan, slots, mesh, torch.device("cpu"), JobOptions(owns_mesh=True))
     dist.barrier()
     before = interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes
     for _ in range(STEPS):

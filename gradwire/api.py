@@ -61,7 +61,6 @@ from gradwire.controllers import (
     StepView,
     WarmUp,
 )
-from gradwire.files import save
 from gradwire.frontends import (
     DistributedOptimizer,
     Handle,
@@ -76,8 +75,9 @@ from gradwire.memories import DGCMemory, Memory, NoMemory, Residual
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.plans import NATIVE, Group, Plan
-from gradwire.runtime.ending import ReductionError
+from gradwire.runtime.failures import ReductionError
 from gradwire.runtime.stats import Stats
+from gradwire.saving import save
 from gradwire.slots import Layout, Slot
 from gradwire.transports import Done, Mesh, Pending, ProcessGroup, Recording, Threads, Transport
 from gradwire.tuner import Auto

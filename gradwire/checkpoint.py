@@ -1,10 +1,10 @@
-"""State dicts of tensors only, which say what they are, and their way to another number of ranks."""
+"""State dicts of tensors only, with a description of themselves, and the rule for another number of ranks."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +16,9 @@ StateDict = dict[str, Tensor]
 """{"step": int64 (), "about": uint8 (n,), "<parameter>//<name>": tensor}: safe for `torch.load(weights_only=True)`.
 
 "about" is JSON, see `About`, with the type, shape and checksum of every other tensor. In a parameter's name "/" is
-written "~1" and "~" "~0", as in JSON Pointer (RFC 6901). Without a parameter, "//<name>", is what belongs to the job.
-Names that begin with "shared/" are of small tensors that are equal on all ranks. All others are this rank's own, in a
-state of all ranks (ranks, *shape): small ones, "group/", and those of the parameter's shape."""
+written "~1" and "~" "~0", as in JSON Pointer (RFC 6901). Tensors of the job have no parameter: "//<name>". Small ones
+that are equal on all ranks are named "shared/...". All others are a rank's own, and (ranks, *shape) in a state of all
+ranks: small ones, "group/...", and those of the parameter's shape."""
 
 FORMAT = 1
 SEPARATOR, STEP, ABOUT = "//", "step", "about"
@@ -30,17 +30,18 @@ Exported = Mapping[str, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class About:
-    """What a state says of itself: whose it is, the plan that was in force, as JSON, and the parameters in the order in
-    which their gradients became ready, where that was known. `skipped` of its steps counted for no rank.
-
-    `gathered` states hold what all `ranks` keep, and rank 0 alone has it."""
+    """A state's description of itself."""
 
     rank: int
     ranks: int
     plan: str
+    """The plan that was in force, as JSON."""
     order: tuple[str, ...] = ()
+    """The parameters as their gradients became ready, where that was known."""
     skipped: int = 0
+    """Steps that counted for no rank."""
     gathered: bool = False
+    """It has the state of all `ranks`; only rank 0 has such a state."""
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
@@ -49,16 +50,15 @@ class About:
 
 @dataclass(frozen=True)
 class Unpacked:
-    """A state dict that was read: what is kept for each parameter, and what belongs to the job."""
+    """A state dict that was read: the tensors of each parameter, and those of the job."""
 
     exported: dict[str, dict[str, Tensor]]
     job: dict[str, Tensor]
     step: int
     about: About
 
-    def words(self, sharded: bool = False) -> dict[str, str]:
-        """What the states of all ranks that belong together have alike, by what it is called. Where ranks keep
-        different shards, small tensors are a shard's own."""
+    def facts(self, sharded: bool = False) -> dict[str, str]:
+        """The facts in which all ranks' states are equal; where they are `sharded`, small tensors may differ."""
         exported = {} if sharded else self.exported
         common = {key_of(name, key): t for name, key, t in _each(exported) if key.startswith(SHARED)}
         common |= {SEPARATOR + key: tensor for key, tensor in self.job.items()}
@@ -71,11 +71,10 @@ class Unpacked:
         }
 
     def of_rank(self, rank: int, ranks: int) -> "Unpacked":
-        """What this rank of so many takes over. Raises ValueError, naming the call that works, where that is not
-        here."""
+        """The part that one of `ranks` ranks loads. Raises ValueError, naming the call that works, without one."""
         about = self.about
         if about.gathered and about.rank == 0:
-            return self._share(rank, ranks)
+            return self._part(rank, ranks)
         if about.gathered:
             raise ValueError(
                 f"rank {about.rank} has nothing of a state of all ranks; save what rank 0 got, and load that"
@@ -89,8 +88,7 @@ class Unpacked:
         )
 
     def check(self, slots: Sequence[Slot], others: Collection[str]) -> None:
-        """Raises ValueError, naming it, for a parameter that the model lacks or has in another shape. `others` are
-        parameters of the model that are not reduced; of these nothing is taken over."""
+        """Raises ValueError for a parameter that the model lacks or has in another shape. Drops `others`."""
         shapes = {slot.name: slot.shape for slot in slots}
         for name in others:
             self.exported.pop(name, None)
@@ -109,20 +107,35 @@ class Unpacked:
             if not key.startswith(SHARED) and (not tensor.dim() or len(tensor) != self.about.ranks):
                 raise ValueError(f"the state's {key} of {name!r} has not a row for each of {self.about.ranks} ranks")
 
-    def _share(self, rank: int, ranks: int) -> "Unpacked":
-        """Of what R memories kept, the sum over every `ranks`-th from `rank` on, so that nothing is lost, and R ranks
-        get back what was theirs."""
+    def _part(self, rank: int, ranks: int) -> "Unpacked":
+        """The state of one of `ranks` ranks that go on from a state of all."""
+        before = predecessors(rank, ranks, self.about.ranks)
 
-        def share(key: str, tensor: Tensor) -> Tensor:
+        def part(key: str, tensor: Tensor) -> Tensor:
             if key.startswith(SHARED):
                 return tensor
-            return tensor[rank % len(tensor)] if key.startswith(GROUP) else tensor[rank::ranks].sum(0)
+            return tensor[before.own] if key.startswith(GROUP) else tensor[before.memories].sum(0)
 
         exported = {
-            name: {key: share(key, tensor) for key, tensor in tensors.items()}
-            for name, tensors in self.exported.items()
+            name: {key: part(key, tensor) for key, tensor in tensors.items()} for name, tensors in self.exported.items()
         }
         return replace(self, exported=exported, about=replace(self.about, rank=rank, ranks=ranks, gathered=False))
+
+
+class Predecessors(NamedTuple):
+    """The old ranks that a new rank goes on from: one as whose `own` state it takes what is small, and with local steps
+    the parameters; and those whose `memories` it adds up."""
+
+    own: int
+    memories: slice
+
+
+def predecessors(rank: int, ranks: int, old: int) -> Predecessors:
+    """The rule by which `ranks` ranks, or replicas, go on from `old` ones: `rank` goes on as old rank `rank` modulo
+    `old` did, and adds up the memories of ceil(old / ranks) neighbours, of fewer, or of none, as
+    distributed checkpoints deal rows. So no memory is lost, and as many ranks as before get back their own."""
+    most = -(-old // ranks)
+    return Predecessors(rank % old, slice(min(old, rank * most), min(old, (rank + 1) * most)))
 
 
 def pack(exported: Exported, job: Mapping[str, Tensor], step: int, about: About) -> StateDict:
@@ -130,19 +143,19 @@ def pack(exported: Exported, job: Mapping[str, Tensor], step: int, about: About)
     everything = {**exported, "": job}
     tensors = {key_of(name, key): tensor.detach().clone() for name, key, tensor in _each(everything)}
     tensors[STEP] = torch.tensor(step, dtype=torch.int64, device="cpu")
-    told = {key: [_sum_of(tensor), *_kind(tensor)] for key, tensor in tensors.items()}
-    return tensors | {ABOUT: letters(json.dumps({"format": FORMAT, **asdict(about), "tensors": told}))}
+    kinds = {key: [_sum_of(tensor), *_kind(tensor)] for key, tensor in tensors.items()}
+    return tensors | {ABOUT: letters(json.dumps({"format": FORMAT, **asdict(about), "tensors": kinds}))}
 
 
 def unpack(state: Mapping[str, Tensor]) -> Unpacked:
-    """The inverse of `pack`. Raises ValueError for what is no such state, or not all of it."""
+    """The inverse of `pack`. Raises ValueError for a state that is not whole, or none."""
     _check_types(state)
     try:
-        about, told = _read_about(state)
+        about, kinds = _read_about(state)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"this is no Gradwire state ({error}); pass what handle.state_dict() returned") from error
     tensors = {key: tensor for key, tensor in state.items() if key != ABOUT}
-    _check_tensors(tensors, told)
+    _check_tensors(tensors, kinds)
     step, exported = int(tensors.pop(STEP)), dict[str, dict[str, Tensor]]()
     for key, tensor in tensors.items():
         name, kind = split(key)
@@ -153,17 +166,16 @@ def unpack(state: Mapping[str, Tensor]) -> Unpacked:
 
 
 def gather(states: Sequence[StateDict]) -> StateDict:
-    """The states of all ranks of one job, in their order, as one that any number of ranks can load.
-
-    Raises ValueError where they do not belong together."""
+    """The states of all ranks of one job, in their order, as one that any number of ranks can load. Raises ValueError
+    where they do not belong together."""
     read = [unpack(state) for state in states]
     if not read:
         raise ValueError("there is no state here; pass every rank's, in their order")
     for rank, one in enumerate(read):
         if one.about.gathered or (one.about.rank, one.about.ranks) != (rank, len(states)):
             raise ValueError(f"state {rank} of these {len(states)} is {one.about}; pass every rank's, in their order")
-        for field, word in one.words().items():
-            if word != read[0].words()[field]:
+        for field, fact in one.facts().items():
+            if fact != read[0].facts()[field]:
                 raise ValueError(f"rank {rank} and rank 0 differ in {field}; pass states that were saved together")
     likes = {(name, key): tensor for one in read[::-1] for name, key, tensor in _each(one.exported)}
     exported: dict[str, dict[str, Tensor]] = {}
@@ -179,16 +191,15 @@ def gather(states: Sequence[StateDict]) -> StateDict:
 def reshard(states: Sequence[StateDict], world: int) -> list[StateDict]:
     """The states of all ranks of one job, in their order, as those of a job with `world` ranks.
 
-    What memories hold adds up over the ranks, so old rank r's goes to new rank r mod world, and ranks that get
-    none start with empty memories; what is equal on all ranks stays so. Nothing is lost: the sum over the
-    ranks of every residual is the same before and after. Raises ValueError where the states do not belong together, and
-    for a `world` that is no number of ranks.
+    Memories are added up by the rule of `predecessors`; ranks that get none start with empty ones. The sum over the
+    ranks of every residual is the same before and after, and what is equal on all ranks stays so. Raises ValueError
+    where the states do not belong together, and for a `world` that is no number of ranks.
     """
     if type(world) is not int or world < 1:
         raise ValueError(f"world={world!r} is no number of ranks; use e.g. gw.reshard(states, 4)")
     whole = unpack(gather(states))
-    shares = [whole.of_rank(rank, world) for rank in range(world)]
-    return [pack(share.exported, share.job, share.step, share.about) for share in shares]
+    parts = [whole.of_rank(rank, world) for rank in range(world)]
+    return [pack(part.exported, part.job, part.step, part.about) for part in parts]
 
 
 def _check_types(state: object) -> None:
@@ -200,7 +211,7 @@ def _check_types(state: object) -> None:
 
 
 def _read_about(state: Mapping[str, Tensor]) -> tuple[About, dict[str, Any]]:
-    """What a state says of itself, and of its tensors."""
+    """A state's description of itself, and of its tensors."""
     for key in (STEP, ABOUT):
         if key not in state:
             raise ValueError(f"it has no {key!r}")
@@ -209,31 +220,31 @@ def _read_about(state: Mapping[str, Tensor]) -> tuple[About, dict[str, Any]]:
         raise ValueError(f"its step is {step.tolist()!r} of {step.dtype}")
     if state[ABOUT].dtype != torch.uint8:
         raise ValueError("what it says of itself is no text")
-    words = json.loads(bytes(state[ABOUT].tolist()))
-    if words["format"] != FORMAT:
+    fields = json.loads(bytes(state[ABOUT].tolist()))
+    if fields["format"] != FORMAT:
         raise ValueError("it is of another format")
-    told = dict(words["tensors"])
-    if not all(isinstance(kind, list) and kind for kind in told.values()):
+    kinds = dict(fields["tensors"])
+    if not all(isinstance(kind, list) and kind for kind in kinds.values()):
         raise ValueError("what it says of its tensors cannot be")
-    skipped = words["skipped"]
-    about = About(words["rank"], words["ranks"], words["plan"], tuple(words["order"]), skipped, words["gathered"])
+    skipped = fields["skipped"]
+    about = About(fields["rank"], fields["ranks"], fields["plan"], tuple(fields["order"]), skipped, fields["gathered"])
     if not (0 <= about.rank < about.ranks and isinstance(about.plan, str) and isinstance(about.gathered, bool)):
         raise ValueError("what it says of itself cannot be")
     if not (isinstance(skipped, int) and 0 <= skipped <= int(step)):
         raise ValueError(f"it has skipped {skipped!r} of {int(step)} steps")
     if not all(isinstance(name, str) for name in about.order):
         raise ValueError("its order is no list of names")
-    return about, told
+    return about, kinds
 
 
-def _check_tensors(tensors: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming it, for a tensor that a state should have otherwise."""
-    for key in [*told, *tensors]:
+def _check_tensors(tensors: Mapping[str, Tensor], kinds: Mapping[str, Any]) -> None:
+    """Raises ValueError, naming the tensor, where one is not as it was saved."""
+    for key in [*kinds, *tensors]:
         if key not in tensors:
             raise ValueError(f"the state lacks {key!r}, which was saved with it; pass all that state_dict() returned")
-        if key not in told or (SEPARATOR not in key and key != STEP):
+        if key not in kinds or (SEPARATOR not in key and key != STEP):
             raise ValueError(f"this is no Gradwire state (what is {key!r}?); pass what handle.state_dict() returned")
-        saved_sum, *saved = told[key]
+        saved_sum, *saved = kinds[key]
         if (kind := _kind(tensors[key])) != saved:
             raise ValueError(f"the state's {key!r} is {kind}, and was {saved} when it was saved; pass it as it was")
         if _sum_of(tensors[key]) != saved_sum:
@@ -254,7 +265,7 @@ def split(key: str) -> tuple[str, str]:
 
 
 def _sum_of(tensor: Tensor) -> str:
-    """A tensor's checksum, always of the same length, for those who load into a state that is there."""
+    """A tensor's checksum as text, always of the same length, so that states have the same size."""
     return f"{int(checksum(tensor.contiguous())) % 2**64:016x}"
 
 

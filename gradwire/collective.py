@@ -108,7 +108,7 @@ class AllToAll:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Broadcast:
-    """The message of rank `source` overwrites everybody's; counted as one send per rank, as in a ring."""
+    """The message of rank `source` overwrites all others'; counted as one send per rank, as in a ring."""
 
     message: Message
     source: int

@@ -60,7 +60,7 @@ def options_of(cls: type) -> dict[str, Any]:
 
 
 def text_of(value: Any) -> str:
-    """What is written for an instance of one of Gradwire's dataclasses; a text is what it is."""
+    """The text for an instance of one of Gradwire's dataclasses; of a text itself."""
     if isinstance(value, str):
         return value
     parts = _parts(value)

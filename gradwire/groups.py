@@ -1,4 +1,4 @@
-"""Which gradients travel together, where a user says it instead of leaving it to the plan.
+"""Groupings: the gradients that travel together, chosen by a user instead of the plan.
 
 gw.attach(ddp, gw.TopK(0.01), groups=gw.groups.of(megabytes=25))
 """
@@ -20,7 +20,7 @@ MB = 1 << 20
 
 
 class Grouping(ABC):
-    """Cuts a plan's groups anew; what travels uncompressed beside them stays as planned."""
+    """Cuts a plan's groups anew; groups that travel uncompressed stay as planned."""
 
     @abstractmethod
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
@@ -130,7 +130,7 @@ class Partial(Grouping):
         return Plan((*groups, *last))
 
     def _small(self, names: Sequence[str], numel: dict[str, int], ratio: float) -> list[str]:
-        """What travels dense of a group."""
+        """The names of a group's dense matrices."""
         if self.threshold is not None:
             return [name for name in names if numel[name] <= self.threshold]
         budget, chosen = ratio * sum(numel[name] for name in names), []
@@ -142,7 +142,7 @@ class Partial(Grouping):
         return chosen
 
     def _factor(self, names: Sequence[str], small: Sequence[str], numel: dict[str, int], ratio: float) -> float:
-        """What the others' ratio is multiplied by, so that the group sends as many elements as before."""
+        """The factor of the others' ratio with which the group sends as many elements as before."""
         if self.threshold is not None:
             return 1.0
         total, filled = (sum(numel[name] for name in some) for some in (names, small))

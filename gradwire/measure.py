@@ -1,4 +1,4 @@
-"""What the command line measures, from Python. The lab and what it needs are imported when a function is called."""
+"""The command line's measurements from Python. The lab and its dependencies are imported when a function is called."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,7 +78,7 @@ def plan(
 
 
 def _run(job: "Job", spec: "Spec", place: "Place") -> list[dict[str, Any]]:
-    """What rank 0 logged."""
+    """The lines that rank 0 logged."""
     from gradwire.lab.launched import is_launched
     from gradwire.lab.runner import runner
 

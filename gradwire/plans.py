@@ -56,7 +56,7 @@ class Plan:
         return Plan(tuple(group for group in groups if group.slots))
 
     def describe(self) -> str:
-        """The plan in a few words."""
+        """A short description of the plan."""
         names = dict.fromkeys(f"{group.compressor} by {group.communicator}" for group in self.groups)
         return f"{len(self.groups)} groups of {', '.join(names)}" if self.groups else "native"
 
@@ -101,7 +101,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
-        """What `save` wrote. Raises ValueError, naming the file, where it cannot be read or holds no plan."""
+        """Reads what `save` wrote. Raises ValueError, naming the file, where it cannot be read or has no plan."""
         return from_file(path, cls.from_json)
 
     def check(self, slots: Sequence[Slot]) -> None:
@@ -125,7 +125,7 @@ NATIVE = Plan(())
 
 
 def from_file(path: str | Path, read: Callable[[str], T]) -> T:
-    """What `read` makes of a file's text. Raises ValueError, naming the file, where that cannot be."""
+    """The result of `read` for a file's text. Raises ValueError, naming the file, where it cannot be read."""
     try:
         return read(Path(path).read_text())
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""The script of a step: what is done in which order, the same on all ranks.
+"""The script of a step: its entries in order, the same on all ranks.
 
 The runtime walks it, and the scheduler prices it.
 """

@@ -112,7 +112,7 @@ def state(data: bytes) -> None:
         read = checkpoint.unpack(own)
         read.check(SLOTS, ())
         read.of_rank(0, 2)
-        read.words()
+        read.facts()
     with suppress(ValueError):
         checkpoint.reshard([own, _states()[1]], 1 + drawn.below(4))
     with suppress(ValueError):

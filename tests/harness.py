@@ -16,16 +16,16 @@ from gradwire.compressors import Compressor, GroupContext, context_for
 from gradwire.controllers import Controller
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
-from gradwire.runtime import ending
-from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange
+from gradwire.runtime import failures
+from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.settings import Settings
 from gradwire.runtime.store import Store
 from gradwire.slots import Layout, Slot
 from gradwire.tuner import profiler_for
 
 WAIT_S = 20
-ending.OTHERS_S, ending.POLL_S = 0.05, 0.001  # threads have no hosts that are far away
+failures.OTHERS_S, failures.POLL_S = 0.05, 0.001  # threads have no hosts that are far away
 CPU = torch.device("cpu")
 torch.set_num_threads(1)
 
@@ -137,7 +137,7 @@ class Job:
     def _runtime(self, plan: gw.Plan, rank: int, options: dict[str, Any]) -> Runtime:
         mesh = gw.Mesh.of(self.transports[rank])
         profiler = profiler_for(self.slots, mesh, CPU)
-        settings = Settings(controller=self.controllers[rank], profiler=profiler, **options)
+        settings = JobOptions(controller=self.controllers[rank], profiler=profiler, **options)
         return Runtime(lambda: plan, self.slots, mesh, CPU, settings)
 
     def step(self, grads: Grads) -> list[list[Tensor]]:
@@ -153,7 +153,7 @@ class Job:
         reached = []
         for runtime in self.runtimes:
             reached.append(threading.Event())
-            runtime.executor.post(reached[-1].set)
+            runtime._executor.post(reached[-1].set)
         for each in reached:
             assert each.wait(WAIT_S), "a rank hangs"
         for runtime in self.runtimes:
@@ -221,16 +221,16 @@ def hosts(count: int, local: int) -> list[gw.Mesh]:
     ]
 
 
-def exchange_of(group: gw.Group, slots: Sequence[Slot], transport: gw.Transport) -> Exchange:
+def exchange_of(group: gw.Group, slots: Sequence[Slot], transport: gw.Transport) -> GroupExchange:
     """One group of one rank, without a job."""
     store = Store(slots, CPU)
     store.arrange(gw.Plan((group,)))
     return ReplicaExchange(group, 0, store.groups[0], JobContext(gw.Mesh.of(transport), 0, Workspace(CPU)))
 
 
-def run(exchange: Exchange, grads: Sequence[Tensor], transport: gw.Transport, step: int = 0) -> None:
+def run(exchange: GroupExchange, grads: Sequence[Tensor], transport: gw.Transport, step: int = 0) -> None:
     """One step of it; the means replace the gradients."""
-    for op in exchange.run(Given(Gradients(exchange.stored.pieces, grads)), step):
+    for op in exchange.run(GroupInput(Gradients(exchange.stored.pieces, grads)), step):
         transport.run(op)
     exchange.commit()
 

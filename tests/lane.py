@@ -10,7 +10,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
-from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
 from gradwire.runtime.store import Store
 from gradwire.slots import Slot
 
@@ -31,7 +31,7 @@ class Lane:
         self.slots, self._gpu, self.number = slots, gpu, 0
         group = gw.Group(tuple(slot.name for slot in slots), case.compressor, case.memory, case.communicator)
         self._transports = gw.Threads.group(world)
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[GroupExchange] = []
         for transport in self._transports:
             store = Store(slots, device)
             store.arrange(gw.Plan((group,)))
@@ -41,7 +41,7 @@ class Lane:
     def step(self, grads: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
         """The means, by rank and slot; gradients stay as they are."""
         means = [[on_gpu(grad) if self._gpu else grad.clone() for grad in own] for own in grads]
-        given = [Given(Gradients(e.stored.pieces, own)) for e, own in zip(self.exchanges, means, strict=True)]
+        given = [GroupInput(Gradients(e.stored.pieces, own)) for e, own in zip(self.exchanges, means, strict=True)]
         reductions = [e.run(each, self.number) for e, each in zip(self.exchanges, given, strict=True)]
         while ops := [op for op in (next(reduction, None) for reduction in reductions) if op is not None]:
             self._count(False)

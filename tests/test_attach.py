@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import gradwire as gw
-from gradwire.frontends.job import Choices
+from gradwire.frontends.choices import StepChoices
 
 
 def test_one_process_has_an_idle_handle_whatever_the_model():
@@ -20,7 +20,7 @@ def test_one_process_has_an_idle_handle_whatever_the_model():
 
 
 def test_words_of_the_command_line_are_read():
-    choices = Choices.of("topk:0.01+residual:0.9+allgather@25mb", controller=None)
+    choices = StepChoices.of("topk:0.01+residual:0.9+allgather@25mb", controller=None)
     assert (choices.compressor, choices.memory) == (gw.TopK(0.01), gw.Residual(0.9))
     assert (choices.communicator, choices.groups) == (gw.AllGather(), gw.groups.of(megabytes=25))
     assert gw.attach(nn.Linear(3, 4), "powersgd:2").plan is None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from gradwire.frontends.job import Choices
+from gradwire.frontends.choices import StepChoices
 from gradwire.plans import Plan, uniform
 from gradwire.tuner import CHOOSING_STEPS, Auto
 from gradwire.tuner.auto import TIMED, TRACED, WARM
@@ -39,8 +39,8 @@ def train(running: Job, steps: range) -> list[list[Tensor]]:
         runtime, means = running.runtimes[rank], []
         for number in steps:
             runtime.open_step()
-            runtime.recorder.forward_begins(runtime.plan)
-            runtime.recorder.forward_ends()
+            runtime.forward_begins()
+            runtime.forward_ends()
             means.append(hand_over(runtime, draw(SLOTS, running.world, number)[rank]))
             runtime.finish()
         return means
@@ -237,9 +237,9 @@ def test_trials_go_on_from_text_wherever_they_were():
 
 def test_contradictions_are_refused():
     with pytest.raises(ValueError, match="leave the compressor out"):
-        Choices(compressor=gw.TopK(0.1), candidates=[gw.BF16()]).check()
+        StepChoices(compressor=gw.TopK(0.1), candidates=[gw.BF16()]).check()
     with pytest.raises(ValueError, match="needs a compressor"):
-        Choices(controller=Auto()).check()
+        StepChoices(controller=Auto()).check()
 
 
 @pytest.fixture

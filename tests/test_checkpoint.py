@@ -5,6 +5,7 @@ import json
 import re
 from contextlib import suppress
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -103,6 +104,16 @@ def test_a_job_without_memory_sends_what_it_is_given(case: Case):
         means = other.step(grads)[0]
         for mean, given, kept in zip(means, total(grads), residuals(saved), strict=True):
             torch.testing.assert_close(mean.double(), given / 2 + kept, rtol=1e-5, atol=1e-5)
+
+
+def test_one_rule_says_which_old_ranks_a_new_one_goes_on_from():
+    """Memories as torch.distributed.checkpoint deals rows, `torch.chunk`; each once."""
+    for old, ranks in product(range(1, 8), repeat=2):
+        before = [checkpoint.predecessors(rank, ranks, old) for rank in range(ranks)]
+        rows = [list(range(old))[each.memories] for each in before]
+        dealt = [chunk.tolist() for chunk in torch.arange(old).chunk(ranks)]
+        assert rows == dealt + [[]] * (ranks - len(dealt))
+        assert [each.own for each in before] == [rank % old for rank in range(ranks)]
 
 
 @conserving

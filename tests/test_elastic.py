@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import gradwire as gw
-from gradwire.runtime.alike import from_first
+from gradwire.runtime.replicas import from_first
 from gradwire.transports.members import Members
 from tests import harness
 from tests.harness import CPU, SMALL, draw, plan_of, raising, slots_of, together
@@ -129,7 +129,7 @@ def test_what_cannot_be_told_is_refused_on_all_ranks():
     group = gw.Threads.group(2)
     tree = {"generator": torch.Generator()}
     for error in together(2, lambda r: from_first(tree if r == 0 else {}, gw.Mesh.of(group[r]), CPU)):
-        assert "a Generator in a state cannot be told" in str(error)
+        assert "a Generator in a state cannot be sent" in str(error)
 
 
 # Who is there

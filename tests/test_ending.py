@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gradwire.runtime import ending
-from gradwire.runtime.ending import Ending, Interrupted, Left, Mark
+from gradwire.runtime import failures
+from gradwire.runtime.failures import Ending, Interrupted, Left, Mark
 
 WELL = Mark(None, False, 0.0)
 HOSTS = ["a", "b", "c"]
@@ -22,7 +22,7 @@ def ending_of(rank: int, words: dict[str, str], paused_s: float = 0.0) -> Ending
 
 def blamed(marks: dict[int, Mark], paused_s: float, monkeypatch: pytest.MonkeyPatch) -> str:
     """By rank 0 of three, whose wait ended for a reason that names nobody."""
-    monkeypatch.setattr(ending, "OTHERS_S", 0.1)
+    monkeypatch.setattr(failures, "OTHERS_S", 0.1)
     words = {f"{word}/{rank}": json.dumps(mark) for rank, mark in marks.items() for word in ("ended", "heard")}
     error = Interrupted("reducing ended", "timed out")
     ending_of(0, words, paused_s).end(error)

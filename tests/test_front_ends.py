@@ -13,11 +13,11 @@ from kernel_cases import needs_library
 from torch import nn
 
 import gradwire as gw
-from gradwire.frontends.job import Choices, mesh_of, parameters_of
+from gradwire.frontends.choices import Choices, StepChoices, parameters_of
 from gradwire.ops import native
-from gradwire.runtime import agreement
+from gradwire.runtime import meeting
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.settings import Settings
 
 SLOTS = slots_of(SMALL)
 
@@ -35,9 +35,9 @@ class Refuses(gw.Recording):
 def test_a_group_of_its_own_that_cannot_be_used_is_closed_and_the_users_is_not():
     own, given = Refuses(2), Refuses(2)
     with pytest.raises(ValueError, match="not on this device"):
-        mesh_of(None, lambda: own, CPU)
+        Choices().mesh(lambda: own, CPU)
     with pytest.raises(ValueError, match="not on this device"):
-        mesh_of(given, lambda: own, CPU)
+        Choices(transport=given).mesh(lambda: own, CPU)
     assert own.closed
     assert not given.closed
 
@@ -50,7 +50,7 @@ def test_what_a_plan_raises_leaves_nothing_open(error: type[Exception]):
         raise error("no plan")
 
     with pytest.raises(error, match="no plan"):
-        Runtime(plan, SLOTS, gw.Mesh.of(transport), CPU, Settings())
+        Runtime(plan, SLOTS, gw.Mesh.of(transport), CPU, JobOptions())
     assert transport.closed
 
 
@@ -64,20 +64,20 @@ def test_a_model_on_two_devices_or_without_parameters_is_refused():
 
 
 def test_arithmetic_is_the_same_under_autocast():
-    plain = agreement._arithmetic(CPU)
+    plain = meeting._arithmetic(CPU)
     with torch.autocast("cpu", torch.bfloat16):
-        assert agreement._arithmetic(CPU) == plain
+        assert meeting._arithmetic(CPU) == plain
 
 
 def test_ranks_whose_arithmetic_differs_are_refused_where_all_must_compute_alike(monkeypatch: pytest.MonkeyPatch):
     numbers = count()
-    monkeypatch.setattr(agreement, "_arithmetic", lambda device: str(next(numbers)))
+    monkeypatch.setattr(meeting, "_arithmetic", lambda device: str(next(numbers)))
     for compressor, differ in ((gw.TopK(0.1), False), (gw.RandomK(0.1), True), (gw.PowerSGD(2), True)):
         plan = gw.plans.uniform(SLOTS, compressor)
         transports = gw.Threads.group(2)
 
         def begin(rank: int, plan: gw.Plan = plan, transports: list = transports) -> None:
-            Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, Settings()).close()
+            Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, JobOptions()).close()
 
         errors = together(2, begin)
         assert ["differ in arithmetic" in str(error) for error in errors] == [differ, differ]
@@ -93,7 +93,7 @@ def test_a_rank_without_the_library_is_refused_where_all_must_compute_alike(monk
 
     def begin(rank: int) -> None:
         mine.lacks_it = rank == 1
-        Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, Settings()).close()
+        Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, JobOptions()).close()
 
     assert all("differ in arithmetic" in str(error) for error in together(2, begin))
 
@@ -122,7 +122,7 @@ def test_the_direct_exchange_is_on_whatever_the_group_was_called(backend: str):
 
 def test_what_auto_refuses_is_refused_before_anything_is_opened():
     with pytest.raises(ValueError, match="name its sparsifier"):
-        Choices.of(None, candidates=[gw.MultiLevel()]).check()
+        StepChoices.of(None, candidates=[gw.MultiLevel()]).check()
 
 
 def test_a_compressor_may_be_written_as_on_the_command_line_in_every_front_end():

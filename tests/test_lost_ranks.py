@@ -18,11 +18,11 @@ import gradwire as gw
 from gradwire.collective import Collective
 from gradwire.lab.launch import free_port
 from gradwire.runtime import monitor
-from gradwire.runtime.ending import Interrupted, ReductionError
 from gradwire.runtime.executor import Executor
+from gradwire.runtime.failures import Interrupted, ReductionError
 from gradwire.runtime.runtime import Runtime
-from gradwire.transports.base import Pending
 from gradwire.transports.heartbeat import Heartbeat
+from gradwire.transports.transport import Pending
 from tests.support.warm import Forked
 
 SLOTS = slots_of(SMALL)
@@ -43,7 +43,7 @@ class Stuck:
 class Silent(gw.Transport):
     """One rank of a group of threads as NCCL would be; rank 1 dies when it is told to."""
 
-    silent = True
+    needs_polling = True
 
     def __init__(self, inner: gw.Threads, dead: threading.Event) -> None:
         self.rank, self.world, self.store = inner.rank, inner.world, inner.store

@@ -45,14 +45,14 @@ class OfRounds:
         return self.model(x, -1)
 
     def send(self, index: int) -> None:
-        self._given += self._of(self._rounds.fragments[index].deltas) / self._world
+        self._given += self._of(self._rounds.fragments[index].pseudo_gradients) / self._world
         self._send(index)
 
     def wait(self, index: int) -> None:
         was_sent = index in self._rounds.under_way
         self._wait(index)
         if was_sent:
-            self._means.append(self._of(self._rounds.fragments[index].deltas))
+            self._means.append(self._of(self._rounds.fragments[index].pseudo_gradients))
 
     def taken(self, given: Tensor) -> tuple[Tensor, list[Tensor]]:
         self.optimizer.step()
@@ -64,7 +64,7 @@ class OfRounds:
         self._rounds.runtime.finish()
 
     def last(self) -> list[Tensor]:
-        return [self._of(self._rounds.fragments[index].deltas) for index in self._rounds.under_way]
+        return [self._of(self._rounds.fragments[index].pseudo_gradients) for index in self._rounds.under_way]
 
     def _of(self, tensors) -> Tensor:
         return flat([tensors.get(name, torch.zeros_like(p)) for name, p in self.model.named_parameters()]).detach()

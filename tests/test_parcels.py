@@ -21,7 +21,7 @@ def odd_tensors(seed: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("room", [64, 256, 1 << 24])
 def test_tensors_of_any_type_and_stride_arrive_in_parcels_of_bounded_size(monkeypatch, room):
-    monkeypatch.setattr(parcels, "ROOM", room)
+    monkeypatch.setattr(parcels, "CAPACITY", room)
     ranks = gw.Threads.group(3)
     tensors = [odd_tensors(rank) for rank in range(3)]
     raising(together(3, lambda rank: gw.Mesh.of(ranks[rank]).share(tensors[rank], CPU, source=1)))

@@ -11,8 +11,8 @@ from harness import CPU, SMALL, job, plan_of, raising, slots_of, together
 
 import gradwire as gw
 from gradwire.plans import uniform
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.settings import Settings
 
 SLOTS = slots_of(SMALL)
 TOP_K = gw.TopK(0.05)
@@ -166,7 +166,7 @@ OTHER = {
     "shape": (uniform(SLOTS, TOP_K), OTHER_SHAPE, {}, "scale: (1,) torch.float32 with strides (1,) on rank"),
     "seed": (PLAN, SLOTS, {"seed": 1}, "seed: 0 on rank"),
     "controller": (PLAN, SLOTS, {"controller": gw.WarmUp(steps=20)}, "controller: none on rank"),
-    "scaler": (PLAN, SLOTS, {"words": {"scaler": "yes"}}, "scaler: none on rank"),
+    "scaler": (PLAN, SLOTS, {"facts": {"scaler": "yes"}}, "scaler: none on rank"),
     "a plan for another model": (uniform(SLOTS[1:], TOP_K), SLOTS, {}, "rank 1 cannot go on: the plan lacks"),
 }
 
@@ -178,7 +178,7 @@ def test_ranks_that_differ_are_refused_on_all_ranks(plan: gw.Plan, slots: list, 
 
     def make(rank: int) -> Runtime:
         own = (plan, slots, options) if rank == 1 else (PLAN, SLOTS, {})
-        return Runtime(lambda: own[0], own[1], gw.Mesh.of(transports[rank]), CPU, Settings(**own[2]))
+        return Runtime(lambda: own[0], own[1], gw.Mesh.of(transports[rank]), CPU, JobOptions(**own[2]))
 
     for error in together(world, make):
         assert isinstance(error, ValueError)
@@ -189,7 +189,7 @@ def test_ranks_that_differ_are_refused_on_all_ranks(plan: gw.Plan, slots: list, 
 def test_controllers_that_differ_are_refused_by_what_they_are_set_to():
     controllers = [gw.WarmUp(steps=20), gw.WarmUp(steps=30)]
     transports = gw.Threads.group(2)
-    settings = [Settings(controller=controller) for controller in controllers]
+    settings = [JobOptions(controller=controller) for controller in controllers]
     for error in together(
         2, lambda rank: Runtime(lambda: PLAN, SLOTS, gw.Mesh.of(transports[rank]), CPU, settings[rank])
     ):
@@ -200,7 +200,9 @@ def test_controllers_that_differ_are_refused_by_what_they_are_set_to():
 def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("gradwire.runtime.meeting.PATIENCE_S", 0.2)
     transports = gw.Threads.group(3)
-    for error in together(2, lambda rank: Runtime(lambda: PLAN, SLOTS, gw.Mesh.of(transports[rank]), CPU, Settings())):
+    for error in together(
+        2, lambda rank: Runtime(lambda: PLAN, SLOTS, gw.Mesh.of(transports[rank]), CPU, JobOptions())
+    ):
         assert isinstance(error, RuntimeError)
         assert "rank 2 did not come to attach() or replan() within 0 s" in str(error)
 

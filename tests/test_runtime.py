@@ -17,9 +17,9 @@ from gradwire.compressors import Cast, GroupContext
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.plans import uniform
-from gradwire.runtime.ending import ReductionError
+from gradwire.runtime.failures import ReductionError
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.settings import Settings
 
 SLOTS = slots_of(SMALL)
 MANY = slots_of({f"layer{i}.weight": torch.empty(5 + i, 4) for i in range(11)})
@@ -38,7 +38,7 @@ def delayed(
 
     def work(rank: int) -> list[Tensor]:
         chance = random.Random(seed * world + rank)
-        runtime = Runtime(lambda: plan, slots, gw.Mesh.of(transports[rank]), CPU, Settings())
+        runtime = Runtime(lambda: plan, slots, gw.Mesh.of(transports[rank]), CPU, JobOptions())
         for step in range(steps):
             runtime.open_step()
             for slot in chance.sample(range(len(slots)), len(slots)):
@@ -379,14 +379,14 @@ def test_steps_of_some_groups():
 
 
 def test_state_follows_its_slots_where_groups_took_other_steps():
-    """Their halves of the arenas are others by then."""
+    """Their halves of the state buffers are others by then."""
     plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather(), groups=3)
     with job(plan, SLOTS, 2) as running:
         for groups in ([0, 1, 2], [1]):
             grads = draw(SLOTS, 2, len(groups))
             for rank, runtime in enumerate(running.runtimes):
                 runtime.open_step(groups)
-                for slot in runtime.arrivals.missing(groups):
+                for slot in runtime.missing():
                     runtime.submit(slot, grads[rank][slot])
             running.finish()
         before = running.states()

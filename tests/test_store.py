@@ -7,14 +7,14 @@ from gradwire.transports.torch_store import TorchStore
 
 def test_all_jobs_of_a_process_share_one_second_connection_to_a_store():
     one, other = (dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False) for _ in range(2))
-    first, again = TorchStore("a", one).apart(), TorchStore("b", one).apart()
+    first, again = TorchStore("a", one).second(), TorchStore("b", one).second()
     assert first._store is again._store
-    assert TorchStore("a", other).apart()._store is not first._store
+    assert TorchStore("a", other).second()._store is not first._store
     first.set("word", "of a")
     assert again.get("word", 0) is None
     assert TorchStore("a", one).get("word", 5) == "of a"
     TorchStore._silent, before = first._store, TorchStore._silent
     try:
-        assert TorchStore("a", one).apart()._store is not first._store  # one that does not answer is not kept
+        assert TorchStore("a", one).second()._store is not first._store  # one that does not answer is not kept
     finally:
         TorchStore._silent = before

@@ -21,8 +21,8 @@ def traced(steps: int) -> list[list[Timeline]]:
             runtime = running.runtimes[rank]
             for number in range(steps + 2):
                 runtime.open_step()
-                runtime.recorder.forward_begins(runtime.plan)
-                runtime.recorder.forward_ends()
+                runtime.forward_begins()
+                runtime.forward_ends()
                 hand_over(runtime, draw(SLOTS, 2, number)[rank])
                 runtime.finish()
 
@@ -59,7 +59,7 @@ def test_recording_changes_no_mean():
             if record:
                 running.runtimes[0].trace(2)
             for number in range(3):
-                running.runtimes[0].recorder.forward_begins(PLAN)
+                running.runtimes[0].forward_begins()
                 last = running.step(draw(SLOTS, 2, number))[0]
             return last
 

@@ -2,7 +2,7 @@
 
 from gradwire.frontends.attach import attach
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.local_steps import LocalSteps, Outer
+from gradwire.frontends.local_optimizer import LocalSteps, Outer
 from gradwire.frontends.optimizer import DistributedOptimizer
 from gradwire.frontends.rendezvous import Rendezvous
 from gradwire.frontends.shard_compression import compress_shards

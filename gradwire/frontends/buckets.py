@@ -1,4 +1,4 @@
-"""DDP's buckets: where they lie, and which gradients have come."""
+"""DDP's buckets, from which gradients go to the runtime."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,56 +13,60 @@ from gradwire.torch_private.reducer import delayed_by, parts_of
 
 @dataclass(frozen=True)
 class BucketPlace:
-    """Where one of DDP's buckets lies, and the slots in it."""
+    """A bucket's address and slots."""
 
     address: int
     slots: tuple[int, ...]
 
 
 class Buckets:
-    """Hands gradients from DDP's buckets to the runtime, all on the thread that trains.
+    """The buckets of one DDP; all on the thread that trains.
 
     DDP moves its buckets once, after the first step. Until they have stayed for a step, slots are submitted bucket by
-    bucket; from then on the places are `fixed`, and a slot just arrives.
-
-    `seen` are the slots of which this backward pass has made a gradient, while nothing is fixed; `late` the one of
-    which it made the last, and which DDP has not copied to its bucket yet; `accumulated` those of which passes that DDP
-    did not reduce have made one. `notes`: the runtime wants to know when a gradient became ready.
+    bucket; from then on their places are fixed, and a slot just arrives.
     """
+
+    fixed: bool
+    notes: bool
+    """The runtime needs the moments when gradients become ready."""
+    late: int | None
+    """The slot of the last gradient, which DDP has not copied to its bucket yet."""
+    seen: set[int]
+    """The slots whose gradients this backward pass has made, while places are not fixed."""
+    accumulated: set[int]
+    """The slots whose gradients were made by passes that DDP did not reduce."""
 
     def __init__(self, runtime: Runtime, slot: Mapping[Tensor, int], static_graph: bool) -> None:
         self.fixed = self.notes = False
-        self.late: int | None = None
-        self.seen: set[int] = set()
-        self.accumulated: set[int] = set()
+        self.late, self.seen, self.accumulated = None, set(), set()
         self._runtime, self._slot, self._static_graph = runtime, slot, static_graph
         self._places: dict[int, BucketPlace] = {}
         self._stayed = False
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begins a step."""
         self.late, self._stayed, self.notes = None, True, self._runtime.wants_readiness()
 
     def end(self) -> None:
-        """The backward pass ends."""
+        """Ends the backward pass."""
         self.seen.clear()
         self.accumulated.clear()
 
     def forget(self) -> None:
-        """Gradients may lie elsewhere from now on."""
+        """Forgets where gradients lie."""
         self._places.clear()
         self.late, self.fixed = None, False
         self._runtime.fix_places(False)
 
     def complete(self, bucket: GradBucket) -> None:
-        """DDP says that a bucket is complete."""
+        """Takes a bucket that is complete."""
         if self.fixed:
             self._arrive(bucket)
         else:
             self._submit(bucket)
 
     def _submit(self, bucket: GradBucket) -> None:
-        """Slot by slot, while buckets may move."""
+        """Submits slot by slot, while buckets may move."""
         slots: list[int] = []
         for parameter, part in parts_of(bucket):
             slot = self._slot[parameter]
@@ -83,12 +87,12 @@ class Buckets:
             self._runtime.fix_places(True)
 
     def _arrive(self, bucket: GradBucket) -> None:
-        """Slots of a complete bucket that have not arrived have no gradient of this pass."""
+        """Completes the bucket's slots: those that have not arrived have no gradient of this pass."""
         runtime = self._runtime
         if self.late is not None:
             late, self.late = self.late, None
             runtime.arrive(late)
-        place, there = self._places[bucket.index()], runtime.arrivals.there
+        place, there = self._places[bucket.index()], runtime.arrived
         if bucket.buffer().data_ptr() != place.address:
             runtime.refuse("DDP moved its buckets in mid-training; call detach() and attach again")
         if all(map(there.__getitem__, place.slots)):
@@ -101,22 +105,22 @@ class Buckets:
                 self._note(slot)
                 runtime.arrive(slot)
             else:
-                runtime.arrivals.absent(slot)
+                runtime.absent(slot)
 
     def _note(self, slot: int) -> None:
         if self.notes:
             self._runtime.became_ready(slot)
 
     def _has_accumulated(self, slot: int, parameter: Tensor) -> bool:
-        """Whether a backward pass has a gradient that did not arrive at once."""
+        """Whether the slot has a gradient of an earlier, accumulating pass."""
         return slot in self.accumulated and parameter.grad is not None
 
 
 def left_alone(ddp: DistributedDataParallel, managed: Collection[Tensor]) -> str:
-    """In words, the parameters that need a gradient and are not in DDP's buckets, which have all that are `managed`."""
+    """A remark about parameters that need a gradient and are not in DDP's buckets, which have the `managed` ones."""
     others = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad and p not in managed}
     delayed = {*delayed_by(ddp)}
     late = [repr(name) for name, p in others.items() if p in delayed]
     local = [repr(name) for name, p in others.items() if p not in delayed]
-    said = [f"DDP by itself reduces {', '.join(late)}"] if late else []
-    return "; ".join([*said, f"DDP does not reduce {', '.join(local)}"] if local else said)
+    remarks = [f"DDP by itself reduces {', '.join(late)}"] if late else []
+    return "; ".join([*remarks, f"DDP does not reduce {', '.join(local)}"] if local else remarks)

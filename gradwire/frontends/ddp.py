@@ -24,15 +24,15 @@ from gradwire.torch_private.reducer import delayed_by, hooks_of, is_joining, ret
 
 
 class DDPFrontEnd:
-    """Between DDP's hooks and the runtime. All of this runs on the thread that trains:
+    """The front end of one DDP: hooks that hand its gradients to the runtime, all on the thread that trains.
 
-    1. Before a forward pass `_forward_begins` notes whether DDP is to reduce the next backward pass, and changes sides
+    1. Before a forward pass `_forward_begins` notes whether DDP is to reduce the next backward pass, and swaps reducers
        where the plan has become native, or is not any more.
     2. Backward makes a gradient; the first one opens a step. Autograd calls our hook, then DDP's, which copies the
-       gradient into its bucket. So when our next hook is called, or DDP's bucket hook, the gradient is where it is to
-       be taken from and its mean put: it arrives then. Groups need not follow DDP's buckets.
-    3. `_bucket_ready`: DDP says that a bucket is complete. What did not arrive of it has no gradient, or only one that
-       was accumulated before. DDP gets a future; when all means are in place, it takes them from its bucket.
+       gradient into its bucket. So a gradient arrives when our next hook, or DDP's bucket hook, is called: then it lies
+       in the bucket, where its mean goes. Groups need not follow DDP's buckets.
+    3. `_bucket_ready`: a bucket is complete. Its slots that did not arrive have no gradient, or only one that was
+       accumulated before. DDP gets a future, which completes when all means are in its bucket.
 
     Where the forward pass was no call of DDP (`ddp.forward(x)`), torch runs no hook before it. Then DDP's first bucket
     is the first to say that DDP reduces: it opens the step, and gradients arrive bucket by bucket. So it is with a
@@ -43,8 +43,8 @@ class DDPFrontEnd:
     hook reduces as DDP would. A step of DDP's own is over when a gradient came since the one before and the next
     forward pass begins.
 
-    What is reduced is what lies in DDP's buckets: it chose that when it was made. The rest it leaves alone, and so do
-    we; what it delays, it reduces by itself.
+    Reduced are the parameters in DDP's buckets, which it chose when it was made. The rest it leaves alone, and so do
+    we; those that it delays, it reduces by itself.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -62,7 +62,7 @@ class DDPFrontEnd:
     def of(cls, ddp: DistributedDataParallel) -> "DDPFrontEnd":
         """The front end of a DDP, whose one hook it is; an earlier, detached one serves again.
 
-        Raises ValueError where the hook is somebody else's, or in use."""
+        Raises ValueError where another hook is registered, or this one is in use."""
         for hook in hooks_of(ddp):
             front_end = getattr(hook, "__self__", None)
             if not isinstance(front_end, cls):
@@ -83,7 +83,7 @@ class DDPFrontEnd:
         return front_end
 
     def hook_in(self, runtime: Runtime, parameters: dict[str, nn.Parameter], managed: Collection[Tensor]) -> None:
-        """Gradients of `parameters` go to the runtime from now on; DDP's buckets have all that are `managed`."""
+        """Hands gradients of `parameters` to the runtime from now on; DDP's buckets have all that are `managed`."""
         if not hooks_of(self.ddp):
             self.ddp.register_comm_hook(None, self._bucket_ready)
         elif self._native:
@@ -112,12 +112,12 @@ class DDPFrontEnd:
         return self.ddp.no_sync()
 
     def paused(self) -> AbstractContextManager[None]:
-        """Gradients of backward passes inside are neither sent nor kept for a later one."""
+        """A context whose backward passes' gradients are neither sent nor kept."""
         accumulated = self._buckets.accumulated if self._buckets else set[int]()
         return paused(self.ddp.module.parameters(), accumulated, self.ddp.no_sync())
 
     def skip(self) -> None:
-        """Takes back the last step. Where DDP reduces by itself, nothing is kept of it."""
+        """Takes back the last step. Where DDP reduces by itself, it has no state."""
         if self.runtime and not self._native:
             self.runtime.skip()
 
@@ -126,14 +126,14 @@ class DDPFrontEnd:
         return whole_on(self.ddp.process_group, dict(self.ddp.module.named_parameters()))
 
     def held(self) -> Mapping[str, Tensor]:
-        """All that are reduced, by us or by DDP."""
+        """All parameters that are reduced, by us or by DDP."""
         if not self.runtime:
             return {}
         reduced = {*self._slot, *delayed_by(self.ddp)}
         return {name: p for name, p in self.ddp.module.named_parameters() if p in reduced}
 
     def left_alone(self) -> str:
-        """In words, the parameters with gradients that do not go to the runtime."""
+        """A remark about parameters whose gradients do not go to the runtime."""
         return left_alone(self.ddp, self._managed) if self.runtime else ""
 
     # Gradients
@@ -143,7 +143,7 @@ class DDPFrontEnd:
             self._hook_each(self._slot, self._gradient_hook)
 
     def _hook_each(self, slots: Mapping[Tensor, int], hook: Callable[[int], Callable[[Tensor], None]]) -> None:
-        """Has autograd call hook(slot) when it has a parameter's gradient, frozen ones included, which may thaw."""
+        """Registers hook(slot) on each parameter's gradient, on frozen ones as well, which may thaw."""
         with trainable(slots):
             for parameter, slot in slots.items():
                 self._on_gradients.append(parameter.register_post_accumulate_grad_hook(hook(slot)))
@@ -188,14 +188,14 @@ class DDPFrontEnd:
         return future
 
     def _backward_begins(self) -> bool:
-        """At a first gradient: opens a step, where it is known that DDP reduces this backward pass."""
+        """Opens a step at its first gradient, where DDP is known to reduce this backward pass."""
         if not self._synchronising or self.runtime is None or self.runtime.plan.native:
             return False
         self._open_step(self.runtime)
         return True
 
     def _first_bucket(self, runtime: Runtime, buckets: Buckets) -> None:
-        """DDP reduces a backward pass of which no gradient has opened a step. With a native plan none is opened."""
+        """Opens a step at DDP's first bucket, where no gradient has opened it. With a native plan none is opened."""
         if self._native_steps.reduced:
             self._native_steps.count(runtime)
         elif runtime.plan.native:
@@ -206,8 +206,8 @@ class DDPFrontEnd:
             buckets.forget()
         self._open_step(runtime)
         if not self._synchronising:  # and so no forward pass was seen
-            runtime.recorder.forward_begins(runtime.plan)
-            runtime.recorder.forward_ends()
+            runtime.forward_begins()
+            runtime.forward_ends()
 
     def _open_step(self, runtime: Runtime) -> None:
         assert self._buckets is not None
@@ -243,10 +243,10 @@ class DDPFrontEnd:
             self._go_native(runtime)
         elif self._synchronising and self._native and not runtime.plan.native:
             self._come_back()
-        runtime.recorder.forward_begins(runtime.plan)
+        runtime.forward_begins()
 
     def _give_up(self, runtime: Runtime) -> None:
-        """The last backward pass did not come to all that DDP waits for, which says so itself; but not to all ranks."""
+        """Gives up a step whose backward pass failed: DDP itself raises on this rank alone."""
         missing = [slot for slot in runtime.missing() if not self.ddp.find_unused_parameters]
         parameters = {slot: parameter for parameter, slot in self._slot.items()}
         if frozen := [runtime.slots[slot].name for slot in missing if not parameters[slot].requires_grad]:
@@ -259,12 +259,12 @@ class DDPFrontEnd:
 
     def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self.runtime and torch.is_grad_enabled():
-            self.runtime.recorder.forward_ends()
+            self.runtime.forward_ends()
 
     # Native plans
 
     def _go_native(self, runtime: Runtime) -> None:
-        """Before anything of the next step is accumulated, for DDP's new reducer must see what is."""
+        """Has DDP reduce by itself, before the next step accumulates, which DDP's new reducer must see."""
         if is_joining(self.ddp):
             runtime.refuse(
                 "the automatic plan counts steps, of which DDP.join() gives each rank another number; name a compressor"

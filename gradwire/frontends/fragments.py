@@ -1,4 +1,4 @@
-"""Local steps: the parts of a model that are sent at a time, and when each of them is."""
+"""Fragments of local steps: the parts of a model that are sent at a time, and their schedule."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gradwire.frontends.model_replica import ModelReplica
 from gradwire.plans import Plan
 from gradwire.slots import Layout, Slot
 
 Fragments = int | Sequence[nn.Module]
-"""How many parts of about equal size, or the modules of each: one, or several in an `nn.ModuleList`."""
+"""A number of about equal parts, or the module of each, which may be an `nn.ModuleList`."""
 
 
 def cut(model: nn.Module, parameters: Mapping[str, nn.Parameter], fragments: Fragments) -> list[tuple[str, ...]]:
@@ -51,37 +52,64 @@ def _cut_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[tupl
     return [*parts, tuple(names)]
 
 
-def joined(
-    model: nn.Module,
-    parts: Sequence[tuple[str, ...]],
-    parameters: Mapping[str, nn.Parameter],
-    new: Sequence[str],
-    fragments: Fragments,
-) -> list[tuple[str, ...]]:
-    """The names of each fragment's parameters with `new` ones: of its modules, or else in what is the smallest."""
-    if not isinstance(fragments, int):
-        held = {name for part in parts for name in part} | set(new)
-        return cut(model, {name: p for name, p in parameters.items() if name in held}, fragments)
-    grown = [list(part) for part in parts]
-    for name in new:
-        min(grown, key=lambda part: sum(parameters[own].numel() for own in part)).append(name)
-    return [tuple(part) for part in grown]
+class FragmentedModel:
+    """A model cut into fragments, and plans for them. `names` are those of each fragment's parameters."""
+
+    def __init__(
+        self, model: nn.Module, replica: ModelReplica, fragments: Fragments, plan: Callable[[list[Slot]], Plan]
+    ) -> None:
+        self._model, self._replica, self._wanted, self._plan = model, replica, fragments, plan
+        self.names: list[tuple[str, ...]] = []
+
+    def cut(self) -> None:
+        """Cuts the parameters that are trained now. Raises ValueError where fragments do not make up the model."""
+        self.names[:] = cut(self._model, self._replica.trained.parameters(), self._wanted)
+
+    def grow(self, trained: Sequence[str]) -> bool:
+        """Adds the parameters that are trained now and were not before: each to the fragment of its module, or else to
+        the smallest. Returns whether there are any."""
+        known, parameters = {name for part in self.names for name in part}, self._replica.parameters
+        if not (new := [name for name in trained if name not in known]):
+            return False
+        if isinstance(self._wanted, int):
+            for name in new:
+                sizes = [sum(parameters[own].numel() for own in part) for part in self.names]
+                self.names[sizes.index(min(sizes))] += (name,)
+        else:
+            self.names[:] = cut(
+                self._model, {n: p for n, p in parameters.items() if n in known or n in new}, self._wanted
+            )
+        return True
+
+    def plan(self, slots: list[Slot]) -> Plan:
+        """One plan, of the groups of each fragment planned by itself."""
+        groups = [g for part in self.names for g in self._plan([slot for slot in slots if slot.name in part]).groups]
+        return Plan(tuple(dict.fromkeys(groups)))  # a user's plan is the same for all fragments
+
+    def check_fits(self, plan: Plan) -> None:
+        """Raises ValueError for a plan with a group of several fragments."""
+        for part in self.names:
+            groups_of(plan, part)
+
+    def fragments(self, plan: Plan, schedule: "Schedule") -> "list[Fragment]":
+        """The fragments, with their parameters in the plan's order."""
+        return fragments_of(plan, self.names, self._replica.local, schedule)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When fragments are sent: number f of F after (f + 1)·H/F inner steps, and every H steps from there; and used
-    `delay` steps later, before they are sent again; the next ones queue up behind them. Parameters then become
-    mix·own + (1 - mix)·anchor; without `mix` they keep what they moved meanwhile. With `eager`, what travels is used
-    when its fragment is sent the next time.
-
-    Raises ValueError where that cannot be."""
+    """The schedule of fragments: number f of F is sent after (f + 1)·H/F inner steps, and every H steps from there; the
+    next ones queue up behind it. Raises ValueError for numbers that do not fit together."""
 
     inner_steps: int
+    """H."""
     fragments: int
     delay: int = 0
+    """Inner steps until a fragment's mean is used, before it is sent again."""
     mix: float | None = None
+    """Parameters then become mix·own + (1 - mix)·anchor; without, they keep their steps since they were sent."""
     eager: bool = False
+    """A fragment's mean is used when it is sent the next time."""
 
     def __post_init__(self) -> None:
         if self.inner_steps < self.fragments:
@@ -98,7 +126,7 @@ class Schedule:
             raise ValueError(f"mix={self.mix} is no share of a replica's own; use 0 to 1, e.g. mix=0.5, or None")
 
         if self.eager and (self.delay or self.mix is not None):
-            raise ValueError("eager=True uses what travels a round later, and mixes nothing; leave out delay and mix")
+            raise ValueError("eager=True uses means a round later, and mixes nothing; leave out delay and mix")
 
     @property
     def keeps_sent(self) -> bool:
@@ -115,13 +143,17 @@ class Schedule:
 
 
 class Fragment:
-    """What this rank holds of some parameters, by name, and what belongs to them: `anchors`, which all replicas share;
-    `deltas`, what this replica has moved from there, then the mean of that, in place; and `sent`, a copy of the
-    parameters as they were sent, where that is kept. With eager updates anchors are this replica's own, and `moved` is
-    what it has moved in the last round.
+    """Some parameters of this rank, by name, and what local steps keep for them."""
 
-    Anchors are float32 or wider, so that a small outer step on parameters of 16 bits is not lost.
-    """
+    anchors: dict[str, Tensor]
+    """The shared parameters, in float32 or wider, so that a small outer step on 16 bits is not lost; with eager updates
+    this replica's own."""
+    pseudo_gradients: dict[str, Tensor]
+    """anchor - parameter of this replica; then, in place, the mean over the replicas."""
+    sent: dict[str, Tensor]
+    """A copy of the parameters as they were sent, where the schedule needs it."""
+    last_own: dict[str, Tensor]
+    """With eager updates, this replica's pseudo-gradients of the last round."""
 
     def __init__(self, parameters: Mapping[str, Tensor], schedule: Schedule) -> None:
         self.parameters, self._schedule = parameters, schedule
@@ -132,57 +164,60 @@ class Fragment:
         layout = Layout(tuple(Slot.of(name, anchor) for name, anchor in self.anchors.items()))
         device = next(iter(self.anchors.values())).device
         self._flat = torch.zeros(layout.numel, dtype=torch.float32, device=device)
-        self.deltas = dict(zip(parameters, layout.views(self._flat), strict=True))
+        self.pseudo_gradients = dict(zip(parameters, layout.views(self._flat), strict=True))
         self.sent = {name: p.detach().clone() for name, p in parameters.items()} if schedule.keeps_sent else {}
-        self.moved = {name: torch.zeros_like(d) for name, d in self.deltas.items()} if schedule.eager else {}
+        own = self.pseudo_gradients if schedule.eager else {}
+        self.last_own = {name: torch.zeros_like(gradient) for name, gradient in own.items()}
 
     @torch.no_grad()
     def grown(self, parameters: Mapping[str, Tensor]) -> "Fragment":
-        """This fragment with more `parameters`, of which nothing has moved; what it has of its own stays."""
+        """This fragment with more `parameters`, which begin at their anchors."""
         new = Fragment(parameters, self._schedule)
         new.anchors |= self.anchors
-        for mine, its in (self.deltas, new.deltas), (self.sent, new.sent), (self.moved, new.moved):
-            for name, tensor in mine.items():
-                its[name].copy_(tensor)
+        for mine in ("pseudo_gradients", "sent", "last_own"):
+            for name, tensor in getattr(self, mine).items():
+                getattr(new, mine)[name].copy_(tensor)
         return new
 
     @torch.no_grad()
     def measure(self) -> None:
-        """`deltas` become anchor - parameter."""
+        """Sets `pseudo_gradients` to anchor - parameter."""
         for name, parameter in self.parameters.items():
-            torch.sub(self.anchors[name], parameter, out=self.deltas[name])
+            torch.sub(self.anchors[name], parameter, out=self.pseudo_gradients[name])
         self.keep_sent()
 
     @torch.no_grad()
     def keep_sent(self) -> None:
-        """`sent` become the parameters."""
+        """Copies the parameters to `sent`."""
         for name, copy in self.sent.items():
             copy.copy_(self.parameters[name])
 
     @torch.no_grad()
-    def exchange_own(self, share: float) -> dict[str, Tensor]:
-        """`deltas` become anchor - parameter. Returns the last round's mean, which they were, with this replica's
-        `share` of it replaced by that of what it has moved now. A mean that is not finite, to which nobody's part was
-        added, counts as zero, and so does what this replica has moved if that is not."""
-        gradients = {name: delta.clone() for name, delta in self.deltas.items()}
+    def exchange_own(self, weight: float) -> dict[str, Tensor]:
+        """Measures anew. Returns the last round's mean with this replica's part of it, of this `weight`, replaced by
+        that of the new pseudo-gradients. A mean that is not finite, which has no replica's part, counts as zero, and so
+        does a part that is not."""
+        # the mean of the last round
+        gradients = {name: mean.clone() for name, mean in self.pseudo_gradients.items()}
         if not self.is_finite():
             gradients = {name: torch.zeros_like(gradient) for name, gradient in gradients.items()}
+        # this replica's own, of the new round in place of the last
         self.measure()
         finite = self.is_finite()
         for name, gradient in gradients.items():
-            own = self.deltas[name] if finite else torch.zeros_like(gradient)
-            gradient.add_(own - self.moved[name], alpha=share)
-            self.moved[name].copy_(own)
+            own = self.pseudo_gradients[name] if finite else torch.zeros_like(gradient)
+            gradient.add_(own - self.last_own[name], alpha=weight)
+            self.last_own[name].copy_(own)
         return gradients
 
     def is_finite(self) -> bool:
-        """Whether all of `deltas` is. Asks a GPU."""
+        """Whether all `pseudo_gradients` are finite. Waits for a GPU."""
         return bool(torch.linalg.vector_norm(self._flat, torch.inf).isfinite())
 
     @torch.no_grad()
     def merge(self, mix: float | None) -> None:
-        """Parameters become mix·parameter + (1 - mix)·anchor, or, where `mix` is None, the anchor and what they have
-        moved since they were sent."""
+        """Sets parameters to mix·parameter + (1 - mix)·anchor, or, where `mix` is None, to the anchor plus their steps
+        since they were sent."""
         for name, parameter in self.parameters.items():
             anchor = self.anchors[name]
             if mix is not None:
@@ -194,21 +229,9 @@ class Fragment:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Parameters become the anchors."""
+        """Sets parameters to the anchors."""
         for name, parameter in self.parameters.items():
             parameter.copy_(self.anchors[name])
-
-
-def fragmented(parts: Sequence[Sequence[str]], slots: Sequence[Slot], plan: Callable[[list[Slot]], Plan]) -> Plan:
-    """One plan, of the groups of each part planned by itself."""
-    groups = [group for part in parts for group in plan([slot for slot in slots if slot.name in part]).groups]
-    return Plan(tuple(dict.fromkeys(groups)))  # a user's plan is the same for all parts
-
-
-def check_fits(parts: Sequence[Sequence[str]], plan: Plan) -> None:
-    """Raises ValueError for a plan with a group of several parts."""
-    for part in parts:
-        groups_of(plan, part)
 
 
 def fragments_of(
@@ -220,8 +243,7 @@ def fragments_of(
 
 
 def groups_of(plan: Plan, fragment: Collection[str]) -> list[int]:
-    """The groups of a plan that carry a fragment's parameters. Raises ValueError for a group that carries others as
-    well."""
+    """The groups of a plan that have a fragment's parameters. Raises ValueError for a group that has others as well."""
     found = [index for index, group in enumerate(plan.groups) if any(name in fragment for name in group.slots)]
     for index in found:
         if strangers := [name for name in plan.groups[index].slots if name not in fragment]:

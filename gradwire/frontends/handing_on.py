@@ -1,4 +1,4 @@
-"""What ranks that go on together take from the state of one of them, and what each keeps of its own."""
+"""States of ranks that go on together: the common part of one rank's state, and each one's own memories."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,17 +9,17 @@ from gradwire.plans import Plan
 
 
 def without_memories(state: StateDict) -> StateDict:
-    """What is small: alike on all ranks, or something that a newcomer begins with as well."""
+    """A state's small tensors: equal on all ranks, or with a default for newcomers."""
     return _only(state, lambda key: key.startswith((SHARED, GROUP)))
 
 
 def memories_alone(state: StateDict) -> StateDict:
-    """The other half, what a rank has of its own: all that it keeps where others have gone on without it."""
+    """A state's memories: all that a rank keeps where others have gone on without it."""
     return _only(state, lambda key: not key.startswith((SHARED, GROUP)))
 
 
 def _only(state: StateDict, kept: Callable[[str], bool]) -> StateDict:
-    """Without those of the slots' and groups' tensors whose keys are not kept."""
+    """A state with those tensors of slots and groups whose keys are `kept`."""
     whole = unpack(state)
     exported = {
         name: {key: tensor for key, tensor in tensors.items() if kept(key)} for name, tensors in whole.exported.items()
@@ -27,10 +27,10 @@ def _only(state: StateDict, kept: Callable[[str], bool]) -> StateDict:
     return pack(exported, whole.job, whole.step, whole.about)
 
 
-def go_on(handle: Handle, alike: StateDict, own: StateDict | None, rank: int, ranks: int) -> None:
-    """From what all have `alike`, which is `without_memories`, and from this rank's `own` memories; a newcomer has
-    none. All call this together, when `handle` is made; each loads its state, then the plan is in force that was."""
-    first = unpack(alike)
+def go_on(handle: Handle, common: StateDict, own: StateDict | None, rank: int, ranks: int) -> None:
+    """Goes on from the state that all have in `common`, without memories, and from this rank's `own`, which a newcomer
+    lacks. All ranks call this together with a new `handle`: each loads its state, then the old plan is in force."""
+    first = unpack(common)
     about = replace(first.about, rank=rank, ranks=ranks)
     handle.load_state_dict(_with_memories(replace(first, about=about), unpack(own).exported if own else {}))
     plan = Plan.from_json(about.plan)
@@ -39,7 +39,7 @@ def go_on(handle: Handle, alike: StateDict, own: StateDict | None, rank: int, ra
 
 
 def _with_memories(first: Unpacked, own: Exported) -> StateDict:
-    """The state of one rank, with all that is this rank's own."""
+    """The state of one rank, with this rank's own memories."""
     exported = {
         name: first.exported.get(name, {})
         | {key: t for key, t in own.get(name, {}).items() if not key.startswith(SHARED)}

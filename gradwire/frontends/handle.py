@@ -1,4 +1,4 @@
-"""What `attach` returns."""
+"""`Handle`: a user's access to a job's runtime."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -14,21 +14,19 @@ from gradwire.frontends.idle import Idle
 from gradwire.frontends.stateful import DistributedState, Placed, saved_in
 from gradwire.frontends.summary import table
 from gradwire.plans import Plan
-from gradwire.runtime.alike import from_first
-from gradwire.runtime.replicas import differences, mend
+from gradwire.runtime.replicas import differences, from_first, mend
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.stats import Stats
-from gradwire.runtime.stragglers import OwnTime, Straggler, stragglers
+from gradwire.runtime.stats import OwnTime, Stats, Straggler, stragglers
 from gradwire.runtime.trace import Trace
 from gradwire.transports import forked
 
 
 class FrontEnd(Protocol):
-    """Between a framework and the runtime: it hands gradients over, and has the framework reduce by itself where the
-    plan is native."""
+    """The part between a framework and the runtime: submits gradients, and has the framework reduce by itself where
+    the plan is native."""
 
     def unhook(self) -> None:
-        """Hands nothing over any more."""
+        """Submits no more gradients."""
         ...
 
     def accumulate(self) -> AbstractContextManager[None]:
@@ -36,7 +34,7 @@ class FrontEnd(Protocol):
         ...
 
     def paused(self) -> AbstractContextManager[None]:
-        """Gradients of backward passes inside are neither sent nor kept for a later one."""
+        """A context whose backward passes' gradients are neither sent nor kept."""
         ...
 
     def skip(self) -> None:
@@ -48,12 +46,12 @@ class FrontEnd(Protocol):
         ...
 
     def held(self) -> Mapping[str, Tensor]:
-        """What this rank holds of the parameters, to be alike on all ranks that hold the same."""
+        """This rank's part of the parameters, equal on all ranks that hold the same part."""
         ...
 
 
 class Handle:
-    """Looks into a job's runtime, saves its state, and ends it.
+    """A job's handle: statistics, state, plan, and end.
 
     Calls that all ranks make together come between backward passes, before or after a forward pass, and what they
     change is in force from the next gradient on. Inside a backward pass, as from a hook, and where ranks have begun
@@ -165,9 +163,9 @@ class Handle:
         return DistributedState(self._runtime, self._front_end.placed(), {} if saved is None else saved_in(saved))
 
     def leave(self) -> list[StateDict]:
-        """Ends the exchange of gradients at once, whatever is under way, and tells the other ranks, whose calls raise;
-        for `gradwire.Rendezvous`. The state after the last whole step; and after the next one, where it is the others
-        who know whether it counts."""
+        """Ends the job at once, in whatever step it is; the other ranks' calls raise. For `gradwire.Rendezvous`.
+        Returns the state after the last whole step; then that after the next one, where only the others know whether it
+        counts."""
         runtime, self._runtime = self._runtime, Idle()
         front_end, self._front_end = self._front_end, None
         states = runtime.leave()
@@ -190,7 +188,7 @@ class Handle:
         what most of them have, and this returns the names of what differed; it raises where there is no majority.
         Buffers and the optimizer's state are neither compared nor mended. Raises ValueError after `detach()`."""
         if self._front_end is None:
-            raise ValueError("detach() ended the exchange of gradients, and what is alike; attach() again")
+            raise ValueError("detach() ended the exchange of gradients; attach() again")
         with self._runtime.between_steps("verify()", heal=heal) as together:
             held = self._front_end.held()
             found = together(partial(differences, held), [])
@@ -207,14 +205,16 @@ class Handle:
         times the median of all ranks, in the mean since this was last called. All ranks call this together, between
         backward passes, every so many of them, and get the same; print one to read it.
 
-        A rank's own part is all but the time from its last gradient to the means: loading data and evaluating are among
-        it, and waits in collectives of your own, which hide a straggler. Where DDP reduces by itself, as under
-        `gradwire.plans.NATIVE`, nobody's wait is known, and nobody is named. Raises ValueError for a factor below 1,
-        and for local steps with `delay` or `eager`, which wait for nobody."""
+        A rank's own part is all but the time from its last gradient to the means: it includes loading data, evaluating,
+        and waits in collectives of your own, which hide a straggler. Where DDP reduces by itself, as under
+        `gradwire.plans.NATIVE`, no wait is known, and no rank is named. Raises ValueError for a factor below 1, and for
+        local steps with `delay` or `eager`, which do not wait for each other."""
         if not factor >= 1:
             raise ValueError(f"factor={factor}: give 1 or more, of what the ranks' median takes")
         if not self._waits:
-            raise ValueError("local steps with delay or eager wait for nobody; there are no stragglers to name")
+            raise ValueError(
+                "local steps with delay or eager do not wait for each other; there are no stragglers to name"
+            )
         stats = self.stats()
         own_s = self._own_time.per_step(stats.steps, stats.wait_s)
         with self._runtime.between_steps("stragglers()", factor=factor) as together:
@@ -229,9 +229,9 @@ class Handle:
         self._runtime.install(plan)
 
     def detach(self) -> None:
-        """DDP reduces dense again; a `DistributedOptimizer`, without which nobody reduces, takes no step any more. What
-        memories hold is in `state_dict()` before, if you want it. Raises ValueError, on the rank that calls, inside a
-        backward pass."""
+        """Ends the job: DDP reduces dense again; a `DistributedOptimizer`, without which nothing is reduced, takes no
+        more steps. Take `state_dict()` before if you want what memories hold. Raises ValueError, on the rank that
+        calls, inside a backward pass."""
         self._runtime.detach()
         runtime, self._runtime = self._runtime, Idle()
         front_end, self._front_end = self._front_end, None

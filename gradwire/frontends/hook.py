@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 class Hook:
-    """Calls `call`, on the module that it was registered on. In a copy of that, such as an average of models keeps, and
-    in one that was saved whole, it does nothing."""
+    """A hook that calls `call` on the module that it was registered on. In a copy of the module, such as an average of
+    models, and in one that was saved whole, it does nothing."""
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
         self._call = call
@@ -23,8 +23,8 @@ class Hook:
 
 @contextmanager
 def trainable(parameters: Collection[Tensor]) -> Iterator[None]:
-    """Inside, all of these need a gradient, without which torch registers no hook of theirs. A hook stays when its
-    parameter is frozen, and runs again once that is over."""
+    """A context in which all of these need a gradient, without which torch registers no hooks. A hook stays while its
+    parameter is frozen, and runs again afterwards."""
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(True)

@@ -1,4 +1,4 @@
-"""Gradients by autograd's own hooks: for a model that no framework reduces, or only inside of hosts."""
+"""Gradients by autograd's hooks, for a model that no framework reduces, or only inside replicas."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -13,36 +13,35 @@ from gradwire.frontends.hook import Hook
 from gradwire.frontends.owners import own
 from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
-from gradwire.frontends.trained import Trained
-from gradwire.runtime.machine import NO_GROUP
+from gradwire.frontends.trained import TrainedParameters
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real
 from gradwire.torch_private.autograd import when_backward_ends
 from gradwire.transports.process_group import world_or
 
 
-class Places(Protocol):
-    """Where the gradients of parameters lie."""
+class GradientAccess(Protocol):
+    """Access to parameters' gradients."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
-        """The tensor that is reduced in place; None where the parameter has no gradient."""
+        """The tensor to reduce in place; None where the parameter has no gradient."""
         ...
 
     def zeros(self, parameter: Tensor) -> Tensor:
-        """A new gradient of zero, that is nobody's yet."""
+        """A new gradient of zero, which belongs to no parameter yet."""
         ...
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Makes what began as `zeros` the parameter's gradient."""
+        """Makes a tensor from `zeros` the parameter's gradient."""
         ...
 
     def accumulates(self, parameter: Tensor) -> bool:
-        """Whether the framework was told that this backward pass only accumulates."""
+        """Whether this backward pass only accumulates, by the framework's own setting."""
         ...
 
 
 class Whole:
-    """Every parameter has a gradient of its own."""
+    """Access to gradients of whole parameters, `p.grad`."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         if parameter.grad is not None and parameter.grad.is_conj():  # its memory has the conjugates
@@ -60,7 +59,7 @@ class Whole:
 
 
 def hook_on(parameter: Tensor, hook: Callable[[Tensor], None]) -> Any:
-    """Has autograd call `hook` after each gradient of a parameter, which may be frozen now; then torch refuses that."""
+    """Registers a hook after each gradient of a parameter, which may be frozen now, where torch refuses hooks."""
     trained = parameter.requires_grad
     parameter.requires_grad_(True)
     try:
@@ -70,14 +69,14 @@ def hook_on(parameter: Tensor, hook: Callable[[Tensor], None]) -> Any:
 
 
 class GradientHooks:
-    """Hands every gradient over as backward makes it, and waits for the means when backward is done. All of this runs
-    on the thread that trains, or on autograd's while that one waits for it:
+    """Hooks that submit every gradient as backward makes it, and wait for the means when backward is done. They run on
+    the thread that trains, or on autograd's while that one waits for it:
 
     1. The first gradient of a backward pass opens a step, and has autograd call `_backward_done` at the pass's end.
        Where other parameters are `trained` than in the step before, the plan becomes one for these.
     2. A forward pass gives up a step whose backward pass failed, for the other ranks wait for it.
     3. Each gradient is submitted; the worker reduces groups that are complete while backward goes on.
-    4. At the end of backward slots without a gradient are said to have none, which completes the last groups, and
+    4. At the end of backward, slots without a gradient are submitted as absent, which completes the last groups, and
        `finish` waits for the worker. When `backward()` returns, every gradient is the mean.
     """
 
@@ -85,10 +84,10 @@ class GradientHooks:
         self,
         parameters: Mapping[str, nn.Parameter],
         model: nn.Module,
-        places: Places,
+        places: GradientAccess,
         find_unused: bool,
         group: dist.ProcessGroup | None = None,
-        trained: Trained | None = None,
+        trained: TrainedParameters | None = None,
     ) -> None:
         self.detached, self._group, self._trained = False, group, trained
         self._followed = trained.now() if trained else []
@@ -109,12 +108,12 @@ class GradientHooks:
             self._removable.append(hook_on(self._parameters[slot.name], hook))
 
     def own(self, parameters: Iterable[Tensor], kind: str) -> None:
-        """The parameters are averaged here, by what users call `kind`, and nowhere else."""
+        """Claims parameters for this job, which users call `kind`, so that no other averages them."""
         if self._runtime:
             own(parameters, self._runtime, kind)
 
     def unhook(self) -> None:
-        """Nobody reduces from now on."""
+        """Removes the hooks."""
         for hook in self._removable:
             hook.remove()
         self._removable.clear()
@@ -130,7 +129,7 @@ class GradientHooks:
             self._synchronising = before
 
     def paused(self) -> AbstractContextManager[None]:
-        """Gradients of backward passes inside are neither sent nor kept for a later one."""
+        """A context whose backward passes' gradients are neither sent nor kept."""
         return paused(self._parameters.values(), self._accumulated, self.accumulate())
 
     def skip(self) -> None:
@@ -143,12 +142,12 @@ class GradientHooks:
         return whole_on(world_or(self._group), self._parameters)
 
     def held(self) -> Mapping[str, Tensor]:
-        """All that the model has."""
+        """All parameters of the model."""
         return {name: parameter for name, parameter in self._model.named_parameters() if parameter.numel()}
 
     @property
     def waiting(self) -> bool:
-        """Whether a forward pass was made after which no gradient has come yet."""
+        """Whether no gradient has come since the last forward pass."""
         return self._forward
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
@@ -156,14 +155,14 @@ class GradientHooks:
             if self._synchronising:
                 self._runtime.give_up()
                 self._forward, self._under_way = True, False
-            self._runtime.recorder.forward_begins(self._runtime.plan)
+            self._runtime.forward_begins()
 
     def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self._runtime and torch.is_grad_enabled():
-            self._runtime.recorder.forward_ends()
+            self._runtime.forward_ends()
 
     def follow(self) -> None:
-        """The next step is one of the parameters that are trained now; where none is, nothing changes."""
+        """Makes the next step one of the parameters that are trained now, if there are any."""
         if not (self._runtime and self._trained and self._synchronising):
             return
         names = self._trained.now()
@@ -181,13 +180,13 @@ class GradientHooks:
         assert runtime is not None
         if not self._under_way:
             self._backward_begins(runtime)
-        if runtime.arrivals.there[slot]:
+        if runtime.arrived[slot]:
             runtime.refuse(
                 f"parameter {runtime.slots[slot].name!r} got two gradients in one backward; "
                 "call the model once, and use torch.utils.checkpoint with use_reentrant=False"
             )
         gradient = self._places.gradient(parameter)
-        if gradient is None:  # a hook of the user's took it: this rank has none
+        if gradient is None:  # a user's hook took it: this rank has none
             return
         if self._notes:
             runtime.became_ready(slot)
@@ -200,14 +199,14 @@ class GradientHooks:
         self._check_accumulated(runtime)
         self._notes = runtime.wants_readiness()
         if not self._forward:  # the loss came from another method than forward
-            runtime.recorder.forward_begins(runtime.plan)
-            runtime.recorder.forward_ends()
+            runtime.forward_begins()
+            runtime.forward_ends()
         self._forward, self._under_way = False, True
 
     def _check_accumulated(self, runtime: Runtime) -> None:
         """Refuses gradients of earlier micro-batches that would stay this rank's own."""
         for slot in self._accumulated:
-            if runtime.arrivals.group_of(slot) == NO_GROUP and self._parameter(runtime, slot).grad is not None:
+            if not runtime.is_reduced(slot) and self._parameter(runtime, slot).grad is not None:
                 runtime.refuse(
                     f"parameter {runtime.slots[slot].name!r} was frozen between two micro-batches of a step; freeze it "
                     "after optimizer.step() and zero_grad()"

@@ -1,4 +1,4 @@
-"""What stands behind a handle where nothing is reduced."""
+"""The front end and the runtime of a job that reduces nothing: one rank, or detached."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,28 +23,28 @@ class Nothing:
         """There are no hooks."""
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """Every backward pass only accumulates."""
+        """An empty context."""
         return nullcontext()
 
     def paused(self) -> AbstractContextManager[None]:
-        """The gradients of backward passes inside are gone afterwards."""
+        """A context whose backward passes' gradients are dropped."""
         return paused(self._parameters, set(), nullcontext())
 
     def skip(self) -> None:
-        """Nothing was sent, and nothing is kept."""
+        """Does nothing: no state was kept."""
 
     def placed(self) -> NoReturn:
         """Raises ValueError."""
         raise ValueError("a process alone has no mesh to save on; save handle.state_dict(all_ranks=True)")
 
     def held(self) -> Mapping[str, Tensor]:
-        """Nothing is to be alike."""
+        """Nothing to compare."""
         return {}
 
 
 class Idle:
-    """One rank alone, or a job that was detached. A state that is loaded waits here: what other ranks' memories held is
-    added up in it, and goes on with the next job of several ranks."""
+    """The runtime of one rank alone, or of a detached job. A state that is loaded waits here, with other ranks'
+    memories added up, for the next job of several ranks."""
 
     plan = None
     elastic = False
@@ -54,44 +54,44 @@ class Idle:
         self._state = checkpoint.pack({}, {}, 0, checkpoint.About(0, 1, NATIVE.to_json()))
 
     def hosts(self) -> Sequence[str]:
-        """Nobody has said its name."""
+        """No hosts are known."""
         return ()
 
     def status(self) -> str:
-        """Nothing happens."""
+        """Idle."""
         return "idle: one rank, or detached"
 
     def stats(self) -> Stats:
-        """Nothing was sent."""
+        """All zero."""
         return Stats(0, 0, 0, 0, 0, 0, 0)
 
     def trace(self, steps: int) -> NoReturn:
         """Raises ValueError."""
-        raise ValueError("nothing is reduced here, as with one rank, and nothing to trace; use torch.profiler")
+        raise ValueError("nothing is reduced here, as with one rank, so there is nothing to trace; use torch.profiler")
 
     def state_dict(self, all_ranks: bool = False) -> checkpoint.StateDict:
-        """What was loaded, or nothing; as a state of `all_ranks`, if asked for."""
+        """The state that was loaded, or an empty one; as a state of `all_ranks`, if asked for."""
         return checkpoint.gather([self._state]) if all_ranks else dict(self._state)
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
-        """Keeps it. Raises ValueError for what is no such state."""
+        """Keeps the state. Raises ValueError for one that is none."""
         read = checkpoint.unpack(state).of_rank(0, 1)
         self._state = checkpoint.pack(read.exported, read.job, read.step, read.about)
 
     def leave(self) -> list[checkpoint.StateDict]:
-        """Nothing was begun."""
+        """No states."""
         return []
 
     @contextmanager
-    def between_steps(self, call: str, **words: object) -> Iterator[Together]:
-        """There is no step, and no other rank."""
+    def between_steps(self, call: str, **facts: object) -> Iterator[Together]:
+        """No other rank takes part."""
         yield lambda task, alone: alone
 
     def install(self, plan: Plan) -> None:
-        """Nothing follows a plan here."""
+        """Does nothing: no plan is in force."""
 
     def detach(self) -> None:
-        """There is no step."""
+        """Does nothing: no step is under way."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resources are held."""

@@ -7,8 +7,10 @@ from gradwire.runtime.runtime import Runtime
 
 
 class NativeSteps:
-    """Counts and times DDP's own steps. A step is over when the next one begins; `reduced` says that DDP has made one
-    which is not counted yet."""
+    """Counts and times DDP's own steps. A step is over when the next one begins."""
+
+    reduced: bool
+    """DDP has made a step that is not counted yet."""
 
     def __init__(self) -> None:
         self.reduced = False
@@ -21,8 +23,7 @@ class NativeSteps:
         self._seconds.clear()
 
     def count(self, runtime: Runtime) -> None:
-        """Counts the step that DDP made, if it made one; after as many as it was to make, the runtime decides what
-        follows."""
+        """Counts the step that DDP has made, if any; after the last one, the runtime decides on what follows."""
         if not self.reduced:
             return
         now = perf_counter()

@@ -1,29 +1,24 @@
-"""The front end without DDP: an optimizer whose gradients are reduced as backward makes them."""
+"""The front end without DDP: an optimizer whose parameters' gradients are reduced as backward makes them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
-from gradwire.controllers import Controller
+from gradwire.frontends.choices import AttachOptions, StepChoices, device_of, slots_of
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks, Whole
-from gradwire.frontends.job import Choices, Dense, device_of, let_go, mesh_of, runtime_of, slots_of
 from gradwire.frontends.owners import check_free
-from gradwire.frontends.trained import Trained, add_to, check_held, on_one_device
+from gradwire.frontends.trained import TrainedParameters, add_to, check_held, on_one_device
 from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
-from gradwire.groups import Grouping
-from gradwire.memories import Memory
-from gradwire.plans import Group, Plan
-from gradwire.transports import Mesh, ProcessGroup, Transport
+from gradwire.plans import Plan
+from gradwire.transports import ProcessGroup
 
 KIND = "a DistributedOptimizer"
 
@@ -31,8 +26,8 @@ KIND = "a DistributedOptimizer"
 class DistributedOptimizer(Wrapper):
     """`optimizer`, with the gradients of its parameters, which are `model`'s, compressed and averaged over all ranks.
 
-    What it does not hold is left alone, so a model may have several, each with parameters of its own. Parameters may
-    be frozen and thawed between steps, on all ranks alike, and added: they are averaged while they need a gradient.
+    Parameters that it does not hold are left alone, so a model may have several, each with its own. Parameters may be
+    added, and frozen and thawed between steps, on all ranks together: they are averaged while they need a gradient.
     After `loss.backward()` every `p.grad` is the mean, so that clipping, GradScaler and schedulers work as with
     one process. Parameters and buffers are rank 0's from the start. Accumulate gradients under `no_sync()`.
     The arguments are those of `gradwire.attach`; `handle` is what that returns.
@@ -47,43 +42,28 @@ class DistributedOptimizer(Wrapper):
         model: nn.Module,
         compressor: Compressor | Plan | str | None = None,
         *,
-        memory: Memory | None = None,
-        communicator: Communicator | None = None,
-        dense: Dense | None = None,
-        groups: Grouping | None = None,
-        candidates: Sequence[Compressor | Group] = (),
-        fidelity: float | None = None,
-        transport: Transport | Mesh | None = None,
         process_group: dist.ProcessGroup | None = None,
-        find_unused_parameters: bool = False,
-        controller: Controller | None = None,
-        scaler: torch.amp.GradScaler | None = None,
-        elastic: bool = False,
-        seed: int = 0,
+        **options: Unpack[AttachOptions],
     ) -> None:
-        choices = Choices.of(
-            compressor, memory=memory, communicator=communicator, dense=dense, groups=groups, candidates=candidates,
-            fidelity=fidelity, controller=controller, elastic=elastic,
-        )  # fmt: skip
+        choices = StepChoices.of(compressor, **options)
         choices.check()
-        # On all ranks together: a group is made, then what must be alike is compared over the store, and only then do
-        # parameters become rank 0's. Where ranks differ, all of them raise before any value was sent
-        self._trained = trained = Trained(model, on_one_device(model), optimizer)
+        # all ranks: make a group, compare over the store, and only then take over rank 0's parameters. Where ranks
+        # differ, all of them raise before any value was sent
+        self._trained = trained = TrainedParameters(model, on_one_device(model), optimizer)
         parameters = trained.parameters()
         check_held(optimizer, model)
         check_free(trained.held())
         values, device = values_of(model), device_of(parameters)
-        mesh = mesh_of(transport, partial(ProcessGroup.own, process_group), device)
-        self._front_end = GradientHooks(trained.fit, model, Whole(), find_unused_parameters, process_group, trained)
+        mesh = choices.mesh(partial(ProcessGroup.own, process_group), device)
+        find_unused = choices.find_unused_parameters
+        self._front_end = GradientHooks(trained.fit, model, Whole(), find_unused, process_group, trained)
         runtime = None
-        if mesh.ranks == 1 and not elastic:
-            let_go(mesh, transport)
+        if mesh.ranks == 1 and not choices.elastic:
+            choices.let_go(mesh)
         else:
-            words = {"front end": "DistributedOptimizer", "find_unused_parameters": str(find_unused_parameters)}
-            runtime = runtime_of(
-                choices, trained.fit, slots_of(trained.fit), mesh, trained=parameters.keys(), scaler=scaler,
-                words=words, seed=seed, find_unused=find_unused_parameters, others=trained.others,
-                values=values, owns_mesh=transport is None,
+            runtime = choices.runtime(
+                "DistributedOptimizer", trained.fit, slots_of(trained.fit), mesh, trained=parameters.keys(),
+                others=trained.others, values=values,
             )  # fmt: skip
             share_values(model, mesh, device)
             self._front_end.hook_in(runtime)

@@ -1,4 +1,4 @@
-"""Which job averages a parameter's gradients: one at a time, for a second one would compress means."""
+"""Owners of parameters: one job at a time averages their gradients, for a second one would compress means."""
 
 import weakref
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from gradwire.runtime.runtime import Runtime
 
 _OWNERS = WeakIdKeyDictionary()
-"""By parameter a weak reference to its job's executor, and the front end's name; so it keeps nothing alive."""
+"""By parameter a weak reference to its job's runtime, and the front end's name; so it keeps nothing alive."""
 
 
 def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
@@ -18,8 +18,8 @@ def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
     for name, parameter in parameters.items():
         if (entry := _OWNERS.get(parameter)) is None:
             continue
-        executor, kind = entry[0](), entry[1]
-        if executor is not None and not executor.closed and kind != beside:
+        runtime, kind = entry[0](), entry[1]
+        if runtime is not None and not runtime.closed and kind != beside:
             raise ValueError(
                 f"parameter {name!r} is averaged by {kind} already; call detach() of its handle first, or where a "
                 "model has several optimizers, wrap each of them with parameters of its own"
@@ -27,6 +27,6 @@ def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
 
 
 def own(parameters: Iterable[Tensor], runtime: Runtime, kind: str) -> None:
-    """The job of `runtime` averages the parameters, until it is closed or gone; `kind` is what users call it."""
+    """Claims parameters for the job of `runtime`, until it is closed or gone; users call it `kind`."""
     for parameter in parameters:
-        _OWNERS[parameter] = weakref.ref(runtime.executor), kind
+        _OWNERS[parameter] = weakref.ref(runtime), kind

@@ -10,8 +10,8 @@ from torch import Tensor
 def paused(
     parameters: Iterable[Tensor], accumulated: set[int], accumulates: AbstractContextManager[None]
 ) -> Iterator[None]:
-    """Inside `accumulates`, backward passes find no `p.grad` and leave none behind; what was there before is there
-    afterwards. `accumulated` are the slots of a front end that have gradients of such passes, and stay the same."""
+    """A context, inside `accumulates`, whose backward passes find no `p.grad` and leave none behind; earlier gradients
+    come back. The same holds for `accumulated`, a front end's slots with gradients of earlier passes."""
     before, slots = [(parameter, parameter.grad) for parameter in parameters], set(accumulated)
     for parameter, _ in before:
         parameter.grad = None

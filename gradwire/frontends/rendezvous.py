@@ -1,4 +1,4 @@
-"""Ranks that come and go: who is left, and who is new, goes on together where the job was."""
+"""Rendezvous: ranks come and go, and those that are there go on together where the job was."""
 
 import sys
 import traceback
@@ -18,11 +18,12 @@ from gradwire.transports.process_group import world_or
 
 
 class Rendezvous:
-    """Where processes meet, again and again. `store` must outlive all of them: a TCPStore of a process of its own.
+    """A meeting place of processes, again and again. `store` must outlive all of them: a TCPStore of a process of its
+    own.
 
-    A group is made when `at_least` so many have come, and none for `quiet_s`; that should be longer than a step. Who
-    of a job comes later than that is a newcomer, and what its memories held is lost. `timeout` is how long to wait for
-    enough of them, and that of the group's collectives.
+    A group is made when `at_least` so many have come, and none for `last_call_timeout` seconds; that should be longer
+    than a step. A process of the job that comes later than that is a newcomer, and its memories are lost. `timeout` is
+    how long to wait for enough of them, and that of the group's collectives.
     """
 
     def __init__(
@@ -30,14 +31,15 @@ class Rendezvous:
         store: Store,
         *,
         at_least: int = 2,
-        quiet_s: float = 5.0,
+        last_call_timeout: float = 5.0,
         timeout: timedelta = timedelta(minutes=10),
         backend: str | None = None,
     ) -> None:
-        if at_least < 1 or quiet_s <= 0:
-            raise ValueError(f"at_least={at_least}, quiet_s={quiet_s}: wait for a rank or more, and for some time")
+        if at_least < 1 or last_call_timeout <= 0:
+            given = f"at_least={at_least}, last_call_timeout={last_call_timeout}"
+            raise ValueError(f"{given}: wait for a rank or more, and for some time")
         self._store, self._timeout, self._backend = store, timeout, backend
-        self._members = Members(store, at_least, quiet_s, timeout.total_seconds())
+        self._members = Members(store, at_least, last_call_timeout, timeout.total_seconds())
         self._generation: Generation | None = None
         self._connections = Connections()
         self._resumed: Handle | None = None
@@ -51,7 +53,8 @@ class Rendezvous:
 
         Raises TimeoutError where too few come, and RuntimeError where all that had the model are lost.
         """
-        if handle is not None:  # what this rank had is kept; the others' collectives end, and they come here as well
+        # leave the old group: this rank's state is kept; the others' collectives end, and they come here as well
+        if handle is not None:
             self._leave(handle)
         if error := sys.exception():  # its frames hold the group that is given up, and that its connections
             traceback.clear_frames(error.__traceback__)
@@ -60,7 +63,7 @@ class Rendezvous:
             held = [world_or(None)]
             dist.destroy_process_group()
             let_go(held)
-        # over the store alone, for there is no group: who is there, and who has come furthest, which is rank 0
+        # over the store alone, for there is no group: the processes that are there; the furthest becomes rank 0
         self._generation = made = self._members.meet(self._steps)
         store = PrefixStore(f"gradwire/generation/{made.number}", self._store)
         with self._connections:
@@ -68,11 +71,11 @@ class Rendezvous:
                 self._backend, store=store, rank=made.rank, world_size=len(made.claims), timeout=self._timeout
             )
 
-    def resume(self, handle: Handle, *alike: Stateful) -> int:
-        """After how many steps all ranks go on; 0 at the first beginning. All call this together, when `handle` is
-        made; parameters and buffers are those of who has come furthest, by then. `alike` is what else all have alike:
-        optimizer, scheduler, scaler. What memories held is kept, what the step that was given up did to them is not,
-        and newcomers begin with none.
+    def resume(self, handle: Handle, *common: Stateful) -> int:
+        """Has all ranks go on from the furthest one's state; returns its number of steps, 0 at the first beginning. All
+        call this together, with a new `handle`; parameters and buffers are equal by then. `common` is all else that is
+        equal on all ranks: optimizer, scheduler, scaler. Memories are those before the step that was given up, and
+        newcomers begin with none.
 
         Raises ValueError where `handle` is not elastic, and where a state has something else than tensors and
         numbers."""
@@ -83,37 +86,37 @@ class Rendezvous:
         if newest.steps >= 0:
             self._go_on(handle, self._states.get(newest.steps) if self._is_of(newest.generation) else None)
             if any(claim != newest for claim in claims):
-                self._tell(handle, alike)
+                self._share(handle, common)
         self._resumed, self._steps, self._states = handle, max(newest.steps, 0), {}
         self._members.begun()
         return self._steps
 
     def newcomers(self) -> bool:
-        """Whether somebody waits to join: then `meet` again. It is enough that one rank asks, now and then, and goes;
-        the others are told, as of a loss."""
+        """Whether a process waits to join: then `meet` again. It is enough that one rank asks, now and then, and meets;
+        the others' calls raise, as after a loss."""
         return self._members.newcomers()
 
     def _is_of(self, generation: int) -> bool:
-        """Whether this process was in the last generation; what it had before others went on without it is void."""
+        """Whether this process was in the last generation; if others went on without it, its state is void."""
         assert self._generation is not None
         return self._generation.claims[self._generation.rank].generation == generation
 
     def _go_on(self, handle: Handle, own: StateDict | None) -> None:
-        """From what all have alike in rank 0's state, and from this rank's `own` memories."""
+        """Goes on from rank 0's small state, and from this rank's `own` memories."""
         assert self._generation is not None
         # all ranks: rank 0's small state is broadcast, each loads it beside its own memories, then comes rank 0's plan
         first = handle.from_first(without_memories(own) if own else {})
         go_on(handle, first, own, self._generation.rank, len(self._generation.claims))
 
-    def _tell(self, handle: Handle, alike: Iterable[Stateful]) -> None:
+    def _share(self, handle: Handle, common: Iterable[Stateful]) -> None:
         assert self._generation is not None
-        for each in alike:
+        for each in common:
             state = handle.from_first(each.state_dict())
             if self._generation.rank:
                 each.load_state_dict(state)
 
     def _leave(self, handle: Handle) -> None:
-        """What this process had when it was last whole. A handle that has not resumed has nothing that counts."""
+        """Keeps this process's last whole states. A handle that has not resumed has none that counts."""
         states = handle.leave()
         if handle is self._resumed:
             self._states = {int(state[STEP]): state for state in states}

@@ -1,14 +1,14 @@
-"""Local steps: rounds, in which what a fragment has moved is averaged and its anchors take an outer step.
+"""Rounds of local steps: a fragment's pseudo-gradients are averaged, and its anchors take an outer step.
 
 inner steps     every replica by itself
-send            anchor - parameter of one fragment goes to the runtime, as gradients do, in a step of its groups
+send            pseudo-gradients, anchor - parameter of one fragment, go to the runtime in a step of its groups
 inner steps     `delay` of them, while it travels, and the next fragments behind it
 receive         the mean is the gradient of the outer step; parameters move to the new anchors
 
 With eager updates the outer step is taken at once, with the mean of the round before and this replica's own part of the
 new one; its mean travels during the whole next round.
 
-All ranks send and receive after the same inner steps, so the order of what travels is the same on all of them.
+All ranks send and receive after the same inner steps, so in the same order.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.frontends.fragments import Fragment, Schedule, groups_of
+from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.paused import paused
-from gradwire.frontends.replica import Replica
 from gradwire.frontends.stateful import Placed
 from gradwire.runtime.executor import Point
 from gradwire.runtime.runtime import Runtime
@@ -32,16 +32,23 @@ OuterOptimizer = Callable[[list[Tensor]], Optimizer]
 
 @dataclass(frozen=True)
 class Sent:
-    """When a fragment was sent, in inner steps, and the point up to which the worker has its mean; none where the mean
-    is there, for it was loaded."""
+    """A fragment under way."""
 
     step: int
+    """The inner step after which it was sent."""
     point: Point | None
+    """The point up to which the worker has its mean; None where that was loaded."""
 
 
 class Rounds:
-    """The outer part of local steps. `step` counts inner steps, `under_way` are the fragments that were sent and not
-    received, by number. `detached`: there will be no more rounds."""
+    """The outer part of local steps."""
+
+    step: int
+    """Inner steps so far."""
+    detached: bool
+    """There will be no more rounds."""
+    under_way: dict[int, Sent]
+    """The fragments that were sent and not received, by number."""
 
     def __init__(
         self,
@@ -50,25 +57,23 @@ class Rounds:
         inner: Optimizer,
         outer: OuterOptimizer,
         schedule: Schedule,
-        replica: Replica,
+        replica: ModelReplica,
     ) -> None:
         self.runtime, self.fragments, self.schedule = runtime, fragments, schedule
-        self.inner, self.outer = (
-            inner,
-            outer([anchor for fragment in fragments for anchor in fragment.anchors.values()]),
-        )
+        self.inner = inner
+        self.outer = outer([anchor for fragment in fragments for anchor in fragment.anchors.values()])
         self._parameters, self._local, self._undo = replica.parameters, replica.local, replica.isolate()
         self._trained = replica.trained
         self.step, self.detached = 0, False
-        self.under_way: dict[int, Sent] = {}
+        self.under_way = {}
         runtime.fix_places(True)
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """Backward passes inside only accumulate, as all do: nothing is sent before a round ends."""
+        """An empty context: nothing is sent before a round ends."""
         return nullcontext()
 
     def paused(self) -> AbstractContextManager[None]:
-        """The gradients of backward passes inside are gone afterwards."""
+        """A context whose backward passes' gradients are dropped."""
         return paused(self._parameters.values(), set(), nullcontext())
 
     def skip(self) -> None:
@@ -79,7 +84,7 @@ class Rounds:
         )
 
     def join(self, parts: Sequence[Sequence[str]], local: Mapping[str, Tensor]) -> None:
-        """Gives fragments these parameters; frozen ones, which are equal on all replicas, may be among them."""
+        """Adds parameters to fragments, which were frozen so far, and so are equal on all replicas."""
         names = [name for part in parts for name in part]
         before = {name for fragment in self.fragments for name in fragment.anchors}
         self.runtime.follow(names)
@@ -96,20 +101,19 @@ class Rounds:
         raise ValueError("local steps have more state than their memories; use stateful() of LocalSteps itself")
 
     def held(self) -> Mapping[str, Tensor]:
-        """The shared parameters, of which this rank's own are to differ; and those of the inner optimizer that were
-        frozen so far."""
+        """The shared parameters, and those of the inner optimizer that were frozen so far; this rank's own differ."""
         shared = {name: anchor for fragment in self.fragments for name, anchor in fragment.anchors.items()}
         frozen = {name: tensor for name, tensor in self._local.items() if name in self._trained.held()}
         return {**frozen, **shared}
 
     def unhook(self) -> None:
-        """No more rounds."""
+        """Ends the rounds."""
         self.detached = True
         for undo in self._undo:
             undo()
 
     def inner_step_done(self) -> None:
-        """Receives and sends what is due now."""
+        """Receives and sends the fragments that are due now."""
         self.step += 1
         self._receive_if_due()
         fragment = self.schedule.due(self.step)
@@ -129,21 +133,21 @@ class Rounds:
             self._receive(self.fragments[index])
 
     def _wait(self, index: int) -> None:
-        """Returns when a fragment that was sent is there; what was sent after it goes on."""
+        """Returns when a fragment's mean is there; later ones go on."""
         if (sent := self.under_way.pop(index, None)) and sent.point:
             self.runtime.finish(sent.point)
 
     def _send(self, index: int) -> None:
-        runtime, deltas = self.runtime, self.fragments[index].deltas
-        runtime.reduce(deltas, groups_of(runtime.plan, deltas))
-        self.under_way[index] = Sent(self.step, runtime.executor.point())
+        runtime, pseudo_gradients = self.runtime, self.fragments[index].pseudo_gradients
+        runtime.reduce(pseudo_gradients, groups_of(runtime.plan, pseudo_gradients))
+        self.under_way[index] = Sent(self.step, runtime.point())
 
     def _step_and_send(self, index: int) -> None:
-        """An eager update."""
+        """Takes an eager update of a fragment."""
         self._wait(index)
         fragment = self.fragments[index]
         gradients = fragment.exchange_own(1 / self.runtime.mesh.replica.world)
-        if not fragment.is_finite():  # what this replica has moved; the others see it by the mean, a round later
+        if not fragment.is_finite():  # this replica's own part; the others see it by the mean, a round later
             self._skip()
         self._send(index)
         self._outer_step(fragment, gradients)
@@ -153,20 +157,20 @@ class Rounds:
         if not fragment.is_finite():
             self._skip()
             return
-        self._outer_step(fragment, fragment.deltas)
+        self._outer_step(fragment, fragment.pseudo_gradients)
         fragment.merge(self.schedule.mix)
 
     def _outer_step(self, fragment: Fragment, gradients: Mapping[str, Tensor]) -> None:
         outer_step(self.outer, fragment, gradients)
 
     def _skip(self) -> None:
-        """A replica's numbers were not finite, as all of them see by the mean: the round counts for nobody."""
+        """Takes the round back on all replicas, which see by the mean that one of them was not finite."""
         for fragment in self.fragments:
             go_back(fragment, self._parameters, self.inner)
 
     @contextmanager
     def shared_parameters(self) -> Iterator[None]:
-        """Inside, parameters are the anchors."""
+        """A context in which parameters are the anchors."""
         own = [p.detach().clone() for fragment in self.fragments for p in fragment.parameters.values()]
         for fragment in self.fragments:
             fragment.reset()
@@ -178,11 +182,11 @@ class Rounds:
                 parameter.data.copy_(copy)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's. Waits for what is under way; its mean is part of the state."""
+        """This rank's state. Waits for the fragments under way, whose means are part of it."""
         return {**self.progress(), "memory": self.runtime.state_dict()}
 
     def progress(self) -> dict[str, Any]:
-        """All of `state_dict` but what memories keep."""
+        """The state without memories."""
         self.runtime.finish()
         state: dict[str, Any] = {
             "step": self.step,
@@ -191,14 +195,16 @@ class Rounds:
         }
         if self.schedule.eager:
             state["eager"] = [
-                {"means": _copies(fragment.deltas), "moved": _copies(fragment.moved)} for fragment in self.fragments
+                {"means": _copies(own.pseudo_gradients), "moved": _copies(own.last_own)} for own in self.fragments
             ]
         else:
             state["under way"] = [
-                {"fragment": index, "sent at": sent.step, "means": _copies(own.deltas), "sent": _copies(own.sent)}
-                for index, sent in self.under_way.items()
-                for own in [self.fragments[index]]
-            ]
+                {
+                    "fragment": index, "sent at": each.step, "sent": _copies(self.fragments[index].sent),
+                    "means": _copies(self.fragments[index].pseudo_gradients),
+                }
+                for index, each in self.under_way.items()
+            ]  # fmt: skip
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -213,17 +219,17 @@ class Rounds:
         for fragment in self.fragments:
             _copy_each(fragment.anchors, state["anchors"])
         for fragment, kept in zip(self.fragments, state.get("eager", []), strict=False):
-            _copy_each(fragment.deltas, kept["means"])
-            _copy_each(fragment.moved, kept["moved"])
+            _copy_each(fragment.pseudo_gradients, kept["means"])
+            _copy_each(fragment.last_own, kept["moved"])
         for kept in state.get("under way", []):
             index = kept["fragment"]
             self.under_way[index] = Sent(kept["sent at"], None)
-            _copy_each(self.fragments[index].deltas, kept["means"])
+            _copy_each(self.fragments[index].pseudo_gradients, kept["means"])
             _copy_each(self.fragments[index].sent, kept["sent"])
 
 
 def outer_step(outer: Optimizer, fragment: Fragment, gradients: Mapping[str, Tensor]) -> None:
-    """The anchors' step."""
+    """Steps a fragment's anchors."""
     for name, anchor in fragment.anchors.items():
         anchor.grad = gradients[name].to(anchor.dtype)
     outer.step()
@@ -231,7 +237,7 @@ def outer_step(outer: Optimizer, fragment: Fragment, gradients: Mapping[str, Ten
 
 
 def go_back(fragment: Fragment, parameters: Mapping[str, Tensor], inner: Optimizer) -> None:
-    """Parameters become the anchors. Inner state that is not finite begins anew."""
+    """Resets parameters to the anchors, and inner state that is not finite."""
     fragment.reset()
     fragment.keep_sent()
     for parameter in (parameters[name] for name in fragment.parameters):

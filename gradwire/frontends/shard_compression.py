@@ -1,7 +1,7 @@
-"""Plain FSDP2 whose shards lie across a slow link: its own two collectives in fewer bits.
+"""Compression of FSDP2's own two collectives, for shards that lie across a slow link.
 
-reduce-scatter  every rank encodes the part of its gradients that belongs to each other one, all swap them, and each
-                adds up in float32 what it received; with a memory, what it did not send is part of the next step's
+reduce-scatter  every rank encodes each other rank's part of its gradients, all swap them, and each sums in float32
+                the parts that it received; with a memory, the next step's gradients include the error
 all-gather      every rank encodes its shard, all get all, and every rank decodes all of them, its own as well
 """
 
@@ -34,10 +34,11 @@ from gradwire.compressors import (
     TopK,
 )
 from gradwire.compressors.base import context_for
-from gradwire.frontends.job import check_type
+from gradwire.frontends.choices import check_type
 from gradwire.memories import RESIDUAL, Residual
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.runtime.agreement import Agreement
+from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.meeting import Agreement
 from gradwire.slots import Layout, real
 from gradwire.torch_private.fully_shard import fsdp_groups, replace_collectives
 from gradwire.transports import Mesh, ProcessGroup
@@ -47,25 +48,25 @@ FIT = (FP32, FP16, BF16, QSGD, TernGrad, Quantized)
 FIT_WITH_MEMORY = (*FIT, TopK, ChunkTopK, EFSignSGD)
 
 
-class Traffic(NamedTuple):
-    """Bytes that this rank has sent in the collectives that were replaced, and what FSDP would have."""
+class ShardTraffic(NamedTuple):
+    """Bytes that this rank has sent in the replaced collectives, and that FSDP would have sent."""
 
     wire_bytes: int
     dense_bytes: int
 
 
 class ShardCompression:
-    """What `compress_shards` returns."""
+    """A model's compressed collectives, from `compress_shards`: their traffic and their end."""
 
     def __init__(self, comms: Sequence["_Comm"], undo: Sequence[Callable[[], None]]) -> None:
         self._comms, self._undo = comms, undo
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> ShardTraffic:
         """Bytes so far."""
-        return Traffic(sum(comm.wire_bytes for comm in self._comms), sum(comm.dense_bytes for comm in self._comms))
+        return ShardTraffic(sum(comm.wire_bytes for comm in self._comms), sum(comm.dense_bytes for comm in self._comms))
 
     def detach(self) -> None:
-        """FSDP's own collectives again."""
+        """Brings back FSDP's own collectives."""
         for undo in self._undo:
             undo()
 
@@ -81,7 +82,7 @@ def compress_shards(
     An element is off by its block's largest magnitude / 127 at most with `QSGD()`, and by half of that with
     `Quantized(8)`. Means are of errors as well. What is not finite stays so: the sum is NaN.
 
-    With `memory=gw.Residual()` what a rank has not sent of its gradients is added to its next ones, and `gradients` may
+    With `memory=gw.Residual()` the gradients that a rank has not sent are added to its next ones, and `gradients` may
     be TopK, ChunkTopK or EFSignSGD. That takes 4 bytes for each of the model's parameters on every rank, whatever the
     number of shards. Parameters without a gradient then count as zeros, as with
     `set_reduce_scatter_unused_params(True)`.
@@ -92,7 +93,8 @@ def compress_shards(
     """
     _agree(model, gradients, weights, memory, seed)
     links: dict[dist.ProcessGroup, ProcessGroup] = {}
-    reduce_scatter, all_gather = ReduceScatter(gradients, links, seed, memory), AllGather(weights, links, seed)
+    reduce_scatter = ShardReduceScatter(gradients, links, seed, memory)
+    all_gather = ShardAllGather(weights, links, seed)
     comms: list[_Comm] = []
     undo: list[Callable[[], None]] = []
     for group in fsdp_groups(model):  # each has a residual of its own; buffers are shared
@@ -105,7 +107,7 @@ def compress_shards(
 
 
 def _agree(model: nn.Module, gradients: Codec, weights: Codec, memory: Residual | None, seed: int) -> None:
-    """Raises ValueError on all ranks for what cannot be."""
+    """Raises ValueError on all ranks where one of them cannot go on, or they differ."""
     sharded = [p for p in model.parameters() if isinstance(p, DTensor)] if isinstance(model, FSDPModule) else []
     if not sharded:
         raise ValueError("compress_shards() is for what fully_shard has wrapped; call fully_shard(model) first")
@@ -113,12 +115,12 @@ def _agree(model: nn.Module, gradients: Codec, weights: Codec, memory: Residual 
     dim = next(dim for dim, placement in enumerate(placements) if placement.is_shard())
     group = ProcessGroup.own(mesh.get_group(dim))
 
-    def words() -> dict[str, str]:
+    def facts() -> dict[str, str]:
         _check(gradients, weights, memory)
         return {"gradients": str(gradients), "weights": str(weights), "memory": str(memory), "seed": str(seed)}
 
     try:
-        Agreement(Mesh.of(group), [], sharded[0].to_local().device, {}).on(words, "compress_shards()")
+        Agreement(Mesh.of(group), [], sharded[0].to_local().device, JobOptions()).on(facts, "compress_shards()")
     finally:
         group.close()
 
@@ -136,8 +138,8 @@ def _check(gradients: Codec, weights: Codec, memory: Residual | None) -> None:
 
 
 class _Comm:
-    """One of FSDP's collectives, for one of its groups of parameters; it calls it on the stream where its own would
-    run, with tensors that it owns. `links` has a transport for each process group."""
+    """A replaced collective of one of FSDP's groups of parameters, called on the stream of FSDP's own, with
+    FSDP's tensors. `links` has a transport for each process group."""
 
     def __init__(
         self,
@@ -157,11 +159,11 @@ class _Comm:
         return self._codec == FP32()
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """What FSDP copies gradients or shards to, and what it reads."""
+        """A buffer for FSDP's copies."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def _context(self, n: int, group: dist.ProcessGroup, device: torch.device) -> GroupContext:
-        """For parts of n elements; buffers are kept."""
+        """The context for parts of n elements, with buffers that are kept."""
         key = (n, group)
         if key not in self._contexts:
             fresh = context_for(Layout.vector(n), self._codec, device)
@@ -176,8 +178,8 @@ class _Comm:
         return self._contexts[key]
 
     def _encode(self, x: Tensor, row: Message, context: GroupContext, kept: Tensor | None = None) -> None:
-        """x (n,), which may be changed, and what a memory `kept` (n,) before, which becomes what it keeps; the row's
-        flag becomes NaN where x is not finite, and the memory stays."""
+        """Encodes x (n,), which may be changed, and a memory's residual `kept` (n,), which is updated; where x is not
+        finite, the row's flag becomes NaN, and the memory stays."""
         assert row.flags is not None
         row.flags.zero_()
         exact = x if x.dtype == torch.float32 else context.buffers.tensor("exact", (len(x),)).copy_(x)
@@ -191,7 +193,7 @@ class _Comm:
         torch.where(row.flags.isnan(), kept, left, out=kept)
 
     def _run(self, op: Collective, group: dist.ProcessGroup, dense: Tensor) -> None:
-        """`dense` is what FSDP would have sent to each other rank."""
+        """Runs a collective and counts its bytes; FSDP would have sent `dense` to each other rank."""
         if group not in self._links:
             self._links[group] = ProcessGroup(group)
         self._links[group].run(op)
@@ -204,10 +206,11 @@ def _numbers(vector: Tensor) -> Tensor:
     return real(vector).view(-1)
 
 
-class ReduceScatter(_Comm):
-    """What belongs to each rank, summed up there in float32. `residual` (ranks, n) is what this rank has not sent."""
+class ShardReduceScatter(_Comm):
+    """A reduce-scatter: each rank's part is summed there in float32."""
 
     residual: Tensor | None = None
+    """(ranks, n) the gradients that this rank has not sent."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
@@ -243,8 +246,8 @@ class ReduceScatter(_Comm):
         return self.residual
 
 
-class AllGather(_Comm):
-    """Everybody's shards, the same on all ranks."""
+class ShardAllGather(_Comm):
+    """An all-gather of shards; all ranks decode the same."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False

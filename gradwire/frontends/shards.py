@@ -15,13 +15,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.compressors import FP32
+from gradwire.frontends.choices import StepChoices, device_of, parameters_of, slots_of
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks
-from gradwire.frontends.job import Choices, device_of, let_go, mesh_of, parameters_of, runtime_of, slots_of
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.stateful import Placed, cut_on
-from gradwire.frontends.trained import Check, Trained
-from gradwire.frontends.values import share_values, values_of
+from gradwire.frontends.trained import Check, TrainedParameters
+from gradwire.frontends.values import local, or_zero, share_values, values_of
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.torch_private.autograd import has_gradient_hooks
@@ -32,7 +32,7 @@ from gradwire.torch_private.fully_shard import (
     only_inside_replicas,
     parameters_of_fsdp,
 )
-from gradwire.transports import Mesh, ProcessGroup, Transport
+from gradwire.transports import ProcessGroup
 
 RECIPE = (
     'mesh = init_device_mesh(device, (hosts, ranks_per_host), mesh_dim_names=("replicate", "shard")), '
@@ -40,35 +40,27 @@ RECIPE = (
 )
 
 
-def attach_shards(
-    model: nn.Module,
-    choices: Choices,
-    mesh: DeviceMesh | None,
-    transport: Transport | Mesh | None,
-    *,
-    find_unused: bool,
-    scaler: torch.amp.GradScaler | None,
-    seed: int,
-) -> Handle:
-    """What `attach` does with a model that fully_shard wrapped."""
+def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | None) -> Handle:
+    """`attach` for a model that fully_shard wrapped."""
     if choices.elastic:
         raise ValueError("a lost rank's shards are nowhere else; resume from a checkpoint, without elastic=True")
     trained, mesh = fitting(model, mesh)
     check_free(trained.fit)
     now = trained.parameters()
-    if mesh.size(0) == 1:  # nothing to compress; what a state holds back is in the next gradient
-        choices = Choices(compressor=FP32())
+    if mesh.size(0) == 1:  # nothing to compress; a loaded residual goes into the next gradient
+        choices = StepChoices(
+            compressor=FP32(), transport=choices.transport, scaler=choices.scaler, seed=choices.seed,
+            find_unused_parameters=choices.find_unused_parameters,
+        )  # fmt: skip
     values, device = values_of(model), device_of(now)
-    axes = mesh_of(transport, partial(ProcessGroup.by_replica, mesh), device)
-    front_end = ShardsFrontEnd(model, trained, mesh, find_unused)
+    axes = choices.mesh(partial(ProcessGroup.by_replica, mesh), device)
+    front_end = ShardsFrontEnd(model, trained, mesh, choices.find_unused_parameters)
     if axes.ranks == 1:
-        let_go(axes, transport)
+        choices.let_go(axes)
         return Handle(None, front_end)
-    words = {"front end": "FSDP2", "find_unused_parameters": str(find_unused)}
-    runtime = runtime_of(
-        choices, trained.fit, slots_of(locals_of(trained.fit)), axes, planned=planned_slots(trained.fit),
-        trained=now.keys(), scaler=scaler, words=words, seed=seed, find_unused=find_unused, others=trained.others,
-        values=values, owns_mesh=transport is None,
+    runtime = choices.runtime(
+        "FSDP2", trained.fit, slots_of(locals_of(trained.fit)), axes, planned=planned_slots(trained.fit),
+        trained=now.keys(), others=trained.others, values=values,
     )  # fmt: skip
     share_values(model, axes, device)
     front_end.hook_in(model, runtime)
@@ -76,7 +68,7 @@ def attach_shards(
 
 
 class ShardsFrontEnd:
-    """Hooks on sharded parameters, which FSDP calls as soon as it has added up a gradient over the shards. So along the
+    """Hooks on sharded parameters, which FSDP calls as soon as it has summed a gradient over the shards. So along the
     axis "shard" FSDP's own collectives come first, on its streams; then ours along "replica", on the worker's.
 
     The step ends behind FSDP's own end of backward. A model that was wrapped on a mesh with replicas is kept from
@@ -84,7 +76,7 @@ class ShardsFrontEnd:
     that are frozen or thawed are followed before the forward pass, ahead of FSDP's collectives.
     """
 
-    def __init__(self, model: nn.Module, trained: Trained, mesh: DeviceMesh, find_unused: bool) -> None:
+    def __init__(self, model: nn.Module, trained: TrainedParameters, mesh: DeviceMesh, find_unused: bool) -> None:
         groups = fsdp_groups(model)
         self._model, self._groups, self._parameters, self._mesh = model, groups, trained.fit, mesh
         self._hooks = GradientHooks(trained.fit, model, Shards(groups, mesh.size(0)), find_unused, trained=trained)
@@ -102,7 +94,7 @@ class ShardsFrontEnd:
         model.register_load_state_dict_post_hook(self._loaded)
 
     def unhook(self) -> None:
-        """Nothing is handed over any more."""
+        """Submits no more gradients."""
         self._runtime = None
         self._hooks.unhook()
         for undo in self._undo:
@@ -113,7 +105,7 @@ class ShardsFrontEnd:
         return self._hooks.accumulate()
 
     def paused(self) -> AbstractContextManager[None]:
-        """Gradients of backward passes inside stay inside the replica, and are not kept for a later one."""
+        """A context whose backward passes' gradients stay inside the replica, and are not kept."""
         return self._hooks.paused()
 
     def skip(self) -> None:
@@ -121,7 +113,7 @@ class ShardsFrontEnd:
         self._hooks.skip()
 
     def placed(self) -> Mapping[str, Placed]:
-        """As FSDP has sharded them."""
+        """The parameters' placement, as FSDP has sharded them."""
         return cut_on(self._mesh, self._parameters)
 
     def held(self) -> Mapping[str, Tensor]:
@@ -144,12 +136,12 @@ class ShardsFrontEnd:
             self._hooks.follow()
 
     def _check_reduced(self, module: nn.Module) -> None:
-        """Not to let replicas drift apart unnoticed."""
+        """Raises RuntimeError where replicas would drift apart unnoticed."""
         if not self._undo and not any(map(has_gradient_hooks, self._parameters.values())):
             raise RuntimeError("detach() ended the exchange between replicas; call attach() again before training")
 
     def _check_same(self, module: nn.Module, runtime: Runtime) -> None:
-        """New parameters have no hooks."""
+        """Ends the job where parameters were replaced: new ones have no hooks."""
         reshard(module)
         present = dict(module.named_parameters())
         for name, parameter in self._parameters.items():
@@ -161,8 +153,8 @@ class ShardsFrontEnd:
 
 
 class Shards:
-    """A parameter's gradient is this rank's shard of it. FSDP averages over shards, or where it was given a factor of
-    the user's, adds up; then replicas are added up, too. An empty shard is a single zero."""
+    """Access to this rank's shards of gradients. FSDP averages over shards, or sums where the user gave it a factor;
+    then replicas are summed, too. An empty shard is a single zero."""
 
     def __init__(self, groups: Sequence[Any], replicas: int) -> None:
         self._group: dict[Tensor, Any] = {
@@ -173,17 +165,17 @@ class Shards:
     def gradient(self, parameter: Tensor) -> Tensor | None:
         if parameter.grad is None:
             return None
-        local = local_of(parameter.grad)
-        return local.mul_(self._replicas) if fsdp_sums(self._group[parameter]) else local
+        gradient = local_of(parameter.grad)
+        return gradient.mul_(self._replicas) if fsdp_sums(self._group[parameter]) else gradient
 
     def zeros(self, parameter: Tensor) -> Tensor:
         return torch.zeros_like(local_of(parameter))
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
         assert isinstance(parameter, DTensor)
-        local = gradient if parameter.to_local().numel() else torch.zeros_like(parameter.to_local())
+        own = gradient if parameter.to_local().numel() else torch.zeros_like(parameter.to_local())
         parameter.grad = DTensor.from_local(
-            local, parameter.device_mesh, parameter.placements, run_check=False,
+            own, parameter.device_mesh, parameter.placements, run_check=False,
             shape=parameter.shape, stride=parameter.stride(),
         )  # fmt: skip
 
@@ -192,24 +184,22 @@ class Shards:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """This rank's shard, or all where it is not sharded; a single zero where that is empty, so that all ranks have the
-    same slots."""
-    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-    return local if local.numel() else local.new_zeros((1,) * local.dim())
+    """This rank's part of a tensor, without autograd; a single zero where it is empty."""
+    return or_zero(local(tensor).detach())
 
 
 def locals_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`local_of` each."""
+    """`local_of` each parameter."""
     return {name: local_of(parameter) for name, parameter in parameters.items()}
 
 
 def planned_slots(parameters: Mapping[str, Tensor]) -> list[Slot]:
-    """What plans are made for, the same on all ranks: slots of the largest shards' sizes."""
+    """Slots of the largest shards' sizes, for which plans are made, the same on all ranks."""
     return slots_of({name: _largest_shard(parameter) for name, parameter in parameters.items()})
 
 
 def _largest_shard(parameter: Tensor) -> Tensor:
-    """A tensor on no device of the largest shard's shape."""
+    """A meta tensor of the largest shard's shape."""
     assert isinstance(parameter, DTensor)
     shape = list(parameter.shape)
     for dim, placement in enumerate(parameter.placements):
@@ -220,18 +210,18 @@ def _largest_shard(parameter: Tensor) -> Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """The model's parameters are the sharded ones, whatever passes they went through."""
+    """Makes the model's parameters the sharded ones again, after any pass."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-# What fits
+# Models and meshes that fit
 
 
 def fitting(
     model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | None = None
-) -> tuple[Trained, DeviceMesh]:
+) -> tuple[TrainedParameters, DeviceMesh]:
     """The sharded parameters, of those that an `optimizer` holds if one is given, and the mesh of all ranks, by default
     the one that the model was wrapped on. Raises ValueError, naming the call that works, where they do not fit."""
     if not isinstance(model, FSDPModule):
@@ -239,7 +229,7 @@ def fitting(
     reshard(model)
     parameters, _ = parameters_of(model)
     mesh = _replicas_of(model, parameters) if mesh is None else mesh
-    trained = Trained(model, checked_on(mesh), optimizer)
+    trained = TrainedParameters(model, checked_on(mesh), optimizer)
     for name, parameter in trained.parameters().items():
         if has_gradient_hooks(parameter):
             raise ValueError(
@@ -250,8 +240,8 @@ def fitting(
 
 
 def checked_on(mesh: DeviceMesh) -> Check:
-    """Refuses, naming the call that works, a parameter that is not sharded inside the mesh's replicas. Raises
-    ValueError for a mesh without this rank."""
+    """A check that refuses, naming the call that works, a parameter that is not sharded inside the mesh's replicas.
+    Raises ValueError for a mesh without this rank."""
     ranks = mesh.mesh.reshape(mesh.size(0), -1)  # (replicas, ranks of each)
     place = (ranks == dist.get_rank()).nonzero()
     if not len(place):

@@ -1,15 +1,14 @@
 """A job's state for torch.distributed.checkpoint, which saves everything once and loads it on any mesh.
 
-What a memory keeps is a replica's part of what the mean still lacks. So it is saved with an axis for the replica in
-front, (replicas, *shape), each row by its replica and cut as the parameter is. To load, rows are dealt to the replicas
-that there are now and cut as the parameter is now; each replica adds up its own. The sum over replicas stays.
+A memory keeps a replica's part of what the mean still lacks. So it is saved with an axis for the replica in
+front, (replicas, *shape), each row by its replica and cut as the parameter is. To load, rows go to the replicas that
+there are now by the rule of `checkpoint.predecessors`, cut as the parameter is now; each replica adds up its own.
 """
 
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import Protocol
 
@@ -33,57 +32,62 @@ from gradwire.checkpoint import (
     key_of,
     letters,
     pack,
+    predecessors,
     split,
     text_of,
     unpack,
 )
+from gradwire.frontends.values import or_zero
 from gradwire.ops.host import kind_of
 from gradwire.slots import real_shape
 
 ABOUT = "gradwire"
-"""The key by which a state is found in a checkpoint; there is what it says of itself."""
+"""The key by which a state is found in a checkpoint; its description."""
 
 Saved = Mapping[str, TensorStorageMetadata]
-"""What a checkpoint has of a state, by key."""
+"""The tensors of a state in a checkpoint, by key."""
 
 OWNER = re.compile(r" \((shard \d+ of \d+)(?:, replica (\d+) of (\d+))?\)$")
-"""How the key of a small tensor ends: whose it is."""
+"""The end of a small tensor's key: its owner."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a parameter lies on `mesh`, whose first dimension counts replicas: its whole `shape` as real numbers, this
-    rank's `part` of that, and how it is cut along the mesh's other dimensions."""
+    """A parameter's placement on `mesh`, whose first dimension counts replicas."""
 
     mesh: DeviceMesh
     shape: tuple[int, ...]
+    """Its whole shape, as real numbers."""
     part: tuple[int, ...]
+    """The shape of this rank's part."""
     device: torch.device
     cuts: tuple[Placement, ...] = ()
+    """How it is cut along the mesh's other dimensions."""
 
     def row(self, tensor: Tensor) -> DTensor:
-        """What this rank keeps, in its slot's shape, as its part of (replicas, *shape)."""
+        """This rank's state, in its slot's shape, as its part of (replicas, *shape)."""
         own = tensor.new_zeros(1, *self.part) if 0 in self.part else tensor.reshape(1, *self.part)
         return self._rows(own, self.mesh.size(0))
 
     def once(self, tensor: Tensor) -> DTensor:
-        """What all replicas hold alike, or one of them under a name of its own: cut as the parameter is."""
+        """A tensor that all replicas have, or one of them under a name of its own: cut as the parameter is."""
         own = tensor.new_zeros(self.part) if 0 in self.part else tensor.reshape(self.part)
         return self._cut(own, self.shape, [Replicate(), *self.cuts])
 
     def own(self, tensor: DTensor) -> Tensor:
-        """What this rank has of it; of an empty part a single zero."""
-        return _or_zero(tensor.to_local())
+        """This rank's part; of an empty one a single zero."""
+        return or_zero(tensor.to_local())
 
     def no_rows(self, replicas: int) -> DTensor:
-        """Zeros (replicas, *shape), to load into what so many replicas have saved."""
-        most = ceil(replicas / self.mesh.size(0))
-        mine = min(most, max(0, replicas - most * self.mesh.get_local_rank(0)))
-        return self._rows(torch.zeros(mine, *self.part, dtype=torch.float32, device=self.device), replicas)
+        """Zeros (replicas, *shape), to load the state of so many replicas into."""
+        mine = predecessors(self.mesh.get_local_rank(0), self.mesh.size(0), replicas).memories
+        return self._rows(
+            torch.zeros(mine.stop - mine.start, *self.part, dtype=torch.float32, device=self.device), replicas
+        )
 
     def kept(self, rows: DTensor) -> Tensor:
-        """What this rank keeps of what was loaded; of an empty part a single zero."""
-        return _or_zero(rows.to_local().sum(0))
+        """This rank's sum of the rows that it has loaded; of an empty part a single zero."""
+        return or_zero(rows.to_local().sum(0))
 
     def _rows(self, local: Tensor, replicas: int) -> DTensor:
         cuts = [Shard(cut.dim + 1) if isinstance(cut, Shard) else cut for cut in self.cuts]
@@ -95,24 +99,20 @@ class Placed:
 
     @property
     def shard(self) -> str:
-        """Which of a replica's shards this rank has."""
+        """The name of this rank's shard."""
         replica = self.mesh.mesh.reshape(self.mesh.size(0), -1)[self.mesh.get_local_rank(0)].tolist()
         return f"shard {replica.index(dist.get_rank())} of {len(replica)}"
 
 
-def _or_zero(local: Tensor) -> Tensor:
-    return local if local.numel() else local.new_zeros((1,) * local.dim())
-
-
 def whole_on(group: dist.ProcessGroup, parameters: Mapping[str, Tensor]) -> dict[str, Placed]:
-    """Parameters of which every rank of a group has a replica."""
+    """The placement of parameters of which every rank of a group has a replica."""
     mesh = DeviceMesh.from_group(group, kind_of(next(iter(parameters.values())).device))
     return {name: Placed(mesh, real_shape(p), real_shape(p), p.device) for name, p in parameters.items()}
 
 
 def cut_on(mesh: DeviceMesh, parameters: Mapping[str, Tensor]) -> dict[str, Placed]:
-    """Sharded parameters on the mesh of all ranks. Raises ValueError where they are sharded along none of its
-    dimensions."""
+    """The placement of sharded parameters on the mesh of all ranks. Raises ValueError where they are sharded along none
+    of its dimensions."""
     return {name: _placed(mesh, parameter) for name, parameter in parameters.items() if isinstance(parameter, DTensor)}
 
 
@@ -147,11 +147,11 @@ class HasState(Protocol):
 
 
 class DistributedState:
-    """The state of a job, a `Stateful` for `dcp.save({"gradwire": ...})` and `dcp.load`. To load what was saved on
-    another mesh it must know what is in the checkpoint. Raises ValueError for parameters that the model lacks.
+    """The state of a job, a `Stateful` for `dcp.save({"gradwire": ...})` and `dcp.load`. To load from another mesh, it
+    needs the checkpoint's tensors as `saved`. Raises ValueError for parameters that the model lacks.
 
-    Small tensors have keys of their own for each shard, and for each replica where these differ in them: of those of m
-    replicas, r loads the (r modulo m)th. For shards of another size they are made anew."""
+    Small tensors have keys of their own for each shard, and for each replica where these differ in them; replicas load
+    them by the rule of `checkpoint.predecessors`. For shards of another size they are made anew."""
 
     def __init__(self, job: HasState, placed: Mapping[str, Placed], saved: Saved) -> None:
         self._job, self._placed, self._saved = job, placed, saved
@@ -159,9 +159,9 @@ class DistributedState:
         self._shard, self._replica, self._replicas = first.shard, first.mesh.get_local_rank(0), first.mesh.size(0)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What is to be saved; or as much as was, to load it into."""
+        """The tensors to save; or, to load, zeros like the saved ones."""
         if self._saved:
-            return {key: self._room(key, kind) for key, kind in self._saved.items() if self._is_for_me(key)}
+            return {key: self._empty(key, kind) for key, kind in self._saved.items() if self._is_for_me(key)}
         own = unpack(self._job.state_dict())
         tensors = {
             key_of(name, key): tensor
@@ -173,9 +173,9 @@ class DistributedState:
         return {ABOUT: about, STEP: torch.tensor(own.step, dtype=torch.int64, device="cpu")} | rows
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what was loaded into what `state_dict` returned."""
-        told, step, mine = json.loads(text_of(state[ABOUT])), int(state[STEP]), unpack(self._job.state_dict()).about
-        about = About(mine.rank, mine.ranks, told["plan"], tuple(told["order"]), told["skipped"])
+        """Takes over a state that was loaded into `state_dict`."""
+        saved, step, mine = json.loads(text_of(state[ABOUT])), int(state[STEP]), unpack(self._job.state_dict()).about
+        about = About(mine.rank, mine.ranks, saved["plan"], tuple(saved["order"]), saved["skipped"])
         exported: dict[str, dict[str, Tensor]] = {}
         for key, tensor in state.items():
             if SEPARATOR in key:
@@ -192,13 +192,15 @@ class DistributedState:
     def _is_for_me(self, key: str) -> bool:
         if (owner := OWNER.search(key)) is None:
             return True
-        shard, replica, replicas = owner.groups()
-        return shard == self._shard and (replica is None or int(replica) == self._replica % int(replicas))
+        shard, replica, old = owner.groups()
+        if replica is None:
+            return shard == self._shard
+        return shard == self._shard and int(replica) == predecessors(self._replica, self._replicas, int(old)).own
 
     def _row(self, key: str, tensor: Tensor) -> Tensor:
         return self._placed[_name(key)].row(tensor) if _is_flat(key) else tensor
 
-    def _room(self, key: str, kind: TensorStorageMetadata) -> Tensor:
+    def _empty(self, key: str, kind: TensorStorageMetadata) -> Tensor:
         if _is_flat(key) and _name(key) not in self._placed:
             raise ValueError(
                 f"the state has parameter {_name(key)!r}, which is not reduced here; load this model's own"
@@ -224,12 +226,12 @@ def _is_small(key: str) -> bool:
 
 
 def _is_flat(key: str) -> bool:
-    """Whether what it names has the parameter's shape."""
+    """Whether the key's tensor has the parameter's shape."""
     return bool(_name(key)) and SEPARATOR in key and not _is_small(key)
 
 
 def saved_in(checkpoint: str | Path | StorageReader) -> Saved:
-    """What a checkpoint has of a Gradwire state. Raises ValueError where it has none, or several."""
+    """The tensors of a checkpoint's Gradwire state. Raises ValueError where it has none, or several."""
     kinds = tensors_in(checkpoint)
     folders = {path[:-1] for path in kinds if path[-1] == ABOUT}
     if len(folders) != 1:

@@ -1,10 +1,10 @@
 """Local steps for torch.distributed.checkpoint, which saves everything once and loads it on any mesh.
 
-"memory"     what memories keep, a row of each replica: see `gradwire.frontends.stateful`
+"memory"     memories, a row of each replica: see `gradwire.frontends.stateful`
 "shared"     anchors, the outer optimizer's state, and the means of fragments under way: equal on all replicas
 "replica r"  its parameters, now and as they were sent, and its inner optimizer's state, under a name of its own
 
-Of R replicas that were saved, number r goes on as old number r modulo R did.
+Other numbers of replicas go on by the rule of `checkpoint.predecessors`.
 """
 
 import json
@@ -19,29 +19,30 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from gradwire.checkpoint import key_of, letters, split, text_of
-from gradwire.frontends.replica import Replica
+from gradwire.checkpoint import key_of, letters, predecessors, split, text_of
+from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.rounds import Rounds
 from gradwire.frontends.stateful import DistributedState, Placed, Saved, tensors_in
+from gradwire.frontends.values import local
 from gradwire.slots import real, real_shape
 
 MEMORY, SHARED, REPLICA = "memory", "shared", "replica "
 ANCHOR = key_of("", "anchor")
 ROUND = "round"
-"""The key by which the state is found in a checkpoint; there is how far it has come."""
+"""The key by which the state is found in a checkpoint; its number of steps and the fragments under way."""
 
 Tensors = dict[str, Tensor]
 """By "<parameter>//<name>"; and texts."""
 
 
 class DistributedRounds:
-    """A `Stateful` for `dcp.save({"local_steps": ...})`, and with what is in a checkpoint as `saved` for `dcp.load`.
-    `load_inner` takes the inner optimizer's state. Raises ValueError for another model's."""
+    """The state of local steps, a `Stateful` for `dcp.save({"local_steps": ...})`, and with a checkpoint's tensors as
+    `saved` for `dcp.load`. Raises ValueError for another model's."""
 
     def __init__(
         self,
         rounds: Rounds,
-        replica: Replica,
+        replica: ModelReplica,
         load_inner: Callable[[dict[str, Any]], None],
         saved: Mapping[str, Saved],
     ) -> None:
@@ -54,19 +55,19 @@ class DistributedRounds:
         self._memory = DistributedState(rounds.runtime, self._placed, saved.get(MEMORY, {}))
         mesh = rounds.runtime.mesh
         replicas = sum(folder.startswith(REPLICA) for folder in saved) or mesh.replica.world
-        self._own = f"{REPLICA}{mesh.replica.rank % replicas}"
+        self._own = f"{REPLICA}{predecessors(mesh.replica.rank, mesh.replica.world, replicas).own}"
         if saved:
             _check(saved[SHARED], self._placed)
 
     def state_dict(self) -> dict[str, Tensors]:
-        """What is to be saved; or as much as was, to load it into."""
+        """The tensors to save; or, to load, zeros like the saved ones."""
         if self._saved:
-            folders = {folder: self._room(self._saved[folder]) for folder in (SHARED, self._own)}
+            folders = {folder: self._empty_folder(self._saved[folder]) for folder in (SHARED, self._own)}
             return {MEMORY: self._memory.state_dict(), **folders}
         progress, inner = self._rounds.progress(), self._rounds.inner
         under_way = progress["under way"]
-        told = {"step": progress["step"], "under way": [[each["fragment"], each["sent at"]] for each in under_way]}
-        shared = {ROUND: letters(json.dumps(told))} | self._each("anchor", progress["anchors"])
+        facts = {"step": progress["step"], "under way": [[each["fragment"], each["sent at"]] for each in under_way]}
+        shared = {ROUND: letters(json.dumps(facts))} | self._each("anchor", progress["anchors"])
         shared |= self._optimizer("outer", progress["outer"], self._held(self._rounds.outer))
         own = self._each("parameter", self._local)
         for each in under_way:
@@ -77,8 +78,7 @@ class DistributedRounds:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
-        """Takes over what was loaded into what `state_dict` returned. Raises ValueError where that does not know of the
-        checkpoint."""
+        """Takes over a state that was loaded into `state_dict`. Raises ValueError without a checkpoint's tensors."""
         if not self._saved:
             raise ValueError("what was saved has to be known to load it; use dcp.load({...: optimizer.stateful(path)})")
         shared, own = state[SHARED], state[self._own]
@@ -90,24 +90,26 @@ class DistributedRounds:
         self._load_inner(self._optimizer_state("inner", own, self._held(self._rounds.inner)))
 
     def _progress(self, shared: Tensors, own: Tensors) -> dict[str, Any]:
-        told, anchors = json.loads(text_of(shared[ROUND])), self._of("anchor", shared)
+        facts, anchors = json.loads(text_of(shared[ROUND])), self._of("anchor", shared)
         held = self._held(self._rounds.outer)
-        progress = {"step": told["step"], "anchors": anchors, "outer": self._optimizer_state("outer", shared, held)}
+        progress = {"step": facts["step"], "anchors": anchors, "outer": self._optimizer_state("outer", shared, held)}
         means, sent, fragments = self._of("mean", shared), self._of("sent", own), self._rounds.fragments
-        parts = [fragments[index].parameters.keys() if index < len(fragments) else () for index, _ in told["under way"]]
+        parts = [
+            fragments[index].parameters.keys() if index < len(fragments) else () for index, _ in facts["under way"]
+        ]
         if means.keys() != {name for part in parts for name in part}:
             raise ValueError(
                 "a fragment was under way that is none here; load it with the fragments that it was saved with"
             )
         under_way = [
             {"fragment": index, "sent at": at, "means": _among(part, means), "sent": _among(part, sent)}
-            for (index, at), part in zip(told["under way"], parts, strict=True)
+            for (index, at), part in zip(facts["under way"], parts, strict=True)
         ]
         return progress | {"under way": under_way}
 
-    # What is saved, by parameter
+    # Tensors by parameter
 
-    def _room(self, saved: Saved) -> Tensors:
+    def _empty_folder(self, saved: Saved) -> Tensors:
         return {key: self._empty(key, kind) for key, kind in saved.items()}
 
     def _empty(self, key: str, kind: TensorStorageMetadata) -> Tensor:
@@ -132,7 +134,7 @@ class DistributedRounds:
         return {names[id(parameter)]: parameter for group in optimizer.param_groups for parameter in group["params"]}
 
     def _optimizer(self, kind: str, state: Mapping[str, Any], held: Iterable[str]) -> Tensors:
-        """An optimizer's state: its tensors, and as a text what is none."""
+        """An optimizer's state: its tensors, and a text of all else."""
         names, tensors = list(held), Tensors()
         rest: dict[str, dict[str, Any]] = {}
         for index, kept in state["state"].items():
@@ -146,21 +148,21 @@ class DistributedRounds:
 
     def _part(self, name: str, value: Tensor) -> Tensor:
         if real_shape(value) in (real_shape(self._replica.parameters[name]), self._replica.local[name].shape):
-            return self._placed[name].once(real(value.to_local() if isinstance(value, DTensor) else value))
+            return self._placed[name].once(real(local(value)))
         return _refuse(value) if isinstance(value, DTensor) else value
 
     def _optimizer_state(self, kind: str, saved: Tensors, held: Mapping[str, Tensor]) -> dict[str, Any]:
         """The inverse of `_optimizer`."""
-        told = json.loads(text_of(saved[kind]))
+        facts = json.loads(text_of(saved[kind]))
         state: dict[int, dict[str, Any]] = {}
         for index, (name, parameter) in enumerate(held.items()):
             prefix = key_of(name, f"{kind}/")
             kept = {
                 k.removeprefix(prefix): self._like(parameter, name, t) for k, t in saved.items() if k.startswith(prefix)
             }
-            if kept := told["state"].get(name, {}) | kept:
+            if kept := facts["state"].get(name, {}) | kept:
                 state[index] = kept
-        groups = [{k: tuple(v) if isinstance(v, list) else v for k, v in group.items()} for group in told["groups"]]
+        groups = [{k: tuple(v) if isinstance(v, list) else v for k, v in group.items()} for group in facts["groups"]]
         return {"state": state, "param_groups": groups}
 
     def _like(self, parameter: Tensor, name: str, saved: Tensor) -> Tensor:
@@ -168,7 +170,7 @@ class DistributedRounds:
             return saved
         dtype = saved.dtype.to_complex() if parameter.is_complex() else saved.dtype
         own, made = self._placed[name].own(saved), torch.empty_like(parameter.detach(), dtype=dtype)
-        real(made.to_local() if isinstance(made, DTensor) else made).copy_(own)
+        real(local(made)).copy_(own)
         return made
 
 
@@ -184,7 +186,7 @@ def _refuse(value: object) -> NoReturn:
 
 
 def _check(saved: Saved, placed: Mapping[str, Placed]) -> None:
-    """Raises ValueError where a checkpoint is of other parameters."""
+    """Raises ValueError where a checkpoint has other parameters."""
     there = {split(key)[0]: tuple(kind.size) for key, kind in saved.items() if key.endswith(ANCHOR)}
     here = {name: one.shape for name, one in placed.items()}
     for name in here | there:
@@ -196,7 +198,7 @@ def _check(saved: Saved, placed: Mapping[str, Placed]) -> None:
 
 
 def rounds_in(checkpoint: str | Path | StorageReader) -> dict[str, Saved]:
-    """What a checkpoint has of the state of local steps. Raises ValueError where it has none, or several."""
+    """The tensors of a checkpoint's local steps, by folder. Raises ValueError where it has none, or several."""
     kinds = tensors_in(checkpoint)
     roots = {path[:-2] for path in kinds if path[-2:] == (SHARED, ROUND)}
     if len(roots) != 1:

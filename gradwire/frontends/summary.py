@@ -1,4 +1,4 @@
-"""What a handle tells about its job."""
+"""A table of a job's plan and statistics."""
 
 from collections.abc import Mapping, Sequence
 

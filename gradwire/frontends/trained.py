@@ -13,12 +13,13 @@ Check = Callable[[str, nn.Parameter], None]
 """Raises ValueError, naming the parameter, for one whose gradient cannot be reduced."""
 
 
-class Trained:
-    """The parameters that need a gradient now, of those that an `optimizer` holds, if one is given.
+class TrainedParameters:
+    """The parameters that need a gradient now, of those that an `optimizer` holds, if one is given."""
 
-    `fit` are all of the model's that can be trained, frozen ones as well; each has a slot, which costs nothing until it
-    is trained. `others` are the names of the rest: empty ones, and those that `check` refuses once they are trained.
-    """
+    fit: dict[str, nn.Parameter]
+    """All of the model's that can be trained, frozen ones as well; a slot costs nothing until it is trained."""
+    others: set[str]
+    """The names of the rest: empty ones, and those that `check` refuses once they are trained."""
 
     def __init__(self, model: nn.Module, check: Check, optimizer: Optimizer | None = None) -> None:
         named = dict(model.named_parameters())
@@ -57,7 +58,7 @@ class Trained:
         return id(parameter) in self._held
 
     def _look_again(self) -> None:
-        """Groups may have been added to the optimizer, by whichever call."""
+        """Notices groups that were added to the optimizer."""
         groups = self._optimizer.param_groups if self._optimizer else ()
         if not self._optimizer or self._count == (count := sum(len(group["params"]) for group in groups)):
             return
@@ -70,7 +71,7 @@ def held_by(optimizer: Optimizer) -> Iterable[nn.Parameter]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def add_to(optimizer: Optimizer, param_group: dict[str, Any], trained: Trained) -> Sequence[Tensor]:
+def add_to(optimizer: Optimizer, param_group: dict[str, Any], trained: TrainedParameters) -> Sequence[Tensor]:
     """Adds a group of the model's parameters to an optimizer, and returns them. Raises ValueError for others, and for
     those that are averaged already."""
     given = param_group["params"]
@@ -94,8 +95,8 @@ def check_held(optimizer: Optimizer, model: nn.Module) -> None:
 
 
 def on_one_device(model: nn.Module) -> Check:
-    """Refuses what cannot be sent together with the first parameter that is trained: what lies on another device, or
-    has no real numbers."""
+    """A check that refuses parameters that cannot be sent together with the first trained one: on another device, or
+    not of floating-point numbers."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
 
     def check(name: str, parameter: nn.Parameter) -> None:

@@ -1,9 +1,10 @@
-"""A model's parameters and buffers at the start: all replicas get those of the first."""
+"""Values of a model's parameters and buffers: all replicas begin with the first one's; a rank's part of each."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from gradwire.torch_private.foreach import plain_tensors
@@ -11,16 +12,24 @@ from gradwire.transports.mesh import SAME, Mesh
 
 
 def values_of(model: nn.Module) -> dict[str, str]:
-    """Type and shape of each by name, which ranks must have in common before values are sent.
-
-    Raises ValueError, naming it, for one whose values do not lie in memory one by one."""
+    """Type and shape of each tensor by name, which must be equal on all ranks before values are sent. Raises
+    ValueError, naming it, for a tensor whose values do not lie in memory one by one."""
     return {name: _described(name, tensor) for name, tensor in _named(model)}
 
 
 def share_values(model: nn.Module, mesh: Mesh, device: torch.device) -> None:
-    """All ranks that hold the same part of a model get the values of the first of them. Of a sharded tensor that is
-    this rank's shard."""
+    """Broadcasts a model's values from the first to all ranks that hold the same part of it."""
     mesh.share([plain for _, tensor in _named(model) for plain in plain_tensors(tensor)], device, axes=SAME)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor, or all of it where it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def or_zero(shard: Tensor) -> Tensor:
+    """The shard, or a single zero where it is empty, so that all ranks have the same slots."""
+    return shard if shard.numel() else shard.new_zeros((1,) * shard.dim())
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -10,9 +10,9 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from gradwire.compressors import Compressor
-from gradwire.files import save
 from gradwire.frontends import Handle, attach
 from gradwire.plans import Plan
+from gradwire.saving import save
 
 FILE = "gradwire.pt"
 _log = logging.getLogger("gradwire")

@@ -9,9 +9,9 @@ from torch import nn
 
 from gradwire.checkpoint import StateDict
 from gradwire.compressors import Compressor
-from gradwire.files import save
 from gradwire.frontends import Handle, attach
 from gradwire.plans import Plan
+from gradwire.saving import save
 
 train: Any = import_module("ray.train")  # by name, for Ray is not among what development needs
 FILE = "gradwire.pt"

@@ -10,18 +10,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from gradwire.frontends import replica
+from gradwire.frontends import model_replica
+from gradwire.frontends.choices import device_of, parameters_of
 from gradwire.frontends.hooks import GradientHooks, Whole
-from gradwire.frontends.job import device_of, parameters_of
-from gradwire.frontends.replica import Replica
+from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.shards import Shards, locals_of, reshard
 from gradwire.frontends.stateful import Placed
-from gradwire.runtime.ending import Interrupted
+from gradwire.frontends.values import local
+from gradwire.runtime.failures import Interrupted
 from gradwire.runtime.runtime import Runtime
 from gradwire.torch_private.fully_shard import fsdp_groups
 
 
-def replica_of(model: nn.Module, manager: Any) -> Replica:
+def replica_of(model: nn.Module, manager: Any) -> ModelReplica:
     """A whole model on one rank, or one that fully_shard has wrapped on the ranks of torch.distributed, which are those
     of one replica under torchft. Raises ValueError for a whole model on several, and for other ranks than the
     manager's."""
@@ -34,16 +35,16 @@ def replica_of(model: nn.Module, manager: Any) -> Replica:
             )
         kind = device_of(parameters_of(model)[0]).type
         mesh = init_device_mesh(kind, (1, dist.get_world_size()), mesh_dim_names=("replicate", "shard"))
-        return replica.replica_of(model, mesh, None)
+        return model_replica.replica_of(model, mesh, None)
     if manager._group_world_size > 1:
         raise ValueError(
             f"a replica of {manager._group_world_size} ranks holds its model in shards; call fully_shard(model) first, "
             "or start replicas of one rank"
         )
-    return replica.replica_of(model, None, None)
+    return model_replica.replica_of(model, None, None)
 
 
-def least(own: Replica, number: int) -> int:
+def least(own: ModelReplica, number: int) -> int:
     """The least of what the ranks of a replica say, which all of them ask together."""
     if not isinstance(next(iter(own.parameters.values())), DTensor):
         return number
@@ -57,7 +58,7 @@ class ReplicaGradients(GradientHooks):
     goes on without means, and the manager hears why. `reduced` says that the step has its means."""
 
     def __init__(
-        self, report: Callable[[Exception], None], model: nn.Module, own: Replica, replicas: int, find_unused: bool
+        self, report: Callable[[Exception], None], model: nn.Module, own: ModelReplica, replicas: int, find_unused: bool
     ) -> None:
         places = Shards(fsdp_groups(model), replicas) if isinstance(model, FSDPModule) else Whole()
         super().__init__(own.parameters, model, places, find_unused)
@@ -110,8 +111,3 @@ class ReplicaGradients(GradientHooks):
         except Interrupted as error:
             self.unhook()
             self._report(error)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What this rank has of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

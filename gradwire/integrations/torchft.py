@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
 from gradwire.frontends import Handle
+from gradwire.frontends.choices import Choices, Dense, StepChoices, device_of
 from gradwire.frontends.fragments import Fragment, Schedule, fragments_of
 from gradwire.frontends.handle import FrontEnd
 from gradwire.frontends.idle import Nothing
-from gradwire.frontends.job import Choices, Dense, device_of, runtime_of
-from gradwire.frontends.local_steps import DILOCO
+from gradwire.frontends.local_optimizer import DILOCO
 from gradwire.frontends.rounds import OuterOptimizer, go_back, outer_step
 from gradwire.groups import Grouping
 from gradwire.integrations.quorum import Exchange
 from gradwire.integrations.replica import ReplicaGradients, least, replica_of
 from gradwire.memories import Memory
 from gradwire.plans import Plan
-from gradwire.runtime.ending import Interrupted
+from gradwire.runtime.failures import Interrupted
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.settings import Settings
 from gradwire.transports import Mesh
 
 torchft: Any = import_module("torchft")  # by name, for it is not among what development needs
@@ -60,10 +60,13 @@ class Optimizer(torchft.Optimizer):
         **options: Any,
     ) -> None:
         super().__init__(manager, optimizer)
-        self._choices = Choices.of(compressor, elastic=True, **options)
+        self._choices = StepChoices.of(
+            compressor, elastic=True, transport=None, scaler=None, find_unused_parameters=find_unused_parameters,
+            seed=seed, **options,
+        )  # fmt: skip
         self._choices.check()
         self._model, self._replica = model, replica_of(model, manager)
-        self._find_unused, self._seed = find_unused_parameters, seed
+        self._find_unused = find_unused_parameters
         self._exchange = Exchange(manager, self._make, partial(least, self._replica), state)
         self._front_end = self._new_front_end(1)
 
@@ -97,12 +100,10 @@ class Optimizer(torchft.Optimizer):
         return ReplicaGradients(self.manager.report_error, self._model, self._replica, replicas, self._find_unused)
 
     def _make(self, mesh: Mesh) -> tuple[Runtime, FrontEnd]:
-        words = {"front end": "torchft's Optimizer", "find_unused_parameters": str(self._find_unused)}
         own = self._replica
-        runtime = runtime_of(
-            self._choices, own.parameters, own.slots, mesh, planned=own.planned, scaler=None, words=words,
-            seed=self._seed, find_unused=self._find_unused, others=own.others, voted=True,
-        )  # fmt: skip
+        runtime = self._choices.runtime(
+            "torchft's Optimizer", own.parameters, own.slots, mesh, planned=own.planned, others=own.others, voted=True
+        )
         self._front_end = self._new_front_end(mesh.ranks)
         self._front_end.hook_in(runtime)
         return runtime, self._front_end
@@ -142,9 +143,9 @@ class LocalSteps(torchft.Optimizer):
         schedule = Schedule(inner_steps, 1)
         (self._fragment,) = fragments_of(self._plan(), [tuple(own.parameters)], own.local, schedule)
         self.outer = outer(list(self._fragment.anchors.values()))
-        words = {"front end": "torchft's LocalSteps", "inner_steps": str(inner_steps)}
-        self._settings = Settings(
-            seed=seed, others=own.others, words=words, planned=own.planned, elastic=True, voted=True
+        facts = {"front end": "torchft's LocalSteps", "inner_steps": str(inner_steps)}
+        self._settings = JobOptions(
+            seed=seed, others=own.others, facts=facts, planned=own.planned, elastic=True, voted=True
         )
         self._step, self._inner_steps = 0, inner_steps
         has = ("anchors", "outer", "inner steps")
@@ -190,7 +191,7 @@ class LocalSteps(torchft.Optimizer):
                 self.manager.report_error(RuntimeError("what a replica has moved is not finite"))
         counts = self._exchange.vote()
         if counts:
-            outer_step(self.outer, self._fragment, self._fragment.deltas)
+            outer_step(self.outer, self._fragment, self._fragment.pseudo_gradients)
             self._fragment.reset()
         else:
             go_back(self._fragment, self._replica.parameters, self.optim)
@@ -199,7 +200,7 @@ class LocalSteps(torchft.Optimizer):
     def _average(self, runtime: Runtime) -> None:
         """What this replica has moved becomes what they have on average."""
         self._fragment.measure()
-        runtime.reduce(self._fragment.deltas)
+        runtime.reduce(self._fragment.pseudo_gradients)
         runtime.finish()
 
     def _make(self, mesh: Mesh) -> tuple[Runtime, FrontEnd]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gradwire.files import save, sync
+from gradwire.saving import save, sync
 
 SHARED = "shared"
 _FOLDER = re.compile(r"checkpoint-(\d+)")

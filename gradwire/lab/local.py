@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradwire.frontends.fragments import Schedule
-from gradwire.frontends.local_steps import DILOCO
+from gradwire.frontends.local_optimizer import DILOCO
 
 LOCAL = "localsteps"
 

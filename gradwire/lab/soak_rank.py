@@ -34,7 +34,7 @@ class SoakRank:
         self.model, self.alone, self._told = network(), network(), told
         self._inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         timeout = timedelta(seconds=TIMEOUT_S)
-        self._rendezvous = Rendezvous(store, at_least=2, quiet_s=QUIET_S, timeout=timeout, backend="gloo")
+        self._rendezvous = Rendezvous(store, at_least=2, last_call_timeout=QUIET_S, timeout=timeout, backend="gloo")
         self.handle: Handle | None = None
         self._life, self._phase = "", "meeting"
         self._orders = Orders()

@@ -1,11 +1,11 @@
-"""The controller's part of a step: numbers are added up over the ranks, and what follows is in force on all at once.
+"""The controller's part of a step: its numbers are summed over the ranks, and its decision is in force on all at once.
 
-    a step        every rank writes its numbers; one small message adds them up while groups are under way
+    a step        every rank writes its numbers; one small message sums them while groups are under way
     its end       every rank decides from the sums; on a GPU from those of the step before, which are there by then
-    the next step rank 0's message says which decision it came to
-    its end       every rank does what rank 0 decided; one that decided otherwise reads rank 0's from the store
+    the next step rank 0's message carries a fingerprint of its decision
+    its end       every rank carries out rank 0's decision; a rank that decided otherwise reads it from the store
 
-So the ranks do the same from the same step on, whatever their arithmetic; nothing waits for it.
+So the ranks do the same from the same step on, whatever their arithmetic, and nothing waits for it.
 """
 
 from collections import deque
@@ -27,8 +27,8 @@ from gradwire.ops.sample import sampled
 from gradwire.ops.vectors import Share
 from gradwire.plans import Plan
 from gradwire.runtime.executor import Executor
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.pipeline import Pipeline
-from gradwire.runtime.settings import Settings
 from gradwire.runtime.trace import Trace
 from gradwire.slots import Slot
 from gradwire.transports import Pending
@@ -38,28 +38,31 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Tracing:
-    """A request for a profile under way; its steps are over at the end of step `due`. `gradients` are a sample of what
-    each of them had as its means."""
+    """A request for a profile while its steps are traced."""
 
     request: ProfileRequest
     trace: Trace
     due: int
+    """The last of its steps."""
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    """A sample of each step's means."""
 
 
 class Control:
-    """One controller at work; without one nothing happens. Everything here runs on the executor's thread.
+    """Runs a job's controller, if there is one. Everything here runs on the worker."""
 
-    `decided` is what it has decided and is not in force yet. While `paused` it sees nothing. `slots` are those that
-    the plan has.
-    """
+    slots: Sequence[Slot]
+    """The plan's slots."""
+    decided: Change | None
+    """A decision that is not in force yet."""
+    paused: bool
+    """The controller sees nothing."""
 
-    def __init__(self, settings: Settings, slots: Sequence[Slot], pipeline: Pipeline, executor: Executor) -> None:
-        self.controller, self._pipeline, self._executor = settings.controller, pipeline, executor
+    def __init__(self, options: JobOptions, slots: Sequence[Slot], pipeline: Pipeline, executor: Executor) -> None:
+        self.controller, self._pipeline, self._executor = options.controller, pipeline, executor
         self.slots = slots
-        self._mesh, self._profiler, self._can_be_native = pipeline.mesh, settings.profiler, settings.can_be_native
-        self.decided: Change | None = None
-        self.paused = False
+        self._mesh, self._profiler, self._can_be_native = pipeline.mesh, options.profiler, options.can_be_native
+        self.decided, self.paused = None, False
         self._tracing: Tracing | None = None
         count = self.controller.numbers + 1 if self.controller else 1
         self._numbers = torch.zeros(count, dtype=torch.float32, device=executor.device)
@@ -70,17 +73,17 @@ class Control:
         self._changes = 0
 
     def restart(self, slots: Sequence[Slot]) -> None:
-        """The plan is for other slots from now on; what was found out or decided for those before is dropped."""
+        """Begins anew for other slots; sums and decisions for those before are dropped."""
         self.slots, self.decided, self._tracing = slots, None, None
         self._sums.clear()
 
     def look(self, context: GroupContext, vector: LazySum) -> None:
-        """A group is about to be encoded."""
+        """Shows the controller a group that is about to be encoded."""
         if self.controller and self.controller.looks and not self.paused:
             self.controller.look(context, vector, self._numbers[:-1])
 
     def send(self, step: int, groups: Sequence[GroupView]) -> None:
-        """All groups of the step are encoded: this rank's numbers go on their way."""
+        """Sends this rank's numbers, once all groups of the step are encoded."""
         if not self.controller or self.paused:
             return
         seen = StepView(step, groups, self._pipeline.wire_bytes, self._pipeline.recorder.so_far("wire"))
@@ -90,7 +93,7 @@ class Control:
         self._under_way = self._pipeline.send(Sum(Message.plain(self._numbers)))
 
     def reduced(self, means: Callable[[], Mapping[str, Tensor]], nonfinite: Tensor, scale: Share) -> None:
-        """The step's means are in place, times the loss's `scale`."""
+        """Shows the controller the step's means, which are times the loss's `scale`."""
         if self.controller and self.controller.reduces and not self.paused:
             self.controller.reduced(means(), nonfinite, scale)
         if self._tracing:
@@ -103,7 +106,7 @@ class Control:
             self._under_way, self._collected = None, True
 
     def end(self, step: int, plan: Plan) -> Change | None:
-        """A step is over: what is to be done before the next one."""
+        """Ends a step; returns the change to make before the next one."""
         self.collect()
         if not self._collected:
             return None
@@ -117,18 +120,18 @@ class Control:
         seen, value = self._sums.popleft()
         numbers = value()
         if numbers[-1]:
-            return self._take(float(numbers[-1]))
+            return self._agreed_change(float(numbers[-1]))
         if self.decided is None and self._tracing is None:
             self._decide(self._observation(seen, step + 2 + self._lag, plan, numbers[:-1]))
         return None
 
     def begin_tracing(self, request: ProfileRequest, trace: Trace, step: int) -> None:
-        """The steps from `step` on are traced, for a request."""
+        """Traces the steps from `step` on, for a request."""
         self._tracing = Tracing(request, trace, step + request.steps)
 
     def native_ended(self, step: int, plan: Plan, seconds: float) -> Change | None:
-        """The framework has reduced by itself for as many steps as were asked for, the median of which took so many
-        seconds: what is to be done before the next one. Ranks talk while training waits, which is rare."""
+        """Ends the framework's own steps, whose median took so many seconds; returns the change to make before the next
+        step. Ranks exchange messages while training waits, which is rare."""
         if not self.controller:
             return None
         numbers = torch.tensor([seconds], dtype=torch.float32, device=self._executor.device)
@@ -137,25 +140,24 @@ class Control:
         self._decide(self._observation(step, step + 1, plan, nothing, seconds=float(numbers) / self._mesh.ranks))
         mark = _fingerprint(self.decided) if self.decided is not None and self._mesh.rank == 0 else 0.0
         self._pipeline.agree(partial(self._mesh.sum, numbers.fill_(mark)))
-        return self._take(float(numbers)) if numbers else None
+        return self._agreed_change(float(numbers)) if numbers else None
 
     def export(self, plan: Plan, origin: Plan) -> dict[str, Tensor]:
-        """All that a job goes on from: the controller's state, the plan in force, the one that it was made from, and
-        what is decided."""
+        """The controller's state, the plan in force, the one that it was made from, and a decision not in force yet."""
         if not self.controller:
             return {}
-        words = {"plan": plan.to_json(), "origin": origin.to_json()}
+        texts = {"plan": plan.to_json(), "origin": origin.to_json()}
         if self.decided is not None:
-            words["decided"] = change_to_json(self.decided)
-        return self.controller.state_dict() | {name: letters(text) for name, text in words.items()}
+            texts["decided"] = change_to_json(self.decided)
+        return self.controller.state_dict() | {name: letters(text) for name, text in texts.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> Plan:
-        """Takes over what `export` returned; the plan that was in force. The controller has begun with its
-        `origin_of`."""
+        """Takes over what `export` returned, once the controller has begun with its `origin_of`; returns the plan that
+        was in force."""
         assert self.controller is not None
         own = {name: tensor for name, tensor in state.items() if name not in ("plan", "origin", "decided")}
         self.controller.load_state_dict(own)
-        if not _alike(own, self.controller.state_dict()):
+        if not _equal(own, self.controller.state_dict()):
             raise ValueError("it is not what such a controller saves")
         self.decided = change_from_json(text_of(state["decided"])) if "decided" in state else None
         if self.decided is not None and self._mesh.rank == 0:
@@ -163,7 +165,7 @@ class Control:
         return Plan.from_json(text_of(state["plan"]))
 
     def _answer(self, step: int, plan: Plan) -> None:
-        """What was asked for is there; the controller decides what follows."""
+        """Hands the controller the profile that it asked for."""
         assert self._tracing is not None
         assert self._profiler is not None
         profiled = self._profiler(self._tracing.request, self._tracing.trace, self._tracing.gradients)
@@ -194,8 +196,8 @@ class Control:
         if self.decided is not None and self._mesh.rank == 0:
             self._mesh.store.set(f"change/{self._changes}", change_to_json(self.decided))
 
-    def _take(self, announced: float) -> Change:
-        """What rank 0 decided, which is this rank's decision as well but where its arithmetic differs."""
+    def _agreed_change(self, announced: float) -> Change:
+        """Rank 0's decision: this rank's own, unless its arithmetic differs."""
         change, self.decided = self.decided, None
         self._sums.clear()
         if change is None or _fingerprint(change) != announced:
@@ -219,7 +221,7 @@ def origin_of(state: Mapping[str, Tensor]) -> Plan:
     return Plan.from_json(text_of(state["origin"]))
 
 
-def _alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Whether names, types, shapes and numbers are the same, NaN included."""
 
     def kind(tensors: Mapping[str, Tensor]) -> object:

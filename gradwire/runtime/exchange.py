@@ -1,10 +1,10 @@
 """One group's exchange: its gradients become the mean over the ranks, in place.
 
-    turn 0       gradients and the old residual are added up in the new one and encoded; the first collective starts
+    turn 0       gradients and old residual are summed into the new residual and encoded; the first collective starts
     turns after  the collective before is over on this rank; the next one starts
     last turn    the mean is decoded to where the gradients were
-    commit       all groups are reduced and the verdict is known: the new halves of the state count, or forget: none
-    take_back    until the next step begins, the user may skip this one: the old halves hold again
+    commit       all groups are reduced and the step is good: the new state counts; where it is bad, forget
+    take_back    until the next step begins, the user may skip this one: the old state holds again
 
 Turns run on the worker alone and need no lock; commit, take_back and forget under `Steps.changing`, on any thread.
 """
@@ -30,59 +30,59 @@ from gradwire.runtime.store import StoredGroup
 from gradwire.transports import Mesh
 
 Look = Callable[[GroupContext, LazySum], None]
-"""Looks at what is about to be encoded, gradient and residual (n,)."""
+"""Sees each vector (n,) that is about to be encoded, gradient and residual."""
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a group was given in a step: its gradients, which of its slots had none on this rank, the factor that the
-    loss was multiplied by, and whether backward failed, so that no rank is to take the step."""
+class GroupInput:
+    """A group's input to a step."""
 
     gradients: Gradients
     absent: Sequence[int] = ()
+    """The slots without a gradient on this rank."""
     scale: Share | None = None
+    """The factor that the loss was multiplied by."""
     lost: bool = False
+    """Backward failed: no rank takes the step."""
 
-    def share(self, ranks: int) -> Share:
-        """What a gradient counts in a mean over so many ranks."""
+    def weight(self, ranks: int) -> Share:
+        """The weight of a gradient in a mean over so many ranks."""
         return 1 / ranks if self.scale is None else 1 / ranks / self.scale
 
-    def lazily(self, room: Tensor, share: Share, nonfinite: Tensor) -> LazySum:
-        """The gradients, each times its `share`, to be added up in room (n,)."""
-        return LazySum(room, None, self.gradients.vectors(room), 1.0, share, nonfinite)
+    def lazily(self, scratch: Tensor, weight: Share, nonfinite: Tensor) -> LazySum:
+        """The weighted gradients, to be summed in scratch (n,)."""
+        return LazySum(scratch, None, self.gradients.vectors(scratch), 1.0, weight, nonfinite)
 
-    def finish(self, x: LazySum, share: Share) -> LazySum:
-        """Adds x up where its absent slots keep what they have, or nothing of it counts."""
+    def finish(self, x: LazySum, weight: Share) -> LazySum:
+        """Sums x where slots are absent, whose residuals stay where they are, or drops it where the step is lost."""
         if self.lost:
             x.drop()
         elif self.absent:
-            self.without_absent(x.total(), share)
+            self._without_absent(x.total(), weight)
         return x
 
-    def without_absent(self, x: Tensor, share: Share) -> None:
-        """Leaves nothing in x (n,) of what is kept for slots without a gradient: that stays where it is."""
-        parts = self.gradients.pieces.layout.views(x) if self.absent else []
+    def _without_absent(self, x: Tensor, weight: Share) -> None:
+        """Takes the residuals of absent slots out of x (n,)."""
+        parts = self.gradients.pieces.layout.views(x)
         for slot in self.absent:
-            torch.mul(self.gradients.slot(slot), share, out=parts[slot])
+            torch.mul(self.gradients.slot(slot), weight, out=parts[slot])
 
 
 @dataclass(frozen=True)
 class JobContext:
-    """What the exchanges of one job share. `remembers` says that some group keeps state from step to step."""
+    """The context of all exchanges of one job."""
 
     mesh: Mesh
     seed: int
     scratch: Workspace
-    remembers: bool = True
+    keeps_state: bool = True
+    """Some group keeps state of gradient size from step to step."""
     look: Look | None = None
 
 
-class Exchange(ABC):
-    """A group at work. A step reads the old halves of its state and writes the new ones; whether it counts is decided
-    when all groups are reduced.
-
-    `nonfinite` (1,) is NaN where some rank's gradient was not finite, else 0, the same on all ranks in the end.
-    `rounds` are the collectives that a step takes. `compresses` says whether this rank's memory is in use.
+class GroupExchange(ABC):
+    """The exchange of one group. A step reads the old state and writes the new one; whether it counts is decided when
+    all groups are reduced.
     """
 
     group: Group
@@ -90,9 +90,13 @@ class Exchange(ABC):
     stored: StoredGroup
     context: GroupContext
     nonfinite: Tensor
+    """(1,) NaN where some rank's gradient was not finite, else 0; in the end the same on all ranks."""
     rounds: int
+    """The collectives that a step takes."""
     compresses: bool = True
-    given: Given | None = None
+    """This rank encodes, and its memory is in use."""
+    input: GroupInput | None = None
+    """The present step's."""
 
     def __str__(self) -> str:
         first, *others = self.stored.layout.slots
@@ -100,17 +104,16 @@ class Exchange(ABC):
         return f"the group of {first.name!r}{more} ({self.group.compressor})"
 
     @abstractmethod
-    def run(self, given: Given, step: int) -> Reduction:
+    def run(self, given: GroupInput, step: int) -> Reduction:
         """The collectives of a step; afterwards the means are where the gradients were."""
 
     def keep_absent(self, used: Tensor) -> None:
-        """A slot without a gradient keeps its residual, with what this rank has sent of it or dropped of others' sums
-        there, unless no rank had a gradient and the mean is nobody's: used (slots of the job,) is 0 then. It keeps all
-        else."""
-        assert self.given is not None
-        for kind in self.context.flat if self.given.absent and self.compresses else ():
+        """Keeps the state of slots without a gradient on this rank. Where another rank had one, `used` (slots of the
+        job,) is 1, and the residual takes in what this rank has dropped of others' sums there."""
+        assert self.input is not None
+        for kind in self.context.flat if self.input.absent and self.compresses else ():
             before, after = map(self.stored.layout.parts, self.context.flat[kind])
-            for slot in self.given.absent:
+            for slot in self.input.absent:
                 if kind == RESIDUAL:
                     torch.addcmul(before[slot], after[slot], used[self.stored.slots[slot]], out=after[slot])
                 else:
@@ -129,7 +132,7 @@ class Exchange(ABC):
         self.stored.forget()
 
 
-class ReplicaExchange(Exchange):
+class ReplicaExchange(GroupExchange):
     """Reduces a group along the axis "replica"."""
 
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
@@ -144,49 +147,52 @@ class ReplicaExchange(Exchange):
         self._was_good = True
         self._sizes = [self._payload_bytes(step) for step in range(group.compressor.period)]
 
-    def run(self, given: Given, step: int) -> Reduction:
-        self.begin()
+    def run(self, given: GroupInput, step: int) -> Reduction:
+        self._reset_flag()
         dense_dtype = self.group.communicator.dense_dtype(self.group.compressor)
         if dense_dtype and not (self.group.memory.remembers or self.stored.pending):
             return self._reduce_dense(dense_dtype, given)
         return self.reduce(given, step)
 
-    def begin(self) -> None:
-        """Nothing is known yet to be not finite. After a good step that is so, and nothing is launched."""
+    def _reset_flag(self) -> None:
+        """Sets `nonfinite` to 0. After a good step it is, and nothing is launched."""
         if not self._was_good:
             self.nonfinite.zero_()
         self._was_good = False
 
     def commit(self) -> None:
-        assert self.given is not None
+        assert self.input is not None
         self._was_good = True
         if self.stored.pending:
-            self.stored.spend(whole=not self.given.absent)
+            self.stored.spend(whole=not self.input.absent)
         self.stored.commit()
 
-    def reduce(self, given: Given, step: int) -> Reduction:
-        """Takes the gradients in, compresses, exchanges and hands the means out."""
+    def reduce(self, given: GroupInput, step: int) -> Reduction:
+        """Accumulates, compresses, exchanges, and writes the means."""
         self._check_size(step)
-        self.given, self.context.step, self.context.draws = given, step, count()
+        self.input, self.context.step, self.context.draws = given, step, count()
         self.context.flat = self.stored.flat
-        x = self._take_in(given)
+        # accumulate: gradient and residual
+        x = self._accumulate(given)
         if self._job.look:
             self._job.look(self.context, x)
-        mean = Mean(self._room(x), given.gradients)
+        # compress and exchange
+        mean = Mean(self._scratch(x), given.gradients)
         yield from flagged(self.group.communicator.reduce(self.group.compressor, x, mean, self.context), self.nonfinite)
-        if (nonfinite := self.context.slots.nonfinite) is not None:  # the same on all ranks: none has to be told
+        # keep the residual, write the means
+        if (nonfinite := self.context.slots.nonfinite) is not None:  # the same on all ranks already
             self.nonfinite.add_(nonfinite)
         self.group.memory.sent(self.context.flat)
         mean.hand_out(given.scale)
 
     def _payload_bytes(self, step: int) -> int | None:
-        """Bytes that a codec sends of the group at a step; None for compressors whose rounds differ in size."""
+        """A codec's payload bytes at a step; None for compressors whose rounds differ in size."""
         codec = self.group.compressor
         return codec.group_bytes(self.stored.layout, step) if sized_by_elements(codec) else None
 
     def _check_size(self, step: int) -> None:
-        """Raises ValueError where a user's codec would send another size than the other ranks wait for: gloo ends the
-        process of a rank to which more comes than it waits for."""
+        """Raises ValueError where a user's codec would send another size than the other ranks expect: gloo ends the
+        process of a rank that receives more than it expects."""
         size, planned = self._payload_bytes(step), self._sizes[step % len(self._sizes)]
         if size != planned:
             raise ValueError(
@@ -194,10 +200,10 @@ class ReplicaExchange(Exchange):
                 "from the number of elements and the codec's own arguments alone"
             )
 
-    # What is only cast, and keeps nothing, is summed where it lies, or in one copy
+    # Dense groups without memory: summed where the gradients lie, or in one copy
 
-    def _reduce_dense(self, dtype: torch.dtype, given: Given) -> Reduction:
-        self.given = given
+    def _reduce_dense(self, dtype: torch.dtype, given: GroupInput) -> Reduction:
+        self.input = given
         gradients, whole = given.gradients, given.gradients.whole
         gradients.scale(torch.nan if given.lost else 1 / self.context.world)
         x = whole
@@ -206,55 +212,56 @@ class ReplicaExchange(Exchange):
             gradients.copy_to(x)
         assert x is not None
         yield Sum(Message.plain(x))
-        if self._job.remembers:  # a mean that is not finite spoils the step for all memories
+        if self._job.keeps_state:  # a mean that is not finite makes the step bad for all memories
             self.nonfinite.add_(x.sum(dtype=torch.float32).mul_(0))
         if x is not whole:
             gradients.take(x, None)
 
-    # All else
+    # All other groups
 
-    def _take_in(self, given: Given) -> LazySum:
-        """What is compressed: the gradients' share of the mean, and what the memory kept."""
-        share, flat, ranks = given.share(self.context.world), self.context.flat, self.context.world
+    def _accumulate(self, given: GroupInput) -> LazySum:
+        """The vector to compress: weighted gradients, and the residual."""
+        weight, flat, ranks = given.weight(self.context.world), self.context.flat, self.context.world
         if self.group.memory.remembers:
-            gradient = given.lazily(flat[RESIDUAL].new, share, self.nonfinite)
-            return given.finish(self.group.memory.add(flat, gradient, self.stored.layout, ranks), share)
-        room = self._own_buffer(given.gradients)
+            gradient = given.lazily(flat[RESIDUAL].new, weight, self.nonfinite)
+            return given.finish(self.group.memory.add(flat, gradient, self.stored.layout, ranks), weight)
+        scratch = self._own_buffer(given.gradients)
         pending = flat[RESIDUAL] if self.stored.pending else None
         if pending:
             pending.new.zero_()
-        return given.finish(given.lazily(room, share, self.nonfinite).onto(pending and pending.old, room), share)
+        gradient = given.lazily(scratch, weight, self.nonfinite)
+        return given.finish(gradient.onto(pending and pending.old, scratch), weight)
 
     def _own_buffer(self, gradients: Gradients) -> Tensor:
-        """Where a group without memory computes: where its gradients lie, if they can be replaced there."""
+        """The buffer in which a group without memory computes: its gradients, if they lie side by side."""
         return (
             self.context.buffers.tensor("x", (self.stored.layout.numel,)) if gradients.flat is None else gradients.flat
         )
 
-    def _room(self, x: LazySum) -> Callable[[], Tensor]:
-        """Room for the mean (n,): without a memory where x is, which nobody needs then."""
+    def _scratch(self, x: LazySum) -> Callable[[], Tensor]:
+        """Scratch for the mean (n,): without a memory that of x, which is not needed any more."""
         if self.group.memory.remembers:
             return lambda: self.context.buffers.tensor("mean", (x.numel,))
         return lambda: x.next
 
 
 def flagged(reduction: Reduction, nonfinite: Tensor) -> Reduction:
-    """The same collectives; each message takes `nonfinite` (1,) along, and adds what came with the others' to it.
+    """The same collectives, whose messages carry `nonfinite` (1,) as a flag and add the others' flags to it.
 
-    NaN stays NaN whatever is added, so that once every rank has heard of every other, all have the same.
+    NaN stays NaN whatever is added, so once every rank has received something from every other, all have the same.
     """
     for op in reduction:
         if op is not None and op.send.flags is not None:
             op.send.flags.copy_(nonfinite.expand_as(op.send.flags))
         yield op
-        flags = _heard(op)
+        flags = _received_flags(op)
         if flags is not None and len(flags) > 1:  # this rank's own is among them
             torch.sum(flags[:, 0], 0, keepdim=True, out=nonfinite)
         elif flags is not None:
             nonfinite.add_(flags.view(1))
 
 
-def _heard(op: Collective | None) -> Tensor | None:
+def _received_flags(op: Collective | None) -> Tensor | None:
     """The flags that came with a collective."""
     if op is None or (isinstance(op, SendReceive) and op.source is None):
         return None

@@ -1,12 +1,12 @@
 """The executor: a thread and, on a GPU, a stream of its own, on which all reducing is done.
 
-This is the only place that knows of threads, streams and events. Two threads meet here:
+Only this module handles threads, streams and events. Two threads meet here:
 
 1. The thread that trains posts a task. On a GPU it records an event on its own stream, behind what the task will read.
 2. The worker takes tasks in the order in which they were posted. On a GPU its stream first waits for the task's event;
    the host does not. What the task computes is queued on the worker's stream.
-3. Whoever needs the results on the thread that trains calls `order_behind`, or waits for a future that was completed
-   under the worker's stream: that orders the training stream behind the worker's, again without the host.
+3. A thread that needs the results calls `order_behind`, or waits for a future that was completed under the worker's
+   stream: that orders its stream behind the worker's, again without the host.
 4. Memory that one stream allocated and the other uses is kept from being given away too soon by `keep`.
 """
 
@@ -27,14 +27,19 @@ T = TypeVar("T")
 Mark = float | torch.cuda.Event
 """A moment: seconds of `time.perf_counter`, or an event on a CUDA stream."""
 Point = Future[torch.Event | None]
-"""A point in what the worker was given; with the event there, on a GPU, once the worker has come to it."""
+"""A point in the worker's queue; once the worker has come to it, on a GPU it has the event there."""
 
 CLOSE_S = 2.0
 
 
 class Executor:
-    """Carries out tasks one after another. What a task raises goes to `fail`, and the next one is taken. `aborted` says
-    that collectives on its stream were ended, which may have left anything, `closed` that it takes no more tasks."""
+    """A worker thread that carries out tasks one after another. A task's error goes to `fail`, and the next task is
+    taken."""
+
+    aborted = False
+    """Collectives on its stream were ended, which may have left garbage."""
+    closed = False
+    """It takes no more tasks."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -42,18 +47,17 @@ class Executor:
         self._stream = torch.cuda.Stream(device, priority=-1) if self._cuda else None
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Any] | None] = queue.SimpleQueue()
         self.fail: Callable[[BaseException], None] = lambda error: None
-        self.aborted = self.closed = False
         self._awaited: set[Future[Any]] = set()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
         self._thread.start()
 
     def post(self, task: Callable[[], None]) -> None:
-        """Has the worker carry out `task`, behind what the current stream was given so far."""
+        """Queues a task for the worker, behind the current stream's work so far."""
         self._tasks.put((task, torch.cuda.current_stream(self.device).record_event() if self._cuda else None))
 
     def call(self, function: Callable[[], T]) -> T:
-        """What `function` returns on the worker, where the state belongs; raises what it raises."""
+        """Runs `function` on the worker; returns what it returns and raises what it raises."""
         if threading.current_thread() is self._thread:
             return function()
 
@@ -65,22 +69,22 @@ class Executor:
         return self._wait(self._promise(whole))
 
     def point(self) -> Point:
-        """A point behind all that was posted so far, to `flush` up to."""
+        """A point behind all tasks posted so far, to `flush` up to."""
         return self._promise(lambda: self._stream.record_event() if self._stream else None)
 
     def flush(self, point: Point | None = None) -> None:
-        """Returns when all that was posted is done, or all before `point`, on a GPU when all of it is queued."""
+        """Returns when all tasks posted so far, or before `point`, are done; on a GPU, when their work is queued."""
         self._wait(point or self._promise(lambda: None))
 
     def give_up(self, error: BaseException) -> None:
-        """Whoever waits for the worker gets the error, now and from now on. Any thread may say so, for the worker may
-        be in a collective that never ends."""
+        """Raises the error in all threads that wait for the worker, now and from now on. On any thread, for the worker
+        may be in a collective that never ends."""
         self._error = error
         for awaited in self._awaited.copy():
             _settle(awaited, error)
 
     def _promise(self, function: Callable[[], T]) -> Future[T]:
-        """What `function` will have returned on the worker."""
+        """A future of the result of `function` on the worker."""
         result = Future[T]()
 
         def task() -> None:
@@ -97,7 +101,7 @@ class Executor:
     def _wait(self, result: Future[T]) -> T:
         """The result of a promise."""
         self._awaited.add(result)
-        if self._error:  # it was said before anybody waited
+        if self._error:  # it came before this thread waited
             _settle(result, self._error)
         try:
             return result.result()
@@ -113,21 +117,20 @@ class Executor:
         return event
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """The worker's stream uses these tensors, which another stream may have allocated."""
+        """Keeps the memory of these tensors, allocated on another stream, until the worker's stream has used them."""
         if self._stream:
             for tensor in tensors:
                 tensor.record_stream(self._stream)
 
     def order_behind(self, point: Point | None = None) -> None:
-        """What the current stream is given from now on comes after what the worker's was given so far, or before a
-        `point` that was flushed."""
+        """Orders the current stream's work from now on behind the worker's so far, or before a flushed `point`."""
         if self._stream:
             event = point.result() if point else self._stream.record_event()
             assert event is not None
             torch.cuda.current_stream(self.device).wait_event(event)
 
     def on_host(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """A tensor's present value for the host. To call what this returns waits for a GPU; later it is there."""
+        """A function that returns the tensor's present value on the host. An early call waits for the GPU."""
         copy = to_host(tensor)
         if not self._cuda:
             return lambda: copy
@@ -141,7 +144,7 @@ class Executor:
 
     @property
     def is_immediate(self) -> bool:
-        """Whether what was computed is there when the call returns, as on a CPU."""
+        """Whether results are there when a call returns, as on a CPU."""
         return not self._cuda
 
     def future_devices(self) -> list[torch.device] | None:
@@ -154,8 +157,8 @@ class Executor:
             self._stream.synchronize()
 
     def close(self) -> bool:
-        """Ends the thread, once what was posted is done, and memory may go from then on. False where it is not done
-        after CLOSE_S. (A thread that is still in torch when Python goes down aborts the process.)"""
+        """Ends the thread once all tasks are done. Returns False where they are not after CLOSE_S. (A thread that is
+        still in torch when Python exits aborts the process.)"""
         self.closed = True
         self._tasks.put(None)
         if threading.current_thread() is not self._thread:
@@ -178,7 +181,7 @@ class Executor:
 
 
 def _settle(result: Future[Any], error: BaseException | None, value: object = None) -> None:
-    """The first to come decides."""
+    """Completes a future, unless it is complete already."""
     with suppress(InvalidStateError):
         result.set_exception(error) if error else result.set_result(value)
 

@@ -11,36 +11,72 @@ The executor's queue orders the two threads.
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from threading import Lock
 from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.futures import Future
 
+from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.executor import Executor
-from gradwire.runtime.machine import Arrivals
-from gradwire.runtime.place import BETWEEN, Place
-from gradwire.runtime.plans import Plans
-from gradwire.runtime.recorder import Recorder
+from gradwire.runtime.failures import BETWEEN, RankStatus
+from gradwire.runtime.machine import NO_GROUP, Arrivals
 from gradwire.runtime.steps import Steps
+from gradwire.runtime.trace import Recorder
+
+
+class StepFutures:
+    """Futures that complete when a step ends, such as those of DDP's buckets. For any thread."""
+
+    def __init__(self) -> None:
+        self._changing = Lock()
+        self._futures: list[tuple[int, Future[Tensor], Tensor]] = []
+
+    def add(self, step: int, future: Future[Tensor], buffer: Tensor) -> None:
+        """Adds a future that gets `buffer` when the means of `step` are in place."""
+        with self._changing:
+            self._futures.append((step, future, buffer))
+
+    def complete(self, ended: int, error: BaseException | None) -> None:
+        """Completes the futures of the steps up to `ended`, and with an `error` all. One that is no Exception, such as
+        SystemExit, is left to the thread that trains, to raise behind the framework's own end of the step."""
+        with self._changing:  # not while futures complete: callbacks run here, and may add others
+            done = [each for each in self._futures if error or each[0] <= ended]
+            self._futures = [each for each in self._futures if not error and each[0] > ended]
+        for _, future, buffer in done:
+            if error is None:
+                future.set_result(buffer)
+            elif isinstance(error, Exception):
+                future.set_exception(error)  # pyright: ignore[reportArgumentType]
+            else:  # a torch future takes no SystemExit; the framework goes on with NaN
+                future.set_result(buffer.fill_(torch.nan))
 
 
 class Intake:
-    """Counts what arrives. When the last slot of a group is there, the worker is told where its gradients lie, or only
-    that they are where they were.
+    """Counts arriving gradients, and posts a group to the worker when its last one is there: with the places of its
+    gradients, unless those are fixed.
 
-    `step` counts the steps that were opened, and `groups` are those of the one that is open, whose first group was
-    complete at `begun_s`, 0 before; `ended` of them are over. The worker's part of a step begins with its first
-    complete group. It may still be at a step before, for a step can be opened once all gradients of the one before are
-    there.
+    The worker's part of a step begins with its first complete group. It may still be at an earlier step, for a step can
+    be opened once all gradients of the one before have arrived.
     """
 
-    def __init__(self, steps: Steps, plans: Plans, executor: Executor, recorder: Recorder) -> None:
+    step: int
+    """Steps that were opened."""
+    ended: int
+    """Of these, the steps whose means are in place."""
+    groups: Sequence[int]
+    """The groups of the open step."""
+    begun_s: float
+    """When the first group of the open step was complete; 0 before."""
+
+    def __init__(self, steps: Steps, active: ActivePlan, executor: Executor, recorder: Recorder) -> None:
         self.step = self.ended = 0
         self.groups: Sequence[int] = ()
         self._step_s, self._opened = 0.0, float("inf")
         self.arrivals = Arrivals(partial(Intake._complete, weakref.proxy(self)))
-        self._steps, self._plans, self._executor, self._recorder = steps, plans, executor, recorder
+        self._steps, self._active, self._executor, self._recorder = steps, active, executor, recorder
         self.slots = steps.store.slots
         self._members: list[tuple[int, ...]] = []
         self._tensors: list[Any] = [None] * len(self.slots)
@@ -48,13 +84,17 @@ class Intake:
         self._fixed = False
         self._known: set[int] = set()
 
+    def is_reduced(self, slot: int) -> bool:
+        """Whether the slot's parameter is trained, and so belongs to a group."""
+        return self.arrivals.group_of(slot) != NO_GROUP
+
     @property
     def unfinished(self) -> bool:
-        """Whether some gradients of the open step have come, and others never will: backward failed."""
+        """Whether gradients of the open step are missing after its first; between backward passes, that one failed."""
         return self.arrivals.begun and not self.arrivals.all_there(self.groups)
 
     def open(self, groups: Sequence[int] | None) -> None:
-        """A step of these groups, or of all, begins."""
+        """Opens a step of these groups, or of all."""
         if self._members is not self._steps.members:
             self._members = self._steps.members
             self._known.clear()
@@ -67,53 +107,58 @@ class Intake:
         self.begun_s, self._recorder.doing = 0.0, BETWEEN
 
     def step_s(self) -> float:
-        """How long the last step took, from its beginning to the next one's; 0 in the first."""
+        """Seconds from the last step's beginning to this one's; 0 in the first."""
         return self._step_s
 
-    def place(self) -> Place:
-        """Where this rank is; for any thread."""
+    def status(self) -> RankStatus:
+        """How far this rank is; for any thread."""
         if self.step == self.ended:
-            return Place(self._steps.number, self._recorder.doing)
+            return RankStatus(self._steps.number, self._recorder.doing)
         seconds = monotonic() - self.begun_s if self.begun_s else 0.0
         doing = "waiting for the other ranks" if self.arrivals.all_there(self.groups) else "in backward"
-        return Place(self._steps.number, doing, seconds)
+        return RankStatus(self._steps.number, doing, seconds)
 
     def native_step_ended(self) -> None:
-        """The framework has reduced a step by itself."""
+        """Counts a step that the framework has reduced by itself."""
         self.step += 1
         self.ended, self._recorder.doing = self.step, BETWEEN
 
     def submit(self, slot: int, gradient: Tensor) -> None:
-        """A slot's gradient, which its mean is to replace. Raises ValueError where it is sparse."""
+        """Takes a slot's gradient, which the mean replaces in place. Raises ValueError where it is sparse."""
         if gradient.is_sparse:
             raise ValueError(f"parameter {self.slots[slot].name!r} has a sparse gradient; use Embedding(sparse=False)")
         self._tensors[slot] = gradient
         self.arrivals.arrive(slot)
 
     def submit_absent(self, slot: int, zeros: Tensor) -> None:
-        """A slot has no gradient on this rank; the mean replaces the `zeros` all the same."""
+        """Takes zeros for a slot without a gradient on this rank; the mean replaces them as well."""
         self._tensors[slot] = zeros
         self.arrivals.absent(slot)
 
     def became_ready(self, slot: int) -> None:
-        """Backward has made a slot's gradient, which arrives now or later. Needed while `wants_readiness`."""
-        if self._plans.follows_order:
-            self._plans.became_ready(slot)
+        """Notes that backward has made a slot's gradient, which arrives now or later. Needed while
+        `wants_readiness`."""
+        if self._active.follows_order:
+            self._active.became_ready(slot)
         if self._recorder.traces:
             self._recorder.gave(self.slots[slot].name, self.arrivals.group_of(slot))
 
+    def forward_begins(self) -> None:
+        """Notes the beginning of a forward pass, for traces."""
+        self._recorder.forward_begins(self._active.plan)
+
     def wants_readiness(self) -> bool:
-        """Whether it makes a difference when gradients became ready."""
-        return self._plans.follows_order or self._recorder.traces
+        """Whether the moments when gradients become ready are needed, for the plan's order or a trace."""
+        return self._active.follows_order or self._recorder.traces
 
     def fix_places(self, fixed: bool) -> None:
-        """With `fixed`, gradients lie from now on where they were last submitted, and slots just arrive."""
+        """Says whether gradients lie, from now on, where they were last submitted, so that slots just arrive."""
         self._fixed = fixed
         self._known.clear()
         self._executor.post(self._steps.forget_places)
 
     def abandon(self) -> None:
-        """Completes a step that no rank is to take, so that all of them come to its end."""
+        """Completes a step that no rank takes with zeros, so that all ranks come to its end."""
         self._executor.post(self._steps.lose)
         for slot in self.arrivals.missing(self.groups):
             zeros = torch.zeros(self.slots[slot].numel, dtype=torch.float32, device=self._executor.device)
@@ -129,5 +174,4 @@ class Intake:
             if self._fixed:
                 self._known.add(group)
         missing = [members.index(slot) for slot in absent]
-        given = partial(self._steps.complete, group, tensors, missing, self._fixed, self._recorder.mark())
-        self._executor.post(given)
+        self._executor.post(partial(self._steps.complete, group, tensors, missing, self._fixed, self._recorder.mark()))

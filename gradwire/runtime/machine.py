@@ -1,8 +1,8 @@
-"""The step protocol, pure: which gradients are there, what is to be done next, how a step ends. No threads, no torch.
+"""The step protocol, a pure state machine: gradients arrive, script entries follow, the step ends.
 
-Two parts, for two threads share the work. `Arrivals` belongs to the thread that trains and counts gradients. `Machine`
-belongs to the thread that reduces: it is told which groups are complete and says which entry of the step's script is
-next. Nothing else orders what happens, so all ranks start the same collectives in the same order.
+Two threads share the work. `Arrivals` belongs to the thread that trains and counts gradients. `Machine` belongs to the
+worker: from the groups that are complete follows the next entry of the step's script. Nothing else orders entries, so
+all ranks start the same collectives in the same order.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,28 +15,28 @@ NO_GROUP = -1
 
 
 class Arrivals:
-    """Counts the gradients of a step's groups.
+    """Counts the gradients of a step's groups. Calls `complete(group, absent)`, with the absent slots, when the last
+    slot of a group is known to be here or absent."""
 
-    When the last slot of a group is there, `complete(group, absent)` is called, with those of its slots that have no
-    gradient. `there[slot]` is HERE or ABSENT once that is known.
-    """
+    there: bytearray
+    """HERE or ABSENT by slot, once that is known, else 0."""
 
     def __init__(self, complete: Callable[[int, list[int]], None]) -> None:
-        self._complete = complete
+        self._complete, self.there = complete, bytearray()
         self.follow([], 0)
 
     def follow(self, members: Sequence[Sequence[int]], slots: int) -> None:
-        """Groups have these members from now on, of so many slots; between two steps."""
+        """Counts groups with these members from now on; between two steps."""
         places = {slot: group for group, own in enumerate(members) for slot in own}
         self._group_of = [places.get(slot, NO_GROUP) for slot in range(slots)]
         self._sizes = [len(slots) for slots in members]
         self.begin()
 
     def begin(self) -> None:
-        """A new step: nothing is there yet."""
+        """Begins a step, with no gradient there."""
         self._missing = list(self._sizes)
         self._absent: list[list[int]] = [[] for _ in self._sizes]
-        self.there = bytearray(len(self._group_of))
+        self.there[:] = bytes(len(self._group_of))  # in place: the front end reads it
 
     def group_of(self, slot: int) -> int:
         """The group that a slot belongs to."""
@@ -44,7 +44,7 @@ class Arrivals:
 
     @property
     def begun(self) -> bool:
-        """Whether anything is there."""
+        """Whether any slot is known."""
         return any(self.there)
 
     def all_there(self, groups: Sequence[int]) -> bool:
@@ -52,12 +52,12 @@ class Arrivals:
         return not any(self._missing[group] for group in groups)
 
     def missing(self, groups: Sequence[int]) -> list[int]:
-        """The slots of these groups of which nothing is known yet."""
+        """The slots of these groups that are neither here nor absent yet."""
         wanted = set(groups)
         return [slot for slot, group in enumerate(self._group_of) if group in wanted and not self.there[slot]]
 
     def arrive(self, slot: int) -> None:
-        """A slot's gradient is there. (Called for each parameter and step: nothing else belongs here.)"""
+        """Counts a slot's gradient. (Called for each parameter and step: nothing else belongs here.)"""
         self.there[slot] = HERE
         group = self._group_of[slot]
         self._missing[group] -= 1
@@ -65,7 +65,7 @@ class Arrivals:
             self._complete(group, self._absent[group])
 
     def absent(self, slot: int) -> None:
-        """A slot has no gradient in this step."""
+        """Counts a slot without a gradient in this step."""
         self.there[slot] = ABSENT
         group = self._group_of[slot]
         self._absent[group].append(slot)
@@ -75,7 +75,7 @@ class Arrivals:
 
 
 class Machine:
-    """Walks the scripts of steps, one after another."""
+    """A walk through the scripts of steps, one after another."""
 
     def __init__(self) -> None:
         self._script: list[Entry] = []
@@ -84,21 +84,21 @@ class Machine:
         self._running = self._failed = False
 
     def begin(self, groups: Sequence[int], rounds: Sequence[int]) -> None:
-        """A step of these groups begins, of which group g takes `rounds[g]` collectives."""
+        """Begins a step of these groups, of which group g takes `rounds[g]` collectives."""
         assert not self._running, "a step begins when the one before has ended"
         self._script, self._at, self._running = script(groups, rounds), 0, True
         self._complete.clear()
 
     def complete(self, group: int) -> None:
-        """All gradients of a group are there, or known to be absent."""
+        """Marks a group as complete: its gradients are here or absent."""
         self._complete.add(group)
 
     def fail(self) -> None:
-        """Nothing more is done. Any thread may say so; the worker looks before each entry."""
+        """Stops the walk. On any thread; the worker looks before each entry."""
         self._failed = True
 
     def next(self) -> Entry | None:
-        """What is to be done now; None where a group's gradients have to come first, or all is done."""
+        """The entry to carry out now; None where a group's gradients have to arrive first, or all is done."""
         if not self._running or self._failed or self._at == len(self._script):
             return None
         entry = self._script[self._at]
@@ -108,7 +108,7 @@ class Machine:
         return entry
 
     def end(self) -> bool:
-        """Ends the step, where all its groups are reduced; whether they are."""
+        """Ends the step if all its groups are reduced; returns whether they are."""
         ends = self._running and not self._failed and self._at == len(self._script)
         self._running = self._running and not ends
         return ends

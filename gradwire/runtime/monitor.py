@@ -1,24 +1,26 @@
-"""A thread that notices a lost rank where a wait may not."""
+"""A thread that notices a lost rank where a wait may not, and the end of all threads."""
 
 import threading
 from time import monotonic
 
-from gradwire.runtime.ending import Interrupted
 from gradwire.runtime.executor import Executor
+from gradwire.runtime.failures import Ending, Interrupted
 from gradwire.transports import Mesh
 
 PERIOD_S, SOON_S, PAUSE_S = 1.0, 0.2, 5.0
-"""How often it looks; how long a wait has to say so itself, which names the group, together less than the others wait
-for this rank's mark; and being late by so much, or by half the collectives' timeout, is a pause."""
+"""How often it looks; how long the wait itself gets to fail first, which names the group (together less than the others
+wait for this rank's mark); and the delay that counts as a pause, or half the collectives' timeout if that is less."""
 
 
 class Monitor:
-    """On NCCL the worker waits for a stream, not for the ranks: a wait returns at once, and where a rank is lost the
-    stream never ends. gloo's waits mostly end with an error; but it forgets some messages to a rank that is gone. So
-    every second this thread asks the transports that are `silent`; what they say fails the job, which aborts the
-    collectives under way, and so ends the wait of whoever waits for the stream, or for the worker.
+    """A thread that polls transports whose waits may not notice a lost rank.
 
-    Where it is itself late, this process did not run, and others may have given it up.
+    On NCCL the worker waits for a stream, not for the ranks: a wait returns at once, and where a rank is lost the
+    stream never ends. gloo's waits mostly end with an error; but it forgets some messages to a rank that is gone. So
+    every second this thread asks the transports that need it; a lost rank fails the job, which aborts the collectives
+    under way, and so ends all waits for the stream or for the worker.
+
+    Where the thread is itself late, this process did not run, and others may have given it up.
     """
 
     def __init__(self, mesh: Mesh, executor: Executor) -> None:
@@ -35,8 +37,8 @@ class Monitor:
             self._thread.join()
 
     def paused_s(self) -> float:
-        """For how long this process did not run, where that could end the collectives now under way; otherwise 0."""
-        self._note_pause()  # who asks may have woken before the thread
+        """Seconds for which this process did not run, where that could end the collectives now under way; else 0."""
+        self._note_pause()  # the caller may have woken before the thread
         ended_s, seconds = self._pause
         return seconds if monotonic() - ended_s < self._mesh.timeout_s else 0.0
 
@@ -47,7 +49,7 @@ class Monitor:
             self._pause = now, late_s
 
     def _waited(self) -> bool:
-        """Whether to go on, after a while in which only this process itself can be late: no question is asked."""
+        """Waits for a period in which only this process itself can be late. Returns whether to go on."""
         self._waits_since = monotonic()
         closed = self._closed.wait(PERIOD_S)
         self._note_pause()
@@ -57,7 +59,7 @@ class Monitor:
     def _watch(self) -> None:
         while self._waited():
             if (why := self._lost()) is not None and not self._closed.wait(SOON_S):
-                # first: what a collective leaves on a stream where it was ended is nobody's result
+                # first: a collective that was ended leaves garbage on its stream
                 self._executor.aborted = not self._executor.is_immediate
                 self._executor.fail(Interrupted("reducing ended", why))
                 return
@@ -67,3 +69,15 @@ class Monitor:
             return self._mesh.lost()
         except RuntimeError as error:  # the store's host is gone
             return f"a rank was lost ({error})"
+
+
+def close_all(ending: Ending, monitor: Monitor | None, executor: Executor, mesh: Mesh | None) -> None:
+    """Ends a runtime: marks the end for the other ranks, then ends its threads, and its mesh if the job owns it."""
+    ending.detach()
+    if monitor:
+        monitor.close()
+    done = executor.close()
+    if mesh and done:
+        mesh.close()
+    elif mesh:  # the process ends in the middle of a step; closing would wait for ranks that wait for this one
+        mesh.abort("a rank ended in the middle of a step")

@@ -1,4 +1,4 @@
-"""Groups under way: each entry of a step's script, carried out."""
+"""The pipeline: groups between their first collective and their means, advanced entry by entry of a step's script."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from typing import TypeVar
 
 from gradwire.collective import HOST, Collective
 from gradwire.compressors import Reduction
-from gradwire.runtime.ending import Interrupted, ReductionError
-from gradwire.runtime.exchange import Exchange, Given
+from gradwire.runtime.exchange import GroupExchange, GroupInput
 from gradwire.runtime.executor import Mark
-from gradwire.runtime.recorder import Recorder
+from gradwire.runtime.failures import Interrupted, ReductionError
+from gradwire.runtime.trace import Recorder
 from gradwire.transports import Mesh, Pending
 
 T = TypeVar("T")
@@ -17,26 +17,28 @@ T = TypeVar("T")
 
 @dataclass
 class UnderWay:
-    """A group between its first collective and its means. Nothing is `pending` in a round in which this rank takes no
-    part."""
+    """A group between its first collective and its means."""
 
-    exchange: Exchange
+    exchange: GroupExchange
     reduction: Reduction
     op: Collective | None = None
     pending: Pending | None = None
+    """None in a round in which this rank takes no part."""
     started: Mark = 0.0
 
 
 class Pipeline:
-    """Raises ReductionError where a group fails or a rank is lost. `wire_bytes` counts what was handed to the
-    network."""
+    """The groups under way. Raises ReductionError where one fails or a rank is lost."""
+
+    wire_bytes: int
+    """Bytes handed to the network."""
 
     def __init__(self, mesh: Mesh, recorder: Recorder) -> None:
         self.mesh, self.recorder = mesh, recorder
         self.wire_bytes = 0
         self._under_way: dict[int, UnderWay] = {}
 
-    def start(self, exchange: Exchange, given: Given, step: int) -> None:
+    def start(self, exchange: GroupExchange, given: GroupInput, step: int) -> None:
         """Encodes a group whose gradients are there, and starts its first collective."""
         self._go_on(UnderWay(exchange, exchange.run(given, step)))
 
@@ -53,16 +55,16 @@ class Pipeline:
         self._go_on(running)
 
     def drain(self) -> None:
-        """Gives up what is under way."""
+        """Drops the groups under way."""
         self._under_way.clear()
 
     def send(self, op: Collective) -> Pending:
-        """Starts a collective of no group, and counts it."""
+        """Starts a collective and counts its bytes."""
         self.wire_bytes += self._wire_bytes(op)
         return self.mesh.start(op)
 
     def agree(self, talk: Callable[[], T]) -> T:
-        """Has the ranks talk with each other between groups, while this one waits."""
+        """Runs a task in which all ranks exchange something between groups, while this one waits."""
         try:
             return talk()
         except RuntimeError as error:
@@ -89,9 +91,9 @@ class Pipeline:
     def _wire_bytes(self, op: Collective) -> int:
         return 0 if op.axis == HOST else op.wire_bytes(self.mesh.axes[op.axis].world)  # those of a host stay inside
 
-    def _lost(self, exchange: Exchange, error: RuntimeError) -> Interrupted:
+    def _lost(self, exchange: GroupExchange, error: RuntimeError) -> Interrupted:
         return Interrupted(f"reducing {exchange} ended", self._why(error))
 
     def _why(self, error: RuntimeError) -> str:
-        """What another rank said when it gave up, or that one was lost."""
+        """The reason that another rank left when it failed, or else that one was lost."""
         return self.mesh.failure() or f"a rank was lost ({error})"

@@ -1,28 +1,32 @@
-"""Whether replicas are alike: every rank's checksums of what it holds are compared, and what differs is mended."""
+"""Equal replicas: their checksums are compared, what differs is mended, and nested state is broadcast from rank 0."""
 
+import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gradwire.checkpoint import letters, text_of
 from gradwire.ops.checksum import checksum
-from gradwire.runtime.naming import ranks_named
+from gradwire.ops.host import on_host, to_device
+from gradwire.runtime.failures import ranks_named
 from gradwire.transports.mesh import SAME, Mesh
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A parameter that ranks which hold the same part of it do not hold alike: those ranks, in sets of equals, the
-    largest first."""
+    """A parameter in which replicas differ."""
 
     name: str
     equals: Sequence[Sequence[int]]
+    """The ranks that hold the same part of it, in sets of equal ones, the largest first."""
 
     @property
     def source(self) -> int | None:
-        """A rank that has what more than half of them have."""
+        """A rank of the majority; None where no set has more than half of the ranks."""
         most = self.equals[0]
         return most[0] if 2 * len(most) > sum(map(len, self.equals)) else None
 
@@ -32,26 +36,26 @@ class Difference:
 
 
 def differences(held: Mapping[str, Tensor], mesh: Mesh, device: torch.device) -> list[Difference]:
-    """What ranks hold that is to be alike and is not. All of them call this together, and get the same.
+    """The parameters in which replicas differ. All ranks call this together, and get the same.
 
-    1. All gather a checksum of all that each holds, 8 bytes. Mostly those are alike, and this is all.
+    1. All gather one checksum of everything, 8 bytes. Mostly these are equal, and this is all.
     2. Else they gather one of each tensor.
     """
     own = torch.stack([checksum(tensor) for tensor in held.values()]).to(device)
     together = mesh.gather(checksum(own).view(1)).flatten().tolist()
-    if not any(_unequal(together, part) for part in mesh.alike):
+    if not any(_unequal(together, part) for part in mesh.same_parts):
         return []
     columns = dict(zip(held, mesh.gather(own).T.tolist(), strict=True))
     return [
         Difference(name, equals)
         for name, sums in columns.items()
-        for part in mesh.alike
+        for part in mesh.same_parts
         if (equals := _unequal(sums, part))
     ]
 
 
 def _unequal(sums: Sequence[int], ranks: Sequence[int]) -> list[list[int]]:
-    """These ranks, in sets of equals, the largest first; none where all are equal."""
+    """These ranks in sets of equal ones, the largest first; none where all are equal."""
     sets: dict[int, list[int]] = defaultdict(list)
     for rank in ranks:
         sets[sums[rank]].append(rank)
@@ -59,9 +63,89 @@ def _unequal(sums: Sequence[int], ranks: Sequence[int]) -> list[list[int]]:
 
 
 def mend(held: Mapping[str, Tensor], found: Sequence[Difference], mesh: Mesh, device: torch.device) -> None:
-    """Gives ranks what most of those have that should be alike. All call this together, with what all have found."""
+    """Gives all replicas the majority's values. All ranks call this together, with the differences found."""
     for difference in found:
         source = difference.source
         assert source is not None
         if any(mesh.rank in ranks for ranks in difference.equals):
             mesh.share([held[difference.name]], device, source=source, axes=SAME)
+
+
+Tree = Any
+"""Tensors, numbers, texts and None, in dictionaries, lists and tuples."""
+
+
+def from_first(tree: Tree, mesh: Mesh, device: torch.device) -> Tree:
+    """Broadcasts nested state from rank 0; all ranks call this together. What is on a GPU there comes to `device`.
+
+    Raises ValueError, on all ranks, where something else is in it."""
+    tensors: list[Tensor] = []
+    text = _written(tree, tensors) if mesh.rank == 0 else ""
+    read = json.loads(_text_from_first(text, mesh, device))
+    if isinstance(read, str):
+        raise ValueError(read)
+    own = iter(tensors)
+
+    def tensor(dtype: str, shape: list[int], host: bool) -> Tensor:
+        """The next one of rank 0's."""
+        mine = next(own) if mesh.rank == 0 else torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
+        given = mine.detach().to(device, copy=True).contiguous()
+        mesh.share([given], device)
+        return given.cpu() if host else given
+
+    return _read(read[0], tensor)
+
+
+def _written(tree: Tree, tensors: list[Tensor]) -> str:
+    """The tree as JSON, or the reason why it cannot be."""
+    try:
+        return json.dumps([_plain(tree, tensors)])
+    except ValueError as error:
+        return json.dumps(str(error))
+
+
+def _text_from_first(text: str, mesh: Mesh, device: torch.device) -> str:
+    length = to_device(torch.tensor([len(text.encode())], dtype=torch.int64, device="cpu"), device)
+    mesh.share([length], device)
+    own = letters(text) if mesh.rank == 0 else torch.zeros(int(length), dtype=torch.uint8, device="cpu")
+    shared = to_device(own, device)
+    mesh.share([shared], device)
+    return text_of(shared)
+
+
+def _plain(tree: Tree, tensors: list[Tensor]) -> Any:
+    """The tree as JSON takes it, with the type and shape of its tensors, which are added to `tensors`."""
+    match tree:
+        case Tensor():
+            if tree.layout != torch.strided or tree.is_quantized or tree.is_meta:
+                raise ValueError(
+                    "a sparse, quantized or meta tensor in a state cannot be sent to other ranks; make it dense"
+                )
+            tensors.append(tree)
+            return {"tensor": [str(tree.dtype).removeprefix("torch."), list(tree.shape), on_host(tree.device)]}
+        case dict():
+            return {"dict": [[_plain(key, tensors), _plain(tree[key], tensors)] for key in tree]}  # pyright: ignore
+        case list():
+            return [_plain(value, tensors) for value in tree]  # pyright: ignore
+        case tuple():
+            return {"tuple": [_plain(value, tensors) for value in tree]}  # pyright: ignore
+        case None | bool() | int() | float() | str():
+            return tree
+        case _:
+            raise ValueError(
+                f"a {type(tree).__name__} in a state cannot be sent to other ranks; tensors and numbers can"
+            )
+
+
+def _read(plain: Any, tensor: Callable[[str, list[int], bool], Tensor]) -> Tree:
+    """The inverse of `_plain`."""
+    if isinstance(plain, list):
+        return [_read(value, tensor) for value in plain]  # pyright: ignore
+    if not isinstance(plain, dict):
+        return plain
+    (kind, value), *_ = plain.items()  # pyright: ignore
+    if kind == "tensor":
+        return tensor(*value)  # pyright: ignore
+    if kind == "tuple":
+        return tuple(_read(each, tensor) for each in value)  # pyright: ignore
+    return {_read(key, tensor): _read(each, tensor) for key, each in value}  # pyright: ignore

@@ -1,23 +1,29 @@
-"""What a job saves, and goes on from."""
+"""State dicts of a job: saved, gathered from all ranks, and loaded."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from gradwire import checkpoint
-from gradwire.collective import SHARD
-from gradwire.runtime.agreement import Agreement
-from gradwire.runtime.gathering import gather
-from gradwire.runtime.meeting import AbsentRanks
-from gradwire.runtime.plans import Plans
-from gradwire.runtime.settings import Settings
+from gradwire.checkpoint import GROUP, SHARED, StateDict, Unpacked, pack
+from gradwire.collective import HOST, REPLICA, SHARD
+from gradwire.runtime.active_plan import ActivePlan
+from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.meeting import AbsentRanks, Agreement
 from gradwire.runtime.steps import Steps
+from gradwire.slots import Slot
+from gradwire.transports import Mesh
 
 
 class States:
     """The state dicts of a job. `read` is for the thread that trains, while the worker is idle, `gather` and `take` for
     the worker, `save` and `last` for any thread."""
 
-    def __init__(self, steps: Steps, plans: Plans, agreement: Agreement, settings: Settings) -> None:
-        self._steps, self._plans, self._agreement, self._settings = steps, plans, agreement, settings
+    def __init__(self, steps: Steps, plans: ActivePlan, agreement: Agreement, options: JobOptions) -> None:
+        self._steps, self._plans, self._agreement, self._options = steps, plans, agreement, options
         self._mesh, self._slots = steps.pipeline.mesh, steps.store.slots
 
     def save(self) -> checkpoint.StateDict:
@@ -30,8 +36,8 @@ class States:
             return checkpoint.pack(steps.store.export(), plans.export(), steps.number, about)
 
     def last(self) -> list[checkpoint.StateDict]:
-        """The state after the last whole step; then that after the next one, if the others may have counted it.
-        Whatever the worker is still in, no step counts any more."""
+        """The state after the last whole step; then that after the next one, if the others may have counted it. From
+        then on no step counts, even if the worker is still in one."""
         with self._steps.changing:
             states = [self.save()]
             if self._steps.promised:
@@ -41,34 +47,108 @@ class States:
         return states
 
     def gather(self) -> checkpoint.StateDict:
-        """The state of all ranks, for rank 0; all of them call this together."""
+        """The state of all ranks, on rank 0; all of them call this together."""
         own = checkpoint.unpack(self.save())
         return gather(own, self._slots, self._mesh, self._agreement, self._steps.executor.device)
 
     def read(self, state: checkpoint.StateDict) -> checkpoint.Unpacked:
-        """What this rank is to take over from a state that all of them load together; nothing has changed yet. Raises
-        ValueError, on all ranks, where one of them cannot, or where the states do not belong together."""
+        """This rank's part of a state that all ranks load together; changes nothing yet. Raises ValueError, on all
+        ranks, where one of them cannot load it, or where their states do not belong together."""
         before, read = self._plans.export(), list[checkpoint.Unpacked]()
 
-        def words() -> Mapping[str, str]:
+        def facts() -> Mapping[str, str]:
             whole = checkpoint.unpack(state)
             own = whole.of_rank(self._mesh.rank, self._mesh.ranks)
-            own.check(self._slots, self._settings.others)
+            own.check(self._slots, self._options.others)
             self._plans.check(own)
             read.append(own)
-            return whole.words(sharded=SHARD in self._mesh.axes)
+            return whole.facts(sharded=SHARD in self._mesh.axes)
 
         try:
-            self._agreement.on(words, "load_state_dict()")
+            self._agreement.on(facts, "load_state_dict()")
         except (ValueError, AbsentRanks):
             self._plans.restore(before)
             raise
         return read[0]
 
     def take(self, read: checkpoint.Unpacked) -> None:
-        """Goes on from what was read."""
+        """Goes on from the state that was read."""
         self._steps.number, self._steps.taken = read.step, read.step - read.about.skipped
         self._plans.load(read)
         self._steps.close()
         with self._steps.changing:
             self._steps.store.load(read.exported)
+
+
+PIECE = 1 << 22
+"""Elements that are gathered at a time, so that a GPU needs little scratch memory."""
+
+Kept = dict[str, dict[str, Tensor]]
+
+
+def check(mesh: Mesh) -> None:
+    """Raises ValueError where ranks keep different shards."""
+    if other := mesh.axes.keys() - {REPLICA, HOST}:
+        raise ValueError(f"ranks along {min(other)!r} keep different shards; give dcp.save() handle.stateful()")
+
+
+def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreement, device: torch.device) -> StateDict:
+    """The state of all ranks, on rank 0; the others get the part that is equal on all. All ranks call this together,
+    with their `own`."""
+    facts = agreement.gather("state_dict(all_ranks=True)", {"kinds": json.dumps(_kinds(own)), "small": _small(own)})
+    kinds = sorted({kind for its in facts for kind in json.loads(its["kinds"])})
+    exported = {
+        name: {key: t.cpu() for key, t in tensors.items() if key.startswith(SHARED)}
+        for name, tensors in own.exported.items()
+    }
+    _gather_flat(own, slots, kinds, mesh, device, exported)
+    if mesh.rank == 0:
+        _add_small([json.loads(its["small"]) for its in facts], exported)
+    return pack(exported, own.job, own.step, replace(own.about, gathered=True))
+
+
+def _kinds(own: Unpacked) -> list[str]:
+    """The kinds of state of gradient size that this rank keeps."""
+    return list({key for tensors in own.exported.values() for key in tensors if not key.startswith((SHARED, GROUP))})
+
+
+def _gather_flat(
+    own: Unpacked, slots: Sequence[Slot], kinds: Sequence[str], mesh: Mesh, device: torch.device, exported: Kept
+) -> None:
+    """Adds the state of gradient size to rank 0's `exported`: all ranks' rows of what some rank has."""
+    pairs = [(slot, kind) for slot in slots for kind in kinds]
+    has = torch.tensor(
+        [float(kind in own.exported.get(slot.name, {})) for slot, kind in pairs], dtype=torch.float32, device=device
+    )
+    if pairs:
+        mesh.sum(has)
+    for slot, kind in (pair for pair, ranks in zip(pairs, has.tolist(), strict=True) if ranks):
+        mine = own.exported.get(slot.name, {}).get(kind)
+        rows = _rows(torch.zeros(slot.numel, dtype=torch.float32, device=device) if mine is None else mine, slot, mesh)
+        if mesh.rank == 0:
+            exported.setdefault(slot.name, {})[kind] = rows
+
+
+def _rows(mine: Tensor, slot: Slot, mesh: Mesh) -> Tensor:
+    """Every rank's tensor of a slot, (ranks, *shape)."""
+    pieces = [mesh.gather(piece).cpu() for piece in mine.reshape(-1).split(PIECE)]
+    return torch.cat(pieces, 1).view(mesh.ranks, *slot.shape)
+
+
+def _small(own: Unpacked) -> str:
+    """This rank's small tensors as JSON: by parameter and name the type and the numbers."""
+    small: dict[str, dict[str, object]] = {name: {} for name in own.exported}
+    for name, tensors in own.exported.items():
+        for key, tensor in tensors.items():
+            if key.startswith(GROUP):
+                small[name][key] = [str(tensor.dtype).removeprefix("torch."), tensor.tolist()]
+    return json.dumps(small)
+
+
+def _add_small(small: Sequence[Mapping[str, Mapping[str, tuple[str, object]]]], exported: Kept) -> None:
+    """Adds a row per rank to `exported`; a rank that has none gets another's."""
+    for name, key in {(name, key) for own in small for name, kept in own.items() for key in kept}:
+        rows = [own.get(name, {}).get(key) for own in small]
+        dtype, instead = next(row for row in rows if row)
+        numbers = [instead if row is None else row[1] for row in rows]
+        exported.setdefault(name, {})[key] = torch.tensor(numbers, dtype=getattr(torch, dtype), device="cpu")

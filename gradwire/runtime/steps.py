@@ -1,17 +1,17 @@
-"""Steps, carried out on the worker: entries of the script, the verdict, and what follows from it.
+"""Steps, carried out on the worker: entries of the script, the verdict on the step, and what follows from it.
 
-    begin       the verdict of the step before is read, where a GPU had not yet said it; the script begins
+    begin       the verdict on the step before is read, if a GPU had it not ready; the script begins
     complete    a group is there: entries are carried out until one waits for another group's gradients
-    _end        1. the groups' `nonfinite` is added up, and over the axes that reduce nothing: one verdict on all ranks
-                2. with find_unused, one sum tells which slots had a gradient on some rank
-                3. elastic: the controller's sums are waited for, then one sum promises that all ranks have the step
-                4. means that are not to count become NaN; the step is counted, or waits for a vote; `ended` says so to
-                   all who wait
-    settle      the verdict is read: on a CPU at once, on a GPU when the next step begins or somebody looks at the state
+    _end        1. the groups' `nonfinite` is summed, also over the axes that reduce nothing: one verdict on all ranks
+                2. with find_unused, one sum finds the slots that had a gradient on some rank
+                3. elastic: the controller's sums are awaited, then one sum promises that all ranks have the step
+                4. means of a step that does not count become NaN; the step is counted, or waits for a vote; `ended`
+                   completes the futures that wait for it
+    settle      the verdict is read: on a CPU at once, on a GPU when the next step begins or the state is looked at
     take_back   the user skips the step: until the next one begins, its old state is whole
-    close       the step can be taken back no more; state moves to where the next plan wants it
+    close       the step can be taken back no more; state moves to where the next plan has it
 
-Every rank comes to the same collectives in the same order, for the script, the settings and the plan are the same.
+Every rank comes to the same collectives in the same order, for the script, the options and the plan are the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,54 +29,66 @@ from gradwire.ops.host import to_device
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Plan
 from gradwire.runtime.control import Control
-from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
 from gradwire.runtime.executor import Executor, Mark
-from gradwire.runtime.hosts import HostExchange
+from gradwire.runtime.host_exchange import HostExchange
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.machine import Machine
 from gradwire.runtime.pipeline import Pipeline
-from gradwire.runtime.settings import Settings
 from gradwire.runtime.store import Store
 from gradwire.script import Entry
 
 
 class Steps:
-    """The steps of a job, one after another. Everything here runs on the executor's thread, or while that is idle.
+    """The steps of a job, one after another. Everything here runs on the worker, or while it is idle."""
 
-    `number` counts them, those before a resume included, and `taken` those of them that count: draws and turns follow
-    these. `members` are the slots of each group from the next step on. `used` tells which
-    slots had a gradient on some rank in the last step, where that is to be found out. `promised` says that this rank
-    has told the others that it has all of a step, and has not counted it yet; `over`, that none is to count any more.
-    Whoever looks at the state from another thread holds `changing`. `skipped` counts the steps that no rank took, and
-    `spoilt` says so in words, with the group that was not finite in the last one. `ended()` is called when a step's
-    means are in place; what it does is over before whoever waits for them goes on. `last_arrival` is when the latest
-    group of the step was complete.
-    """
+    number: int
+    """All steps, including those before a resume."""
+    taken: int
+    """The steps that count; random draws and turns follow these."""
+    opened: int
+    """The step that the training thread had opened when this one began."""
+    skipped: int
+    """Steps that no rank took, since the job began."""
+    skip_reason: str
+    """The reason of the last skip, for status; with the group that was not finite."""
+    last_arrival: Mark
+    """When the last group of the step was complete."""
+    members: list[tuple[int, ...]]
+    """The slots of each group, from the next step on."""
+    used: Callable[[], Tensor] | None
+    """1 for each slot that had a gradient on some rank in the last step, where that is found out."""
+    promised: bool
+    """This rank has confirmed that it has all of a step, and has not counted it yet."""
+    over: bool
+    """Closed: no step counts any more."""
+    ended: Callable[[], None]
+    """Called when a step's means are in place, before any thread that waits for them goes on."""
+    changing: RLock
+    """Held by other threads while they look at the state."""
 
     def __init__(
-        self, store: Store, pipeline: Pipeline, executor: Executor, control: Control, settings: Settings
+        self, store: Store, pipeline: Pipeline, executor: Executor, control: Control, options: JobOptions
     ) -> None:
         self.store, self.pipeline, self.executor, self.control = store, pipeline, executor, control
         self.machine = Machine()
         self.changing = RLock()
         self.number = self.taken = self.opened = self.skipped = 0
-        self.spoilt = ""
-        self.last_arrival: Mark = 0.0
-        self.members: list[tuple[int, ...]] = []
-        self.exchanges: list[Exchange] = []
-        self.used: Callable[[], Tensor] | None = None
-        self.ended: Callable[[], None] = lambda: None
-        self._find_unused, self._scale, self._elastic = settings.find_unused, settings.scale, settings.elastic
-        self._voted = settings.voted
+        self.skip_reason, self.last_arrival = "", 0.0
+        self.members, self.used, self.ended = [], None, lambda: None
+        self.exchanges: list[GroupExchange] = []
+        self._find_unused, self._scale, self._elastic = options.find_unused, options.scale, options.elastic
+        self._voted = options.voted
         self.promised = self.over = False
-        self._job = JobContext(pipeline.mesh, settings.seed, Workspace(executor.device), look=control.look)
+        self._job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.look)
         self._all_used = torch.ones(len(store.slots), dtype=torch.float32, device=executor.device)
-        self._word = self._flags = torch.zeros(1, dtype=torch.float32, device=executor.device)
-        self._active: list[Exchange] = []
-        self._given: dict[int, Given] = {}
+        self._promise_sum = self._flags = torch.zeros(1, dtype=torch.float32, device=executor.device)
+        self._active: list[GroupExchange] = []
+        self._inputs: dict[int, GroupInput] = {}
         self._lost = False
         self._verdict: Callable[[], Tensor] | None = None
         self._next: Plan | None = None
-        self._last: Sequence[Exchange] | None = None
+        self._last: Sequence[GroupExchange] | None = None
 
     def install(self, plan: Plan) -> None:
         """Puts a plan in force from the next step on. Until that begins, state stays where it is."""
@@ -86,7 +98,7 @@ class Steps:
             self.members = members
 
     def close(self) -> None:
-        """The last step can be taken back no more; state moves to where the next step's plan wants it."""
+        """Makes the last step final, and moves state to where the next step's plan has it."""
         with self.changing:
             self.settle()
             self._last = None
@@ -95,8 +107,8 @@ class Steps:
                 self._arrange(plan)
 
     def take_back(self) -> bool:
-        """No rank has taken the last step: all that is kept is what it was before, and so are draws and turns. Returns
-        whether it did count before. Raises ValueError where there is no last step."""
+        """Takes back the last step: all state, draws and turns are what they were before. Returns whether it did count.
+        Raises ValueError where there is no last step."""
         with self.changing:
             self.settle()
             if self.promised:  # it waits for a vote, without which it counts for no rank
@@ -113,8 +125,8 @@ class Steps:
 
     def _arrange(self, plan: Plan) -> None:
         self.store.arrange(plan)
-        remembers = any(group.memory.remembers or group.compressor.flat_state for group in plan.groups)
-        job = replace(self._job, remembers=remembers)
+        keeps_state = any(group.memory.remembers or group.compressor.flat_state for group in plan.groups)
+        job = replace(self._job, keeps_state=keeps_state)
         kind = HostExchange if job.mesh.host else ReplicaExchange
         self.exchanges = [
             kind(group, index, stored, job)
@@ -122,21 +134,21 @@ class Steps:
         ]
 
     def forget_places(self) -> None:
-        """Gradients may lie elsewhere from now on."""
+        """Forgets where gradients lie."""
         for stored in self.store.groups:
             stored.fixed = None
 
     def native_step_ended(self) -> None:
-        """The framework has reduced a step by itself."""
+        """Counts a step that the framework has reduced by itself."""
         self.number += 1
         self.taken += 1
 
     def lose(self) -> None:
-        """No rank is to take the step that is under way, or begins next."""
+        """Marks the step that is under way, or begins next, as one that no rank takes."""
         self._lost = True
 
     def begin(self, groups: Sequence[int], opened: int) -> None:
-        """A step of these groups begins, the thread that trains having `opened` so many."""
+        """Begins a step of these groups, the one that the training thread counts as `opened`."""
         self.opened = opened
         with self.changing:
             self.close()
@@ -149,10 +161,10 @@ class Steps:
     def complete(
         self, group: int, tensors: Sequence[Tensor] | None, absent: Sequence[int], fixed: bool, arrival: Mark
     ) -> None:
-        """All gradients of a group are there since `arrival`, in the order of its slots; none for those that are
-        `absent`. Without `tensors` they lie where they did when `fixed` was said of them."""
+        """Takes a complete group's gradients, in the order of its slots, which had arrived at `arrival`; those `absent`
+        are zeros. Without `tensors` they lie where they did when they were `fixed`."""
         self.last_arrival = arrival
-        self._given[group] = Given(self._gradients(group, tensors, fixed), absent, self._scale(), self._lost)
+        self._inputs[group] = GroupInput(self._gradients(group, tensors, fixed), absent, self._scale(), self._lost)
         self.machine.complete(group)
         while (entry := self.machine.next()) is not None:
             self._carry_out(entry)
@@ -160,7 +172,7 @@ class Steps:
             self._end()
 
     def settle(self) -> None:
-        """Has the last step's verdict known, and its outcome be the state. Waits for a GPU, which is long done."""
+        """Reads the last step's verdict, and commits or forgets. Waits for a GPU, which is long done."""
         verdict, self._verdict = self._verdict, None
         if verdict is None:
             return
@@ -174,12 +186,12 @@ class Steps:
         if whole:
             self.taken += 1
         else:
-            spoilt = [str(exchange) for exchange, finite in zip(self._active, each, strict=True) if not finite]
-            self._skipped(f"for {spoilt[0] if spoilt else 'another shard'} not being finite")
+            bad = [str(exchange) for exchange, finite in zip(self._active, each, strict=True) if not finite]
+            self._skipped(f"for {bad[0] if bad else 'another shard'} not being finite")
 
     def _skipped(self, why: str) -> None:
         self.skipped += 1
-        self.spoilt = f"{self.skipped} skipped, the last step {self.number - 1} {why}"
+        self.skip_reason = f"{self.skipped} skipped, the last step {self.number - 1} {why}"
 
     def _forget(self) -> None:
         for exchange in self._active:
@@ -202,34 +214,37 @@ class Steps:
         if entry.turn:
             self.pipeline.advance(entry.group)
             return
-        self.pipeline.start(exchange, self._given.pop(entry.group), self.taken)
+        self.pipeline.start(exchange, self._inputs.pop(entry.group), self.taken)
         if exchange is self._active[-1]:
             views = [GroupView(each.group, each.context, each.nonfinite) for each in self._active if each.compresses]
             self.control.send(self.number, views)
 
     def _end(self) -> None:
-        """All groups are reduced: the step counts for all of them, on all ranks, or for none."""
+        """Ends the step when all groups are reduced: it counts for all of them, on all ranks, or for none."""
+        # one verdict on all ranks
         each = torch.cat([exchange.nonfinite for exchange in self._active])
         nonfinite = each.sum(0, keepdim=True)
         votes, self._lost = self._voted and not self._lost, False
         for axis, transport in self.pipeline.mesh.axes.items():
-            if axis not in (REPLICA, HOST):  # who takes no part in the reduction takes part in the verdict
+            if axis not in (REPLICA, HOST):  # ranks that reduce nothing together share the verdict all the same
                 self.pipeline.agree(partial(transport.run, Sum(Message.plain(nonfinite), axis)))
+        # slots that no rank used
         used = self._agree_used()
         for exchange in self._active:
             exchange.keep_absent(used)
+        # all ranks have all of the step
         self._flags = torch.cat([nonfinite, each])
         if self._elastic:
             self._promise()
         self.control.reduced(self._means, nonfinite, self._scale() or 1.0)
-        self._spoil(nonfinite)
+        self._poison(nonfinite)
         if not votes:
             self.count()
         self.ended()
 
     def count(self) -> None:
-        """The step that was reduced is over."""
-        with self.changing:  # state_dict() of another thread sees the step before or this one, nothing between
+        """Counts the reduced step."""
+        with self.changing:  # a state_dict() of another thread has the step before or this one
             if self.over:
                 return
             self.promised = False
@@ -239,11 +254,11 @@ class Steps:
                 self.settle()
 
     def _promise(self) -> None:
-        """Returns when all ranks have all of the step. So if it returns on one of them, the others can count the step
-        without it, whoever is lost meanwhile; and nothing that follows needs another rank."""
+        """Returns when all ranks have all of the step. From then on each can count it without the others, even if some
+        are lost meanwhile."""
         self.control.collect()
         self.promised = True
-        self.pipeline.agree(partial(self.pipeline.mesh.sum, self._word))
+        self.pipeline.agree(partial(self.pipeline.mesh.sum, self._promise_sum))
         self.executor.synchronize()  # the optimizer is not to run before this is known
 
     def _agree_used(self) -> Tensor:
@@ -252,8 +267,8 @@ class Steps:
             return self._all_used
         used = torch.ones(len(self.store.slots), dtype=torch.float32, device="cpu")
         for exchange in self._active:
-            assert exchange.given is not None
-            for slot in exchange.given.absent:
+            assert exchange.input is not None
+            for slot in exchange.input.absent:
                 used[exchange.stored.slots[slot]] = 0
         used = to_device(used, self.executor.device)
         self.pipeline.agree(partial(self.pipeline.mesh.sum, used))
@@ -261,22 +276,22 @@ class Steps:
         self.used = self.executor.on_host(used)
         return used
 
-    def _spoil(self, nonfinite: Tensor) -> None:
-        """Where the step is not to count, nobody is to use its means."""
+    def _poison(self, nonfinite: Tensor) -> None:
+        """Makes the means NaN where the step does not count."""
         if self.executor.is_immediate and nonfinite.isfinite():
             return
         for exchange in self._active:
-            assert exchange.given is not None
+            assert exchange.input is not None
             if self.executor.is_immediate:
-                exchange.given.gradients.spoil()
+                exchange.input.gradients.spoil()
             else:
-                exchange.given.gradients.spoil_where(nonfinite)
+                exchange.input.gradients.spoil_where(nonfinite)
 
     def _means(self) -> Mapping[str, Tensor]:
         """The step's means by parameter."""
         means: dict[str, Tensor] = {}
         for exchange in self._active:
-            assert exchange.given is not None
+            assert exchange.input is not None
             for index, slot in enumerate(exchange.stored.layout.slots):
-                means[slot.name] = exchange.given.gradients.slot(index)
+                means[slot.name] = exchange.input.gradients.slot(index)
         return means

@@ -1,7 +1,7 @@
-"""The store: all state of a job, by slot, wherever its plan puts the slots.
+"""The store: all state of a job, by slot, independent of the plan.
 
-State of gradient size lies in arenas, a group's part is a slice. A plan that changes ratios or compressors moves
-nothing, nor does one that regroups neighbours; one that reorders slots permutes them once.
+State of gradient size lies in state buffers; a group's part is a slice of them. A plan that changes ratios or
+compressors moves nothing, nor does one that regroups neighbours; one that reorders slots permutes them once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,29 +17,28 @@ from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients, Pieces
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
-from gradwire.runtime.arenas import Arenas, Part
+from gradwire.runtime.state_buffers import BufferPart, StateBuffers
 from gradwire.slots import Layout, Slot
 
 Exported = dict[str, dict[str, Tensor]]
-"""By parameter and name: "residual" and others of gradient size are views in the parameter's shape; the small tensors
-that an algorithm keeps for a slot are "shared/...", those that it keeps for a group "group/..."."""
+"""By parameter and name: "residual" and others of gradient size are views in the parameter's shape; small tensors of a
+slot are "shared/...", those of a group "group/..."."""
 
 
 @dataclass(eq=False)
 class StoredGroup:
-    """What the store holds for one group: its parts of the arenas, small tensors, and buffers that it may use.
-
-    `kinds` are those that its steps write. `fixed` are its gradients, where they lie in the same place at every step.
-    """
+    """One group's state: its parts of the state buffers, its small tensors, and its scratch buffers."""
 
     slots: tuple[int, ...]
     pieces: Pieces
     kinds: tuple[str, ...]
-    parts: Mapping[str, Part]
+    """The kinds of state of gradient size that its steps write."""
+    parts: Mapping[str, BufferPart]
     slot_state: SlotState
     group_state: GroupState
     buffers: Workspace
     fixed: Gradients | None = None
+    """Its gradients, where they lie in the same place at every step."""
 
     @property
     def layout(self) -> Layout:
@@ -47,58 +46,58 @@ class StoredGroup:
 
     @property
     def flat(self) -> dict[str, Halves]:
-        """The halves of every kind that its steps write, and of the residual where there is one."""
+        """The double buffers of every kind that its steps write, and of the residual where there is one."""
         return {kind: part.halves for kind, part in self.parts.items()}
 
     @property
     def has_residual(self) -> bool:
-        """Whether something of its gradients was kept and not sent."""
+        """Whether its residual may be other than zero."""
         return RESIDUAL in self.parts and self.parts[RESIDUAL].used
 
     @property
     def pending(self) -> bool:
-        """Whether another plan left a residual where this one has no memory, to be sent with the next gradient."""
+        """Whether an earlier plan left a residual, to be sent with the next gradient, and this one has no memory."""
         return self.has_residual and RESIDUAL not in self.kinds
 
     def commit(self) -> None:
-        """The step was good: what it wrote is the state."""
+        """Makes what the step wrote the state: it was good."""
         for kind in self.kinds:
             self.parts[kind].commit(used=True)
         self.slot_state.commit()
         self.group_state.commit()
 
     def fix(self, tensors: Sequence[Tensor]) -> None:
-        """Its gradients lie here at every step from now on; what was only needed until then goes."""
+        """Fixes the places of its gradients, and drops buffers that are not needed any more."""
         self.fixed = Gradients.merged(self.layout, tensors)
         self.pieces = Pieces.by_slot(self.layout)
         self.buffers.clear()
 
     def spend(self, whole: bool) -> None:
-        """The step was good, and sent what was pending; of all slots, if `whole`."""
+        """Drops the pending residual that a good step has sent; of all slots, if `whole`."""
         self.parts[RESIDUAL].commit(used=not whole)
 
     def take_back(self) -> None:
-        """The step that was good counts no more: all is what it was before. Only until the next one writes."""
+        """Undoes the last commit; only until the next step writes."""
         for part in self.parts.values():
             part.take_back()
         self.slot_state.take_back()
         self.group_state.take_back()
 
     def forget(self) -> None:
-        """The step was not good: nothing has happened."""
+        """Drops what the step wrote: it was bad."""
         self.slot_state.forget()
         self.group_state.forget()
 
 
 class Store:
-    """The state of all `slots`; `groups` are those of the plan that it is arranged for. It is the worker's; any other
-    thread holds `Steps.changing` while it looks."""
+    """The state of all `slots`, arranged for the `groups` of a plan. It belongs to the worker; any other thread holds
+    `Steps.changing` while it looks."""
 
     def __init__(self, slots: Sequence[Slot], device: torch.device) -> None:
         self.slots, self.device = list(slots), device
         self.groups: list[StoredGroup] = []
         self._index = {slot.name: i for i, slot in enumerate(slots)}
-        self._arenas = Arenas(self.slots, device)
+        self._buffers = StateBuffers(self.slots, device)
         self._slot_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
         self._group_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
 
@@ -107,21 +106,21 @@ class Store:
         return [tuple(self._index[name] for name in group.slots) for group in plan.groups]
 
     def arrange(self, plan: Plan) -> None:
-        """Gives the plan's groups their state; every slot keeps its own. Without groups all stays where it is."""
+        """Arranges the state for a plan's groups; every slot keeps its own. Without groups all stays where it is."""
         members = self.members(plan)
         self._write_back()
         before = {stored.slots: stored for stored in self.groups}
         if members:
-            self._arenas.follow(members)
+            self._buffers.follow(members)
         for group in plan.groups:
             for kind in _kinds(group):
-                self._arenas.need(kind)
+                self._buffers.need(kind)
         self.groups = [
             self._stored(group, own, before.get(own)) for group, own in zip(plan.groups, members, strict=True)
         ]
 
     def export(self) -> Exported:
-        """All that is kept, as views."""
+        """All state, as views."""
         now = {
             i: (stored.kinds, small, stored.group_state.changed)
             for stored in self.groups
@@ -130,12 +129,12 @@ class Store:
         return {slot.name: self._export_slot(i, *now.get(i, ((), {}, {}))) for i, slot in enumerate(self.slots)}
 
     def load(self, exported: Exported) -> None:
-        """Takes over what `export` returned, and keeps what slots have that are in no group now; slots that it lacks
-        keep theirs. A slot's small tensor of another size keeps the rows that both have."""
+        """Takes over what `export` returned; slots that it lacks keep theirs. A slot's small tensor of another size
+        takes the rows that both have."""
         kinds = {name: [kind for kind in tensors if "/" not in kind] for name, tensors in exported.items()}
-        self._arenas.hold([self._index[name] for name, own in kinds.items() if own])
+        self._buffers.hold([self._index[name] for name, own in kinds.items() if own])
         for kind in {kind for own in kinds.values() for kind in own}:
-            self._arenas.need(kind)
+            self._buffers.need(kind)
         self._write_back()
         for name, tensors in exported.items():
             self._load_slot(self._index[name], tensors)
@@ -144,7 +143,7 @@ class Store:
             stored.group_state.load(self._group_tensors[stored.slots[0]])
 
     def _stored(self, group: Group, members: tuple[int, ...], before: StoredGroup | None) -> StoredGroup:
-        """Where a group of the same slots was before, its buffers and views serve on."""
+        """A group's state, with the buffers and views of the group that had the same slots before."""
         kinds = _kinds(group)
         slot_state = SlotState([self._init_slot(i, group) for i in members])
         group_state = GroupState(group.compressor.init_group() | group.communicator.init_group())
@@ -156,12 +155,12 @@ class Store:
         pieces = Pieces.by_slot(Layout(tuple(self.slots[i] for i in members)))
         return StoredGroup(members, pieces, kinds, parts, slot_state, group_state, Workspace(self.device))
 
-    def _parts(self, kinds: tuple[str, ...], members: Sequence[int]) -> dict[str, Part]:
-        wanted = [kind for kind in self._arenas.kinds if kind in (*kinds, RESIDUAL)]
-        return {kind: self._arenas.take(kind, members) for kind in wanted}
+    def _parts(self, kinds: tuple[str, ...], members: Sequence[int]) -> dict[str, BufferPart]:
+        wanted = [kind for kind in self._buffers.kinds if kind in (*kinds, RESIDUAL)]
+        return {kind: self._buffers.part(kind, members) for kind in wanted}
 
     def _init_slot(self, i: int, group: Group) -> dict[str, Tensor]:
-        """The small tensors that a slot has in this group; those of other plans wait."""
+        """The small tensors of a slot in this group; those of other plans wait."""
         slot, tensors = self.slots[i], self._slot_tensors[i]
         wanted = group.compressor.init_slot(*slot.matrix, _generator_of(slot))
         for name, fresh in wanted.items():
@@ -173,7 +172,7 @@ class Store:
         return {name: tensors[name] for name in wanted}
 
     def _write_back(self) -> None:
-        """Gives the small tensors of each group to its slots."""
+        """Copies the small tensors of each group to its slots."""
         for stored in self.groups:
             for name, tensor in stored.group_state.changed.items():
                 for i in stored.slots:
@@ -184,22 +183,22 @@ class Store:
     def _export_slot(
         self, i: int, written: Sequence[str], small: Mapping[str, Tensor], changed: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """All of a slot, whose group writes these kinds, and has these small tensors of the slot and of its own."""
+        """A slot's state; its group writes these kinds, and has these small tensors for the slot and for itself."""
         tensors = {SHARED + name: tensor for name, tensor in {**self._slot_tensors[i], **small}.items()}
         tensors |= {GROUP + name: tensor for name, tensor in {**self._group_tensors[i], **changed}.items()}
-        kept = [kind for kind in self._arenas.kinds if kind in written or self._arenas.used(kind, i)]
-        return tensors | {kind: self._arenas.view(kind, i) for kind in kept}
+        kept = [kind for kind in self._buffers.kinds if kind in written or self._buffers.used(kind, i)]
+        return tensors | {kind: self._buffers.view(kind, i) for kind in kept}
 
     def _load_slot(self, i: int, tensors: Mapping[str, Tensor]) -> None:
-        for kind in self._arenas.kinds.keys() - tensors.keys():
-            self._arenas.clear(kind, i)
+        for kind in self._buffers.kinds.keys() - tensors.keys():
+            self._buffers.clear(kind, i)
         for key, tensor in tensors.items():
             if key.startswith(SHARED):
                 self._load_shared(i, key.removeprefix(SHARED), tensor.to(self.device))
             elif key.startswith(GROUP):
                 self._group_tensors[i][key.removeprefix(GROUP)] = tensor.clone()
             else:
-                self._arenas.write(key, i, tensor)
+                self._buffers.write(key, i, tensor)
 
     def _load_shared(self, i: int, name: str, tensor: Tensor) -> None:
         mine = self._slot_tensors[i].get(name)
@@ -222,5 +221,5 @@ def _copy_rows(mine: Tensor, other: Tensor) -> None:
 
 
 def _generator_of(slot: Slot) -> torch.Generator:
-    """Depends on the parameter's name alone, so that all ranks and all plans start alike."""
+    """A generator seeded by the parameter's name alone, so that all ranks and plans start with the same draws."""
     return torch.Generator().manual_seed(crc32(slot.name.encode()))

@@ -1,34 +1,70 @@
-"""What really happened in a step: marks taken while training runs, read as a timeline afterwards."""
+"""Where the time of a step goes: totals by name always, and every span while a trace is recorded."""
 
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from threading import Lock
 
 from gradwire.plans import Plan
-from gradwire.runtime.executor import Mark, elapsed_s
+from gradwire.runtime.executor import Mark, elapsed_s, is_over
+from gradwire.runtime.failures import BETWEEN
 from gradwire.schedule.timeline import Span, Timeline
+
+
+class Clock:
+    """Total seconds by name, for any thread. On a GPU a span lies between two events and is read later."""
+
+    def __init__(self) -> None:
+        self._totals: Counter[str] = Counter()
+        self._open: deque[tuple[str, Mark, Mark]] = deque()
+        self._reading = Lock()
+
+    def add(self, name: str, start: Mark, end: Mark) -> None:
+        """Adds the span from `start` to `end` to `name`."""
+        with self._reading:
+            self._open.append((name, start, end))
+            while self._open and is_over(self._open[0][2]):
+                self._close()
+
+    def so_far(self, name: str) -> float:
+        """Seconds of a name's spans that are known to be over, without waiting for a GPU."""
+        with self._reading:
+            return self._totals[name]
+
+    def totals(self) -> dict[str, float]:
+        """Seconds by name; waits for spans that are still open on a GPU."""
+        with self._reading:
+            while self._open:
+                self._close()
+            return dict(self._totals)
+
+    def _close(self) -> None:
+        name, start, end = self._open.popleft()
+        self._totals[name] += elapsed_s(start, end)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSpan:
-    """A span as it is recorded; on CUDA its moments are read later. Without a label it is named by its group's
-    compressor; `slot` is the one tensor that it is about, else all of the group's."""
+    """A span as it is recorded; on CUDA its moments are read later."""
 
     lane: str
     start: Mark
     end: Mark
     group: int = -1
     label: str = ""
+    """By default its group's compressor."""
     wire_bytes: int = 0
     slot: str | None = None
+    """The tensor that it is about; None for all of the group's."""
 
 
 class Trace:
-    """Records `steps` steps of rank `rank`, each from the begin of its first forward pass to the begin of the next
-    step's.
+    """A record of `steps` steps of rank `rank`, each from its first forward pass to the next step's.
 
-    The front end tells of forward passes and gradients, on the thread that trains; the runtime adds what its worker
-    does. Backward is cut at the moments when gradients became ready. What follows the wait for the means,
-    until the next step begins, is on the lane "optimizer".
+    The thread that trains adds forward passes and gradients, the worker the rest. Backward is cut at the moments when
+    gradients became ready. All that follows the wait for the means, until the next step begins, is on the lane
+    "optimizer".
     """
 
     def __init__(self, rank: int, steps: int) -> None:
@@ -48,7 +84,7 @@ class Trace:
         self._last = mark
 
     def forward_ends(self, mark: Mark) -> None:
-        """What `forward_begins` told of last ends."""
+        """The forward pass that began last ends."""
         if self._begins and not self._gave:
             self.add(RecordedSpan("forward", self._last, mark, label="forward"))
             self._last = mark
@@ -60,9 +96,9 @@ class Trace:
             self._last, self._gave = mark, True
         return len(self._begins) <= self.steps
 
-    def add(self, taken: RecordedSpan) -> None:
-        """Any other span; may be called from any thread."""
-        self._spans.append(taken)
+    def add(self, span: RecordedSpan) -> None:
+        """Adds any other span; for any thread."""
+        self._spans.append(span)
 
     def timelines(self) -> list[Timeline]:
         """The complete steps, each from its own begin on. Waits for the GPU. Raises ValueError while there are none."""
@@ -77,8 +113,8 @@ class Trace:
         spans = [
             self._span(taken, from_s, min(to_s, step_s), plan) for from_s, to_s, taken in placed if 0 <= from_s < step_s
         ]
-        told_s = max((span.end_s for span in spans if span.lane == "wait"), default=step_s)
-        rest = Span("optimizer", told_s, step_s, "optimizer, and all else until the next step", -1, self.rank)
+        waited_s = max((span.end_s for span in spans if span.lane == "wait"), default=step_s)
+        rest = Span("optimizer", waited_s, step_s, "optimizer, and all else until the next step", -1, self.rank)
         return Timeline((*sorted(spans, key=lambda span: span.start_s), rest))
 
     def _span(self, taken: RecordedSpan, start_s: float, end_s: float, plan: Plan) -> Span:
@@ -86,3 +122,62 @@ class Trace:
         label = taken.label or (repr(group.compressor) if group else taken.lane)
         slots = (taken.slot,) if taken.slot else group.slots if group else ()
         return Span(taken.lane, start_s, end_s, label, taken.group, self.rank, taken.wire_bytes, slots)
+
+
+class Recorder:
+    """A rank's totals, and its trace while there is one. The thread that trains adds forward passes and gradients, the
+    worker the rest."""
+
+    doing: str
+    """Where the training thread is before a step's first gradient, for errors."""
+
+    def __init__(self, mark: Callable[[], Mark], rank: int) -> None:
+        self.mark, self._rank = mark, rank
+        self._clock = Clock()
+        self._trace: Trace | None = None
+        self.doing = BETWEEN
+
+    def trace(self, steps: int) -> Trace:
+        """Records the next `steps` whole steps."""
+        self._trace = Trace(self._rank, steps)
+        return self._trace
+
+    def totals(self) -> dict[str, float]:
+        """Seconds by lane."""
+        return self._clock.totals()
+
+    def so_far(self, lane: str) -> float:
+        """Seconds of a lane that are known to be over, without waiting for a GPU."""
+        return self._clock.so_far(lane)
+
+    def add(
+        self, lane: str, start: Mark, group: int = -1, *, label: str = "", end: Mark | None = None, wire_bytes: int = 0
+    ) -> Mark:
+        """Adds a span that ends now, or at `end`; returns its end."""
+        end = self.mark() if end is None else end
+        self._clock.add(lane, start, end)
+        if trace := self._trace:  # the thread that trains may end it at any time
+            trace.add(RecordedSpan(lane, start, end, group, label, wire_bytes))
+        return end
+
+    def forward_begins(self, plan: Plan) -> None:
+        """A forward pass begins while `plan` is in force."""
+        self.doing = "in forward"
+        if self._trace:
+            self._trace.forward_begins(self.mark(), plan)
+
+    def forward_ends(self) -> None:
+        """The forward pass that began ends."""
+        self.doing = "between forward and backward"
+        if self._trace:
+            self._trace.forward_ends(self.mark())
+
+    @property
+    def traces(self) -> bool:
+        """Whether a trace is being recorded."""
+        return self._trace is not None
+
+    def gave(self, slot: str, group: int) -> None:
+        """A gradient is ready."""
+        if self._trace and not self._trace.gave(slot, group, self.mark()):
+            self._trace = None

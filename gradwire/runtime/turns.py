@@ -4,9 +4,9 @@
     a call    that changes the plan or the state, or has ranks talk, all ranks make together: it waits until gradients
               are reduced, and no step begins meanwhile. Inside a backward pass it is refused, on all ranks
 
-Either takes a turn, and turns follow each other, whichever threads they are on. Nobody waits for another rank's step
-during a turn, for there a call may have the turn and wait for this rank; but after all ranks have agreed that they have
-begun the same steps.
+Either takes a turn, and turns follow each other, whichever threads they are on. Within a turn no rank waits for a step
+before all have agreed that they have begun the same steps: on another rank a call may have the turn, and wait for this
+rank.
 """
 
 import weakref
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Together(Protocol):
-    """Has all ranks carry out a task together."""
+    """A function that has all ranks carry out a task together."""
 
     def __call__(self, task: Callable[[Mesh, torch.device], T], alone: T) -> T:
         """The task's result; `alone` where there is one rank."""
@@ -39,7 +39,7 @@ class Job(Protocol):
     error: BaseException | None
 
     def raise_error(self) -> None:
-        """Raises what went wrong, if anything did."""
+        """Raises the job's error, if there is one."""
         ...
 
     def finish(self) -> None:
@@ -48,7 +48,7 @@ class Job(Protocol):
 
 
 class _Backward:
-    """A backward pass. Autograd holds this until the pass has ended, and lets go of it where the pass fails."""
+    """A token of a backward pass, which autograd calls at the pass's end and drops where the pass fails."""
 
     over = False
 
@@ -57,7 +57,7 @@ class _Backward:
 
 
 class Turns:
-    """The turns of one job. A step whose backward pass failed is given up by the next turn, as it is on all ranks."""
+    """The turns of one job. The next turn gives up a step whose backward pass failed, on all ranks."""
 
     def __init__(self, job: Job, intake: Intake) -> None:
         self._job, self._intake = job, intake
@@ -66,13 +66,13 @@ class Turns:
         self._backward: weakref.ref[_Backward] | None = None
 
     def open_step(self, groups: Sequence[int] | None = None) -> None:
-        """A step of all groups or of some begins with its first gradient."""
+        """Opens a step of all groups or of some, at its first gradient."""
         self.give_up()
         with self._one:
             self._open(groups)
 
     def reduce(self, gradients: Mapping[str, Tensor], groups: Sequence[int] | None = None) -> None:
-        """A step of all groups or of some, whose gradients are all there, by parameter."""
+        """Takes a step of all groups or of some, whose gradients are all there, by parameter."""
         self.give_up()
         with self._one:
             self._open(groups)
@@ -81,7 +81,7 @@ class Turns:
                     self._intake.submit(index, gradients[slot.name])
 
     def give_up(self) -> None:
-        """A step that was begun and not finished, for backward failed, ends, and no rank takes it."""
+        """Ends a step that was begun and whose backward pass failed; no rank takes it."""
         self._job.raise_error()
         with self._one:
             self._abandon()
@@ -91,22 +91,22 @@ class Turns:
 
     @contextmanager
     def call(
-        self, call: str, words: Mapping[str, object], agree: Callable[[Callable[[], Mapping[str, str]], str], None]
+        self, call: str, facts: Mapping[str, object], agree: Callable[[Callable[[], Mapping[str, str]], str], None]
     ) -> Iterator[None]:
-        """Inside, all ranks have begun the same steps, which have ended. `agree` compares what all of them say. Raises
-        ValueError, on all ranks, where one of them is inside a backward pass, has begun other steps, or has other
-        `words`."""
+        """A turn of a call that all ranks make; inside, they have begun the same steps, which have ended. `agree`
+        compares facts. Raises ValueError, on all ranks, where one of them is inside a backward pass, has begun other
+        steps, or has other `facts`."""
         with self._one:
             self._job.raise_error()
             if not self._in_backward:
                 self._abandon()
-            agree(lambda: {**self._moment(call), **{name: str(word) for name, word in words.items()}}, call)
+            agree(lambda: {**self._moment(call), **{name: str(fact) for name, fact in facts.items()}}, call)
             self._job.finish()
             yield
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Inside, no step begins and no call of all ranks comes; one whose backward pass failed was given up before."""
+        """A turn in which no step begins and no call of all ranks comes."""
         self.give_up()
         with self._one:
             yield
@@ -121,7 +121,7 @@ class Turns:
             yield
 
     def end(self) -> None:
-        """No step follows. Raises ValueError, and nothing has changed, inside a backward pass."""
+        """The last turn. Raises ValueError, and nothing has changed, inside a backward pass."""
         with self.own("detach()"):
             pass
 
@@ -133,7 +133,7 @@ class Turns:
             self._backward = weakref.ref(backward)
 
     def _abandon(self) -> None:
-        """All gradients of a step whose backward pass failed are there, or known to be absent."""
+        """Completes a step whose backward pass failed, with zeros."""
         if self._intake.unfinished:
             self._intake.abandon()
             self._lost = True

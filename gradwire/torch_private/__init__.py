@@ -1,2 +1,2 @@
-"""All that Gradwire uses of torch and is not public there. A test runs each of these against the oldest and the newest
+"""All non-public calls of torch that Gradwire makes. A test runs each of these against the oldest and the newest
 torch that pyproject.toml claims."""

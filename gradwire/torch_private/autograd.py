@@ -1,4 +1,4 @@
-"""Autograd, torch.compile and torch.amp: the moments of a backward pass, and what wraps a model or a loss."""
+"""Autograd, torch.compile and torch.amp: the moments of a backward pass, and wrappers of a model or a loss."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,5 +28,5 @@ def in_backward() -> bool:
 
 
 def has_gradient_hooks(parameter: Tensor) -> bool:
-    """Whether somebody's post-accumulate-grad hooks are on it."""
+    """Whether it has any post-accumulate-grad hooks."""
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))

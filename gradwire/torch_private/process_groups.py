@@ -20,7 +20,7 @@ def store_of(group: Any) -> Any:
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
-    """How long the group's collectives wait for a rank."""
+    """The time limit of the group's collectives."""
     return group._get_backend(group._device_types[0]).options._timeout
 
 
@@ -83,5 +83,5 @@ def abort_group(group: dist.ProcessGroup) -> None:
 
 
 def world_size() -> int:
-    """How many processes torch.distributed joins; 1 where it was not initialised."""
+    """The number of torch.distributed's processes; 1 where it was not initialised."""
     return dist.get_world_size() if dist.is_initialized() else 1

@@ -1,4 +1,4 @@
-"""When a group's threads run where there are more threads than cores."""
+"""Scheduling of a group's threads where there are more threads than cores."""
 
 import os
 from collections.abc import Iterator
@@ -10,13 +10,12 @@ TASKS = Path("/proc/self/task")
 
 @contextmanager
 def in_batch() -> Iterator[None]:
-    """Threads that begin inside the `with`, of the group that is made there, wait for their turn when a message wakes
-    them: they get Linux' policy SCHED_BATCH. Elsewhere nothing happens.
+    """Gives the threads that begin inside the `with`, those of the group that is made there, Linux' policy SCHED_BATCH,
+    by which they wait for their turn when a message wakes them. Elsewhere nothing happens.
 
-    gloo's thread, awake for what came over a connection, tries its lock again and again until it gets it. Whoever sends
-    over that connection holds the lock, and the answer may come before it lets go. Where both have one core, gloo's
-    thread would take it from the sender in the middle of sending, and keep it for a whole time slice, to no avail:
-    1 to 4 ms of a step.
+    gloo's thread, awake for a message, tries the connection's lock again and again until it gets it. A sending
+    thread holds the lock, and the answer may come before it lets go. Where both have one core, gloo's
+    thread would take it from the sender in the middle of sending, and spin for a whole time slice: 1 to 4 ms of a step.
     """
     before = set(_threads())
     yield

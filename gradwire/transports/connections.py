@@ -12,11 +12,11 @@ OPEN = Path("/proc/self/fd")
 
 
 class Connections:
-    """Those that are made inside a `with`: of the one group that is made there, and whatever another thread opens then,
-    but not what a server accepts that was there before, such as rank 0's store.
+    """The connections that are made inside a `with`: those of the one group that is made there, and any that another
+    thread opens then, but not those that an earlier server accepts, such as rank 0's store.
 
-    gloo closes a group's connections when nothing refers to the group any more, and its threads have ended; and these
-    may wait, up to the group's timeout, for ranks that wait for this one. Where there is no /proc, that is how it is.
+    gloo closes a group's connections when nothing refers to the group any more and its threads have ended, which may
+    wait, up to the group's timeout, for ranks that wait for this one. Without /proc it stays like that.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Connections:
                         self._names.add(name)
 
     def shut_down(self) -> None:
-        """What is under way over them ends with an error on the other side; here most of it does."""
+        """Shuts them down: messages under way end with an error on the other side, and mostly on this one."""
         for name, number in _sockets():
             if name in self._names:
                 with suppress(OSError), _duplicate(number) as connection:
@@ -51,8 +51,8 @@ class Connections:
 
 
 def let_go(held: list[Any]) -> None:
-    """Drops what may be the last references to groups that were ended, without waiting. A gloo group's end waits for
-    its threads, and these for what was under way: some of it only the timeout ends."""
+    """Drops the last references to groups that were ended, without waiting. A gloo group's end waits for its threads,
+    and these for messages under way, some of which only the timeout ends."""
     threading.Thread(target=held.clear, name="gradwire let go", daemon=True).start()
 
 
@@ -69,10 +69,10 @@ def _name(number: int) -> str:
 
 
 def _port(connection: socket.socket) -> set[int]:
-    """On this side; none of what is no connection over IP."""
+    """A connection's port on this side; none if it is not over IP."""
     return {connection.getsockname()[1]} if connection.family in (socket.AF_INET, socket.AF_INET6) else set()
 
 
 def _duplicate(number: int) -> socket.socket:
-    """Raises OSError where it was closed meanwhile."""
+    """A second descriptor of a socket. Raises OSError where it was closed meanwhile."""
     return socket.socket(fileno=os.dup(number))

@@ -30,18 +30,18 @@ def register(inherited: Inherited) -> None:
 
 
 def finalize(owner: object, call: Callable[..., None], *arguments: Any) -> "weakref.finalize[..., Any]":
-    """`weakref.finalize`, but in a forked child nothing is called: what is ended there belongs to the parent."""
+    """`weakref.finalize`, except in a forked child, where the resources belong to the parent."""
     return weakref.finalize(owner, _in_process, os.getpid(), call, *arguments)
 
 
 def keep_for_ever(inherited: object) -> None:
-    """Has an object's destructor never run in this process: that of a gloo group waits for threads, of which a child
-    has none."""
+    """Keeps an object's destructor from running in this process: that of a gloo group waits for threads, of which a
+    child has none."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 
 class Elsewhere:
-    """Stands in a child for what is in its parent: all that is asked of it raises RuntimeError."""
+    """A stand-in, in a forked child, for an object of its parent's: every attribute raises RuntimeError."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(FORKED)

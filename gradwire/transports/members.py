@@ -1,4 +1,4 @@
-"""Who is there: processes that come and go agree, over a store that outlives them, on who makes the next group."""
+"""Members: processes that come and go agree, over a store that outlives them, on the next group."""
 
 import json
 import logging
@@ -15,40 +15,42 @@ _logger = logging.getLogger("gradwire")
 
 @dataclass(frozen=True, order=True)
 class Claim:
-    """What a process brings: the last generation that it was in, 0 for none, and after how many steps its model is, -1
-    where that is the model that it began with."""
+    """A process's claim to the model."""
 
     generation: int = 0
+    """The last generation that it was in; 0 for none."""
     steps: int = -1
+    """The number of steps that its model has trained; -1 for the model that it began with."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Those who make a group together: what each `claims`, by rank, and which of them this one is. Who has come
-    furthest is rank 0."""
+    """The processes of a group."""
 
     number: int
     claims: tuple[Claim, ...]
+    """Each one's claim, by rank; rank 0 has come furthest."""
     rank: int
+    """This process's."""
 
 
 class Members:
     """One process among others. A generation is over when one of it asks for the next.
 
-    1. Who comes writes its claim, with the next number that is free. All watch how many have come.
-    2. When nobody has come for `quiet_s`, somebody of the last generation closes the list; the first to do so counts.
-       So newcomers alone never begin beside a job that goes on.
-    3. Who is on the list reads it. Who came too late waits for the generation after, as a newcomer.
+    1. A process that comes adds its claim to the list, under the next free number. All watch how many have come.
+    2. When none has come for `last_call_timeout`, a process of the last generation closes the list; the first to do so
+       counts. So newcomers alone never begin beside a job that goes on.
+    3. Processes on the list read it. One that came too late waits for the generation after, as a newcomer.
     """
 
-    def __init__(self, store: Store, at_least: int, quiet_s: float, timeout_s: float) -> None:
+    def __init__(self, store: Store, at_least: int, last_call_timeout: float, timeout_s: float) -> None:
         self._store, self.at_least = PrefixStore("gradwire/members", store), at_least
-        self._quiet_s, self._timeout_s = quiet_s, timeout_s
+        self._last_call_timeout, self._timeout_s = last_call_timeout, timeout_s
         self._last = 0
 
     def meet(self, steps: int) -> Generation:
-        """The next generation, once it is complete. Raises TimeoutError where too few come, or nobody who was there
-        before, and RuntimeError where those who had the model are all lost."""
+        """The next generation, once it is complete. Raises TimeoutError where too few come, or none of the last
+        generation, and RuntimeError where all processes that had the model are lost."""
         mine, until, number = Claim(self._last, steps), monotonic() + self._timeout_s, self._last
         while True:
             number = self._first_open(number + 1)
@@ -62,11 +64,11 @@ class Members:
                 return self._of(number, count, place)
 
     def newcomers(self) -> bool:
-        """Whether somebody waits for the next generation."""
+        """Whether a process waits for the next generation."""
         return self._store.check([f"{self._last + 1}/count"])
 
     def begun(self) -> None:
-        """The model is no longer the one that any process begins with."""
+        """Notes that training has begun: the model is no longer the one that every process begins with."""
         self._store.set("begun", "yes")
 
     def _first_open(self, number: int) -> int:
@@ -81,7 +83,7 @@ class Members:
             count = self._store.add(f"{number}/count", 0)
             if count != seen:
                 seen, since = count, monotonic()
-            elif monotonic() - since > self._quiet_s and self._may_close(number, count):
+            elif monotonic() - since > self._last_call_timeout and self._may_close(number, count):
                 self._store.compare_set(f"{number}/closed", "", str(count))
             if monotonic() > until:
                 raise TimeoutError(self._why(count))
@@ -97,7 +99,7 @@ class Members:
         return count >= self.at_least and self._last == number - 1
 
     def _of(self, number: int, count: int, place: int) -> Generation:
-        """The list, in the order of ranks."""
+        """The generation of a closed list."""
         claims = [Claim(**json.loads(self._store.get(f"{number}/claim/{other}"))) for other in range(count)]
         order = sorted(range(count), key=lambda other: claims[other], reverse=True)
         if claims[order[0]].steps < 0 and self._store.check(["begun"]):

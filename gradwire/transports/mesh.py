@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import HOST, REPLICA, Broadcast, Collective, Gather, Message, Sum
-from gradwire.transports.base import Pending, Store, Transport
 from gradwire.transports.parcels import parcels
+from gradwire.transports.transport import KeyValueStore, Pending, Transport
 
 SAME = (REPLICA, HOST)
 """The axes along which all ranks hold the same part of the model."""
@@ -17,13 +17,13 @@ class Mesh:
     """Transports by axis. Gradients are reduced along "replica". Where there is an axis "host", they are first added
     up, dense, among the ranks of a host; one of them, in turn from group to group, then takes part in what is
     compressed. So each host sends what one rank would, and memories lie with the rank that compresses. Along any other
-    axis nothing is reduced: its ranks hold different parts of the model, and agree on what all must do alike.
+    axis nothing is reduced: its ranks hold different parts of the model, and agree on what all do together.
 
-    `rank` and `ranks` count all ranks of all axes, in the order of `axes`, the first varying slowest. `store` is where
-    all of them leave words; by default that of the axis "replica", which does where it is the only one.
+    `rank` and `ranks` count all ranks of all axes, in the order of `axes`, the first varying slowest. `store` is the
+    store of all of them; by default that of the axis "replica", which will do where it is the only one.
     """
 
-    def __init__(self, axes: Mapping[str, Transport], store: Store | None = None) -> None:
+    def __init__(self, axes: Mapping[str, Transport], store: KeyValueStore | None = None) -> None:
         self.axes = dict(axes)
         self.replica = self.axes[REPLICA]
         self.host = self.axes.get(HOST)
@@ -31,17 +31,17 @@ class Mesh:
 
     @classmethod
     def of(cls, transport: "Transport | Mesh") -> "Mesh":
-        """A transport alone is that of the axis "replica"."""
+        """A mesh; a transport alone becomes the axis "replica"."""
         return transport if isinstance(transport, Mesh) else cls({REPLICA: transport})
 
     def for_job(self) -> "Mesh":
-        """The same transports, and words in the store that no other job on them reads. All ranks call this together."""
+        """The same transports with keys of the store for one job alone. All ranks call this together."""
         self.replica.jobs += 1
         return Mesh(self.axes, _Part(self.store, f"job/{self.replica.jobs}"))
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are in all."""
+        """The number of all ranks."""
         total = 1
         for transport in self.axes.values():
             total *= transport.world
@@ -49,7 +49,7 @@ class Mesh:
 
     @property
     def averaged(self) -> int:
-        """Over how many ranks gradients are averaged."""
+        """The number of ranks over which gradients are averaged."""
         return self.replica.world * (self.host.world if self.host else 1)
 
     @property
@@ -61,8 +61,8 @@ class Mesh:
         return place
 
     @property
-    def alike(self) -> list[list[int]]:
-        """The ranks that hold the same part of the model, for each part."""
+    def same_parts(self) -> list[list[int]]:
+        """For each part of the model, the ranks that hold it."""
         sizes = [transport.world for transport in self.axes.values()]
         same = [dim for dim, axis in enumerate(self.axes) if axis in SAME]
         ranks = torch.arange(self.ranks, dtype=torch.int64, device="cpu").view(sizes)
@@ -70,7 +70,7 @@ class Mesh:
         return ranks.reshape(self.averaged, -1).T.tolist()
 
     def place(self, rank: int) -> dict[str, int]:
-        """Where a rank is on each axis."""
+        """A rank's number on each axis."""
         place: dict[str, int] = {}
         for axis, transport in reversed(self.axes.items()):
             rank, place[axis] = divmod(rank, transport.world)
@@ -86,16 +86,15 @@ class Mesh:
         return self.axes[op.axis].start(op)
 
     def sum(self, tensor: Tensor) -> None:
-        """Adds up `tensor` over all ranks, in place."""
+        """Sums `tensor` over all ranks, in place."""
         for axis, transport in self.axes.items():
             transport.run(Sum(Message.plain(tensor), axis))
 
     def share(
         self, tensors: Sequence[Tensor], device: torch.device, *, source: int = 0, axes: Collection[str] | None = None
     ) -> None:
-        """Gives all ranks the `tensors` of rank `source`, in place, in messages on `device`. Of any type, and however
-        they lie in memory; their types and shapes are agreed. With `axes`, ranks get those of the rank that is where
-        `source` is along these, and where they are along all others."""
+        """Broadcasts the `tensors` of rank `source`, in place, in messages on `device`: of any type and strides; types
+        and shapes are agreed. With `axes`, only along these: for each place on all other axes from the rank there."""
         place, along = self.place(source), [axis for axis in self.axes if axes is None or axis in axes]
         gives = all(self.axes[axis].rank == place[axis] for axis in along)
         for parcel in parcels(tensors, device):
@@ -121,34 +120,34 @@ class Mesh:
             transport.check(device)
 
     def abort(self, reason: str) -> None:
-        """Gives up on all axes."""
+        """Aborts all transports."""
         for transport in self.axes.values():
             transport.abort(reason)
 
     def close(self) -> None:
-        """Gives back what the transports hold."""
+        """Closes all transports."""
         for transport in self.axes.values():
             transport.close()
 
     @property
-    def silent(self) -> bool:
-        """Whether waits on some axis say nothing of a lost rank."""
-        return any(transport.silent for transport in self.axes.values())
+    def needs_polling(self) -> bool:
+        """Whether waits on some axis may not notice a lost rank."""
+        return any(transport.needs_polling for transport in self.axes.values())
 
     def lost(self) -> str | None:
-        """Why the collectives under way on a silent axis will not end; None while they may."""
-        silent = (transport for transport in self.axes.values() if transport.silent)
-        return next((why for transport in silent if (why := transport.lost())), None)
+        """The reason why collectives under way on such an axis will not end; None while they may."""
+        polled = (transport for transport in self.axes.values() if transport.needs_polling)
+        return next((why for transport in polled if (why := transport.lost())), None)
 
     def failure(self) -> str | None:
-        """Why another rank gave up, where it could say so."""
+        """The reason that another rank left when it aborted, if any."""
         return next((why for transport in self.axes.values() if (why := transport.failure())), None)
 
 
 class _Part:
-    """Words of a store that begin with `prefix`."""
+    """The keys of a store that begin with `prefix`."""
 
-    def __init__(self, store: Store, prefix: str) -> None:
+    def __init__(self, store: KeyValueStore, prefix: str) -> None:
         self._store, self._prefix = store, prefix
 
     def set(self, key: str, value: str) -> None:

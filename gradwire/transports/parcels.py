@@ -1,5 +1,5 @@
-"""Tensors as bytes in a buffer of bounded size: of any type, and however they lie in memory. What is sent so needs no
-kernel of a backend's for its type, and ranks may have it in different orders of memory."""
+"""Parcels: tensors of any type and strides as bytes in a buffer of bounded size. A backend needs no kernel for their
+types, and ranks may have them in different memory formats."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ROOM = 1 << 24
+CAPACITY = 1 << 24
 """The most bytes that are sent at a time."""
 ALIGNED = 16
 """Each piece begins at a multiple of so many bytes, as a view of any type must."""
@@ -21,24 +21,24 @@ class Parcel:
     pieces: Sequence[tuple[Tensor, Tensor]]
 
     def pack(self) -> None:
-        """The buffer becomes what the tensors have."""
+        """Copies the tensors to the buffer."""
         for piece, place in self.pieces:
             place.copy_(piece)
 
     def unpack(self) -> None:
-        """The tensors become what the buffer has."""
+        """Copies the buffer to the tensors."""
         for piece, place in self.pieces:
             piece.copy_(place)
 
 
 def parcels(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Parcel]:
-    """All of the tensors, in parcels on `device` that share one buffer: each is to be done with before the next."""
+    """All tensors in parcels on `device`, which share one buffer: use each before the next."""
     pieces = [piece for tensor in tensors for piece in _cut(stored(tensor.detach()))]
-    buffer = torch.zeros(min(ROOM, sum(map(_size, pieces))), dtype=torch.uint8, device=device)
+    buffer = torch.zeros(min(CAPACITY, sum(map(_size, pieces))), dtype=torch.uint8, device=device)
     taken: list[tuple[Tensor, Tensor]] = []
     at = 0
     for piece in pieces:
-        if at + _size(piece) > ROOM:
+        if at + _size(piece) > CAPACITY:
             yield Parcel(buffer[:at], taken)
             taken, at = [], 0
         taken.append((piece, buffer[at : at + piece.nbytes].view(piece.dtype).view(piece.shape)))
@@ -56,8 +56,8 @@ def stored(tensor: Tensor) -> Tensor:
 
 
 def _cut(tensor: Tensor) -> Iterator[Tensor]:
-    """Views of at most ROOM bytes each."""
-    if _size(tensor) > ROOM:
+    """Views of at most CAPACITY bytes each."""
+    if _size(tensor) > CAPACITY:
         longest = max(range(tensor.dim()), key=lambda dim: tensor.shape[dim])
         for half in tensor.tensor_split(2, longest):
             yield from _cut(half)
@@ -66,5 +66,5 @@ def _cut(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _size(piece: Tensor) -> int:
-    """The bytes that it takes in a parcel."""
+    """The bytes of a piece in a parcel."""
     return -(-piece.nbytes // ALIGNED) * ALIGNED

@@ -1,4 +1,4 @@
-"""Ranks are processes: torch.distributed over gloo or NCCL."""
+"""The transport of processes: torch.distributed over gloo or NCCL."""
 
 import time
 from collections import deque
@@ -21,22 +21,22 @@ from gradwire.torch_private.process_groups import (
     timeout_of,
 )
 from gradwire.transports import forked
-from gradwire.transports.base import Pending, Transport
 from gradwire.transports.batch_threads import in_batch
 from gradwire.transports.connections import Connections, let_go
 from gradwire.transports.heartbeat import Heartbeat
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.torch_store import TorchStore
+from gradwire.transports.transport import Pending, Transport
 
 MOST_DIRECT = 8
 MOST_TAGS = 1 << 15
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 WAITS_S, SILENT_S = 2.0, 10.0
-"""A collective that waits for so long may wait for a lost rank; one that says nothing for so long is lost."""
+"""After so long a collective may wait for a lost rank; a rank without a sign of life for so long is lost."""
 
 
 class _All:
-    """Several messages that make one collective."""
+    """A collective of several messages."""
 
     def __init__(self, works: list[Any]) -> None:
         self._works = works
@@ -50,10 +50,10 @@ class _All:
 
 
 class ProcessGroup(Transport):
-    """The ranks of a torch.distributed group. `own` makes one that nobody else uses.
+    """The ranks of a torch.distributed group. `own` makes one for Gradwire alone.
 
-    `name` is the same on all its ranks and no other group's; one is made up where none is given. Words are left in
-    `store`, by default that of torch.distributed's default group.
+    `name` is the same on all its ranks and no other group's; by default one is made up. `store` is by default that of
+    torch.distributed's default group.
     """
 
     def __init__(self, group: dist.ProcessGroup, name: str | None = None, store: Any = None) -> None:
@@ -62,11 +62,11 @@ class ProcessGroup(Transport):
         self._direct = backend_of(group, CPU) == "gloo" and self.world <= MOST_DIRECT
         self._tag = 0
         self.timeout_s = timeout_of(group).total_seconds()
-        self.store = self._words = TorchStore(name or f"gradwire/{group.group_name}", store)
+        self.store = self._texts = TorchStore(name or f"gradwire/{group.group_name}", store)
         self._queues = backend_of(group, GPU) == "nccl"
-        self.silent = self._queues or backend_of(group, CPU) == "gloo"
+        self.needs_polling = self._queues or backend_of(group, CPU) == "gloo"
         self._works: deque[tuple[float, Any]] = deque()  # that were queued on a stream when
-        self._beside = self._words.apart()  # opened here: what another thread opened, the next group would count as its
+        self._beside = self._texts.second()  # opened here: another thread's would be among the next group's connections
         self._heart = Heartbeat(self._beside, self.rank, self.world)
         self._apart = store is not None
         self._connections = Connections()
@@ -74,8 +74,8 @@ class ProcessGroup(Transport):
 
     @classmethod
     def own(cls, like: dist.ProcessGroup | None = None) -> "ProcessGroup":
-        """A new group with the ranks and the timeout of `like` (default: all ranks), so that its collectives
-        meet nobody else's on the way. All of its ranks must call this together.
+        """A new group with the ranks and the timeout of `like` (default: all ranks), for Gradwire's collectives alone.
+        All of its ranks must call this together.
 
         Raises ValueError where torch.distributed was not initialised."""
         parent = world_or(like)
@@ -203,9 +203,9 @@ class ProcessGroup(Transport):
             raise ValueError('gloo sends no GPU memory from rank to rank; use init_process_group("nccl")')
 
     def abort(self, reason: str) -> None:
-        """Leaves the reason where the others look for it, and closes this rank's connections."""
+        """Leaves the reason in the store for the others, and closes this rank's connections."""
         with suppress(RuntimeError):  # the store's host may be gone as well
-            self._words.set_first("failure", reason)
+            self._texts.set_first("failure", reason)
         held = [] if self._group is None else [self._group]
         self._group = None
         if held and (self._apart or dist.is_initialized()):
@@ -219,13 +219,13 @@ class ProcessGroup(Transport):
             close_group(group)
 
     def after_fork(self) -> None:
-        """In a child: the group is the parent's."""
+        """Drops the group in a forked child: it is the parent's."""
         forked.keep_for_ever(self._group)
         self._group = None
 
     def failure(self) -> str | None:
         try:
-            return self._words.get("failure", 0)
+            return self._texts.get("failure", 0)
         except RuntimeError:  # the store's host is gone as well
             return None
 
@@ -242,7 +242,7 @@ class ProcessGroup(Transport):
         if why := self._beside.get("failure", 0):
             return why
         if not self._works or time.monotonic() - self._works[0][0] < WAITS_S:
-            self._heart.forget()  # nobody is waited for: silence is counted anew
+            self._heart.forget()  # no rank is waited for
             return None
         rank = self._heart.silent(SILENT_S)
         return None if rank is None else f"a rank was lost ({rank} has given no sign of life for {SILENT_S:.0f} s)"

@@ -1,28 +1,28 @@
-"""Nobody else is there: what would be sent is written down and counted."""
+"""A transport of one rank without others, which records the collectives and counts their bytes."""
 
 from gradwire.collective import AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
-from gradwire.transports.base import Done, Pending, Transport
+from gradwire.transports.transport import Done, Pending, Transport
 
 
 class Echo:
-    """A store in which the others say what this rank says, and agree."""
+    """A store in which all other ranks set the same texts as this one."""
 
     def __init__(self, world: int) -> None:
         self._world = world
-        self._said: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
 
     def set(self, key: str, value: str) -> None:
         topic, _, who = key.rpartition("/")
         if who != "everyone":
-            self._said[topic] = value
+            self._texts[topic] = value
 
     def get(self, key: str, timeout_s: float) -> str | None:
-        said = self._said.get(key.rpartition("/")[0])
-        return f"[{','.join([said] * self._world)}]" if said and key.endswith("/everyone") else said
+        text = self._texts.get(key.rpartition("/")[0])
+        return f"[{','.join([text] * self._world)}]" if text and key.endswith("/everyone") else text
 
 
 class Recording(Transport):
-    """Plays one rank of `world` whose peers all have the same gradient; `ops` are the collectives it started."""
+    """One rank of `world` whose peers all have the same gradient; `ops` are the collectives that it started."""
 
     def __init__(self, world: int, rank: int = 0) -> None:
         self.world, self.rank, self.store = world, rank, Echo(world)
@@ -30,7 +30,7 @@ class Recording(Transport):
 
     @property
     def wire_bytes(self) -> int:
-        """What the rank would have sent."""
+        """The bytes that the rank would have sent."""
         return sum(op.wire_bytes(self.world) for op in self.ops)
 
     def start(self, op: Collective) -> Pending:

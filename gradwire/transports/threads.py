@@ -1,4 +1,4 @@
-"""Ranks are threads of one process: whole multi-rank reductions without a launcher, for tests."""
+"""The transport of threads of one process: whole multi-rank reductions without a launcher, for tests."""
 
 import threading
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gradwire.collective import AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
-from gradwire.transports.base import Pending, Transport
+from gradwire.transports.transport import Pending, Transport
 
 PATIENCE_S = 60.0
 
@@ -44,7 +44,7 @@ class _Store:
 
 
 class _Hub:
-    """Where the ranks' threads meet, in the order in which each starts collectives:
+    """The meeting point of the ranks' threads, in the order in which each starts collectives:
 
     1. `join`: a rank brings its op to the meeting of this number, under `lock`.
     2. The last one to come does the work for all, still under `lock`, and sets `done`.
@@ -106,7 +106,7 @@ class Threads(Transport):
 
 
 def _carry_out(ops: Sequence[Collective]) -> str | None:
-    """Does the ranks' collective; returns what is wrong where they do not fit together."""
+    """Carries out the ranks' collective; returns an error where they do not fit together."""
     kinds = [(type(op).__name__, tuple(op.receive.whole.shape), op.receive.whole.dtype) for op in ops]
     if len(set(kinds)) > 1:
         return f"the ranks asked for different collectives: {kinds}"

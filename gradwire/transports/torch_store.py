@@ -1,4 +1,4 @@
-"""Words that ranks leave for each other, in torch.distributed's store."""
+"""torch.distributed's store as a `KeyValueStore`, with a time limit for each answer."""
 
 import os
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class TorchStore:
     """`store`, or the one that the default process group was made with; every key begins with `prefix`.
 
     Its client waits for ever where the server's host is frozen or cut off. So each call runs on a thread of its own,
-    and raises RuntimeError where no answer comes in time; all that follow do so at once, for the client is still busy.
+    and raises RuntimeError where no answer comes in time; all later ones do so at once, for the client is still busy.
     """
 
     _silent: ClassVar[Any] = None
@@ -37,27 +37,27 @@ class TorchStore:
         self._prefix, self._pid = prefix, os.getpid()
         self._patience_s = min(PATIENCE_S, self._store.timeout.total_seconds())
 
-    def apart(self) -> "TorchStore":
-        """The same words over a second connection, for threads that only look: on one, a wait holds up everybody."""
+    def second(self) -> "TorchStore":
+        """The same keys over a second connection, for threads that poll: on one, a wait holds up all others."""
         second = TorchStore._second.get(self._store)
         if second is None or second is TorchStore._silent:
             second = TorchStore._second[self._store] = self._store.clone()
         return TorchStore(self._prefix, second)
 
     def set(self, key: str, value: str) -> None:
-        """Leaves a word."""
+        """Sets a key's text."""
         self._ask(lambda whole: self._store.set(whole, value), key, self._patience_s)
 
     def set_first(self, key: str, value: str) -> None:
-        """Leaves a word where nobody has; returns once it is there, unlike `set`."""
+        """Sets a key's text if it has none; returns once it is there, unlike `set`."""
         self._ask(lambda whole: self._store.compare_set(whole, "", value), key, SHORT_S)
 
     def count(self, key: str) -> int:
-        """How often this was called for a key."""
+        """The number of calls for a key, with this one."""
         return self._ask(lambda whole: self._store.add(whole, 1), key, self._patience_s)
 
     def get(self, key: str, timeout_s: float) -> str | None:
-        """A word, once it is there; None where it is not within `timeout_s`."""
+        """A key's text, once it is there; None where it is not within `timeout_s`."""
 
         def wait(whole: str) -> str | None:
             return self._store.get(whole).decode() if self._comes(whole, timeout_s) else None
@@ -74,7 +74,7 @@ class TorchStore:
         return True
 
     def _ask(self, call: Callable[[str], T], key: str, timeout_s: float) -> T:
-        """The result of a call about a key. A forked child would read the answers to its parent's questions."""
+        """A call's result for a key. Raises RuntimeError in a forked child, which would read its parent's answers."""
         if self._pid != os.getpid():
             raise RuntimeError(FORKED)
         answer: Future[T] = Future()
@@ -94,7 +94,7 @@ def _answer(answer: Future[T], call: Callable[[str], T], key: str) -> None:
 
 
 def _address(store: Any) -> str:
-    """Where the server of a store is."""
+    """The address of a store's server."""
     while isinstance(store, dist.distributed_c10d.PrefixStore):
         store = store.underlying_store
     return f"{store.host}:{store.port}" if hasattr(store, "port") else type(store).__name__

@@ -23,9 +23,9 @@ from gradwire.ops.gradients import Gradients
 from gradwire.ops.host import kind_of, on_host, synchronize
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan, sized_by_elements
-from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange
-from gradwire.runtime.hosts import HostExchange
-from gradwire.runtime.settings import Profiler
+from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
+from gradwire.runtime.host_exchange import HostExchange
+from gradwire.runtime.job_options import Profiler
 from gradwire.runtime.store import Store
 from gradwire.runtime.trace import Trace
 from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Table, Timeline, theil_sen
@@ -117,19 +117,21 @@ def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device)
     return Sample(layout.numel, wire_bytes(way, layout, mesh.replica.world), encode_s, wire_s, decode_s, host_s)
 
 
-def _exchange(group: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Exchange:
+def _exchange(group: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> GroupExchange:
     store = Store(slots, device)
     store.arrange(Plan((group,)))
     kind = HostExchange if mesh.host else ReplicaExchange
     return kind(group, 0, store.groups[0], JobContext(mesh, 0, Workspace(device)))
 
 
-def _reduce(exchange: Exchange, noise: Tensor, mesh: Mesh, device: torch.device) -> tuple[float, float, float, float]:
+def _reduce(
+    exchange: GroupExchange, noise: Tensor, mesh: Mesh, device: torch.device
+) -> tuple[float, float, float, float]:
     """Seconds of encoding, of decoding after the last collective, on the wire, and inside the host."""
     wire_s = host_s = encode_s = 0.0
     gradients = Gradients.of_vector(exchange.stored.layout, noise.clone())
     now = _now(device)
-    for op in exchange.run(Given(gradients), step=0):
+    for op in exchange.run(GroupInput(gradients), step=0):
         started = ended = _now(device)
         if op is not None:
             mesh.start(op).wait()

@@ -17,7 +17,7 @@ from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
-from gradwire.runtime.exchange import Given, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import GroupInput, JobContext, ReplicaExchange
 from gradwire.runtime.store import Store
 from gradwire.schedule.profile import STEADY
 from gradwire.slots import Slot
@@ -87,7 +87,7 @@ def _alone(group: Group, slots: Sequence[Slot], device: torch.device) -> Replica
 def _send(exchange: ReplicaExchange, gradient: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """One step: what is left of gradient and residual (n,), and what was sent."""
     sent = gradient.clone()
-    for op in exchange.run(Given(Gradients.of_vector(exchange.stored.layout, sent)), STEADY + step):
+    for op in exchange.run(GroupInput(Gradients.of_vector(exchange.stored.layout, sent)), STEADY + step):
         if op is not None:
             Recording(1).start(op)
     exchange.commit()

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.frontends.rendezvous import Rendezvous
-from gradwire.integrations.replica import local
+from gradwire.frontends.values import local
 from gradwire.runtime.meeting import Meeting
 
 torch.set_num_threads(1)
@@ -152,7 +152,7 @@ def main(port: str, text: str) -> None:
     rendezvous = gw.Rendezvous(
         store,
         at_least=told["at_least"],
-        quiet_s=told["quiet_s"],
+        last_call_timeout=told["last_call_timeout"],
         timeout=timedelta(seconds=told["timeout_s"]),
         backend="gloo",
     )

@@ -1506,7 +1506,7 @@ def a_rank_that_others_wait_for_is_named_on_all() -> None:
         assert not handle.stragglers()
     model = network()
     delayed = gw.LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model, inner_steps=4, delay=1)
-    refused(ValueError, "wait for nobody", delayed.handle.stragglers)
+    refused(ValueError, "do not wait for each other", delayed.handle.stragglers)
 
 
 @scenario(2)

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from gradwire.frontends.shard_compression import AllGather, ReduceScatter
+from gradwire.frontends.shard_compression import ShardAllGather, ShardReduceScatter
 from gradwire.torch_private.fully_shard import fsdp_groups, parameters_of_fsdp
 from tests.processes.scenarios import (
     Halving,
@@ -638,7 +638,7 @@ def gradients_of_shards_are_summed_in_few_bits() -> None:
         (gw.Quantized(8), 64, 1 / 254 + 1 / 256),
         (gw.BF16(), 1, 1 / 256),
     ):
-        comm = ReduceScatter(codec, {}, 0)
+        comm = ShardReduceScatter(codec, {}, 0)
         for dtype in (torch.float32, torch.bfloat16):
             mine = torch.randn(world * n, generator=torch.Generator().manual_seed(rank)).to(dtype)
             parts = everyones(mine).view(world, world, n)[:, rank].float()
@@ -656,7 +656,7 @@ def gradients_of_shards_are_summed_in_few_bits() -> None:
         got = torch.empty(n)
         comm(got, mine, group, dist.ReduceOp.SUM)
         assert got.isfinite().all() == (rank != 0)
-    comm = ReduceScatter(gw.QSGD(), {}, 0)
+    comm = ShardReduceScatter(gw.QSGD(), {}, 0)
     got, mine = torch.empty(n), torch.zeros(world * n)
     refused(
         ValueError, "call set_force_sum_reduction_for_comms(True) as well",
@@ -668,7 +668,7 @@ def gradients_of_shards_are_summed_in_few_bits() -> None:
 def weights_are_put_together_in_few_bits_alike_on_all_ranks() -> None:
     rank, world, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
     n = 3001
-    comm = AllGather(gw.Quantized(8), {}, 0)
+    comm = ShardAllGather(gw.Quantized(8), {}, 0)
     for dtype in (torch.float32, torch.bfloat16):
         whole = torch.empty(world * n, dtype=dtype)
         mine = whole[rank * n : (rank + 1) * n].copy_(torch.randn(n, generator=torch.Generator().manual_seed(rank)))
@@ -730,7 +730,7 @@ def what_a_reduce_scatter_loses_is_added_to_the_next() -> None:
     rank, world, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
     n = 3001
     for codec in (gw.TopK(0.05), gw.ChunkTopK(), gw.EFSignSGD(), gw.Quantized(4), gw.BF16()):
-        comm, given, received = ReduceScatter(codec, {}, 0, gw.Residual()), torch.zeros(world * n), torch.zeros(n)
+        comm, given, received = ShardReduceScatter(codec, {}, 0, gw.Residual()), torch.zeros(world * n), torch.zeros(n)
         generator, got = torch.Generator().manual_seed(rank), torch.empty(n)
         for _ in range(5):
             mine = torch.randn(world * n, generator=generator)

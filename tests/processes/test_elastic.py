@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tests.support.warm import Forked
 
 STEPS = 40
-TOLD = {"steps": STEPS, "at_least": 3, "quiet_s": 4.0, "timeout_s": 60, "pause_s": 0.05}
+TOLD = {"steps": STEPS, "at_least": 3, "last_call_timeout": 4.0, "timeout_s": 60, "pause_s": 0.05}
 
 
 class Rank:
@@ -114,7 +114,7 @@ def test_one_of_four_is_killed_and_a_newcomer_joins(front_end):
 def test_nobody_is_late_when_ranks_fail_in_the_middle_of_a_step():
     """gloo ends a group when what is under way in it has ended, and ranks wait for each other in a circle."""
     generations = 4
-    told = {"front_end": "optimizer", "at_least": 2, "quiet_s": 2.0, "pause_s": 0.0, "steps": 60}
+    told = {"front_end": "optimizer", "at_least": 2, "last_call_timeout": 2.0, "pause_s": 0.0, "steps": 60}
     with processes(4, faults=generations, **told) as ranks:
         for rank in ranks:
             rank.let_in()

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torchft import Manager, ProcessGroupGloo
 
-from gradwire.integrations.replica import local
+from gradwire.frontends.values import local
 from gradwire.integrations.torchft import LocalSteps, Optimizer
 from tests.processes.elastic import flat, gradients, hash_of, plan, residuals, say
 

@@ -1,4 +1,4 @@
-"""Ranks that share hosts: dense inside a host, compressed between hosts."""
+"""The exchange of ranks that share hosts: dense inside a host, compressed between hosts."""
 
 from torch import Tensor
 
@@ -7,14 +7,14 @@ from gradwire.compressors import Reduction
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
 from gradwire.plans import Group
-from gradwire.runtime.exchange import Exchange, Given, JobContext, ReplicaExchange, flagged
+from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange, flagged
 from gradwire.runtime.store import StoredGroup
 
 
-class HostExchange(Exchange):
-    """Sums inside the host, lets one of its ranks reduce the sum with its peers on other hosts, and hands the mean
-    out inside the host. Which rank does takes turns from group to group; what another one still keeps for a group, of
-    a plan in which it was its turn, goes out with the next sum."""
+class HostExchange(GroupExchange):
+    """Sums inside the host, has one of its ranks, the group's leader, reduce the sum with its peers on other hosts, and
+    broadcasts the mean inside the host. Groups have leaders in turn. A residual that another rank still has, of a plan
+    in which it was the leader, goes out with the next sum."""
 
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
         assert job.mesh.host is not None
@@ -26,19 +26,22 @@ class HostExchange(Exchange):
         self.rounds = self._between.rounds + 2
         self.compresses = self._host.rank == self._leader
 
-    def run(self, given: Given, step: int) -> Reduction:
-        self.given = given
+    def run(self, given: GroupInput, step: int) -> Reduction:
+        self.input = given
         self.nonfinite.zero_()
+        # sum inside the host
         message = self.context.numbers("host", self.stored.layout.numel)
-        self._take_in(message.body, given)
+        self._accumulate(message.body, given)
         yield from flagged(_one(Sum(message, HOST)), self.nonfinite)
+        # the leader reduces between hosts
         if self.compresses:
             yield from self._between.reduce(
-                Given(Gradients.of_vector(self.stored.layout, message.body), given.absent), step
+                GroupInput(Gradients.of_vector(self.stored.layout, message.body), given.absent), step
             )
         else:
             for _ in range(self._between.rounds):
                 yield None
+        # broadcast inside the host
         yield from flagged(_one(Broadcast(message, self._leader, HOST)), self.nonfinite)
         given.gradients.take(message.body, given.scale)
 
@@ -46,18 +49,18 @@ class HostExchange(Exchange):
         if self.compresses:
             self._between.commit()
         elif self.stored.has_residual:
-            assert self.given is not None
-            self.stored.spend(whole=not self.given.absent)
+            assert self.input is not None
+            self.stored.spend(whole=not self.input.absent)
 
-    def _take_in(self, x: Tensor, given: Given) -> None:
-        """This rank's part of the host's mean, (n,)."""
-        share = given.share(self._host.world)
-        gradient = given.lazily(x, share, self.nonfinite)
+    def _accumulate(self, x: Tensor, given: GroupInput) -> None:
+        """x (n,) becomes this rank's part of the host's mean."""
+        weight = given.weight(self._host.world)
+        gradient = given.lazily(x, weight, self.nonfinite)
         if self.compresses or not self.stored.has_residual:
-            given.finish(gradient, share).total()
+            given.finish(gradient, weight).total()
             return
         before, after = self.stored.flat[RESIDUAL]
-        given.finish(gradient.onto(before, x, self._hosts), share).total()
+        given.finish(gradient.onto(before, x, self._hosts), weight).total()
         after.zero_()
         for slot in given.absent:
             self.stored.layout.parts(after)[slot].copy_(self.stored.layout.parts(before)[slot])

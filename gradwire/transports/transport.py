@@ -1,4 +1,4 @@
-"""Who carries bytes: the one seam between the algorithms and the network."""
+"""The interface of transports, the one seam between the algorithms and the network."""
 
 from abc import ABC, abstractmethod
 from typing import Protocol
@@ -9,46 +9,46 @@ from gradwire.collective import Collective
 
 
 class Pending(Protocol):
-    """A collective that was started."""
+    """A collective under way."""
 
     def wait(self) -> None:
-        """Returns once what the collective receives may be read; raises RuntimeError when a rank is lost.
+        """Returns when the received tensors may be read; raises RuntimeError when a rank is lost.
 
         On CUDA it orders the current stream after the collective and returns at once."""
         ...
 
 
 class Done:
-    """What is complete from the start."""
+    """A collective that is complete from the start."""
 
     def wait(self) -> None:
         """Nothing to wait for."""
 
 
-class Store(Protocol):
-    """Where ranks leave words for each other: the one way to meet before any collective is safe."""
+class KeyValueStore(Protocol):
+    """A store of texts for all ranks, by which they meet before any collective is safe."""
 
     def set(self, key: str, value: str) -> None:
-        """Leaves a word."""
+        """Sets a key's text."""
         ...
 
     def get(self, key: str, timeout_s: float) -> str | None:
-        """A word, once it is there; None where it is not within `timeout_s`."""
+        """A key's text, once it is there; None where it is not within `timeout_s`."""
         ...
 
 
 class Transport(ABC):
-    """Runs collectives among `world` ranks, in the order in which every rank starts them."""
+    """A carrier of collectives among `world` ranks, which start them in the same order."""
 
     rank: int
     world: int
-    store: Store
+    store: KeyValueStore
     timeout_s: float = 60.0
     """How long a rank waits for another one."""
     jobs: int = 0
     """How many jobs have begun on it."""
-    silent: bool = False
-    """Whether a wait may say nothing of a lost rank: on NCCL all return at once. Then `lost` is asked every second."""
+    needs_polling: bool = False
+    """A wait may not notice a lost rank, as on NCCL, where all return at once. Then `lost` is asked every second."""
 
     @abstractmethod
     def start(self, op: Collective) -> Pending:
@@ -62,16 +62,16 @@ class Transport(ABC):
         """Raises ValueError, naming what works, where it cannot carry tensors of this device."""
 
     def abort(self, reason: str) -> None:  # noqa: B027
-        """Gives up: the other ranks' collectives end with an error instead of waiting for this one."""
+        """Ends all ranks' collectives with an error."""
 
     def close(self) -> None:  # noqa: B027
-        """Gives back what the transport holds; no collective may be under way."""
+        """Closes the transport; no collective may be under way."""
 
     def failure(self) -> str | None:
-        """Why another rank gave up, where it could say so."""
+        """The reason that another rank left when it aborted, if any."""
         return None
 
     def lost(self) -> str | None:
-        """Of a `silent` transport, why the collectives under way will not end; None while they may. Called on a thread
-        of its own."""
+        """The reason why the collectives under way will not end; None while they may. Asked where the transport
+        `needs_polling`, on a thread of its own."""
         return None

@@ -1,5 +1,5 @@
-"""Which plan is in force, and how it becomes another one: a user's, a controller's, a checkpoint's, or the first plan
-over again once the order of gradients is known."""
+"""The plan in force, and how it becomes another one: a user's, a controller's, a checkpoint's, or the first plan made
+again once the order of gradients is known."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -10,33 +10,37 @@ from torch import Tensor
 from gradwire import checkpoint
 from gradwire.controllers.requests import Change, NativeRequest, ProfileRequest
 from gradwire.plans import NATIVE, Plan
-from gradwire.runtime.agreement import Agreement
 from gradwire.runtime.control import Control, origin_of
-from gradwire.runtime.meeting import AbsentRanks
+from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.meeting import AbsentRanks, Agreement
 from gradwire.runtime.pipeline import Pipeline
-from gradwire.runtime.settings import Settings
 from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
 
 
-class Plans:
-    """`plan` is in force; `origin` is what the controller made it from. Where it is native, the framework reduces by
-    itself, for `native_steps` more steps if that is a number. `order` are the slots as they became ready, once known.
-    Of all slots a plan has those whose parameters are `trained` now; the other ones' state waits.
+class ActivePlan:
+    """The plan in force of one job. `agreed` and `agreed_for` are for the thread that trains; everything else runs on
+    the worker."""
 
-    `agreed` and `agreed_for` are for the thread that trains; everything else runs on the worker.
-    """
+    plan: Plan
+    origin: Plan
+    """The plan from which the controller made it."""
+    native_steps: int | None
+    """The steps that the framework has yet to reduce by itself, where the plan is native and that number is known."""
+    order: tuple[str, ...]
+    """The slots as their gradients became ready, once known."""
+    trained: list[Slot]
+    """The slots of the parameters that are trained now, which the plan has; the others' state waits."""
 
-    def __init__(self, make: Callable[[], Plan], agreement: Agreement, settings: Settings, slots: list[Slot]) -> None:
-        self._agreement, self._settings, self._slots = agreement, settings, slots
-        self.trained = [slot for slot in slots if settings.trained is None or slot.name in settings.trained]
+    def __init__(self, make: Callable[[], Plan], agreement: Agreement, options: JobOptions, slots: list[Slot]) -> None:
+        self._agreement, self._options, self._slots = agreement, options, slots
+        self.trained = [slot for slot in slots if options.trained is None or slot.name in options.trained]
         self._chosen: Plan | None = None
-        self.native_steps: int | None = None
-        self.plan = self.origin = NATIVE
+        self.native_steps, self.plan, self.origin = None, NATIVE, NATIVE
         self.first = self.agreed(make)
-        self._remake = self._follow_order = settings.follow_order
+        self._remake = self._follow_order = options.follow_order
         self._seen: list[int] = []
-        self.order: tuple[str, ...] = ()
+        self.order = ()
 
     def work_with(self, steps: Steps, control: Control, pipeline: Pipeline) -> None:
         """Puts the first plan in force."""
@@ -46,54 +50,54 @@ class Plans:
         steps.close()
 
     def agreed(self, make: Callable[[], Plan]) -> Plan:
-        """What `make` returns, once all ranks have the same. Raises ValueError on all of them where they do not."""
+        """The plan that `make` returns, once all ranks have the same. Raises ValueError, on all, where they do not."""
         trained = [slot.name for slot in self.trained]
-        return self._agreement.on_plan(lambda: self._begin(make()), self._settings.controller, trained)
+        return self._agreement.on_plan(lambda: self._begin(make()), self._options.controller, trained)
 
     @property
     def follows_order(self) -> bool:
-        """Whether the plan is to be made anew from the order of gradients, of which `became_ready` tells."""
+        """Whether the plan is to be made again from the order of gradients, which `became_ready` records."""
         return self._follow_order is not None
 
     def became_ready(self, slot: int) -> None:
-        """Backward has made a slot's gradient; on the thread that trains."""
+        """Records that backward has made a slot's gradient; on the thread that trains."""
         self._seen.append(slot)
 
     def replace(self, agreed: Plan, asked: Plan) -> None:
-        """Puts in force what ranks agreed on of the plan that a user asked for."""
+        """Puts in force the plan that ranks agreed on, for the one that a user asked for."""
         self._remake, self._chosen = None, asked
         self._replace(agreed)
 
     def agreed_for(self, trained: Collection[str]) -> Plan:
-        """The plan for other parameters than before, once all ranks have the same. Raises ValueError on all of them,
-        naming a parameter, where some ranks train it and others do not."""
+        """The plan for newly chosen parameters, once all ranks have the same. Raises ValueError, on all of them, naming
+        a parameter that some ranks train and others do not."""
         changed = min({slot.name for slot in self.trained} ^ set(trained))
         self.trained = [slot for slot in self._slots if slot.name in trained]
         try:
             return self._agreement.on_plan(
-                lambda: self._begin(self._made_for(self.trained)), self._settings.controller, trained,
+                lambda: self._begin(self._made_for(self.trained)), self._options.controller, trained,
                 "a step after requires_grad has changed",
             )  # fmt: skip
         except AbsentRanks as error:
             raise AbsentRanks(f"requires_grad of {changed!r} has changed on some ranks alone: {error}") from error
 
     def follow(self, plan: Plan) -> None:
-        """Puts a plan in force for what is trained now."""
+        """Puts a plan in force for the parameters that are trained now."""
         self._control.restart(self.trained)
         self.native_steps = None
         self._install(plan)
 
     def _made_for(self, trained: Sequence[Slot]) -> Plan:
-        """The user's plan, with what that lacks as it would have been planned at first."""
-        assert self._settings.plan_for is not None
-        made = self._settings.plan_for(self._in_order(trained))
+        """The user's plan; slots that it lacks are planned as they would have been at first."""
+        assert self._options.plan_for is not None
+        made = self._options.plan_for(self._in_order(trained))
         if self._chosen is None:
             return made
         known = {name for group in self._chosen.groups for name in group.slots}
         return Plan((*self._chosen.groups, *made.only({slot.name for slot in trained} - known).groups))
 
     def step_ended(self) -> None:
-        """Puts in force what follows from the step."""
+        """Puts in force the plan that follows from the step."""
         if self._follow_order:
             self.order = self._first_come()
             self._replace(self._begin(self._follow_order(self._in_order(self.trained))))
@@ -101,38 +105,38 @@ class Plans:
             self._apply(self._control.end(self._steps.number - 1, self.plan))
 
     def native_step_ended(self) -> None:
-        """The framework has reduced a step by itself."""
+        """Counts a step that the framework has reduced by itself."""
         if self.native_steps is not None:
             self.native_steps -= 1
 
     def native_ended(self, median_s: float) -> None:
-        """The framework has reduced as many steps as it was to, whose median took so long."""
+        """Ends the framework's own steps, whose median took so long."""
         self._apply(self._control.native_ended(self._steps.number - 1, self.plan, median_s))
 
     def export(self) -> dict[str, Tensor]:
-        """What a checkpoint says of plans and of the controller."""
+        """The part of a checkpoint about plans and the controller."""
         return self._control.export(self.plan, self.origin)
 
     def check(self, read: checkpoint.Unpacked) -> None:
-        """Raises ValueError where this job cannot go on from what was read. The controller has then tried: what it was
-        before comes back by `restore`."""
-        if not (read.job and self._settings.controller):
+        """Raises ValueError where this job cannot go on from a state. The controller has then loaded it: `restore`
+        brings back its own."""
+        if not (read.job and self._options.controller):
             return
         try:
             self._load_controller(read.job).check(self.trained)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-            name = type(self._settings.controller).__name__
+            name = type(self._options.controller).__name__
             raise ValueError(f"{name} cannot go on from this state ({error}); load what this job saved") from error
 
     def restore(self, job: Mapping[str, Tensor]) -> None:
-        """The controller is what it was when `export` returned this."""
+        """Brings the controller back to an `export`."""
         if job:
             self._load_controller(job)
 
     def load(self, read: checkpoint.Unpacked) -> None:
-        """Goes on as `export` said; a plan that was made from slots in their order is made from the state's."""
+        """Goes on from a state; a plan that was made from slots in their order is made again in the state's order."""
         self.order = read.about.order or self.order
-        if read.job and self._settings.controller:
+        if read.job and self._options.controller:
             plan = self._load_controller(read.job)
             self._replace(plan)
             self.native_steps = 1 if plan.native else None  # the controller is asked after the next step
@@ -140,25 +144,25 @@ class Plans:
             self._replace(self._begin(self._remake(self._in_order(self.trained))))
 
     def _load_controller(self, job: Mapping[str, Tensor]) -> Plan:
-        """The plan that was in force."""
+        """Loads the controller; returns the plan that was in force."""
         self._begin(origin_of(job))
         return self._control.load(job)
 
     def _replace(self, plan: Plan) -> None:
-        """Puts a plan in force that is not a controller's decision."""
+        """Puts a plan in force that no controller decided on."""
         self._follow_order, self._control.paused, self.native_steps = None, False, None
         self._install(plan)
 
     def _begin(self, plan: Plan) -> Plan:
-        """What the controller makes of a plan that it is to change."""
-        controller = self._settings.controller
+        """The plan with which the controller begins, made from this one."""
+        controller = self._options.controller
         waiting = {slot.name for slot in self._slots} - {slot.name for slot in self.trained}
         planned = {name for group in plan.groups for name in group.slots}
         plan = plan.only(planned - waiting)
         plan.check(self.trained)
-        self._settings.fits(plan)
-        if plan.native and not self._settings.can_be_native:
-            raise ValueError("a native plan leaves reducing to DDP, and here nobody else reduces; use FP32() instead")
+        self._options.fits(plan)
+        if plan.native and not self._options.can_be_native:
+            raise ValueError("a native plan leaves reducing to DDP, and here there is none; use FP32() instead")
         if controller and not plan.native:
             controller.check(plan)
         self.origin = plan
@@ -169,7 +173,7 @@ class Plans:
         self.plan = plan
 
     def _apply(self, change: Change | None) -> None:
-        """Does what a controller has decided."""
+        """Carries out a controller's decision."""
         match change:
             case Plan():
                 self._install(change)
@@ -183,12 +187,12 @@ class Plans:
                 pass
 
     def _in_order(self, slots: Sequence[Slot]) -> list[Slot]:
-        """The slots in the order that is known, and then the others."""
+        """The slots in the known order, and then the others."""
         place = {name: place for place, name in enumerate(self.order)}
         return sorted(slots, key=lambda slot: place.get(slot.name, len(place)))
 
     def _first_come(self) -> tuple[str, ...]:
-        """The slots as rank 0's gradients became ready in the first step."""
+        """The slots in the order in which rank 0's gradients became ready in the first step."""
         seen = dict.fromkeys([*self._seen, *range(len(self._slots))])
         order = torch.tensor(list(seen), dtype=torch.int64, device=self._steps.store.device)
         self._pipeline.agree(partial(self._pipeline.mesh.share, [order], order.device))

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writes: a file is whole, or not there."""
 
 import os
 from collections.abc import Mapping

@@ -1,11 +1,11 @@
-"""The front end for slow links: every replica takes steps of its own, and what they moved is averaged now and then."""
+"""The front end for slow links: every replica takes local steps, and their pseudo-gradients are averaged in rounds."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -14,31 +14,26 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
-from gradwire.frontends.fragments import Fragments, Schedule, check_fits, cut, fragmented, fragments_of, joined
+from gradwire.frontends.choices import Choices, PlanOptions, device_of
+from gradwire.frontends.fragments import FragmentedModel, Fragments, Schedule
 from gradwire.frontends.handle import Handle
-from gradwire.frontends.job import Choices, Dense, device_of, mesh_of
+from gradwire.frontends.model_replica import replica_of
 from gradwire.frontends.owners import check_free, own
-from gradwire.frontends.replica import replica_of
 from gradwire.frontends.rounds import OuterOptimizer, Rounds
 from gradwire.frontends.shards import reshard
 from gradwire.frontends.stateful_rounds import DistributedRounds, rounds_in
 from gradwire.frontends.trained import add_to, check_held
 from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
-from gradwire.groups import Grouping
-from gradwire.memories import Memory
 from gradwire.plans import Plan
+from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
-from gradwire.runtime.settings import Settings
-from gradwire.slots import Slot
-from gradwire.transports import Mesh, Transport
 
 
 @dataclass(frozen=True)
 class Outer:
-    """The outer optimizer of DiLoCo: SGD with Nesterov's momentum on what the replicas moved on average. With `lr` 1
+    """The outer optimizer of DiLoCo: SGD with Nesterov's momentum on the mean pseudo-gradients. With `lr` 1
     and no `momentum` the replicas' parameters are averaged, as in local SGD (Stich, ICLR 2019,
     https://arxiv.org/abs/1805.09767)."""
 
@@ -54,22 +49,22 @@ DILOCO = Outer(lr=0.7, momentum=0.9)
 
 
 class LocalSteps(Wrapper):
-    """`inner_optimizer`, of which every replica takes `inner_steps` steps by itself; what it has moved in them is then
-    compressed and averaged as gradients are, and is the gradient of an `outer` optimizer's step.
+    """An optimizer of which every replica takes `inner_steps` steps by itself. Its pseudo-gradients, by how much it has
+    moved in them, are then compressed and averaged as gradients are, for a step of an `outer` optimizer.
 
-    As it is: DiLoCo (Douillard et al., 2023, https://arxiv.org/abs/2311.08105). With `fragments`, parts of the model
-    take turns; what travels is used `delay` inner steps later, while these go on; parameters then become mix·own +
+    By default this is DiLoCo (Douillard et al., 2023, https://arxiv.org/abs/2311.08105). With `fragments`, parts of the
+    model take turns; a mean is used `delay` inner steps later, while these go on; parameters then become mix·own +
     (1 - mix)·shared: Streaming DiLoCo (Douillard et al., 2025, https://arxiv.org/abs/2501.18512). Without `mix` they
-    keep what they moved meanwhile. With `eager`, a replica takes its outer step at once, with its own part of the new
-    mean and all others' of the one before, and what travels has time until it is sent again (Kale et al., 2025,
-    https://arxiv.org/abs/2502.12996); what replicas share then differs by what is on its way.
+    keep their steps since they were sent. With `eager`, a replica takes its outer step at once, with its own part of
+    the new mean and all others' of the one before, and a mean may travel for a whole round (Kale et al., 2025,
+    https://arxiv.org/abs/2502.12996); shared parameters then differ by the means under way.
     With `ChunkTopK(64, of=4096, bits=2)`, `Residual(decay=0.95)` and `Outer(lr=1.0)`:
     SparseLoCo (Sarfi et al., 2025, https://arxiv.org/abs/2508.15706).
 
-    Compressor, memory, communicator, `dense`, `groups`, transport, process group and seed are as in `gradwire.attach`.
+    Compressor and options are as in `gradwire.attach`: memory, communicator, dense, groups, transport and seed.
     With FSDP2, `mesh` is as in `attach` too: its first dimension counts replicas, which ranks along the others hold
     together. Parameters and buffers are the first replica's from the start; buffers are not averaged. A round in which
-    a replica's numbers are not finite counts for nobody: all of them go back to the shared parameters.
+    a replica's numbers are not finite is dropped: all replicas go back to the shared parameters.
 
     Raises ValueError, on all ranks, for what `attach` refuses, for fragments that are not the model, for fewer
     inner steps than fragments, and for an optimizer of other parameters than the model's.
@@ -81,57 +76,51 @@ class LocalSteps(Wrapper):
         model: nn.Module,
         compressor: Compressor | Plan | str | None = None,
         *,
-        memory: Memory | None = None,
-        communicator: Communicator | None = None,
         inner_steps: int = 500,
         outer: OuterOptimizer = DILOCO,
         fragments: Fragments = 1,
         delay: int = 0,
         mix: float | None = None,
         eager: bool = False,
-        dense: Dense | None = None,
-        groups: Grouping | None = None,
-        transport: Transport | Mesh | None = None,
         mesh: DeviceMesh | None = None,
         process_group: dist.ProcessGroup | None = None,
-        seed: int = 0,
+        **options: Unpack[PlanOptions],
     ) -> None:
-        choices = Choices.of(compressor, memory=memory, communicator=communicator, dense=dense, groups=groups)
+        choices = Choices.of(compressor, **options)
         choices.check()
         replica, values = replica_of(model, mesh, process_group, inner_optimizer), values_of(model)
         check_free(replica.trained.held())
-        trained = replica.trained.parameters()
-        parameters, device = replica.parameters, device_of(trained)
-        parts: list[tuple[str, ...]] = []
         schedule_of = partial(Schedule, inner_steps, delay=delay, mix=mix, eager=eager)
+        self._model, self._replica = model, replica
+        self._fragments = parts = FragmentedModel(model, replica, fragments, choices.plan(replica.parameters))
 
-        def plan() -> Plan:
+        def plan() -> Plan:  # on all ranks together: what one of them refuses, all refuse
             check_held(inner_optimizer, model)
-            parts.extend(cut(model, trained, fragments))
-            schedule_of(len(parts))
-            return plan_for(list(replica.planned))
+            parts.cut()
+            schedule_of(len(parts.names))
+            return parts.plan(list(replica.planned))
 
-        def plan_for(slots: list[Slot]) -> Plan:
-            return fragmented(parts, slots, choices.plan(parameters))
-
-        axes = mesh_of(transport, replica.axes, device)
-        agreed = {"inner_steps, delay, mix and eager": f"{inner_steps}, {delay}, {mix} and {eager}"}
-        settings = Settings(
-            seed=seed, others=replica.others, owns_mesh=transport is None, planned=replica.planned,
-            values=values, trained=trained.keys(), plan_for=plan_for, fits=partial(check_fits, parts),
-            words={"front end": "LocalSteps"} | agreed,
-        )  # fmt: skip
-        runtime = Runtime(plan, replica.slots, axes, device, settings)
-        share_values(model, axes, device)
-        schedule = schedule_of(len(parts))
-        made = fragments_of(runtime.plan, parts, replica.local, schedule)
+        runtime = self._open(choices, plan, values, f"{inner_steps}, {delay}, {mix} and {eager}")
+        schedule = schedule_of(len(parts.names))
+        made = parts.fragments(runtime.plan, schedule)
         self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
         self.handle = Handle(runtime, self._rounds, waits=not (delay or eager))
-        self._model, self._replica, self._parts, self._cut = model, replica, parts, fragments
         own(replica.trained.held().values(), runtime, KIND)
         super().__init__(inner_optimizer.param_groups, inner_optimizer.defaults)
         self.inner = inner_optimizer
         self.param_groups, self.state = inner_optimizer.param_groups, inner_optimizer.state
+
+    def _open(self, choices: Choices, plan: Callable[[], Plan], values: dict[str, str], schedule: str) -> Runtime:
+        """The runtime; the model's `values` are then the first replica's."""
+        replica, parts, trained = self._replica, self._fragments, self._replica.trained.parameters()
+        axes = choices.mesh(replica.axes, device := device_of(trained))
+        runtime = Runtime(plan, replica.slots, axes, device, JobOptions(
+            seed=choices.seed, others=replica.others, owns_mesh=choices.owns_mesh, planned=replica.planned,
+            values=values, trained=trained.keys(), plan_for=parts.plan, fits=parts.check_fits,
+            facts={"front end": "LocalSteps", "inner_steps, delay, mix and eager": schedule},
+        ))  # fmt: skip
+        share_values(self._model, axes, device)
+        return runtime
 
     @property
     def outer(self) -> Optimizer:
@@ -149,8 +138,8 @@ class LocalSteps(Wrapper):
         return loss
 
     def skip(self) -> None:
-        """In place of `step()`, an inner step in which this replica does not move, whatever the others do: rounds stay
-        where they are. Raises RuntimeError where `handle` was detached."""
+        """In place of `step()`, an inner step in which this replica does not move; rounds stay where they are.
+        Raises RuntimeError where `handle` was detached."""
         self._check_attached()
         self._join()
         self._rounds.inner_step_done()
@@ -161,19 +150,17 @@ class LocalSteps(Wrapper):
 
     def _join(self) -> None:
         """Adds parameters that were thawed since the last step to the rounds, before they move."""
-        now, known = self._replica.trained.now(), {name for part in self._parts for name in part}
-        if new := [name for name in now if name not in known]:
-            self._parts[:] = joined(self._model, self._parts, self._replica.parameters, new, self._cut)
-            self._rounds.join(self._parts, self._replica.local)
+        if self._fragments.grow(self._replica.trained.now()):
+            self._rounds.join(self._fragments.names, self._replica.local)
 
     @contextmanager
     def shared_parameters(self) -> Iterator[None]:
-        """Inside, the model has the parameters that all replicas share, those of the last outer step: to evaluate or
-        export it. This rank's own come back afterwards."""
+        """A context in which the model has the parameters that all replicas share, those of the last outer step, to
+        evaluate or export it. This rank's own come back afterwards."""
         reshard(self._model)
         with self._rounds.shared_parameters():
             yield
-            reshard(self._model)  # what FSDP has gathered inside is not to be used outside
+            reshard(self._model)  # FSDP may have gathered parameters inside
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters of the model, which take part in rounds from now on. Raises ValueError for others, and for
@@ -203,8 +190,8 @@ class LocalSteps(Wrapper):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def stateful(self, saved: str | Path | StorageReader | None = None) -> DistributedRounds:
-        """All that every replica has, its parameters included, for torch.distributed.checkpoint, which would keep one
-        rank's of `state_dict`: `dcp.save({"local_steps": optimizer.stateful()}, ...)`, and with the checkpoint's path
+        """The state of all replicas with their parameters, for torch.distributed.checkpoint, which would keep one
+        rank's `state_dict`: `dcp.save({"local_steps": optimizer.stateful()}, ...)`, and with the checkpoint's path
         or reader `dcp.load({"local_steps": optimizer.stateful(path)}, checkpoint_id=path)`. On as many replicas as
         before the training goes on bit for bit; on any other number, what memories keep adds up to the same.
 

@@ -1,19 +1,50 @@
 """How a job ends. Each rank that ends leaves a mark in the store, so those that leave none are known to be lost."""
 
 import json
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic, sleep
 from typing import NamedTuple
 
-from gradwire.runtime.naming import rank_at
-from gradwire.runtime.place import Place
 from gradwire.transports import Mesh
 
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """A list of ranks as text."""
+    names = ", ".join(map(str, ranks[:5])) + (", ..." if len(ranks) > 5 else "")
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def rank_at(rank: int, host: str) -> str:
+    """A rank as text, with its host where that is known."""
+    return f"rank {rank} (host {host})" if host else f"rank {rank}"
+
+
+def clear_frames(error: BaseException | None) -> None:
+    """Clears the traceback frames of an error and of its causes, whose local variables they keep alive."""
+    while error:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__
+
+
+BETWEEN = "between steps"
+
+
+class RankStatus(NamedTuple):
+    """How far a rank is; read when a job ends."""
+
+    step: int = 0
+    """The step, counted from 0, that it is in or would begin next."""
+    doing: str = BETWEEN
+    exchanged_s: float = 0.0
+    """How long it has exchanged gradients of that step; 0 before its first group."""
+
+
 NEARLY = 0.9
-"""Of the timeout: who has waited for so much of it has waited for all of it, on any clock."""
+"""The part of the timeout after which a rank counts as having waited for all of it: clocks differ."""
 OTHERS_S, POLL_S = 2.0, 0.05
-"""How long the others' marks are waited for, beside a step; and how often they are looked for meanwhile."""
+"""How long to wait for the others' marks, beyond a step's time; and how often to look for them."""
 
 
 class ReductionError(RuntimeError):
@@ -21,29 +52,32 @@ class ReductionError(RuntimeError):
 
 
 class Interrupted(ReductionError):
-    """Something ended through no fault of this rank; why, is known once all others that are left have ended too."""
+    """An error that another rank caused. Its reason is known once all others that are left have ended, too."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}: {why}")
         self._what = what
 
     def blame(self, why: str) -> None:
-        """It is known now."""
+        """Sets the reason."""
         self.args = (f"{self._what}: {why}",)
 
 
 class Left(RuntimeError):
-    """This rank goes, as it was told to."""
+    """This rank leaves the job, as its user asked."""
 
 
 class Mark(NamedTuple):
-    """A rank's report of its end: its own fault, if there was one; whether it has left for another group; for how long
-    it did not run, lately; whether it has detached, or its process ended; and its `Place`."""
+    """A rank's report of its end, followed by its `RankStatus`."""
 
     fault: str | None
+    """The rank's own error, if it had one."""
     left: bool
+    """It has left for another group."""
     paused_s: float
+    """How long its process did not run, lately."""
     detached: bool = False
+    """It has detached, or its process has ended."""
     step: int = 0
     doing: str = ""
     exchanged_s: float = 0.0
@@ -53,63 +87,62 @@ class Ending:
     """The end of one rank's job.
 
     1. A rank that fails closes its connections, which ends the collectives of all others, and leaves its mark.
-    2. Each of them does the same. So all who are left have a mark after the time of a step, for who computes meanwhile
-       hears of it at the step's end. `step_s` is how long one takes, `hosts` names every rank's.
-    3. Who was interrupted waits for the marks until then. A rank that has a fault of its own says so in its mark, and
-       is blamed at once; else those without a mark are lost. Where the store is gone, it went with rank 0, or with its
-       own host. Where all have one, it was a rank that has detached; or that did not run for the longest: stopped, it
-       comes back to a job that has ended, for the others went on without it; or that was late: the others have waited
-       for it in the exchange of a step as long as they do.
-    4. The store may be in rank 0's process, which therefore goes on when the others have heard.
+    2. Each of them does the same. So all ranks that are left have a mark after the time of a step, `step_s`: a rank
+       that computes meanwhile notices at the step's end.
+    3. A rank that was interrupted waits for the marks until then. It blames, in this order: a rank whose mark has a
+       fault; the ranks without a mark, which are lost (where the store is gone, rank 0 or the store's host); a rank
+       that has detached; the rank that was paused longest, which the others have given up; and the ranks for which the
+       others have waited in a step's exchange until their time was over.
+    4. The store may be in rank 0's process, which therefore ends last, when the others have read the marks.
     """
 
     def __init__(
         self, mesh: Mesh, hosts: Callable[[], Sequence[str]], step_s: Callable[[], float],
-        paused_s: Callable[[], float], place: Callable[[], Place] = Place,
+        paused_s: Callable[[], float], status: Callable[[], RankStatus] = RankStatus,
     ) -> None:  # fmt: skip
         self._mesh, self._hosts, self._step_s, self._paused_s = mesh, hosts, step_s, paused_s
-        self._place, self._ended = place, False
+        self._status, self._ended = status, False
 
     def end(self, error: BaseException) -> None:
-        """This rank ends with an error, which is told who is to blame."""
+        """Ends this rank's part with an error, which gets its reason."""
         self._ended = True
         fault = str(error) or type(error).__name__ if isinstance(error, Exception) else self._exit(error)
-        with suppress(Exception):  # whoever waits is told, whatever else is broken
+        with suppress(Exception):  # the marks are left, whatever else is broken
             self._mesh.abort(fault)
         match error:
             case Interrupted():
-                self._say("ended", self._mark())
-                self._part(self._others - self._blame(error))
+                self._write("ended", self._mark())
+                self._leave_store(self._others - self._blame(error))
             case Left():
-                self._say("ended", self._mark()._replace(left=True))
-                self._part(set())
+                self._write("ended", self._mark()._replace(left=True))
+                self._leave_store(set())
             case _:
-                self._say("ended", self._mark()._replace(fault=fault))
-                self._part(self._others)
+                self._write("ended", self._mark()._replace(fault=fault))
+                self._leave_store(self._others)
 
     def detach(self) -> None:
-        """This rank takes no part any more, as its user or the end of its process wants it."""
+        """Ends this rank's part without an error, where its user detaches or its process ends."""
         if not self._ended and self._mesh.ranks > 1:
             self._ended = True
-            self._say("ended", self._mark()._replace(detached=True))
+            self._write("ended", self._mark()._replace(detached=True))
 
     def _exit(self, error: BaseException) -> str:
         return f"{self._named([self._mesh.rank])} ended with {type(error).__name__}: {error}"
 
-    def _part(self, left: set[int]) -> None:
-        """This rank goes on; rank 0 when those that are left have heard."""
+    def _leave_store(self, left: set[int]) -> None:
+        """Returns on rank 0 when those that are left have read the marks, on any other rank at once."""
         if self._mesh.rank:
-            self._say("heard", self._mark())
+            self._write("heard", self._mark())
         else:
-            self._said("heard", left)
+            self._read("heard", left)
 
     @property
     def _others(self) -> set[int]:
         return set(range(self._mesh.ranks)) - {self._mesh.rank}
 
     def _blame(self, error: Interrupted) -> set[int]:
-        """Tells the error what the others' marks say; the ranks that are lost."""
-        marks, store_is_there = self._said("ended", self._others)
+        """Gives the error the reason that follows from the others' marks; returns the ranks that are lost."""
+        marks, store_is_there = self._read("ended", self._others)
         if fault := next((mark.fault for mark in marks.values() if mark.fault), None):
             error.blame(fault)
             return set()
@@ -136,7 +169,7 @@ class Ending:
         return f"{self._named([rank])} did not run for {seconds:.0f} s" if seconds else None
 
     def _late(self, marks: Mapping[int, Mark]) -> str | None:
-        """Who others have waited for in the exchange of a step until their time was over."""
+        """Blames the ranks for which others have waited in the exchange of a step until their time was over."""
         timeout_s, step = self._mesh.timeout_s, max(mark.step for mark in marks.values())
         if max(mark.exchanged_s for mark in marks.values()) < timeout_s * NEARLY:
             return None
@@ -148,23 +181,23 @@ class Ending:
         return f"{self._named(late)} did not reach the exchange of step {step} within {timeout_s:.0f} s; {them} {doing}"
 
     def _mark(self) -> Mark:
-        step, doing, exchanged_s = self._place()
+        step, doing, exchanged_s = self._status()
         return Mark(None, False, self._paused_s(), False, step, doing, exchanged_s)
 
-    def _say(self, word: str, mark: Mark) -> None:
+    def _write(self, word: str, mark: Mark) -> None:
         with suppress(RuntimeError):  # the store is gone
             self._mesh.store.set(f"{word}/{self._mesh.rank}", json.dumps(mark))
 
-    def _said(self, word: str, ranks: set[int]) -> tuple[dict[int, Mark], bool]:
-        """The marks, by rank, of those who have said a word: all of them, or until time is over or one has a fault.
-        And whether the store is still there."""
+    def _read(self, word: str, ranks: set[int]) -> tuple[dict[int, Mark], bool]:
+        """The ranks' marks under a word, once all are there, or time is over, or one has a fault; and whether the store
+        is still there."""
         marks: dict[int, Mark] = {}
         until = monotonic() + min(self._mesh.timeout_s, OTHERS_S + self._step_s())
         try:
             while ranks - marks.keys() and not any(mark.fault for mark in marks.values()) and monotonic() < until:
                 for rank in ranks - marks.keys():
-                    if (said := self._mesh.store.get(f"{word}/{rank}", 0)) is not None:
-                        marks[rank] = Mark(*json.loads(said))
+                    if (text := self._mesh.store.get(f"{word}/{rank}", 0)) is not None:
+                        marks[rank] = Mark(*json.loads(text))
                 sleep(POLL_S)
         except RuntimeError:
             return marks, False

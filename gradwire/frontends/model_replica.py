@@ -1,4 +1,4 @@
-"""Local steps: what a replica is, whole on every rank or sharded by FSDP2 over several."""
+"""A replica of local steps: a model, whole on every rank or sharded by FSDP2 over several."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from gradwire.frontends import shards
-from gradwire.frontends.job import parameters_of, slots_of
+from gradwire.frontends.choices import parameters_of, slots_of
 from gradwire.frontends.stateful import Placed, cut_on, whole_on
-from gradwire.frontends.trained import Trained, on_one_device
+from gradwire.frontends.trained import TrainedParameters, on_one_device
 from gradwire.slots import Slot, real
 from gradwire.torch_private.fully_shard import fsdp_groups, only_inside_replicas
 from gradwire.transports import Mesh, ProcessGroup, Transport
@@ -21,46 +21,49 @@ from gradwire.transports.process_group import world_or
 
 
 @dataclass(frozen=True)
-class Replica:
-    """`parameters` by name, and what this rank holds of each, `local`, complex ones as views of real numbers; `others`
-    are not reduced. Plans are made for the slots `planned`, which are the same on all ranks. `axes` opens what replicas
-    exchange over, and `isolate` keeps the framework from averaging over them; it returns what undoes that. `placed`
-    says where the parameters lie on the mesh of all ranks. With an optimizer, `parameters` are all that can be trained,
-    and `trained` says which of them are, of those that it holds."""
+class ModelReplica:
+    """A model that takes local steps by itself."""
 
     parameters: Mapping[str, nn.Parameter]
+    """By name; with an optimizer, all that can be trained."""
     others: set[str]
+    """Parameters that are not reduced."""
     local: Mapping[str, Tensor]
+    """This rank's part of each parameter; complex ones as views of real numbers."""
     slots: Sequence[Slot]
     planned: Sequence[Slot]
+    """The slots that plans are made for, the same on all ranks."""
     axes: Callable[[], Transport | Mesh]
+    """Opens the axes over which replicas exchange."""
     placed: Callable[[], Mapping[str, Placed]]
-    trained: Trained
+    """The parameters' placement on the mesh of all ranks."""
+    trained: TrainedParameters
     isolate: Callable[[], Sequence[Callable[[], None]]] = field(default=tuple)
+    """Keeps the framework from averaging over replicas; returns functions that undo it."""
 
 
 def replica_of(
     model: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGroup | None, optimizer: Optimizer | None = None
-) -> Replica:
+) -> ModelReplica:
     """A rank's whole model; or with a `mesh`, or where fully_shard has wrapped it, one that several ranks hold.
 
     Raises ValueError, naming the call that works, where model and mesh do not fit."""
     if mesh is None and not isinstance(model, FSDPModule):
-        trained = Trained(model, on_one_device(model), optimizer)
+        trained = TrainedParameters(model, on_one_device(model), optimizer)
         trained.parameters()
         parameters, others = (trained.fit, trained.others) if optimizer else parameters_of(model)
         slots, axes, local = slots_of(parameters), partial(ProcessGroup.own, group), _real(parameters)
         placed = lambda: whole_on(world_or(group), parameters)  # noqa: E731
-        return Replica(parameters, others, local, slots, slots, axes, placed, trained)
+        return ModelReplica(parameters, others, local, slots, slots, axes, placed, trained)
     return _sharded(model, mesh, optimizer)
 
 
-def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | None) -> Replica:
+def _sharded(model: nn.Module, mesh: DeviceMesh | None, optimizer: Optimizer | None) -> ModelReplica:
     trained, mesh = shards.fitting(model, mesh, optimizer)
     parameters = trained.fit if optimizer else trained.parameters()
     others = trained.others if optimizer else dict(model.named_parameters()).keys() - parameters.keys()
     local = shards.locals_of(parameters)
-    return Replica(
+    return ModelReplica(
         parameters, others, _real(local), slots_of(local), shards.planned_slots(parameters),
         partial(ProcessGroup.by_replica, mesh), partial(cut_on, mesh, parameters), trained,
         lambda: [undo for group in fsdp_groups(model) if (undo := only_inside_replicas(group))],

@@ -1,0 +1,258 @@
+"""A user's options, from which every front end gets its plan, its mesh and its runtime."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Self, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.communicators import Communicator
+from gradwire.compressors import FP32, Compressor
+from gradwire.controllers import Controller
+from gradwire.groups import Grouping
+from gradwire.memories import Memory
+from gradwire.notation import read
+from gradwire.ops.host import on_host
+from gradwire.ops.vectors import Share
+from gradwire.plans import Group, Plan, uniform
+from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.runtime import Runtime
+from gradwire.slots import Slot
+from gradwire.torch_private.autograd import scale_of
+from gradwire.transports import Mesh, Transport
+from gradwire.tuner import Auto, profiler_for
+
+Dense = Callable[[str, nn.Parameter], bool]
+
+
+class PlanOptions(TypedDict, total=False):
+    """Options of every front end."""
+
+    memory: Memory | None
+    """Where what was not sent is kept; by default what suits the compressor."""
+    communicator: Communicator | None
+    """Which collectives carry the payloads; by default those that suit the compressor."""
+    dense: Dense | None
+    """`dense(name, parameter)`: whether a parameter travels uncompressed; by default those of fewer than two axes."""
+    groups: Grouping | None
+    """Which gradients travel together; by default some 8 groups of 8 MB or more."""
+    transport: Transport | Mesh | None
+    """Carries the collectives; by default a process group of its own. Gradwire does not close yours."""
+    seed: int
+    """Starts all randomness."""
+
+
+class AttachOptions(PlanOptions, total=False):
+    """Options of `attach` and `DistributedOptimizer`, which reduce every step."""
+
+    candidates: Sequence[Compressor | Group]
+    """The compressors among which the automatic plan chooses, where none is named."""
+    fidelity: float | None
+    """The share of dense steps' progress that the automatic plan may lose, such as 0.01."""
+    controller: Controller | None
+    """Changes the plan while training."""
+    find_unused_parameters: bool
+    """Some parameters may get no gradient."""
+    scaler: torch.amp.GradScaler | None
+    """Multiplies losses; memories hold gradients without its factor, which may change."""
+    elastic: bool
+    """Ranks may be lost, and come, while training goes on: see `gradwire.Rendezvous`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """A user's `PlanOptions` with their defaults."""
+
+    compressor: Compressor | Plan | None = None
+    memory: Memory | None = None
+    communicator: Communicator | None = None
+    dense: Dense | None = None
+    groups: Grouping | None = None
+    transport: Transport | Mesh | None = None
+    seed: int = 0
+
+    @classmethod
+    def of(cls, compressor: Compressor | Plan | str | None, **options: Any) -> Self:
+        """These; a text says as much as `gradwire.notation` can. Raises TypeError for an unknown option, and ValueError
+        for a text that cannot be read or says what an option says as well."""
+        names = [field.name for field in fields(cls)][1:]
+        if unknown := options.keys() - names:
+            raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(names)}")
+        if not isinstance(compressor, str):
+            return cls(compressor=compressor, **options)
+        parts, groups = read(compressor)
+        named = {name: part for name, part in {**parts._asdict(), "groups": groups}.items() if part is not None}
+        if twice := [name for name in named if options.get(name) is not None]:
+            raise ValueError(f"{compressor!r} says {named[twice[0]]}, and {twice[0]}= something else; keep one of them")
+        return cls(**options | named)
+
+    def check(self) -> None:
+        """Raises ValueError, naming the call that works, for values of the wrong type, and for options that contradict
+        each other."""
+        check_type("compressor", self.compressor, (Compressor, Plan), "gw.TopK(0.01)")
+        check_type("memory", self.memory, (Memory,), "gw.Residual()")
+        check_type("communicator", self.communicator, (Communicator,), "gw.AllGather()")
+        check_type("groups", self.groups, (Grouping,), "gw.groups.of(megabytes=25)")
+        check_type("transport", self.transport, (Transport, Mesh), "gw.ProcessGroup.own()")
+        check_type("seed", self.seed, (int,), "0")
+        if self.dense is not None and not callable(self.dense):
+            raise ValueError(f"dense={self.dense!r} is no function; pass e.g. dense=lambda name, parameter: True")
+        if isinstance(self.compressor, Plan) and (self.memory or self.communicator or self.dense or self.groups):
+            raise ValueError("a Plan says memory, communicator, groups and what is dense itself; pass the Plan alone")
+
+    def plan(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[list[Slot]], Plan]:
+        """A function that plans slots, in the order in which they become ready."""
+        compressor = FP32() if self.compressor is None else self.compressor
+        if isinstance(compressor, Plan):
+            return lambda slots: compressor
+        is_dense = self.dense
+        dense = None if is_dense is None else lambda slot: is_dense(slot.name, parameters[slot.name])
+        return partial(_planned, compressor, self.memory, self.communicator, dense, self.groups)
+
+    def mesh(self, own: Callable[[], Transport | Mesh], device: torch.device) -> Mesh:
+        """The user's mesh, or one of the job's `own`. Raises ValueError where it cannot carry tensors on `device`."""
+        mesh = Mesh.of(self.transport or own())
+        try:
+            mesh.check(device)
+        except ValueError:
+            self.let_go(mesh)
+            raise
+        return mesh
+
+    def let_go(self, mesh: Mesh) -> None:
+        """Closes a mesh that is not needed, unless it is the user's."""
+        if self.owns_mesh:
+            mesh.close()
+
+    @property
+    def owns_mesh(self) -> bool:
+        """Whether the job closes its mesh in the end."""
+        return self.transport is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepChoices(Choices):
+    """A user's `AttachOptions` with their defaults."""
+
+    candidates: Sequence[Compressor | Group] = ()
+    fidelity: float | None = None
+    controller: Controller | None = None
+    find_unused_parameters: bool = False
+    scaler: torch.amp.GradScaler | None = None
+    elastic: bool = False
+
+    def check(self) -> None:
+        super().check()
+        check_type("controller", self.controller, (Controller,), "gw.GraVAC()")
+        check_type("candidates", self.candidates, (list, tuple), "[gw.BF16(), gw.TopK(0.01)]")
+        check_type("scaler", self.scaler, (torch.amp.GradScaler,), "torch.amp.GradScaler()")
+        for candidate in self.candidates:
+            check_type("candidates", candidate, (Compressor, Group), "[gw.BF16(), gw.TopK(0.01)]")
+        if self.compressor is None and self.controller:
+            name = type(self.controller).__name__
+            raise ValueError(f"{name} needs a compressor to start from; name one as well")
+        if self.compressor is not None and self.candidates:
+            raise ValueError("candidates are for the automatic plan; leave the compressor out, or name it alone")
+        if self.compressor is not None and self.fidelity is not None:
+            raise ValueError("fidelity bounds what the automatic plan may lose; leave the compressor out, or fidelity")
+        if self.elastic and self.compressor is None:
+            raise ValueError("elastic=True cannot find a plan meanwhile; name a compressor, such as gw.TopK(0.01)")
+        self.controlled_by()  # what Auto refuses is refused before anything is opened
+
+    def controlled_by(self) -> Controller | None:
+        """The controller that changes the plan while training: `Auto`, where no compressor is named."""
+        return Auto(self.candidates, self.fidelity) if self.compressor is None else self.controller
+
+    def runtime(
+        self,
+        front_end: str,
+        parameters: Mapping[str, nn.Parameter],
+        slots: Sequence[Slot],
+        mesh: Mesh,
+        *,
+        planned: Sequence[Slot] | None = None,
+        trained: Collection[str] | None = None,
+        **options: Any,
+    ) -> Runtime:
+        """The runtime of a job that reduces every step. `planned` are the slots that plans are made for, where they are
+        not those of this rank; `trained` and `options` are as in `JobOptions`."""
+        plan, whole = self.plan(parameters), list(slots if planned is None else planned)
+        first = [slot for slot in whole if trained is None or slot.name in trained]
+        device = device_of({slot.name: parameters[slot.name] for slot in first})
+        facts = {
+            "front end": front_end, "find_unused_parameters": str(self.find_unused_parameters),
+            "scaler": "yes" if self.scaler else "no", "elastic": str(self.elastic),
+        }  # fmt: skip
+        return Runtime(partial(plan, first), slots, mesh, device, JobOptions(
+            seed=self.seed, controller=self.controlled_by(), profiler=profiler_for(whole, mesh, device),
+            follow_order=None if isinstance(self.compressor, Plan) or self.elastic else plan,
+            scale=scale_from(self.scaler), planned=planned, elastic=self.elastic, trained=trained, plan_for=plan,
+            find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, **options,
+        ))  # fmt: skip
+
+
+def _planned(
+    compressor: Compressor,
+    memory: Memory | None,
+    communicator: Communicator | None,
+    dense: Callable[[Slot], bool] | None,
+    groups: Grouping | None,
+    slots: list[Slot],
+) -> Plan:
+    plan = uniform(slots, compressor, memory, communicator, dense)
+    return groups.regroup(plan, slots, compressor) if groups else plan
+
+
+def check_type(name: str, value: object, kinds: tuple[type, ...], example: str) -> None:
+    """Raises ValueError, naming an argument that works, for one of another type than these; None passes."""
+    if isinstance(value, type) and issubclass(value, kinds):
+        raise ValueError(f"{name}={value.__name__} is a class; pass an object, such as {name}={example}")
+    if value is not None and not isinstance(value, kinds):
+        raise ValueError(f"{name}={value!r} is no {kinds[0].__name__}; pass one, such as {name}={example}")
+
+
+def _needs_gradient(parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad
+
+
+def parameters_of(
+    module: nn.Module, reduces: Callable[[nn.Parameter], bool] = _needs_gradient
+) -> tuple[dict[str, nn.Parameter], set[str]]:
+    """The parameters that are reduced, by name, and the names of the others, including empty ones.
+
+    Raises ValueError where there is none, and where they lie on several devices."""
+    named = dict(module.named_parameters())
+    reduced = {name: p for name, p in named.items() if reduces(p) and p.numel()}
+    if not reduced:
+        raise ValueError("the model has no parameter that needs a gradient, so there is nothing to reduce")
+    places = {p.device: name for name, p in reduced.items()}
+    if len(places) > 1:
+        (one, other), *_ = zip(places.items(), list(places.items())[1:], strict=False)
+        raise ValueError(
+            f"parameter {one[1]!r} is on {one[0]} and {other[1]!r} on {other[0]}; give each rank one device"
+        )
+    return reduced, named.keys() - reduced.keys()
+
+
+def slots_of(parameters: Mapping[str, Tensor]) -> list[Slot]:
+    """A slot for each parameter, in the order in which backward is likely to come to them."""
+    return [Slot.of(name, parameter) for name, parameter in parameters.items()][::-1]
+
+
+def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
+    """The device of the parameters."""
+    return next(iter(parameters.values())).device
+
+
+def scale_from(scaler: torch.amp.GradScaler | None) -> Callable[[], Share | None]:
+    """A function that returns the factor of `scaler`: a number on a CPU, a tensor () elsewhere."""
+
+    def scale() -> Share | None:
+        now = None if scaler is None else scale_of(scaler)
+        if now is None:
+            return None
+        return float(now) if on_host(now.device) else now
+
+    return scale

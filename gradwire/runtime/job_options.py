@@ -1,0 +1,61 @@
+"""Options of a job's runtime, beside the plan."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from gradwire.controllers import Controller
+from gradwire.controllers.requests import Profiled, ProfileRequest
+from gradwire.ops.vectors import Share
+from gradwire.plans import Plan
+from gradwire.runtime.trace import Trace
+from gradwire.slots import Slot
+
+Profiler = Callable[[ProfileRequest, Trace, Sequence[Mapping[str, Tensor]]], Profiled]
+"""Answers a controller's request from its traced steps, with a sample of each one's means; all ranks together."""
+
+
+def _unscaled() -> Share | None:
+    return None
+
+
+def _any_plan(plan: Plan) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """Options of a job's runtime, as its front end sets them."""
+
+    seed: int = 0
+    controller: Controller | None = None
+    profiler: Profiler | None = None
+    follow_order: Callable[[list[Slot]], Plan] | None = None
+    """Makes the plan for slots in the order in which rank 0's gradients become ready, once that is known."""
+    find_unused: bool = False
+    """After each step, ranks find out which slots had a gradient on no rank."""
+    can_be_native: bool = False
+    """The framework can reduce by itself."""
+    scale: Callable[[], Share | None] = _unscaled
+    """The factor that losses are multiplied by."""
+    others: Collection[str] = ()
+    """The model's parameters that are not reduced; a state may have them."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Types and shapes, by name, of all that ranks share before the first step."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """All else that must be equal on all ranks, by the name that errors call it."""
+    owns_mesh: bool = True
+    """The mesh is this job's alone, and is closed with it."""
+    planned: Sequence[Slot] | None = None
+    """The slots that plans are made for, where a rank's shards differ in size from others'."""
+    trained: Collection[str] | None = None
+    """The parameters that are trained at first, of all that have slots; by default all."""
+    plan_for: Callable[[list[Slot]], Plan] | None = None
+    """Makes the plan when other parameters are trained."""
+    elastic: bool = False
+    """Ranks confirm at the end of each step that they have all of it: it counts on all that are left, or on none."""
+    voted: bool = False
+    """A step then counts when `Runtime.commit` is called."""
+    fits: Callable[[Plan], None] = _any_plan
+    """Raises ValueError for a plan that the front end cannot follow."""
