@@ -22,13 +22,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from provenance import RESULTS, ROOT, save
 
-from gradwire.lab.link import LOOPBACK, link_of
-from gradwire.lab.recipe import Recipe
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.experiments.resumable import METRICS, records_kept
+from gradwire.lab.experiments.training import Training
+from gradwire.lab.jobs.train_job import train
+from gradwire.lab.launch.runner import Place, runner
+from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.results import LARGER_IS_BETTER, shown
-from gradwire.lab.resumable import METRICS, records_kept
-from gradwire.lab.runner import Place, runner
-from gradwire.lab.train import train
-from gradwire.lab.training import Training
 from gradwire.report.pictures import look
 
 CONFIGURATIONS = ("dense", "qsgd", "topk:0.01", "efsignsgd", "powersgd:4", "acpsgd:4")

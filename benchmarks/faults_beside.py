@@ -23,7 +23,7 @@ from page import markdown
 from provenance import save
 from torchft.coordination import LighthouseServer  # pyright: ignore
 
-from gradwire.lab.soak_processes import Heard, Host, Rank
+from gradwire.lab.soak.rank_processes import Heard, Host, Rank
 
 FAULTS = ("kill", "stop", "corrupt", "overflow")
 RANKS, STOP_S, PATIENCE_S = 3, TIMEOUT_S + 3, 60.0

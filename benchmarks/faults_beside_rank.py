@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from gradwire.lab.soak_host import serve
-from gradwire.lab.soak_training import hash_of, say
+from gradwire.lab.soak.fork_server import serve
+from gradwire.lab.soak.soaked_training import hash_of, say
 
 TIMEOUT_S, QUIET_S, PAUSE_S = 15.0, 2.0, 0.02
 TIMEOUT = timedelta(seconds=TIMEOUT_S)

@@ -20,7 +20,7 @@ from killed_rank import QUIET_S, TIMEOUT_S
 from page import markdown, middle, span
 from provenance import save
 
-from gradwire.lab.soak_processes import Heard, Host, Rank
+from gradwire.lab.soak.rank_processes import Heard, Host, Rank
 
 RANKS, PATIENCE_S, A_STEP_S = 4, 90.0, 0.05
 

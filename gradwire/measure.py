@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradwire.compressors import Compressor
-    from gradwire.lab.job import Spec
-    from gradwire.lab.runner import Job, Place
+    from gradwire.lab.launch.rank_job import Spec
+    from gradwire.lab.launch.runner import Job, Place
     from gradwire.plans import Plan
     from gradwire.report.timing import Timing
 
@@ -32,10 +32,10 @@ def bench(
     Raises ValueError for what the command line refuses, and where this process is a rank itself.
     """
     from gradwire.construct import text_of
-    from gradwire.lab.bench import Sample
-    from gradwire.lab.bench import bench as job
-    from gradwire.lab.bench_setup import Setup, TimingOptions
+    from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
     from gradwire.lab.function import named
+    from gradwire.lab.jobs.bench_job import Sample
+    from gradwire.lab.jobs.bench_job import bench as job
     from gradwire.report.timing import summarize
 
     setup = Setup(model=named(make), ranks=hosts, link=link)
@@ -62,10 +62,10 @@ def plan(
     """
     from gradwire.construct import text_of
     from gradwire.lab.function import named
-    from gradwire.lab.link import link_of
-    from gradwire.lab.planning import Planned, PlanSpec, candidate
-    from gradwire.lab.planning import plan as job
-    from gradwire.lab.runner import Place
+    from gradwire.lab.jobs.plan_job import Planned, PlanSpec, candidate
+    from gradwire.lab.jobs.plan_job import plan as job
+    from gradwire.lab.launch.runner import Place
+    from gradwire.lab.network.link import link_of
     from gradwire.lab.workloads import Own
 
     texts = [text_of(each) for each in candidates]
@@ -79,8 +79,8 @@ def plan(
 
 def _run(job: "Job", spec: "Spec", place: "Place") -> list[dict[str, Any]]:
     """What rank 0 logged."""
-    from gradwire.lab.launched import is_launched
-    from gradwire.lab.runner import runner
+    from gradwire.lab.launch.launched import is_launched
+    from gradwire.lab.launch.runner import runner
 
     if is_launched():
         raise ValueError("this starts ranks of its own: call it where none run, or use torchrun -m gradwire")

@@ -5,7 +5,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from gradwire.lab.scheduling.regimes import ComputeStream, OwnStream, SideStream
+from gradwire.lab.scheduling.published_regimes import ComputeStream, OwnStream, SideStream
 from gradwire.schedule.costs import NOTHING, Affine, Cost, Table
 from gradwire.schedule.problem import Choice, Option, Problem, assemble
 from gradwire.schedule.regimes import Regime, Worker

@@ -19,7 +19,7 @@ from gradwire.frontends.job import Choices
 from gradwire.plans import Plan, uniform
 from gradwire.tuner import CHOOSING_STEPS, Auto
 from gradwire.tuner.auto import TIMED, TRACED, WARM
-from gradwire.tuner.plans import quiet, safe, ways_of
+from gradwire.tuner.candidate_plans import quiet, safe, ways_of
 from gradwire.tuner.profiler import Sample, _collectives
 from gradwire.tuner.trials import SETTLE, TRIED, Trials
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.controllers import gravac
-from gradwire.controllers.factors import Factors, spaced
+from gradwire.controllers.factor_search import Factors, spaced
 from gradwire.controllers.gain import LEAST_ENERGY, Gain, Reading, delay_of, share_of
 from gradwire.controllers.guard import Guard
 

@@ -9,10 +9,10 @@ import pytest
 from gradwire.cli import main
 from gradwire.construct import options_of
 from gradwire.lab.configuration import parse_all
-from gradwire.lab.launch import launch
+from gradwire.lab.experiments.presets import PRESETS, preset
+from gradwire.lab.launch.launch import launch
 from gradwire.lab.models import MODELS
-from gradwire.lab.presets import PRESETS, preset
-from gradwire.lab.tasks import tasks
+from gradwire.lab.workloads.make_task import tasks
 from tests.small_files import (
     write_cifar10,
     write_cifar100,
@@ -49,10 +49,10 @@ SMALL = {
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
-from gradwire.cli.training import compare_in
-from gradwire.lab import train as job
-from gradwire.lab.presets import preset
-from gradwire.lab.runner import Place, runner
+from gradwire.cli.train_command import compare_in
+from gradwire.lab.jobs import train_job as job
+from gradwire.lab.experiments.presets import preset
+from gradwire.lab.launch.runner import Place, runner
 
 class Stopped(Exception): pass
 step = job._Training._step

@@ -14,12 +14,12 @@ from gradwire.lab.scheduling.profiles import profile as published
 from gradwire.memories import Residual
 from gradwire.ops.sample import ELEMENTS, MATRICES, sampled
 from gradwire.plans import NATIVE, Group, Plan, default_communicator, default_memory
-from gradwire.report import simulation
+from gradwire.report import simulation_report
 from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Worker, most, over_link, search, search_progress
 from gradwire.schedule import worth_of as worth_of_groups
 from gradwire.schedule.simulate import Cluster, simulate
 from gradwire.tuner import Auto, auto, rehearsal, trials
-from gradwire.tuner.plans import allowed, shortlist, worth_of_plan
+from gradwire.tuner.candidate_plans import allowed, shortlist, worth_of_plan
 from gradwire.tuner.trials import Trials
 
 SLOTS = slots_of(SMALL)
@@ -222,13 +222,13 @@ def test_a_published_job_is_judged_by_what_is_assumed_of_its_compressors():
 def test_the_tables_show_what_steps_are_worth():
     job = profile(four=0.99, few=0.4, random=0.0)
     outcomes = list(simulate(job, Cluster(4, 1e6)))
-    shown = simulation.table(outcomes)
+    shown = simulation_report.table(outcomes)
     assert {"Quantized(bits=4), worth 0.99", "RandomK(ratio=0.01), worth 0.00"} <= set(shown.columns)
     (groups,) = [row[shown.columns.index("groups of the best plan")] for row in shown.rows]
     assert groups.endswith(f", worth {outcomes[-1].worth:.2f}")
-    assert simulation.verdict(outcomes).startswith("Beside FP32, the best plan makes ")
+    assert simulation_report.verdict(outcomes).startswith("Beside FP32, the best plan makes ")
     harmful = profile(dense=0.0, four=0.0, few=0.0, random=0.0)
-    assert "harms training" in simulation.verdict(list(simulate(harmful, Cluster(4, 1e6))))
+    assert "harms training" in simulation_report.verdict(list(simulate(harmful, Cluster(4, 1e6))))
 
 
 # The automatic plan

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from gradwire.cli import main
-from gradwire.lab import checkpoints
-from gradwire.lab.launch import launch
+from gradwire.lab.jobs import checkpoints
+from gradwire.lab.launch.launch import launch
 from tests.small_files import write_ptb
 
 CONFIGURATIONS = [
@@ -25,9 +25,9 @@ CONFIGURATIONS = [
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
-from gradwire.lab import train as job
-from gradwire.lab.job import meet
-from gradwire.lab.recipe import Recipe
+from gradwire.lab.jobs import train_job as job
+from gradwire.lab.launch.rank_job import meet
+from gradwire.lab.experiments.recipe import Recipe
 
 class Stopped(Exception): pass
 step = job._Training._step

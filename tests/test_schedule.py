@@ -5,7 +5,7 @@ import pytest
 from schedule_cases import REGIMES, all_plans, brute_force, pieces, random_problem
 
 from gradwire.lab.scheduling import rules
-from gradwire.lab.scheduling.regimes import ComputeStream
+from gradwire.lab.scheduling.published_regimes import ComputeStream
 from gradwire.schedule import Affine, Option, Problem, Table, Worker, baselines, evaluate, search
 from gradwire.schedule.costs import theil_sen
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from gradwire.cli import main
-from gradwire.lab.comparison import Comparison
 from gradwire.lab.configuration import parse_all
-from gradwire.lab.recipe import Recipe
-from gradwire.lab.runner import Place
+from gradwire.lab.experiments.comparison import Comparison
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.launch.runner import Place
 
 
 def test_dense_and_fp32_train_a_language_model_alike(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from harness import place_bytes
 
 import gradwire as gw
 from gradwire.cli import main
-from gradwire.lab.planning import candidate, candidates
+from gradwire.lab.jobs.plan_job import candidate, candidates
 from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, MODELS, PCIE, problem, profile
-from gradwire.lab.scheduling.regimes import ComputeStream
-from gradwire.report.simulation import per_step_or_rounds
-from gradwire.report.tables import times
+from gradwire.lab.scheduling.published_regimes import ComputeStream
+from gradwire.report.simulation_report import per_step_or_rounds
+from gradwire.report.text_table import times
 from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Table, baselines, over_link
 from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, moved, names, simulate
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.cli import main
-from gradwire.lab.faults import KINDS, faults, read_kinds
-from gradwire.lab.soak import soaking
-from gradwire.lab.soak_laws import Laws
-from gradwire.lab.soak_training import BY_CHECKPOINT
+from gradwire.lab.soak.faults import KINDS, faults, read_kinds
+from gradwire.lab.soak.laws import Laws
+from gradwire.lab.soak.soak import soaking
+from gradwire.lab.soak.soaked_training import BY_CHECKPOINT
 
 KEPT = {"life": "a", "model": "m", "owed": "o"}
 
@@ -78,7 +78,7 @@ def test_a_short_run_holds_all_laws(tmp_path, capsys):
 
 @pytest.mark.parametrize("front_end", BY_CHECKPOINT)
 def test_what_ends_where_a_rank_is_lost_begins_again_from_a_checkpoint(front_end, tmp_path, monkeypatch):
-    monkeypatch.setattr("gradwire.lab.soak.FRONT_ENDS", (front_end,))
+    monkeypatch.setattr("gradwire.lab.soak.soak.FRONT_ENDS", (front_end,))
     with soaking(2, None, 1, tmp_path) as job:
         job.run(0.2, ["kill", "overflow"], lambda followed: None)
     log = (tmp_path / "ranks.log").read_text()

@@ -8,16 +8,16 @@ import torch
 
 import gradwire as gw
 from gradwire.cli import main
-from gradwire.lab import bench_setup
-from gradwire.lab.bench import Sample
-from gradwire.lab.bench_setup import Setup, TimingOptions
 from gradwire.lab.configuration import parse
-from gradwire.lab.launch import RankFailed
+from gradwire.lab.experiments import bench_setup
+from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
+from gradwire.lab.experiments.suites import SUITES, Cuts, Row, suite
+from gradwire.lab.jobs.bench_job import Sample
+from gradwire.lab.launch.launch import RankFailed
+from gradwire.lab.launch.runner import _Launcher
 from gradwire.lab.results import Totals
-from gradwire.lab.runner import _Launcher
-from gradwire.lab.suites import SUITES, Cuts, Row, suite
 from gradwire.plans import Plan, uniform
-from gradwire.report import suite as report
+from gradwire.report import suite_report as report
 from gradwire.report.timing import summarize
 from gradwire.slots import Slot
 

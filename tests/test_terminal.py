@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 import gradwire
-from gradwire.cli import main, places
-from gradwire.lab import network
+from gradwire.cli import main, run_setup
 from gradwire.lab.catalogue import catalogue
-from gradwire.lab.launch import RankFailed
+from gradwire.lab.launch.launch import RankFailed
+from gradwire.lab.network import network
 from gradwire.report import terminal
-from gradwire.report.tables import Table
+from gradwire.report.text_table import Table
 
 REPOSITORY = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(REPOSITORY)}
@@ -135,10 +135,10 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     class Full:
         free = 0
 
-    monkeypatch.setattr(places, "disk_usage", lambda path: Full)
+    monkeypatch.setattr(run_setup, "disk_usage", lambda path: Full)
     failure = RankFailed(0, 1, "unexpected pos 64 vs 0")  # what torch.save says then
     told = pytest.raises(OSError, match=f"no space is left on the disk of {tmp_path}: rank 0 ended")
-    with told, places.told(tmp_path / "run"):
+    with told, run_setup.told(tmp_path / "run"):
         raise failure
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.lab.launch import free_port
+from gradwire.lab.launch.launch import free_port
 from tests.processes.test_elastic import Rank
 
 pytest.importorskip("torchft", reason="`make test-torchft` installs it")

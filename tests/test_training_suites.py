@@ -8,14 +8,14 @@ import pytest
 import gradwire as gw
 from gradwire.cli import main
 from gradwire.construct import options_of
-from gradwire.lab import training_suites
 from gradwire.lab.configuration import parse_all
-from gradwire.lab.recipe import Recipe
+from gradwire.lab.experiments import training_suites
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.experiments.training import Training
+from gradwire.lab.experiments.training_suites import training_suite
 from gradwire.lab.results import Record, Run, Totals
-from gradwire.lab.tasks import tasks
-from gradwire.lab.training import Training
-from gradwire.lab.training_suites import training_suite
-from gradwire.report.training_suite import Trained, table
+from gradwire.lab.workloads.make_task import tasks
+from gradwire.report.training_suite_report import Trained, table
 
 
 def test_the_published_rows() -> None:

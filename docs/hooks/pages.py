@@ -21,7 +21,7 @@ from mkdocs.structure.pages import Page
 from gradwire import api
 from gradwire.lab.catalogue import Entry, catalogue
 from gradwire.report import depth
-from gradwire.report.tables import Table
+from gradwire.report.text_table import Table
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import document

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 
 from gradwire.report import terminal
-from gradwire.report.tables import Table
+from gradwire.report.text_table import Table
 
 _WIDTH_IN_FILES = 150
 

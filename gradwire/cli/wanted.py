@@ -5,11 +5,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gradwire.lab.comparison import Comparison
 from gradwire.lab.configuration import PLAN, controlled
-from gradwire.lab.presets import preset as preset_of
-from gradwire.lab.runner import Place
-from gradwire.lab.training import Training
+from gradwire.lab.experiments.comparison import Comparison
+from gradwire.lab.experiments.presets import preset as preset_of
+from gradwire.lab.experiments.training import Training
+from gradwire.lab.launch.runner import Place
 from gradwire.lab.workloads import Own
 
 

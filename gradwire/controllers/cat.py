@@ -11,10 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.controllers.base import Controller, Decision, Observation, StepView
-from gradwire.controllers.factors import spaced
+from gradwire.controllers.controller import Controller, Decision, Observation, StepView
+from gradwire.controllers.factor_search import spaced
 from gradwire.controllers.gain import Gain, Reading
-from gradwire.controllers.levels import check_levels, levels_of, with_levels
+from gradwire.controllers.two_levels import check_levels, levels_of, with_levels
 from gradwire.plans import Plan
 
 SETTLE_STEPS, REVISIT_STEPS = 4, 300

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.controllers.base import Controller, Decision, Observation, StepView, rate_dropped
-from gradwire.controllers.factors import Factors, Scaling, spaced
+from gradwire.controllers.controller import Controller, Decision, Observation, StepView, rate_dropped
+from gradwire.controllers.factor_search import Factors, Scaling, spaced
 from gradwire.controllers.gain import Gain, Reading, delay_of
 from gradwire.controllers.guard import Guard
-from gradwire.controllers.levels import check_levels, levels_of, with_levels
+from gradwire.controllers.two_levels import check_levels, levels_of, with_levels
 from gradwire.controllers.window import Observed, Summary, Window
 from gradwire.plans import Plan
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.compressors import FP16, QSGD, Compressor, GroupContext, Predictable, TernGrad
 from gradwire.controllers.allocate import allocate
-from gradwire.controllers.base import MESSAGE_NUMBERS, Controller, Decision, Observation, StepView
+from gradwire.controllers.controller import MESSAGE_NUMBERS, Controller, Decision, Observation, StepView
 from gradwire.controllers.errors import square_errors
 from gradwire.controllers.recompress import recompress, with_options
 from gradwire.controllers.settings import setting_of

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gradwire.controllers.base import Controller, Decision, Observation, StepView
+from gradwire.controllers.controller import Controller, Decision, Observation, StepView
 from gradwire.controllers.gravac import GraVAC
 from gradwire.plans import Plan
 

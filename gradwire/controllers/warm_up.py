@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import FP32, Compressor, Quantized
-from gradwire.controllers.base import Controller, Decision, Observation
+from gradwire.controllers.controller import Controller, Decision, Observation
 from gradwire.controllers.recompress import has, recompress, with_options
 from gradwire.memories import DGCMemory
 from gradwire.plans import Group, Plan

@@ -1,5 +1,5 @@
 """Gradwire under torchft, on a plain model: `Optimizer` in place of torchft's and of its DDP, `LocalSteps` in place of
-its DiLoCo and LocalSGD. What happens at their quorums and votes is in `gradwire.integrations.quorum`."""
+its DiLoCo and LocalSGD. What happens at their quorums and votes is in `gradwire.integrations.quorum_exchange`."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -20,8 +20,8 @@ from gradwire.frontends.job import Choices, Dense, device_of, runtime_of
 from gradwire.frontends.local_steps import DILOCO
 from gradwire.frontends.rounds import OuterOptimizer, go_back, outer_step
 from gradwire.groups import Grouping
-from gradwire.integrations.quorum import Exchange
-from gradwire.integrations.replica import ReplicaGradients, least, replica_of
+from gradwire.integrations.quorum_exchange import Exchange
+from gradwire.integrations.torchft_replica import ReplicaGradients, least, replica_of
 from gradwire.memories import Memory
 from gradwire.plans import Plan
 from gradwire.runtime.ending import Interrupted

@@ -10,11 +10,11 @@ from gradwire.communicators import Communicator
 from gradwire.compressors import Cast, Compressor, LowRank
 from gradwire.construct import exported, options_of
 from gradwire.controllers import Controller
+from gradwire.lab.experiments.presets import PRESETS
+from gradwire.lab.experiments.suites import SUITES
 from gradwire.lab.local import LOCAL, Local
 from gradwire.lab.models import MODELS, Model
-from gradwire.lab.presets import PRESETS
-from gradwire.lab.suites import SUITES
-from gradwire.lab.tasks import tasks
+from gradwire.lab.workloads.make_task import tasks
 from gradwire.memories import Memory
 
 _CITATION = re.compile(r"\s*\(([^()]*\b(?:19|20)\d\d\b[^()]*|https?://[^()]*)\)")

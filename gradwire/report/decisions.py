@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from gradwire.lab.results import Run
 from gradwire.report.pictures import NARROW, STYLE, keep_in_sight, legend, look, names
-from gradwire.report.tables import Table, figure
+from gradwire.report.text_table import Table, figure
 
 _PANELS = (("factor", "fewer elements by"), ("gain", "gain"), ("throughput", "steps per s × gain"))
 _MEANINGS = {

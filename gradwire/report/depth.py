@@ -12,7 +12,7 @@ from gradwire.construct import exported, options_of
 from gradwire.lab.catalogue import Entry
 from gradwire.memories import Memory
 from gradwire.plans import default_communicator, default_memory
-from gradwire.report.tables import Table, figure, times
+from gradwire.report.text_table import Table, figure, times
 from gradwire.slots import Layout, Slot
 
 WORLDS = (2, 4, 8, 64)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from gradwire.plans import Group, Plan
-from gradwire.report.tables import Table, figure
+from gradwire.report.text_table import Table, figure
 from gradwire.report.timeline_rows import LANES
 from gradwire.report.timeline_shares import COMPUTE, Shares, of_slowest_rank
 from gradwire.schedule.timeline import Span, Timeline

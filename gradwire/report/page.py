@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from gradwire.report.tables import Table
+from gradwire.report.text_table import Table
 
 
 @dataclass(frozen=True)

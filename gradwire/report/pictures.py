@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from gradwire.lab.results import Record, Run, shown
-from gradwire.report.tables import diverged, figure
+from gradwire.report.text_table import diverged, figure
 
 COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 NARROW = 4.4

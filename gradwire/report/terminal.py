@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from gradwire.report.tables import Table
+from gradwire.report.text_table import Table
 
 _WORDS_WIDTH = 24
 """Columns of words fold; narrower than this they are hard to read."""

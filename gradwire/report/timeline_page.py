@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradwire.report.page import filled
-from gradwire.report.tables import Table
+from gradwire.report.text_table import Table
 from gradwire.report.timeline_rows import LANES, Row, rows
 from gradwire.schedule.timeline import Timeline
 

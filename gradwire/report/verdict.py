@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isnan, nan
 
 from gradwire.lab.results import LARGER_IS_BETTER, Run, shown
-from gradwire.report.tables import diverged, figure
+from gradwire.report.text_table import diverged, figure
 
 _POINTS, _SHARE = 0.005, 0.01
 """As good as the first: within half a point of what lies between 0 and 1, or 1 % of a loss."""

@@ -16,8 +16,8 @@ from gradwire.controllers import Controller, Decision, Observation, StepView
 from gradwire.controllers.requests import Change, NativeRequest, Profiled, ProfileRequest
 from gradwire.plans import NATIVE, Group, Plan
 from gradwire.schedule import Profile, Solution, Worker, search_progress
-from gradwire.tuner import words
-from gradwire.tuner.plans import (
+from gradwire.tuner import messages
+from gradwire.tuner.candidate_plans import (
     allowed,
     compressor_of,
     is_dense,
@@ -162,7 +162,7 @@ class Auto(Controller):
         self.found = search_progress(self.profile.problem(), self.regime, EPS)
         self.predicted_s = self.found.step_s
         self._turns_left = turns_in(CHOOSING_STEPS - BEFORE_TRIALS, seen.next_step - seen.step)
-        self._log(seen, words.worths(self.measured, self.profile))
+        self._log(seen, messages.worths(self.measured, self.profile))
         plans = shortlist(self.profile, self.found, self.regime, WORTH_TRYING)
         return self._begin_trials("first trials", plans, LEFT_TO_LEARN, seen)
 
@@ -180,7 +180,7 @@ class Auto(Controller):
         assert self.measured
         worths = [worth_of_plan(self.measured, plan) for plan in plans]
         self._phase, self._trials = phase, Trials(plans, worths, self._turns_left - left)
-        self._log(seen, words.tried(phase, plans))
+        self._log(seen, messages.tried(phase, plans))
         return self._turn(seen)
 
     def _turn(self, seen: Observation) -> Change | None:
@@ -194,7 +194,7 @@ class Auto(Controller):
         if not self._trials.add(_step_s(seen)):
             return None
         self._turns_left -= 1
-        self._log(seen, words.turn(self._trials, tried))
+        self._log(seen, messages.turn(self._trials, tried))
         if not self._trials.done:
             return self._turn(seen)
         if self._phase == "first trials":
@@ -239,7 +239,7 @@ class Auto(Controller):
 
     def _settle(self, seen: Observation, plan: Plan) -> Change | None:
         self.expected_s = median(self._trials.seconds[self._trials.plans.index(plan)])
-        self._say(seen, words.chosen(self._trials, plan, self.predicted_s, self.dense_s))
+        self._say(seen, messages.chosen(self._trials, plan, self.predicted_s, self.dense_s))
         self._phase, self._seconds, self._strange = "watch", [], 0
         if plan.native:
             return NativeRequest(WINDOW)

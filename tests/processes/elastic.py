@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.frontends.rendezvous import Rendezvous
-from gradwire.integrations.replica import local
+from gradwire.integrations.torchft_replica import local
 from gradwire.runtime.meeting import Meeting
 
 torch.set_num_threads(1)

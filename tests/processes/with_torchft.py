@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torchft import Manager, ProcessGroupGloo
 
-from gradwire.integrations.replica import local
 from gradwire.integrations.torchft import LocalSteps, Optimizer
+from gradwire.integrations.torchft_replica import local
 from tests.processes.elastic import flat, gradients, hash_of, plan, residuals, say
 
 torch.set_num_threads(1)

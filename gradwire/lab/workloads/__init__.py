@@ -1,6 +1,5 @@
 """Workloads on real data that needs no download, on data sets the user has, and on random data."""
 
-from gradwire.lab.workloads.base import Batch, Task
 from gradwire.lab.workloads.images import Cifar10, Cifar100, Digits, FashionMnist, ImageFolder, ImageTask, Mnist
 from gradwire.lab.workloads.language import LanguageModel, PennTreebank, TextFiles, TextTask, WikiText
 from gradwire.lab.workloads.masked import Masked
@@ -8,6 +7,7 @@ from gradwire.lab.workloads.own import Own
 from gradwire.lab.workloads.published import Published
 from gradwire.lab.workloads.squad import Squad
 from gradwire.lab.workloads.synthetic import Synthetic
+from gradwire.lab.workloads.task import Batch, Task
 
 TASKS: tuple[type[Task], ...] = (
     LanguageModel,

@@ -12,12 +12,12 @@ from torch import Generator, Tensor, nn
 
 from gradwire.lab.models import any_model
 from gradwire.lab.workloads import image_files
-from gradwire.lab.workloads.ahead import ahead
-from gradwire.lab.workloads.base import Batch, Task, endless, epoch, steps_of
 from gradwire.lab.workloads.image_folder import image_folder
 from gradwire.lab.workloads.image_set import Splits
-from gradwire.lab.workloads.models import cnn, lenet, resnet18, vgg16
 from gradwire.lab.workloads.named import Named
+from gradwire.lab.workloads.narrow_models import cnn, lenet, resnet18, vgg16
+from gradwire.lab.workloads.prefetch import ahead
+from gradwire.lab.workloads.task import Batch, Task, endless, epoch, steps_of
 
 _WIDTH = 16
 

@@ -11,9 +11,9 @@ from torch import Generator, Tensor, nn
 
 from gradwire.lab.models import any_model
 from gradwire.lab.workloads import text
-from gradwire.lab.workloads.base import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
-from gradwire.lab.workloads.models import GPT, LSTM
 from gradwire.lab.workloads.named import Named
+from gradwire.lab.workloads.narrow_models import GPT, LSTM
+from gradwire.lab.workloads.task import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
 
 _WIDTH, _LAYERS = 256, 2
 

@@ -11,8 +11,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradwire.lab.workloads import text
-from gradwire.lab.workloads.base import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
 from gradwire.lab.workloads.named import Named
+from gradwire.lab.workloads.task import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
 
 _GUESSED, _MASKED, _REPLACED = 0.15, 0.8, 0.9
 _SPECIAL = 3  # [CLS] before the first piece, [SEP] after each

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradwire.lab.function import imported
 from gradwire.lab.results import TRAINING_LOSS
-from gradwire.lab.workloads.base import Task
+from gradwire.lab.workloads.task import Task
 
 _CALL = "return model, batches, loss (and, if you like, held_out)"
 

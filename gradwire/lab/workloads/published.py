@@ -9,7 +9,7 @@ from torch import Generator, nn
 from gradwire.construct import unknown
 from gradwire.lab.models import MODELS, Model, Size
 from gradwire.lab.models.hub import require_transformers
-from gradwire.lab.workloads.base import Batch, RandomTask
+from gradwire.lab.workloads.task import Batch, RandomTask
 
 
 @dataclass(frozen=True, kw_only=True)

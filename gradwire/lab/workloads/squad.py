@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from gradwire.lab.models import any_model, hub
 from gradwire.lab.workloads import squad_files
-from gradwire.lab.workloads.base import Batch, Task, endless, epoch, steps_of
 from gradwire.lab.workloads.named import Named
 from gradwire.lab.workloads.squad_files import Question, Windows
+from gradwire.lab.workloads.task import Batch, Task, endless, epoch, steps_of
 
 _LONGEST_ANSWER = 30
 

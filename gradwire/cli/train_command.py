@@ -1,0 +1,153 @@
+"""The command line's trainings: configurations on one task, and suites of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from gradwire.cli.console import mistakes, progress_bars, show
+from gradwire.cli.run_setup import place_of, run_folder, told
+from gradwire.cli.wanted import Wanted, described
+from gradwire.lab.configuration import Configuration, parse_all
+from gradwire.lab.experiments.comparison import Comparison, circumstances
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.experiments.resumable import METRICS, keep, kept, records_kept
+from gradwire.lab.experiments.training_suites import training_suite as suite_rows
+from gradwire.lab.jobs.train_job import TrainSpec
+from gradwire.lab.jobs.train_job import train as train_rank
+from gradwire.lab.launch.runner import Place, Runner, runner
+from gradwire.lab.network.link import Link
+from gradwire.lab.network.network import NetworkUnavailable
+from gradwire.lab.results import Record, Run
+from gradwire.report import text_table, training_suite_report
+from gradwire.report import training_report as report
+from gradwire.report.scalars import Scalars
+
+
+def demo() -> None:
+    """The README's first command."""
+    with mistakes():
+        place = _demo_place()
+        comparison = Comparison(
+            configurations=parse_all(["dense", "topk:0.02", "powersgd:8"]),
+            task="lm",
+            options=["width=160", "batch=4"],
+            ranks=place.ranks,
+            recipe=Recipe(steps=120),
+        )
+    compare(comparison, place, Path("runs"))
+
+
+def _demo_place() -> Place:
+    place = Place(4, Link.parse("100mbit"))
+    try:
+        with runner(place):
+            return place
+    except NetworkUnavailable as reason:
+        print(f"{reason}; so this goes over loopback, where bytes cost next to nothing")
+        return Place(4)
+
+
+def train(wanted: Wanted, hosts: int | None, link: str | None, shard: int, device: str, out: Path) -> None:
+    """Trains configurations on one task."""
+    with mistakes():
+        place = place_of(hosts, link, device, shard)
+        training = described(wanted.task, wanted.model, wanted.preset, wanted.folder)
+        comparison = wanted.comparison(training, place)
+    compare(comparison, place, out)
+
+
+def train_suite(suite: str, wanted: Wanted, hosts: int | None, link: str | None, device: str, out: Path) -> None:
+    """Trains what a published system trained."""
+    with mistakes():
+        place = place_of(hosts, link, device)
+        wanted.check_for_suite(suite)
+        rows = suite_rows(suite, wanted.folder, wanted.task)
+        comparisons = [wanted.comparison(row, place) for row in rows]
+    _compare_all(suite, comparisons, place, out)
+
+
+def resume(folder: Path, wanted: Wanted, others: Sequence[Any]) -> None:
+    """Goes on with an interrupted run, as it was begun."""
+    with mistakes():
+        if not wanted.nothing or any(other is not None for other in others):
+            raise ValueError(f"--resume {folder} goes on with what was begun there: give nothing else")
+        comparison, place = kept(folder)
+    with runner(place) as ranks, told(folder, ranks.leads):
+        compare_in(folder, comparison, place, ranks)
+
+
+def compare(comparison: Comparison, place: Place, out: Path) -> None:
+    """Trains all configurations; writes and prints what came of it."""
+    with runner(place) as ranks:
+        folder = ranks.agreed(run_folder(out, comparison.task, ranks.leads))
+        with told(folder, ranks.leads):
+            compare_in(folder, comparison, place, ranks)
+
+
+def _compare_all(name: str, comparisons: list[Comparison], place: Place, out: Path) -> None:
+    """Task after task, each with a folder in the suite's; what is known is written after each."""
+    with runner(place) as ranks:
+        folder = ranks.agreed(run_folder(out, name, ranks.leads))
+        with told(folder, ranks.leads):
+            _compare_in(folder, name, comparisons, place, ranks)
+
+
+def _compare_in(folder: Path, name: str, comparisons: list[Comparison], place: Place, ranks: Runner) -> None:
+    trained: list[training_suite_report.TrainedTask] = []
+    paths: list[Path] = []
+    try:
+        for number, comparison in enumerate(comparisons, 1):
+            if runs := compare_in(folder / f"{number}-{comparison.task}", comparison, place, ranks):
+                model = str(getattr(comparison.make_task(), "model", ""))
+                trained.append(training_suite_report.TrainedTask(comparison.task, model, comparison.looked_at, runs))
+                paths = training_suite_report.write(folder, name, trained, circumstances(place))
+    finally:
+        if trained:
+            show(training_suite_report.table(name, trained))
+            print(*paths, sep="\n")
+
+
+def compare_in(folder: Path, comparison: Comparison, place: Place, ranks: Runner) -> list[Run]:
+    """The runs, where this process leads; else none. Where one fails, those before it are written all the same."""
+    runs: list[Run] = []
+    if ranks.leads and comparison.checkpoint_every:
+        folder.mkdir(parents=True, exist_ok=True)
+        keep(folder, comparison, place)
+    try:
+        with progress_bars() as progress:
+            for configuration, spec in comparison.specs(folder):
+                run = _train(configuration, spec, comparison.course.steps, ranks, progress)
+                if ranks.leads:
+                    runs.append(run)
+    finally:
+        if runs:
+            _report(comparison, place, folder, runs)
+    return runs
+
+
+def _report(comparison: Comparison, place: Place, folder: Path, runs: list[Run]) -> None:
+    metric = comparison.looked_at
+    show(text_table.training(runs, metric))
+    print(*report.write(folder, runs, metric, comparison.facts() | circumstances(place)), sep="\n")
+
+
+def _train(configuration: Configuration, spec: TrainSpec, steps: int, ranks: Runner, progress: Progress) -> Run:
+    run, home = Run(configuration.text), Path(spec.home)
+    if not ranks.leads:
+        ranks.run(train_rank, spec, home, lambda line: None)
+        return run
+    home.mkdir(parents=True, exist_ok=True)
+    run.records += records_kept(home)
+    bar = progress.add_task(run.configuration, total=steps, note="starting")
+    with Scalars(home) as scalars:
+
+        def follow(line: dict[str, Any]) -> None:
+            record = Record.from_line(line)
+            run.records.append(record)
+            scalars.add(record)
+            progress.update(bar, completed=record.step, note=f"loss {record.loss:.3f}")
+
+        ranks.run(train_rank, spec, home / METRICS, follow)
+    return run

@@ -1,0 +1,1 @@
+"""What is run and compared: models, recipes, published suites and trainings."""

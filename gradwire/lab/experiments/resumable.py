@@ -1,0 +1,39 @@
+"""A comparison in a run's folder, so that it can go on where it was interrupted."""
+
+import json
+from pathlib import Path
+
+from gradwire.lab.experiments.comparison import Comparison
+from gradwire.lab.jobs import checkpoints
+from gradwire.lab.launch.runner import Place
+from gradwire.lab.network.link import LOOPBACK, link_of
+from gradwire.lab.results import Record, append, read_lines
+
+FILE = "comparison.json"
+METRICS = "metrics.jsonl"
+
+
+def keep(folder: Path, comparison: Comparison, place: Place) -> None:
+    """Writes what is needed to go on."""
+    where = {"link": str(place.link or LOOPBACK), "device": place.device}
+    (folder / FILE).write_text(json.dumps(where | {"comparison": comparison.to_json()}, indent=1) + "\n")
+
+
+def kept(folder: Path) -> tuple[Comparison, Place]:
+    """What `keep` wrote. Raises ValueError for a folder of another kind, and for a place that there is not."""
+    path = folder / FILE
+    if not path.is_file():
+        raise ValueError(f"no file {path}: a run that can be resumed was started with --checkpoint-every")
+    data = json.loads(path.read_text())
+    comparison = Comparison.from_json(data["comparison"])
+    return comparison, Place(comparison.ranks, link_of(data["link"]), data["device"], comparison.shard)
+
+
+def records_kept(home: Path) -> list[Record]:
+    """The records up to the newest checkpoint of one configuration; those after it, which will come again, go."""
+    newest = checkpoints.newest(home)
+    lines = [line for line, _ in read_lines(home / METRICS) if line["step"] <= newest]
+    (home / METRICS).unlink(missing_ok=True)
+    for line in lines:
+        append(home / METRICS, line)
+    return [Record.from_line(line) for line in lines]

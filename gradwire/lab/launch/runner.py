@@ -1,0 +1,161 @@
+"""Run jobs: on ranks that are started here for each job, or on the ranks that this process is one of."""
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import torch
+
+from gradwire.lab.launch.launch import launch
+from gradwire.lab.launch.launched import is_launched
+from gradwire.lab.launch.rank_job import Log, Peers, Spec, meet
+from gradwire.lab.network.link import Link
+from gradwire.lab.network.network import Network
+from gradwire.lab.results import append, read_lines
+
+Job = Callable[[Any, Peers, Log], None]
+_POLL_S = 0.2
+# GPUs of one machine would otherwise go around the emulated link
+_NCCL_OVER_THE_LINK = {
+    "NCCL_SOCKET_IFNAME": Network.interface,
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_IB_DISABLE": "1",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where ranks run: `ranks` of them on loopback, or, with a link, on emulated hosts: each on one of its own, or the
+    `shard` ranks that hold a replica together.
+
+    Raises ValueError for more ranks than GPUs, with a link for more than a network has addresses and, where this
+    process is a rank already, for a link or another number of ranks.
+    """
+
+    ranks: int
+    link: Link | None = None
+    device: str = "cpu"
+    shard: int = 1
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or self.shard < 1:
+            raise ValueError(f"{self.ranks} hosts cannot run anything: give 1 or more")
+        if self.ranks % self.shard:
+            raise ValueError(f"{self.ranks} ranks do not make replicas of {self.shard}: give a divisor to --shard")
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"device is cpu or cuda, not {self.device!r}")
+        if self.link:
+            Network(self.hosts, self.link)  # refuses too many hosts; nothing is built before it is entered
+        if is_launched() and self.link:
+            raise ValueError("a link can only be emulated for ranks that gradwire starts: start it by itself")
+        if is_launched() and self.ranks != int(os.environ["WORLD_SIZE"]):
+            raise ValueError(f"{os.environ['WORLD_SIZE']} ranks were started, not {self.ranks}")
+        needed = int(os.environ.get("LOCAL_RANK", "0")) + 1 if is_launched() else self.ranks
+        devices = torch.cuda.device_count()
+        if self.device == "cuda" and devices < needed:
+            raise ValueError(f"{needed} ranks on one machine need {needed} CUDA devices; it has {devices}")
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are."""
+        return self.ranks // self.shard
+
+    def __str__(self) -> str:
+        ranks = f"{self.ranks} ranks" if self.ranks > 1 else "1 rank"
+        if self.link and self.shard > 1:
+            return f"{ranks} on {self.hosts} emulated hosts, each with a {self.link} link"
+        if self.link:
+            return f"{ranks}, each on an emulated host with a {self.link} link"
+        return f"{ranks} that were started beforehand" if is_launched() else f"{ranks} over loopback"
+
+
+class Runner(ABC):
+    """Runs one job after the other in the same place."""
+
+    leads: bool = True
+    """Whether this process gets the results and tells the user."""
+
+    @abstractmethod
+    def run(self, job: Job, spec: Spec, lines: Path, follow: Log) -> None:
+        """Runs `job` on every rank. What it logs goes into the file `lines` and, where this process leads, to
+        `follow`. Raises RankFailed, or what the job raises."""
+
+    def agreed(self, folder: Path) -> Path:
+        """The folder of the process that leads: those of ranks that were started beforehand may differ."""
+        return folder
+
+
+@contextmanager
+def runner(place: Place) -> Iterator[Runner]:
+    """A place for as long as it is needed. Raises NetworkUnavailable where a link may not be made."""
+    if is_launched():
+        with meet(place.device) as peers:
+            yield _Joined(peers)
+        return
+    with Network(place.hosts, place.link) if place.link else nullcontext() as network:
+        yield _Launcher(place, network)
+
+
+class _Joined(Runner):
+    """This process is one of the ranks."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.peers, self.leads = peers, peers.rank == 0
+
+    def run(self, job: Job, spec: Spec, lines: Path, follow: Log) -> None:
+        def log(line: dict[str, Any]) -> None:
+            append(lines, line)
+            follow(line)
+
+        job(spec, self.peers, log if self.leads else lambda line: None)
+
+    def agreed(self, folder: Path) -> Path:
+        return Path(self.peers.said_by_first(str(folder)))
+
+
+class _Launcher(Runner):
+    """Fresh processes for every job, each running the job's module."""
+
+    def __init__(self, place: Place, network: Network | None) -> None:
+        self.place, self.network = place, network
+
+    def run(self, job: Job, spec: Spec, lines: Path, follow: Log) -> None:
+        spec_path = lines.with_name("spec.json")
+        spec.write(spec_path)
+        interface = [self.network.interface] if self.network else []
+        arguments = ["-m", job.__module__, str(spec_path), str(lines), self.place.device, *interface]
+        # ranks import what this process can, such as a user's model beside the script that was started
+        env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        env |= _NCCL_OVER_THE_LINK if self.network else {}
+        with _following(lines, follow):
+            launch(arguments, self.place.ranks, network=self.network, env=env)
+
+
+@contextmanager
+def _following(lines: Path, follow: Log) -> Iterator[None]:
+    """Calls `follow`, on a thread, with each line that is appended to the file `lines` meanwhile."""
+    ended = Event()
+
+    def tail() -> None:
+        offset, last_look = 0, False
+        while not last_look:
+            last_look = ended.wait(_POLL_S)
+            for line, after in read_lines(lines, offset):
+                offset = after
+                follow(line)
+
+    with ThreadPoolExecutor(1) as pool:
+        tailing = pool.submit(tail)
+        try:
+            yield
+        finally:
+            ended.set()
+        tailing.result()

@@ -1,0 +1,126 @@
+"""One rank of a job that ends where a rank is lost, and begins again from its last checkpoint: local steps, and shards.
+
+It meets the others as whoever started it says. Where a rank is lost, all others end by themselves, each with an error
+that says who it was.
+"""
+
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from gradwire.frontends import Handle
+from gradwire.lab.soak.faults import TIMEOUT_S
+from gradwire.lab.soak.soaked_local_steps import SoakedLocalSteps
+from gradwire.lab.soak.soaked_shards import SoakedShards
+from gradwire.lab.soak.soaked_training import Orders, UncheckedError, checking, hash_of, say, spoil
+
+EVERY = 3
+"""Steps, or rounds of local ones, from one checkpoint to the next."""
+
+
+class Trained(Protocol):
+    """A model under one of the front ends."""
+
+    handle: Handle
+
+    def step(self, number: int, scale: float) -> None:
+        """Step or round `number`, with the loss times `scale`. Raises AssertionError where something was lost."""
+        ...
+
+    def shared(self) -> list[Tensor]:
+        """What this rank holds of what replicas have alike."""
+        ...
+
+    def whole(self) -> Tensor:
+        """What replicas have alike, all of it, in one vector; all ranks ask together."""
+        ...
+
+    def owed(self) -> Tensor:
+        """What the memories of all replicas hold together; all ranks ask together."""
+        ...
+
+    def state(self, saved: Path | None) -> dict[str, Any]:
+        """For torch.distributed.checkpoint: to be saved, or to load what is `saved` into."""
+        ...
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Takes over what was loaded into a `state`."""
+        ...
+
+
+class CheckpointedRank:
+    """What a rank trains, of as many as there are."""
+
+    def __init__(self, store: Store, told: dict[str, Any]) -> None:
+        torch.set_num_threads(1)
+        self._orders, self._home, self._job = Orders(), Path(told["folder"]), told["job"]
+        dist.init_process_group(
+            "gloo", store=PrefixStore(str(told["life"]), store), rank=told["rank"], world_size=told["ranks"],
+            timeout=timedelta(seconds=TIMEOUT_S),
+        )  # fmt: skip
+        made = SoakedLocalSteps if told["front_end"] == "LocalSteps" else SoakedShards
+        self._trained: Trained = made(told["turn"])
+
+    def live(self) -> None:
+        """Trains until a rank is lost, or it is told to leave."""
+        try:
+            self._train(self._resume())
+        except RuntimeError as error:
+            why = self._why(error)
+            say(error=str(why), phase="checking" if isinstance(why, UncheckedError) else "training")
+
+    def _why(self, error: RuntimeError) -> RuntimeError:
+        """What torch's own collectives say of a lost rank names nobody: Gradwire's next call does, unless the rank has
+        come back meanwhile."""
+        try:
+            self._trained.handle.verify()
+        except RuntimeError as named:
+            return named
+        return error
+
+    def _resume(self) -> int:
+        """The step of the last whole checkpoint: what is in it when all ranks have written their parts, its metadata
+        last. Raises AssertionError where memories do not hold together what they did."""
+        step = max((int(path.parent.name) for path in self._home.glob("*/.metadata")), default=0)
+        if step:
+            path = self._home / str(step)
+            state, owed = self._trained.state(path), torch.zeros_like(self._trained.owed())
+            load({**state, "owed": owed}, checkpoint_id=path)
+            self._trained.take(state)
+            torch.testing.assert_close(self._trained.owed(), owed, rtol=1e-5, atol=1e-6)
+        return step
+
+    def _train(self, step: int) -> None:
+        handle = self._trained.handle
+        life = handle.from_first(uuid4().hex)
+        say(resumed=step, loaded=step > 0, life=life, ranks=dist.get_world_size(), **self._hashes())
+        while True:
+            orders, skipped = self._orders.take(), handle.stats().skipped
+            time.sleep(0.02 + sum(order["seconds"] for order in orders if order["do"] == "slow"))
+            overflows = any(order["do"] == "overflow" for order in orders)
+            self._trained.step(step, torch.inf if overflows else 1.0)
+            step += 1
+            spoil(orders, handle, self._trained.shared())
+            healed = handle.verify(heal=True)
+            if step % EVERY == 0:
+                self._save(step)
+            taken = handle.stats().skipped == skipped
+            say(step=step, life=life, taken=taken, healed=healed, saved=step % EVERY == 0, **self._hashes())
+
+    def _save(self, step: int) -> None:
+        with checking():
+            state = {**self._trained.state(None), "owed": self._trained.owed()}
+            save(state, checkpoint_id=self._home / str(step))
+
+    def _hashes(self) -> dict[str, str]:
+        """And the job, whose checkpoints are held against them."""
+        return {"model": hash_of(self._trained.whole()), "owed": hash_of(self._trained.owed()), "job": self._job}
