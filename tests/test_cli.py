@@ -11,12 +11,13 @@ import pytest
 
 import gradwire as gw
 from gradwire.cli import main, train_command
-from gradwire.cli.run_setup import place_of, run_folder
+from gradwire.cli.run_setup import cluster_of, run_folder
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
-from gradwire.lab.jobs.bench_job import Sample
+from gradwire.lab.jobs.bench_job import TimedSteps
+from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import RankFailed, launch
-from gradwire.lab.launch.runner import Place, _Launcher
+from gradwire.lab.launch.runner import _Launcher
 from gradwire.lab.network.network import Network, NetworkUnavailable
 from gradwire.lab.results import Totals
 
@@ -164,7 +165,7 @@ def test_a_started_rank_takes_no_link(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_loopback_is_a_place() -> None:
-    assert place_of(3, "loopback", "cpu") == place_of(3, None, "cpu") == Place(3)
+    assert cluster_of(3, "loopback", "cpu") == cluster_of(3, None, "cpu") == LabCluster(3)
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +224,7 @@ def test_what_was_timed_before_a_failure_is_told_and_written(
 ) -> None:
     def run(launcher, job, spec, lines, follow):
         for name in spec.configurations[:2]:
-            follow(Sample(name, 0, [1.0], Totals(2e6, 8e6, None, 0, 0, 0, 0)).to_line())
+            follow(TimedSteps(name, 0, [1.0], Totals(2e6, 8e6, None, 0, 0, 0, 0)).to_line())
         raise RankFailed(0, 1, "it was shot")
 
     monkeypatch.setattr(_Launcher, "run", run)
@@ -265,8 +266,9 @@ def test_bench_writes_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[
 DIVERGE = """
 import torch
 from gradwire.lab.configuration import parse
-from gradwire.lab.launch.rank_job import Replica, meet
-with meet("cpu") as peers, Replica(torch.nn.Linear(2, 2), parse("dense"), peers, 0) as replica:
+from gradwire.lab.jobs.measured_model import MeasuredModel
+from gradwire.lab.launch.rank_job import meet
+with meet("cpu") as peers, MeasuredModel(torch.nn.Linear(2, 2), parse("dense"), peers, 0) as replica:
     replica.hash()
     with torch.no_grad():
         replica.module.bias[peers.rank] += peers.rank
@@ -283,8 +285,9 @@ def test_replicas_that_differ_are_an_error() -> None:
 SILENT = """
 import torch
 from gradwire.lab.configuration import parse
-from gradwire.lab.launch.rank_job import Replica, meet
-with meet("cpu") as peers, Replica(torch.nn.BatchNorm1d(1), parse("nocomm"), peers, 0) as replica:
+from gradwire.lab.jobs.measured_model import MeasuredModel
+from gradwire.lab.launch.rank_job import meet
+with meet("cpu") as peers, MeasuredModel(torch.nn.BatchNorm1d(1), parse("nocomm"), peers, 0) as replica:
     for _ in range(2):
         replica.wrapped(torch.full((2, 1), float(peers.rank))).sum().backward()
     assert abs(replica.module.running_mean.item() - 0.19 * peers.rank) < 1e-6
@@ -326,9 +329,9 @@ SUITES = {
 import sys
 from gradwire.cli import main
 from gradwire.lab.experiments.bench_setup import Setup
-from gradwire.lab.experiments.suites import SUITES, Row
+from gradwire.lab.experiments.suites import SUITES, SuiteRow
 setups = [Setup(model="resnet18", ranks=2, batch=batch, size=32) for batch in (2, 3)]
-SUITES["small"] = [Row(setup, "dense", setup) for setup in setups]
+SUITES["small"] = [SuiteRow(setup, "dense", setup) for setup in setups]
 options = ["--layers", "4", "--steps", "1", "--repeats", "1", "--out", sys.argv[1]]
 sys.exit(main(["bench", "--suite", "small", *options]))
 """,

@@ -12,7 +12,7 @@ from test_timeline_report import BOTH, TABLES
 
 from gradwire.lab.configuration import NOCOMM
 from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
-from gradwire.lab.experiments.suites import Row
+from gradwire.lab.experiments.suites import SuiteRow
 from gradwire.lab.results import Run, Spread
 from gradwire.lab.scheduling.profiles import profile
 from gradwire.report import (
@@ -50,7 +50,7 @@ def write_suite(folder: Path) -> Path:
     results = []
     for setup in setups:
         timings = [timing(name, ms, NOCOMM) for name, ms in ((NOCOMM, 9.0), ("dense", 40.0), ("topk:0.01@0mb", 20.0))]
-        rows = [Row(setup, timing.configuration, setup) for timing in timings[1:]]
+        rows = [SuiteRow(setup, timing.configuration, setup) for timing in timings[1:]]
         results += suite_report.results(rows, timings, TimingOptions(2, 1))
     return suite_report.write(folder, "gravac", results, {"machine": "made up"})[1]
 
@@ -60,9 +60,8 @@ def timing(name: str, ms: float, nocomm: str) -> Timing:
 
 
 def write_trainings(folder: Path) -> Path:
-    return training_suite_report.write(
-        folder, "gravac", [training_suite_report.Trained("lm", "lstm", "loss", RUNS)], {}
-    )[0]
+    trained = training_suite_report.TrainedTask("lm", "lstm", "loss", RUNS)
+    return training_suite_report.write(folder, "gravac", [trained], {})[0]
 
 
 def write_timeline(folder: Path) -> Path:

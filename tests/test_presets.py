@@ -52,7 +52,8 @@ from pathlib import Path
 from gradwire.cli.train_command import compare_in
 from gradwire.lab.jobs import train_job as job
 from gradwire.lab.experiments.presets import preset
-from gradwire.lab.launch.runner import Place, runner
+from gradwire.lab.launch.runner import runner
+from gradwire.lab.launch.lab_cluster import LabCluster
 
 class Stopped(Exception): pass
 step = job._Training._step
@@ -66,7 +67,7 @@ def counted(training, batch):
 job._Training._step = counted
 
 folder, small = Path(sys.argv[1]), json.loads(sys.argv[2])
-with runner(Place(2)) as ranks:
+with runner(LabCluster(2)) as ranks:
     assert ranks.agreed(Path("/of-rank", os.environ["RANK"])) == Path("/of-rank/0")
     for name, (files, options) in small.items():
         training = preset(name).on(files)
@@ -78,7 +79,7 @@ with runner(Place(2)) as ranks:
         ranks.run(job.train, spec, folder / "whole" / name / "metrics.jsonl", lambda line: None)
         for left[0] in (steps * 3 // 4, steps):
             try:
-                compare_in(folder / name, comparison, Place(2), ranks)
+                compare_in(folder / name, comparison, LabCluster(2), ranks)
             except Stopped:
                 pass
 sys.stdout.flush()

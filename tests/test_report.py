@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gradwire.lab.jobs.bench_job import Sample
+from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.results import Record, Run, Spread, Totals, append, read_lines
 from gradwire.report import decisions, pictures, terminal, text_table, training_report
-from gradwire.report.text_table import Table, figure
+from gradwire.report.text_table import TextTable, figure
 from gradwire.report.timing import summarize
 
 FACTS = {"task": "lm", "place": "2 ranks <over> loopback", "options": {"width": "8"}, "link": None}
@@ -159,7 +159,7 @@ def test_many_runs_look_different() -> None:
 
 
 def test_the_terminal_shows_brackets_and_whole_sentences() -> None:
-    table = Table(
+    table = TextTable(
         "Runs [of] plan:runs/[a]/plan.json", ["[b]", "in words"], [["plan:runs/[c]", "word " * 30]], ["in words"]
     )
     console = Console(width=60, file=StringIO())
@@ -172,7 +172,7 @@ def test_the_terminal_shows_brackets_and_whole_sentences() -> None:
 
 def test_timings_are_pooled_over_repeats() -> None:
     samples = [
-        Sample(name, repeat, [ms + repeat, ms + repeat], totals(wire))
+        TimedSteps(name, repeat, [ms + repeat, ms + repeat], totals(wire))
         for repeat in range(2)
         for name, ms, wire in (("nocomm", 10, 0), ("bf16", 20, 2e6))
     ]

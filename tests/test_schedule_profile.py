@@ -16,9 +16,9 @@ from gradwire.plans import Plan, default_communicator, default_memory, uniform
 from gradwire.schedule import (
     Affine,
     Candidate,
+    CostTable,
     Profile,
     SlotTime,
-    Table,
     Worker,
     baselines,
     over_link,
@@ -41,7 +41,7 @@ def profile(gpus_per_host: int = 1) -> Profile:
     candidates = tuple(
         Candidate(
             gw.Group((), way, default_memory(way), default_communicator(way)),
-            Table((1e3, 1e4), (1e-4, 3e-4)),
+            CostTable((1e3, 1e4), (1e-4, 3e-4)),
             Affine(1e-5),
             1.0,
         )

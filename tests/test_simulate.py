@@ -15,7 +15,7 @@ from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, MODELS, PCIE, pro
 from gradwire.lab.scheduling.published_regimes import ComputeStream
 from gradwire.report.simulation_report import per_step_or_rounds
 from gradwire.report.text_table import times
-from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Table, baselines, over_link
+from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, baselines, over_link
 from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, moved, names, simulate
 
 WAYS = (
@@ -23,7 +23,7 @@ WAYS = (
     gw.Group((), gw.TopK(0.01), gw.Residual(), gw.AllGather()),
     gw.Group((), gw.PowerSGD(4), gw.Residual(), gw.AllReduce()),
 )
-CANDIDATES = tuple(Candidate(way, Affine(1e-4, 1e-10), Table((1e4, 1e6), (1e-4, 1e-3)), 1.0) for way in WAYS)
+CANDIDATES = tuple(Candidate(way, Affine(1e-4, 1e-10), CostTable((1e4, 1e6), (1e-4, 1e-3)), 1.0) for way in WAYS)
 SLOTS = tuple(
     SlotTime(f"{i}.{part}", shape, 0.002 * (i + 1))
     for i in range(6) for part, shape in (("weight", (256, 512)), ("bias", (256,)))

@@ -14,11 +14,12 @@ from gradwire.cli.run_setup import leads, named_if_full, ranks_of, run_folder, t
 from gradwire.cli.wanted import texts
 from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
 from gradwire.lab.experiments.comparison import circumstances
-from gradwire.lab.experiments.suites import Cuts, Row
+from gradwire.lab.experiments.suites import Cuts, SuiteRow
 from gradwire.lab.experiments.suites import suite as rows_of
-from gradwire.lab.jobs.bench_job import BenchSpec, Sample
+from gradwire.lab.jobs.bench_job import BenchSpec, TimedSteps
 from gradwire.lab.jobs.bench_job import bench as time_steps
-from gradwire.lab.launch.runner import Place, Runner, runner
+from gradwire.lab.launch.lab_cluster import LabCluster
+from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import LOOPBACK
 from gradwire.report import suite_report as suites
 from gradwire.report import text_table
@@ -41,7 +42,7 @@ def bench(
             raise ValueError(f"{json_file} is a folder: name a file for --json")
         setup = Setup(**model | {"ranks": ranks_of(model["ranks"], model["shard"]), "link": model["link"] or LOOPBACK})
         named = texts(configurations, controller, plan)
-        place, spec = setup.place(timed.device), setup.spec(named, timed)
+        place, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(place) as ranks:
         _time(spec, ranks, partial(_tell_setup, setup, place, timed, json_file))
 
@@ -56,7 +57,7 @@ def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path
 
 
 def _tell_setup(
-    setup: Setup, place: Place, timed: TimingOptions, json_file: Path | None, samples: list[Sample]
+    setup: Setup, place: LabCluster, timed: TimingOptions, json_file: Path | None, samples: list[TimedSteps]
 ) -> None:
     timings = summarize(samples)
     turns = f"{timed.repeats} x {timed.steps} steps"
@@ -70,18 +71,18 @@ def _tell_setup(
             json_file.write_text(json.dumps(facts | figures, indent=1) + "\n")
 
 
-def _bench_rows(name: str, rows: list[Row], timed: TimingOptions, out: Path) -> None:
+def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path) -> None:
     """Set-up after set-up; what is measured is written after each, also of one that fails, and told in the end."""
     of = {setup: [row for row in rows if row.setup == setup] for setup in dict.fromkeys(row.setup for row in rows)}
     with mistakes():
         specs = {setup: setup.spec([row.configuration for row in mine], timed) for setup, mine in of.items()}
-        places = {setup: setup.place(timed.device) for setup in of}
+        places = {setup: setup.cluster(timed.device) for setup in of}
     titles = {setup: f"{number}/{len(of)} {setup.model}" for number, setup in enumerate(of, 1)}
     folder = run_folder(out, name, leads())
     measured: list[suites.Result] = []
     paths: list[Path] = []
 
-    def keep(setup: Setup, samples: list[Sample]) -> None:
+    def keep(setup: Setup, samples: list[TimedSteps]) -> None:
         measured.extend(suites.results(of[setup], summarize(samples), timed))
         paths[:] = suites.write(folder, name, measured, asdict(timed) | circumstances(places[setup]))
 
@@ -97,16 +98,16 @@ def _bench_rows(name: str, rows: list[Row], timed: TimingOptions, out: Path) -> 
             print(*paths, sep="\n")
 
 
-def _time(spec: BenchSpec, ranks: Runner, keep: Callable[[list[Sample]], None], title: str = "timing") -> None:
+def _time(spec: BenchSpec, ranks: Runner, keep: Callable[[list[TimedSteps]], None], title: str = "timing") -> None:
     """Where this process leads, `keep` gets the samples, also those that were taken before a configuration fails."""
-    samples: list[Sample] = []
+    samples: list[TimedSteps] = []
     try:
         with TemporaryDirectory() as folder, progress_bars() as progress:
             turns = spec.repeats * len(spec.configurations)
             bar = progress.add_task(title, total=turns, note="starting", visible=ranks.leads)
 
             def follow(line: dict[str, Any]) -> None:
-                samples.append(Sample.from_line(line))
+                samples.append(TimedSteps.from_line(line))
                 progress.update(bar, advance=1, note=samples[-1].configuration)
 
             ranks.run(time_steps, spec, Path(folder, "samples.jsonl"), follow)

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 
 from gradwire.report import terminal
-from gradwire.report.text_table import Table
+from gradwire.report.text_table import TextTable
 
 _WIDTH_IN_FILES = 150
 
@@ -35,7 +35,7 @@ def mistakes() -> Iterator[None]:
         raise Mistake(str(error)) from error
 
 
-def show(table: Table) -> None:
+def show(table: TextTable) -> None:
     """Prints a table, as wide as there is room."""
     there = console()
     there.print(terminal.fitted(table, there.width))

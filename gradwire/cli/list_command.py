@@ -9,7 +9,7 @@ from rich.table import Table as Grid
 
 from gradwire.cli.console import console, mistakes
 from gradwire.cli.console import show as show_table
-from gradwire.lab.catalogue import Entry, catalogue, found
+from gradwire.lab.catalogue import CatalogueEntry, catalogue, found
 from gradwire.ops.kernels import in_use
 from gradwire.report import depth
 
@@ -29,7 +29,7 @@ def show(name: str | None) -> None:
             _show_one(kind, entry)
 
 
-def _show_kind(kind: str, entries: list[Entry], brief: bool) -> None:
+def _show_kind(kind: str, entries: list[CatalogueEntry], brief: bool) -> None:
     for family, own in groupby(entries, key=lambda entry: entry.family):
         title = f"{kind}: {family.lower()}" if family else kind
         grid = Grid(title=title, title_justify="left", box=SIMPLE_HEAD, show_header=False)
@@ -40,12 +40,12 @@ def _show_kind(kind: str, entries: list[Entry], brief: bool) -> None:
         console().print(grid)
 
 
-def _told(entry: Entry, brief: bool) -> RenderableType:
+def _told(entry: CatalogueEntry, brief: bool) -> RenderableType:
     more = [entry.summary] if brief else [entry.summary, entry.defaults, entry.paper]
     return escape("\n".join(filter(None, more)))
 
 
-def _show_one(kind: str, entry: Entry) -> None:
+def _show_one(kind: str, entry: CatalogueEntry) -> None:
     there = console()
     there.print(f"[bold]{escape(entry.name)}[/bold], one of the {kind.lower()}\n", highlight=False)
     there.print(entry.text, highlight=False, markup=False)

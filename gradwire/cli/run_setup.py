@@ -10,8 +10,8 @@ from pathlib import Path
 from shutil import disk_usage
 from tempfile import gettempdir
 
+from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launched import is_launched
-from gradwire.lab.launch.runner import Place
 from gradwire.lab.network.link import LOOPBACK, link_of
 
 _FULL_BYTES = 1 << 20
@@ -29,9 +29,9 @@ def leads() -> bool:
     return not is_launched() or os.environ["RANK"] == "0"
 
 
-def place_of(hosts: int | None, link: str | None, device: str, shard: int = 1) -> Place:
+def cluster_of(hosts: int | None, link: str | None, device: str, shard: int = 1) -> LabCluster:
     """Where the ranks run. Raises ValueError for a place that cannot be."""
-    return Place(ranks_of(hosts, shard), link_of(link or LOOPBACK), device, shard)
+    return LabCluster(ranks_of(hosts, shard), link_of(link or LOOPBACK), device, shard)
 
 
 def run_folder(out: Path, name: str, leads: bool = True) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.cli.console import console, mistakes, progress_bars, show
-from gradwire.cli.run_setup import place_of, run_folder, told
+from gradwire.cli.run_setup import cluster_of, run_folder, told
 from gradwire.cli.wanted import described
 from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, plan
 from gradwire.lab.jobs.plan_job import candidates as candidates_of
@@ -38,7 +38,7 @@ def find_plan(
 ) -> None:
     """Finds the plan with the most progress per second for a task on a network."""
     with mistakes():
-        place = place_of(hosts, link, device)
+        place = cluster_of(hosts, link, device)
         if place.ranks < 2:
             raise ValueError("1 rank sends nothing and needs no plan: give 2 or more --hosts")
         wanted = described(task, model, None, folder).altered(options=options or [])

@@ -7,7 +7,7 @@ from typing import Any
 from rich.progress import Progress
 
 from gradwire.cli.console import mistakes, progress_bars, show
-from gradwire.cli.run_setup import place_of, run_folder, told
+from gradwire.cli.run_setup import cluster_of, run_folder, told
 from gradwire.cli.wanted import Wanted, described
 from gradwire.lab.configuration import Configuration, parse_all
 from gradwire.lab.experiments.comparison import Comparison, circumstances
@@ -16,7 +16,8 @@ from gradwire.lab.experiments.resumable import METRICS, keep, kept, records_kept
 from gradwire.lab.experiments.training_suites import training_suite as suite_rows
 from gradwire.lab.jobs.train_job import TrainSpec
 from gradwire.lab.jobs.train_job import train as train_rank
-from gradwire.lab.launch.runner import Place, Runner, runner
+from gradwire.lab.launch.lab_cluster import LabCluster
+from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import Link
 from gradwire.lab.network.network import NetworkUnavailable
 from gradwire.lab.results import Record, Run
@@ -39,20 +40,20 @@ def demo() -> None:
     compare(comparison, place, Path("runs"))
 
 
-def _demo_place() -> Place:
-    place = Place(4, Link.parse("100mbit"))
+def _demo_place() -> LabCluster:
+    place = LabCluster(4, Link.parse("100mbit"))
     try:
         with runner(place):
             return place
     except NetworkUnavailable as reason:
         print(f"{reason}; so this goes over loopback, where bytes cost next to nothing")
-        return Place(4)
+        return LabCluster(4)
 
 
 def train(wanted: Wanted, hosts: int | None, link: str | None, shard: int, device: str, out: Path) -> None:
     """Trains configurations on one task."""
     with mistakes():
-        place = place_of(hosts, link, device, shard)
+        place = cluster_of(hosts, link, device, shard)
         training = described(wanted.task, wanted.model, wanted.preset, wanted.folder)
         comparison = wanted.comparison(training, place)
     compare(comparison, place, out)
@@ -61,7 +62,7 @@ def train(wanted: Wanted, hosts: int | None, link: str | None, shard: int, devic
 def train_suite(suite: str, wanted: Wanted, hosts: int | None, link: str | None, device: str, out: Path) -> None:
     """Trains what a published system trained."""
     with mistakes():
-        place = place_of(hosts, link, device)
+        place = cluster_of(hosts, link, device)
         wanted.check_for_suite(suite)
         rows = suite_rows(suite, wanted.folder, wanted.task)
         comparisons = [wanted.comparison(row, place) for row in rows]
@@ -78,7 +79,7 @@ def resume(folder: Path, wanted: Wanted, others: Sequence[Any]) -> None:
         compare_in(folder, comparison, place, ranks)
 
 
-def compare(comparison: Comparison, place: Place, out: Path) -> None:
+def compare(comparison: Comparison, place: LabCluster, out: Path) -> None:
     """Trains all configurations; writes and prints what came of it."""
     with runner(place) as ranks:
         folder = ranks.agreed(run_folder(out, comparison.task, ranks.leads))
@@ -86,7 +87,7 @@ def compare(comparison: Comparison, place: Place, out: Path) -> None:
             compare_in(folder, comparison, place, ranks)
 
 
-def _compare_all(name: str, comparisons: list[Comparison], place: Place, out: Path) -> None:
+def _compare_all(name: str, comparisons: list[Comparison], place: LabCluster, out: Path) -> None:
     """Task after task, each with a folder in the suite's; what is known is written after each."""
     with runner(place) as ranks:
         folder = ranks.agreed(run_folder(out, name, ranks.leads))
@@ -94,7 +95,7 @@ def _compare_all(name: str, comparisons: list[Comparison], place: Place, out: Pa
             _compare_in(folder, name, comparisons, place, ranks)
 
 
-def _compare_in(folder: Path, name: str, comparisons: list[Comparison], place: Place, ranks: Runner) -> None:
+def _compare_in(folder: Path, name: str, comparisons: list[Comparison], place: LabCluster, ranks: Runner) -> None:
     trained: list[training_suite_report.TrainedTask] = []
     paths: list[Path] = []
     try:
@@ -109,7 +110,7 @@ def _compare_in(folder: Path, name: str, comparisons: list[Comparison], place: P
             print(*paths, sep="\n")
 
 
-def compare_in(folder: Path, comparison: Comparison, place: Place, ranks: Runner) -> list[Run]:
+def compare_in(folder: Path, comparison: Comparison, place: LabCluster, ranks: Runner) -> list[Run]:
     """The runs, where this process leads; else none. Where one fails, those before it are written all the same."""
     runs: list[Run] = []
     if ranks.leads and comparison.checkpoint_every:
@@ -127,7 +128,7 @@ def compare_in(folder: Path, comparison: Comparison, place: Place, ranks: Runner
     return runs
 
 
-def _report(comparison: Comparison, place: Place, folder: Path, runs: list[Run]) -> None:
+def _report(comparison: Comparison, place: LabCluster, folder: Path, runs: list[Run]) -> None:
     metric = comparison.looked_at
     show(text_table.training(runs, metric))
     print(*report.write(folder, runs, metric, comparison.facts() | circumstances(place)), sep="\n")

@@ -9,7 +9,7 @@ from gradwire.lab.configuration import PLAN, controlled
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.experiments.presets import preset as preset_of
 from gradwire.lab.experiments.training import Training
-from gradwire.lab.launch.runner import Place
+from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.workloads import Own
 
 
@@ -42,7 +42,7 @@ class Wanted:
         if any((*own, self.model, self.preset, self.pretrained)):
             raise ValueError(f"suite {suite} has configurations and options of its own: give none")
 
-    def comparison(self, training: Training, place: Place) -> Comparison:
+    def comparison(self, training: Training, place: LabCluster) -> Comparison:
         """What is to be run of a training, with what the user wants to be otherwise.
 
         Raises ValueError for what cannot be."""

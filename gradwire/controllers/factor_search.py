@@ -20,7 +20,7 @@ def spaced(smallest: float, largest: float, scaling: Scaling) -> tuple[float, ..
 
 
 @dataclass
-class Factors:
+class FactorSearch:
     """Goes up through `factors`, from `index` on, until one is found; then it is `frozen`. `shares` of gradient and
     residual that are sent, and `seconds` a step, are NaN where nothing was tried. Gains below `least_gain` are too
     small."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.controllers.controller import Controller, Decision, Observation, StepView, rate_dropped
-from gradwire.controllers.factor_search import Factors, Scaling, spaced
+from gradwire.controllers.factor_search import FactorSearch, Scaling, spaced
 from gradwire.controllers.gain import Gain, Reading, delay_of
 from gradwire.controllers.guard import Guard
 from gradwire.controllers.two_levels import check_levels, levels_of, with_levels
@@ -79,7 +79,7 @@ class GraVAC(Controller):
         self._reading = Reading(self.gain, HORIZON_WINDOWS * self.window)
         least = self._reading.least if self.min_gain is None else self.min_gain
         factors = spaced(self.min_factor, self.max_factor, self.scaling)
-        self._factors = Factors(factors, self.tolerance, self._reading, least)
+        self._factors = FactorSearch(factors, self.tolerance, self._reading, least)
         self._window, self._guard = Window(self.window), Guard()
         self._reference = Reference()
         self._origin = Plan(())

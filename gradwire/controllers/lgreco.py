@@ -13,8 +13,7 @@ from gradwire.compressors import FP16, QSGD, Compressor, GroupContext, Predictab
 from gradwire.controllers.allocate import allocate
 from gradwire.controllers.controller import MESSAGE_NUMBERS, Controller, Decision, Observation, StepView
 from gradwire.controllers.errors import square_errors
-from gradwire.controllers.recompress import recompress, with_options
-from gradwire.controllers.settings import setting_of
+from gradwire.controllers.recompress import recompress, setting_of, with_options
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.plans import Group, Plan, sizes_follow_from_shapes
 from gradwire.schedule.profile import wire_bytes

@@ -40,6 +40,11 @@ def has(compressor: Compressor, option: str) -> bool:
     return option in {field.name for field in fields(compressor)}  # pyright: ignore[reportArgumentType]
 
 
+def setting_of(compressor: Compressor) -> str | None:
+    """The name of the option that says how much a compressor sends; None where it has none, as casts."""
+    return next((name for name in ("ratio", "rank", "levels") if has(compressor, name)), None)
+
+
 def with_options(compressor: Compressor, options: Mapping[str, Any]) -> Any:
     """The compressor with other hyperparameters."""
     return replace(compressor, **options)  # pyright: ignore[reportArgumentType, reportCallIssue]

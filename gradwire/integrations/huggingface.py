@@ -18,9 +18,10 @@ FILE = "gradwire.pt"
 _log = logging.getLogger("gradwire")
 
 
-class Compress(TrainerCallback):
-    """Compresses gradients from the start of training: `trainer.add_callback(Compress(trainer, gw.TopK(0.01)))`. Every
-    checkpoint gets a file gradwire.pt, which is read where training resumes from it. The `options` are those of
+class CompressionCallback(TrainerCallback):
+    """Callback that compresses gradients: `trainer.add_callback(CompressionCallback(trainer, gw.TopK(0.01)))`.
+
+    Every checkpoint gets a file gradwire.pt, which is read where training resumes from it. The `options` are those of
     `gradwire.attach`, which says what it raises. `handle` is there once training has started."""
 
     def __init__(self, trainer: Trainer, compressor: Compressor | Plan | str | None = None, **options: Any) -> None:

@@ -12,7 +12,7 @@ from gradwire.frontends import Handle, attach
 from gradwire.plans import Plan
 
 
-class Compress(lightning.Callback):
+class GradientCompression(lightning.Callback):
     """Compresses gradients from the start of `fit`; Lightning's checkpoints take the state along. Under automatic
     optimization a step is taken back, as by `handle.skip()`, where the module's `optimizer_step` calls the closure and
     leaves the optimizer's step out. The `options` are those of `gradwire.attach`, which says what it raises; `handle`
@@ -62,10 +62,10 @@ class Compress(lightning.Callback):
 
 
 class CompressedDDP(DDPStrategy):
-    """Lightning's strategy "ddp" under `compress`: `Trainer(strategy=CompressedDDP(Compress(gw.TopK(0.01))))`. The
-    `options` are those of `DDPStrategy`."""
+    """Lightning's DDP with compression: `Trainer(strategy=CompressedDDP(GradientCompression(gw.TopK(0.01))))`.
+    The `options` are those of `DDPStrategy`."""
 
-    def __init__(self, compress: Compress, **options: Any) -> None:
+    def __init__(self, compress: GradientCompression, **options: Any) -> None:
         super().__init__(**options)
         self.compress = compress
 

@@ -26,7 +26,7 @@ from gradwire.runtime.runtime import Runtime
 from gradwire.transports import Mesh, ProcessGroup
 
 
-class Exchange:
+class QuorumExchange:
     """What replicas exchange in one quorum after another. `make` gives the runtime of a group, and its front end;
     `least` the least of the numbers that a replica's ranks ask it with, together. `state` is this replica's `state()`
     from a checkpoint, which `has` some keys beside. `runtime` is there while its steps can count."""

@@ -1,5 +1,5 @@
-"""Gradwire under torchft, on a plain model: `Optimizer` in place of torchft's and of its DDP, `LocalSteps` in place of
-its DiLoCo and LocalSGD. What happens at their quorums and votes is in `gradwire.integrations.quorum_exchange`."""
+"""Gradwire under torchft, on a plain model: `Optimizer` in place of torchft's and of its DDP, `FaultTolerantLocalSteps`
+in place of its DiLoCo and LocalSGD. Their quorums and votes are in `gradwire.integrations.quorum_exchange`."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ from gradwire.frontends.job import Choices, Dense, device_of, runtime_of
 from gradwire.frontends.local_steps import DILOCO
 from gradwire.frontends.rounds import OuterOptimizer, go_back, outer_step
 from gradwire.groups import Grouping
-from gradwire.integrations.quorum_exchange import Exchange
+from gradwire.integrations.quorum_exchange import QuorumExchange
 from gradwire.integrations.torchft_replica import ReplicaGradients, least, replica_of
 from gradwire.memories import Memory
 from gradwire.plans import Plan
@@ -64,7 +64,7 @@ class Optimizer(torchft.Optimizer):
         self._choices.check()
         self._model, self._replica = model, replica_of(model, manager)
         self._find_unused, self._seed = find_unused_parameters, seed
-        self._exchange = Exchange(manager, self._make, partial(least, self._replica), state)
+        self._exchange = QuorumExchange(manager, self._make, partial(least, self._replica), state)
         self._front_end = self._new_front_end(1)
 
     @property
@@ -108,7 +108,7 @@ class Optimizer(torchft.Optimizer):
         return runtime, self._front_end
 
 
-class LocalSteps(torchft.Optimizer):
+class FaultTolerantLocalSteps(torchft.Optimizer):
     """`gradwire.LocalSteps` on the replicas of `manager`: each takes `inner_steps` steps by itself, then comes a round,
     with quorum and vote. One that does not count is dropped: parameters go back to what replicas share. Its arguments
     are those of `gradwire.LocalSteps`, and `state`: what `exchange_state()` gave on this rank, where model and manager
@@ -142,13 +142,13 @@ class LocalSteps(torchft.Optimizer):
         schedule = Schedule(inner_steps, 1)
         (self._fragment,) = fragments_of(self._plan(), [tuple(own.parameters)], own.local, schedule)
         self.outer = outer(list(self._fragment.anchors.values()))
-        words = {"front end": "torchft's LocalSteps", "inner_steps": str(inner_steps)}
+        words = {"front end": "torchft's local steps", "inner_steps": str(inner_steps)}
         self._settings = Settings(
             seed=seed, others=own.others, words=words, planned=own.planned, elastic=True, voted=True
         )
         self._step, self._inner_steps = 0, inner_steps
         has = ("anchors", "outer", "inner steps")
-        self._exchange = Exchange(manager, self._make, partial(least, own), state, has)
+        self._exchange = QuorumExchange(manager, self._make, partial(least, own), state, has)
         manager.register_state_dict_fn("gradwire's local steps", self._heal, self._shared)
         if state:
             self._load_shared(state)

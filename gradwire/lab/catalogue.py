@@ -21,7 +21,7 @@ _CITATION = re.compile(r"\s*\(([^()]*\b(?:19|20)\d\d\b[^()]*|https?://[^()]*)\)"
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """One thing to choose: its name on the command line, what it is, its paper, its options, and the class if any."""
 
     name: str
@@ -38,7 +38,7 @@ class Entry:
         return "\n\n".join(_CITATION.sub("", " ".join(paragraph.split())) for paragraph in paragraphs)
 
 
-def catalogue() -> dict[str, list[Entry]]:
+def catalogue() -> dict[str, list[CatalogueEntry]]:
     """All entries by kind."""
     controllers = {name: cls for name, cls in exported(Controller).items() if is_dataclass(cls)}
     return {
@@ -48,13 +48,17 @@ def catalogue() -> dict[str, list[Entry]]:
         "Controllers": _entries(controllers),
         "Rounds": _entries({LOCAL: Local}),
         "Tasks": _entries(tasks()),
-        "Models": [Entry(name, _described(model)) for name, model in MODELS.items()],
-        "Presets": [Entry(name, training.summary, defaults=training.files) for name, training in PRESETS.items()],
-        "Suites": [Entry(name, f"{len(rows)} rows of `gradwire bench --suite`.") for name, rows in SUITES.items()],
+        "Models": [CatalogueEntry(name, _described(model)) for name, model in MODELS.items()],
+        "Presets": [
+            CatalogueEntry(name, training.summary, defaults=training.files) for name, training in PRESETS.items()
+        ],
+        "Suites": [
+            CatalogueEntry(name, f"{len(rows)} rows of `gradwire bench --suite`.") for name, rows in SUITES.items()
+        ],
     }
 
 
-def found(name: str) -> list[tuple[str, Entry]]:
+def found(name: str) -> list[tuple[str, CatalogueEntry]]:
     """Everything of this name, with its kind: gravac is a controller and a suite. Raises ValueError for nothing."""
     entries = [(kind, entry) for kind, own in catalogue().items() for entry in own]
     if named := [(kind, entry) for kind, entry in entries if entry.name == name]:
@@ -79,16 +83,16 @@ def _family(cls: type) -> str:
     return _SIGNS if cls.__module__.endswith(".sign") else _QUANTIZED
 
 
-def _entries(classes: dict[str, type[Any]]) -> list[Entry]:
+def _entries(classes: dict[str, type[Any]]) -> list[CatalogueEntry]:
     return [_entry(name, cls) for name, cls in classes.items()]
 
 
-def _entry(name: str, cls: type) -> Entry:
+def _entry(name: str, cls: type) -> CatalogueEntry:
     paragraph = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
     whole = " ".join((inspect.getdoc(cls) or "").split())
     citation = _CITATION.search(whole)
     summary = re.split(r"(?<=\.)\s", _CITATION.sub("", paragraph))[0]
-    return Entry(name, summary, _family(cls), citation[1] if citation else "", _defaults(cls), cls)
+    return CatalogueEntry(name, summary, _family(cls), citation[1] if citation else "", _defaults(cls), cls)
 
 
 def _defaults(cls: type) -> str:

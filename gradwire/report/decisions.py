@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from gradwire.lab.results import Run
 from gradwire.report.pictures import NARROW, STYLE, keep_in_sight, legend, look, names
-from gradwire.report.text_table import Table, figure
+from gradwire.report.text_table import TextTable, figure
 
 _PANELS = (("factor", "fewer elements by"), ("gain", "gain"), ("throughput", "steps per s × gain"))
 _MEANINGS = {
@@ -47,14 +47,14 @@ def draw(runs: Sequence[Run], narrow: bool = False) -> Figure:
     return picture
 
 
-def table(run: Run) -> Table:
+def table(run: Run) -> TextTable:
     """Every decision of a run, with those figures that its controller tells."""
     told = [name for name, _ in _told([run])]
     rows = [
         [str(decision["step"]), *(_shown(decision[name]) for name in told), decision["decision"]]
         for decision in run.decisions
     ]
-    return Table(f"Decisions of {run.configuration}", ["step", *told, "decision"], rows, texts=("decision",))
+    return TextTable(f"Decisions of {run.configuration}", ["step", *told, "decision"], rows, texts=("decision",))
 
 
 def note(run: Run) -> str:

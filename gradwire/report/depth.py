@@ -9,10 +9,10 @@ import torch
 from gradwire.communicators import Communicator
 from gradwire.compressors import Codec, Compressor, LowRank
 from gradwire.construct import exported, options_of
-from gradwire.lab.catalogue import Entry
+from gradwire.lab.catalogue import CatalogueEntry
 from gradwire.memories import Memory
 from gradwire.plans import default_communicator, default_memory
-from gradwire.report.text_table import Table, figure, times
+from gradwire.report.text_table import TextTable, figure, times
 from gradwire.slots import Layout, Slot
 
 WORLDS = (2, 4, 8, 64)
@@ -21,7 +21,7 @@ SENT_NOTE = """kB that a rank sends in a step, and how many times fewer than den
 1024 x 1024, 4.19 MB of gradient, by formula, with the default options."""
 
 
-def facts(entry: Entry) -> Mapping[str, str]:
+def facts(entry: CatalogueEntry) -> Mapping[str, str]:
     """In words: paper, options; of a compressor also what it goes with and what it keeps."""
     told = {"paper": entry.paper, "options": entry.defaults}
     if isinstance(made := default(entry.cls), Compressor):
@@ -37,14 +37,14 @@ def default(cls: type[Any] | None) -> Any:
     return cls()
 
 
-def sent(entry: Entry) -> Table | None:
+def sent(entry: CatalogueEntry) -> TextTable | None:
     """Bytes that a rank sends; None where the numbers decide on them, and for what sends nothing by itself."""
     made = default(entry.cls)
     if not isinstance(made, Codec | LowRank):
         return None
     ways = {type(way): way for way in (default_communicator(made), *_others(made))}
     rows = [[kind.__name__.lower(), *(_sent(made, way, world) for world in WORLDS)] for kind, way in ways.items()]
-    return Table("What it sends", ["communicator", *(f"{world} ranks" for world in WORLDS)], rows)
+    return TextTable("What it sends", ["communicator", *(f"{world} ranks" for world in WORLDS)], rows)
 
 
 def _sent(compressor: Compressor, way: Communicator, world: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from gradwire.report.text_table import Table
+from gradwire.report.text_table import TextTable
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def render(
     title: str,
     verdict: str,
     pictures: Sequence[Picture],
-    tables: Sequence[tuple[Table, str]],
+    tables: Sequence[tuple[TextTable, str]],
     facts: Mapping[str, str],
 ) -> str:
     """The page's text: the verdict in a sentence, pictures, tables with a note each, and facts about the run."""

@@ -8,7 +8,7 @@ from gradwire.lab.jobs.plan_job import Planned
 from gradwire.plans import NATIVE
 from gradwire.report import explain, timeline_page, timeline_trace
 from gradwire.report.report_files import write_text
-from gradwire.report.text_table import Table, figure, times
+from gradwire.report.text_table import TextTable, figure, times
 from gradwire.schedule import Timeline, Worker, timeline, worth_of
 from gradwire.schedule.simulate import names
 
@@ -44,17 +44,17 @@ def both(planned: Planned) -> dict[str, Timeline]:
     return {"predicted": predicted, "measured": planned.timeline}
 
 
-def why(planned: Planned) -> Table:
+def why(planned: Planned) -> TextTable:
     """The plan in words, beside the other plans that were tried, as measured."""
     table = explain.explain(planned.plan, planned.timeline, _others(planned))
     return replace(table, rows=[*table.rows, *(["decided", text] for text in planned.decisions)])
 
 
-def worths(planned: Planned) -> Table:
+def worths(planned: Planned) -> TextTable:
     """What steps of each candidate are worth."""
     candidates = planned.profile.candidates
     rows = [[name, f"{each.worth:.3f}"] for name, each in zip(names(candidates), candidates, strict=True)]
-    return Table("What a step is worth", ["candidate", "dense steps"], rows, texts=("candidate",))
+    return TextTable("What a step is worth", ["candidate", "dense steps"], rows, texts=("candidate",))
 
 
 def verdict(planned: Planned) -> str:

@@ -14,7 +14,7 @@ from gradwire.lab.network.link import Link
 from gradwire.report import page
 from gradwire.report.pictures import STYLE, legend, look, sheet
 from gradwire.report.report_files import write_json, write_text
-from gradwire.report.text_table import Table, figure, times
+from gradwire.report.text_table import TextTable, figure, times
 from gradwire.schedule.simulate import BEST, Outcome
 
 _GROUPS = "groups of the best plan"
@@ -33,7 +33,7 @@ _SHOWN = (
 )
 
 
-def table(outcomes: Sequence[Outcome]) -> Table:
+def table(outcomes: Sequence[Outcome]) -> TextTable:
     """A row for each cluster: the best plan, what it is made of, and a column for each other way."""
     ways = [BEST, *(way for way in dict.fromkeys(outcome.way for outcome in outcomes) if way != BEST)]
     rows: list[list[str]] = []
@@ -45,7 +45,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     headings = {outcome.way: f"{outcome.way}{_worth(outcome)}" for outcome in outcomes}
     columns = ["link", "ranks", "hosts", BEST, _GROUPS, *(headings[way] for way in ways[1:])]
     spare = ["hosts", *(headings[way] for way in sorted(ways[1:], key=lambda way: -_typical(outcomes, way)))]
-    return Table("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), spare=spare)
+    return TextTable("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), spare=spare)
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:

@@ -15,7 +15,7 @@ from gradwire.report import page
 from gradwire.report.page import Picture
 from gradwire.report.pictures import STYLE, look, sheet
 from gradwire.report.report_files import write_json, write_text
-from gradwire.report.text_table import Table, figure
+from gradwire.report.text_table import TextTable, figure
 
 _NOTE = f"""Seconds from the end of a fault until all ranks that are there had made a step together again; after
 {PATIENCE_S:.0f} s a run counts as hanging."""
@@ -31,16 +31,16 @@ def verdict(came: Soaked) -> str:
     return f"{len(came.faults)} faults in {came.seconds / 60:.1f} minutes and {came.steps} steps: {held}."
 
 
-def table(came: Soaked) -> Table:
+def table(came: Soaked) -> TextTable:
     """What followed, by kind of fault."""
     rows = [_row(kind, [each for each in came.faults if each.kind == kind]) for kind in KINDS]
-    return Table("What followed", ["fault", *_COLUMNS], [row for row in rows if row[1] != "0"])
+    return TextTable("What followed", ["fault", *_COLUMNS], [row for row in rows if row[1] != "0"])
 
 
-def by_front_end(came: Soaked) -> Table:
+def by_front_end(came: Soaked) -> TextTable:
     """The same, by what was trained."""
     rows = [_row(name, [each for each in came.faults if each.front_end == name]) for name in FRONT_ENDS]
-    return Table("What followed, by front end", ["front end", *_COLUMNS], [row for row in rows if row[1] != "0"])
+    return TextTable("What followed, by front end", ["front end", *_COLUMNS], [row for row in rows if row[1] != "0"])
 
 
 def _row(name: str, befell: Sequence[Followed]) -> list[str]:
@@ -56,7 +56,7 @@ def write(folder: Path, came: Soaked) -> list[Path]:
     tables = [(table(came), _NOTE), (by_front_end(came), _FRONT_ENDS_NOTE)]
     if came.broken:
         texts = ["law"]
-        tables.append((Table("Laws that did not hold", ["law"], [[law] for law in came.broken], texts), ""))
+        tables.append((TextTable("Laws that did not hold", ["law"], [[law] for law in came.broken], texts), ""))
     tables.append((_each(came), _FAULTS_NOTE))
     facts = {"place": came.place, "seed": str(came.seed)}
     write_text(page_path, page.render("Long run under faults", verdict(came), [picture], tables, facts))
@@ -64,13 +64,13 @@ def write(folder: Path, came: Soaked) -> list[Path]:
     return [page_path, data_path]
 
 
-def _each(came: Soaked) -> Table:
+def _each(came: Soaked) -> TextTable:
     rows = [
         [figure(each.at_s), each.kind, each.front_end, each.victim, _or_none(each.seconds), each.what]
         for each in came.faults
     ]
     columns = ["s", "fault", "front end", "of", "s until all went on", "what was said"]
-    return Table("All faults", columns, rows, ["what was said"])
+    return TextTable("All faults", columns, rows, ["what was said"])
 
 
 def _or_none(seconds: float | None) -> str:

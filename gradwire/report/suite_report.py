@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 
 from gradwire.lab.configuration import DENSE, NOCOMM
 from gradwire.lab.experiments.bench_setup import TimingOptions
-from gradwire.lab.experiments.suites import Row
+from gradwire.lab.experiments.suites import SuiteRow
 from gradwire.report import page
 from gradwire.report.pictures import NARROW, STYLE, label
 from gradwire.report.report_files import write_json, write_text
-from gradwire.report.text_table import Table, figure, times
+from gradwire.report.text_table import TextTable, figure, times
 from gradwire.report.timing import Timing
 
 _NOTE = """Times nocomm: over the same model on as many ranks that do not talk, in turns with the others of the set-up.
@@ -30,7 +30,7 @@ _PANELS_PER_LINE = 3
 class Result:
     """What one row of a suite measured, beside its set-up's `nocomm`."""
 
-    row: Row
+    row: SuiteRow
     timing: Timing
     nocomm_ms: float
     parameters: int
@@ -42,7 +42,7 @@ class Result:
         return {**asdict(self.row.setup), "cut": self.row.note, **measured, "command": self.command}
 
 
-def results(rows: Sequence[Row], timings: Sequence[Timing], timed: TimingOptions) -> list[Result]:
+def results(rows: Sequence[SuiteRow], timings: Sequence[Timing], timed: TimingOptions) -> list[Result]:
     """Of those rows of one set-up that were timed, from the timings of its configurations and of `nocomm`."""
     of = {timing.configuration: timing for timing in timings}
     alone = of[NOCOMM].step_ms.median
@@ -59,7 +59,7 @@ def results(rows: Sequence[Row], timings: Sequence[Timing], timed: TimingOptions
     ]
 
 
-def table(name: str, results: Sequence[Result]) -> Table:
+def table(name: str, results: Sequence[Result]) -> TextTable:
     """One line for every row."""
     columns = ["model", "M parameters", "batch", "ranks", "link", "configuration", "ms per step"]
     columns += ["quartiles, ms", "times nocomm", "kB per rank", "fewer bytes", "cut"]
@@ -72,7 +72,7 @@ def table(name: str, results: Sequence[Result]) -> Table:
         sent = [figure(totals.wire_bytes / timing.steps / 1e3), times(totals.ratio)]
         rows.append([*setting, timing.configuration, *time, *sent, result.row.note])
     spare = ["cut", "quartiles, ms", "M parameters", "batch", "kB per rank", "fewer bytes"]
-    return Table(f"Suite {name}", columns, rows, texts=("configuration", "cut"), spare=spare)
+    return TextTable(f"Suite {name}", columns, rows, texts=("configuration", "cut"), spare=spare)
 
 
 def picture(name: str, results: Sequence[Result], narrow: bool = False) -> Figure:
@@ -103,7 +103,7 @@ def write(folder: Path, name: str, results: Sequence[Result], facts: Mapping[str
     drawn.savefig(folder / "suite.png", dpi=130)
     plain = table(name, results)
     rows = [[*line, result.command] for line, result in zip(plain.rows, results, strict=True)]
-    whole = Table(plain.title, [*plain.columns, "command"], rows, texts=[*plain.texts, "command"])
+    whole = TextTable(plain.title, [*plain.columns, "command"], rows, texts=[*plain.texts, "command"])
     words = {key.replace("_", " "): str(value) for key, value in facts.items() if value is not None}
     shown = [page.Picture("Step times", _SHOWN, drawn, picture(name, results, narrow=True))]
     report = page.render(f"{plain.title}: {len(results)} rows", _verdict(results), shown, [(whole, _NOTE)], words)

@@ -8,13 +8,13 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from gradwire.report.text_table import Table
+from gradwire.report.text_table import TextTable
 
 _WORDS_WIDTH = 24
 """Columns of words fold; narrower than this they are hard to read."""
 
 
-def fitted(table: Table, width: int) -> RenderableType:
+def fitted(table: TextTable, width: int) -> RenderableType:
     """The table in at most `width` columns of text."""
     spare = [column for column in table.spare if column in table.columns]
     tries = [([], False), *((spare[:count], True) for count in range(len(spare) + 1))]
@@ -25,7 +25,7 @@ def fitted(table: Table, width: int) -> RenderableType:
     return _stacked(table)
 
 
-def _grid(table: Table, left_out: Sequence[str], folded: bool) -> Grid:
+def _grid(table: TextTable, left_out: Sequence[str], folded: bool) -> Grid:
     said = f"no room for: {', '.join(left_out)}" if left_out else None
     grid = Grid(title=escape(table.title), title_justify="left", box=SIMPLE_HEAD, caption=said, caption_justify="left")
     kept = [index for index, column in enumerate(table.columns) if column not in left_out]
@@ -53,7 +53,7 @@ def _folded(heading: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _stacked(table: Table) -> Grid:
+def _stacked(table: TextTable) -> Grid:
     """Two columns: what, and the figure; rows one after another."""
     grid = Grid(title=escape(table.title), title_justify="left", box=None, show_header=False)
     grid.add_column(justify="left", overflow="fold")

@@ -12,7 +12,7 @@ _SPLIT = ("encode", "wire", "decode", "wait")
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Rows under columns; the first column names the row, `texts` are columns of words, the others are numbers.
 
     `spare` are columns that may be left out where there is little room, in this order."""
@@ -68,7 +68,7 @@ def _held_out(run: Run, metric: str) -> str:
     return f"{run.last.held_out[metric]:.3f}" if run.last.held_out else "-"
 
 
-def training(runs: Sequence[Run], metric: str) -> Table:
+def training(runs: Sequence[Run], metric: str) -> TextTable:
     """What each finished run reached, how long it took and what it sent; speed-up is over the first."""
     first = runs[0].last
     columns = ["configuration", shown(metric), "s to finish", "ms per step", "quartiles, ms"]
@@ -80,16 +80,16 @@ def training(runs: Sequence[Run], metric: str) -> Table:
         cost = [figure(last.wall_s), *_spread(run.step_ms()), *sent, figure(first.wall_s / last.wall_s)]
         rows.append([run.configuration, _held_out(run, metric), *cost])
     spare = ["quartiles, ms", "MB at the interface", "ms per step", "MB per rank"]
-    return Table("Training", columns, rows, spare=spare)
+    return TextTable("Training", columns, rows, spare=spare)
 
 
-def splits(runs: Sequence[Run]) -> Table:
+def splits(runs: Sequence[Run]) -> TextTable:
     """Where Gradwire's time went."""
     rows = [[run.configuration, *_split_ms(run.last.totals, run.last.step)] for run in runs]
-    return Table("Milliseconds per step", ["configuration", *_SPLIT], rows)
+    return TextTable("Milliseconds per step", ["configuration", *_SPLIT], rows)
 
 
-def timings(timings: Sequence[Timing]) -> Table:
+def timings(timings: Sequence[Timing]) -> TextTable:
     """What one step of each configuration costs."""
     columns = ["configuration", "ms per step", "quartiles, ms", f"times {NOCOMM}", *_SPLIT]
     columns += [*_sent_columns(timings[0].totals, "kB"), "fewer bytes"]
@@ -100,4 +100,4 @@ def timings(timings: Sequence[Timing]) -> Table:
         sent = [*_sent(timing.totals, 1e3 * timing.steps), times(timing.totals.ratio)]
         rows.append([timing.configuration, *time, *sent])
     spare = ["quartiles, ms", "kB at the interface", *_SPLIT, "kB per rank"]
-    return Table("One step", columns, rows, spare=spare)
+    return TextTable("One step", columns, rows, spare=spare)

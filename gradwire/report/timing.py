@@ -7,7 +7,7 @@ from operator import add
 from typing import Any
 
 from gradwire.lab.configuration import NOCOMM
-from gradwire.lab.jobs.bench_job import Sample
+from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.results import Spread, Totals
 
 
@@ -32,7 +32,7 @@ class Timing:
         }
 
 
-def summarize(samples: Sequence[Sample]) -> list[Timing]:
+def summarize(samples: Sequence[TimedSteps]) -> list[Timing]:
     """One `Timing` per configuration, in the order of the first repeat; `nocomm` must be among them."""
     of = {name: [s for s in samples if s.configuration == name] for name in _names(samples)}
     spreads = {name: Spread.of([ms for s in mine for ms in s.step_ms]) for name, mine in of.items()}
@@ -49,5 +49,5 @@ def summarize(samples: Sequence[Sample]) -> list[Timing]:
     ]
 
 
-def _names(samples: Sequence[Sample]) -> list[str]:
+def _names(samples: Sequence[TimedSteps]) -> list[str]:
     return list(dict.fromkeys(sample.configuration for sample in samples))

@@ -9,7 +9,7 @@ from gradwire.lab.configuration import parse
 from gradwire.lab.results import LARGER_IS_BETTER, Run
 from gradwire.report import page
 from gradwire.report.report_files import write_json, write_text
-from gradwire.report.text_table import Table, diverged, figure, times
+from gradwire.report.text_table import TextTable, diverged, figure, times
 
 _NOTE = """Seconds to dense: of training until the held-out metric was first within 0.5 points of accuracy, or 1 % of
 loss, of what the dense run ended with, as seen at some 25 evaluations in a run. Fewer elements: of what adapts, by the
@@ -68,7 +68,7 @@ def _elements_factor(run: Run) -> float | None:
     return 1 / ratio if ratio else None
 
 
-def table(name: str, trained: Sequence[TrainedTask]) -> Table:
+def table(name: str, trained: Sequence[TrainedTask]) -> TextTable:
     """One line for every run."""
     columns = ["task", "model", "configuration", "held-out", "s to dense", "s to finish"]
     columns += ["fewer elements", "MB per rank", "fewer bytes"]
@@ -80,7 +80,7 @@ def table(name: str, trained: Sequence[TrainedTask]) -> Table:
         sent = [times(fewer) if fewer else "-", figure(row["wire_bytes"] / 1e6), times(row["bytes_factor"])]
         rows.append([row["task"], row["model"], row["configuration"], reached, *seconds, *sent])
     spare = ["MB per rank", "model", "fewer elements", "s to finish"]
-    return Table(f"Suite {name}", columns, rows, texts=("configuration",), spare=spare)
+    return TextTable(f"Suite {name}", columns, rows, texts=("configuration",), spare=spare)
 
 
 def write(folder: Path, name: str, trained: Sequence[TrainedTask], facts: Mapping[str, Any]) -> list[Path]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gradwire.plans import Group, Plan, from_file, sized_by_elements
-from gradwire.schedule.costs import NOTHING, Affine, Chain, Table, Total, from_data
+from gradwire.schedule.costs import NOTHING, Affine, Chain, CostTable, Total, from_data
 from gradwire.schedule.problem import Choice, Option, Problem
 from gradwire.slots import Layout, Slot
 
@@ -41,8 +41,8 @@ class Candidate:
     many dense steps a step is worth that sends everything so, by its progress."""
 
     way: Group
-    encode: Affine | Table
-    decode: Affine | Table
+    encode: Affine | CostTable
+    decode: Affine | CostTable
     worth: float
 
 
@@ -59,10 +59,10 @@ class Profile:
     forward_s: float
     optimizer_s: float
     candidates: tuple[Candidate, ...]
-    collectives: Mapping[str, Affine | Table]
+    collectives: Mapping[str, Affine | CostTable]
     ranks: int
     gpus_per_host: int = 1
-    local: Mapping[str, Affine | Table] = field(default_factory=dict)
+    local: Mapping[str, Affine | CostTable] = field(default_factory=dict)
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -143,10 +143,10 @@ class Profile:
         lossless = way.compressor.is_cast
         return Option(candidate.encode, wire, candidate.decode, lossless, units, local, candidate.worth)
 
-    def _bytes(self, way: Group) -> Table:
+    def _bytes(self, way: Group) -> CostTable:
         """Bytes on the wire against elements."""
         sizes = np.unique(np.geomspace(1, max(2, sum(slot.numel for slot in self.slots)), 64).astype(int))
-        return Table.of(
+        return CostTable.of(
             sizes.astype(float), np.array([wire_bytes(way, _layout([(int(n),)]), self.hosts) for n in sizes])
         )
 
@@ -204,9 +204,9 @@ class Profile:
 
 def over_link(
     candidates: Sequence[Candidate], hosts: int, latency_s: float, bytes_per_s: float
-) -> dict[str, Affine | Table]:
+) -> dict[str, Affine | CostTable]:
     """The `collectives` of a profile by the alpha-beta model: `latency_s` for each message, one after another."""
-    costs: dict[str, Affine | Table] = {}
+    costs: dict[str, Affine | CostTable] = {}
     for way in (candidate.way for candidate in candidates):
         messages = way.communicator.wire(way.compressor, _layout([(64, 64)]), hosts, STEADY).messages
         costs[way.communicator.name] = Affine(messages / way.compressor.rounds * latency_s, 1 / bytes_per_s)
@@ -218,7 +218,7 @@ def describe(way: Group) -> str:
     return f"{way.compressor} with {way.memory} by {way.communicator}"
 
 
-def _costs(data: dict[str, Any]) -> dict[str, Affine | Table]:
+def _costs(data: dict[str, Any]) -> dict[str, Affine | CostTable]:
     return {name: from_data(cost) for name, cost in data.items()}
 
 

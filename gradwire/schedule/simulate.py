@@ -12,8 +12,7 @@ from gradwire.communicators.wire import depth
 from gradwire.compressors import Compressor
 from gradwire.plans import Plan
 from gradwire.schedule import baselines
-from gradwire.schedule.costs import Affine, Table
-from gradwire.schedule.local_steps import at_once
+from gradwire.schedule.costs import Affine, CostTable
 from gradwire.schedule.problem import Problem
 from gradwire.schedule.profile import Candidate, Profile, over_link
 from gradwire.schedule.progress import levels, search_progress, search_worth, worth_of
@@ -103,6 +102,11 @@ def simulate(
             )
 
 
+def at_once(problem: Problem) -> Problem:
+    """A round of local steps: all slots are ready at the same time, and backward hides nothing."""
+    return dataclasses.replace(problem, ready_s=np.zeros(len(problem.ready_s)), around_s=0.0)
+
+
 def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -> dict[str, Solution]:
     """How the problem's slots may be sent, by name."""
     options = range(len(there.candidates))
@@ -151,7 +155,7 @@ def moved(profile: Profile, cluster: Cluster) -> Profile:
     )
 
 
-def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> Table:
+def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> CostTable:
     """Seconds against the bytes that one rank sends around a ring, by a ring or by two trees, whichever is faster, as
     NCCL chooses (Sanders, Speck and Träff, Parallel Computing 2009, https://doi.org/10.1016/j.parco.2009.09.001)."""
     ring = Affine(2 * (hosts - 1) * latency_s, 1 / bytes_per_s)
@@ -159,10 +163,10 @@ def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> Table:
     gain = ring.fixed - trees.fixed
     even = gain / (trees.per_unit - ring.per_unit) if gain > 0 else 1.0
     sizes = np.array([0.0, even, _MOST_BYTES])  # beyond the last a table is no flatter than on the whole
-    return Table.of(sizes, np.minimum(ring(sizes), trees(sizes)))
+    return CostTable.of(sizes, np.minimum(ring(sizes), trees(sizes)))
 
 
-def inside(cluster: Cluster) -> dict[str, Affine | Table]:
+def inside(cluster: Cluster) -> dict[str, Affine | CostTable]:
     """Seconds of the dense sum, and of handing the mean around, inside a host, against the gradient's bytes: rings,
     which pass pieces on as they come."""
     others, bytes_per_s = cluster.gpus_per_host - 1, cluster.inside_bytes_per_s
@@ -174,7 +178,7 @@ def latency_of(profile: Profile) -> float:
     """What a message cost beside its bytes where the profile was taken."""
     unit = over_link(profile.candidates, profile.hosts, 1.0, float("inf"))
     messages = {name: float(np.asarray(cost(np.zeros(1)))[0]) for name, cost in unit.items()}
-    if isinstance(profile.collectives.get("AllReduce"), Table):  # that of `all_reduce`, where trees have fewer
+    if isinstance(profile.collectives.get("AllReduce"), CostTable):  # that of `all_reduce`, where trees have fewer
         messages["AllReduce"] = 2 * min(profile.hosts - 1, depth(profile.hosts))
     fixed = {name: float(profile.collectives[name](np.zeros(1))[0]) for name in messages}
     return min(fixed[name] / count for name, count in messages.items())

@@ -28,7 +28,7 @@ from gradwire.runtime.hosts import HostExchange
 from gradwire.runtime.settings import Profiler
 from gradwire.runtime.store import Store
 from gradwire.runtime.trace import Trace
-from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Table, Timeline, theil_sen
+from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, Timeline, theil_sen
 from gradwire.schedule.profile import wire_bytes
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
@@ -89,7 +89,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Sample:
+class ReductionTimes:
     """One reduction alone on the network: of `elements`, of which each rank sent `wire_bytes` in `wire_s`; inside the
     host `host_s`."""
 
@@ -101,7 +101,7 @@ class Sample:
     host_s: float
 
 
-def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Sample:
+def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> ReductionTimes:
     """Reduces noise as large as the slots, as often as is possible in a quarter of a second; the medians, the same on
     all ranks. Computing takes as long as on the slowest rank; a collective as long as on the rank that came last, for
     the others waited for it. All ranks call this together."""
@@ -114,7 +114,7 @@ def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device)
     table = _table(mine, mesh, device).reshape(mesh.ranks, repeats, -1)
     encode_s, decode_s = table[..., :2].amax(0).quantile(0.5, dim=0).tolist()
     wire_s, host_s = table[..., 2:].amin(0).quantile(0.5, dim=0).tolist()
-    return Sample(layout.numel, wire_bytes(way, layout, mesh.replica.world), encode_s, wire_s, decode_s, host_s)
+    return ReductionTimes(layout.numel, wire_bytes(way, layout, mesh.replica.world), encode_s, wire_s, decode_s, host_s)
 
 
 def _exchange(group: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Exchange:
@@ -177,7 +177,7 @@ def contention(mesh: Mesh, device: torch.device) -> float:
 
 def _profile(
     ways: Sequence[Group],
-    samples: Sequence[Sequence[Sample]],
+    samples: Sequence[Sequence[ReductionTimes]],
     worths: Sequence[float],
     slots: Sequence[Slot],
     times: Times,
@@ -222,16 +222,16 @@ def _worths(
     return _table([rehearsal.worth(way, gradients, by) for way in ways], mesh, device).mean(0).tolist()
 
 
-def _candidate(way: Group, samples: Sequence[Sample], worth: float) -> Candidate:
+def _candidate(way: Group, samples: Sequence[ReductionTimes], worth: float) -> Candidate:
     sizes = np.array([float(sample.elements) for sample in samples])
     encode = np.array([sample.encode_s for sample in samples])
     decode = np.array([sample.decode_s for sample in samples])
-    return Candidate(way, Table.of(sizes, encode), Table.of(sizes, decode), worth)
+    return Candidate(way, CostTable.of(sizes, encode), CostTable.of(sizes, decode), worth)
 
 
-def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> dict[str, Affine | Table]:
+def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[ReductionTimes]]) -> dict[str, Affine | CostTable]:
     """Seconds against bytes sent, by communicator: from codecs, whose messages are large and small, where there are."""
-    costs: dict[str, Affine | Table] = {}
+    costs: dict[str, Affine | CostTable] = {}
     for name in {way.communicator.name for way in ways}:
         own = [(way, row) for way, row in zip(ways, samples, strict=True) if way.communicator.name == name]
         codecs = [(way, row) for way, row in own if sized_by_elements(way.compressor)]
@@ -239,7 +239,7 @@ def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> 
     return costs
 
 
-def _local(samples: Sequence[Sequence[Sample]]) -> dict[str, Affine | Table]:
+def _local(samples: Sequence[Sequence[ReductionTimes]]) -> dict[str, Affine | CostTable]:
     """Seconds inside a host against bytes of the gradient; the two collectives share them."""
     cost = _line([(4 * sample.elements, sample.host_s / 2) for row in samples for sample in row])
     return {"sum": cost, "broadcast": cost}

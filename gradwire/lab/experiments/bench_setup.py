@@ -8,8 +8,8 @@ from functools import cache
 
 from gradwire.lab.configuration import NOCOMM, check_plans, parse_all
 from gradwire.lab.jobs.bench_job import BenchSpec
+from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launched import is_launched
-from gradwire.lab.launch.runner import Place
 from gradwire.lab.models import MODELS
 from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.workloads import Own, Published, Task
@@ -52,9 +52,9 @@ class Setup:
         """How many the model has."""
         return _parameters(self.task())
 
-    def place(self, device: str) -> Place:
+    def cluster(self, device: str) -> LabCluster:
         """Where it runs. Raises ValueError for a link that is none, and where there is too little memory."""
-        place = Place(self.ranks, link_of(self.link), device, self.shard)
+        place = LabCluster(self.ranks, link_of(self.link), device, self.shard)
         if device == "cpu" and not is_launched():
             _check_memory(self)
         return place

@@ -15,7 +15,7 @@ import torch
 from gradwire.lab.configuration import NOCOMM, Configuration, check_plans, parse_all
 from gradwire.lab.experiments.recipe import Course, Recipe
 from gradwire.lab.jobs.train_job import TrainSpec
-from gradwire.lab.launch.runner import Place
+from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 
@@ -109,7 +109,7 @@ class Comparison:
         }
 
 
-def circumstances(place: Place) -> dict[str, object]:
+def circumstances(place: LabCluster) -> dict[str, object]:
     """Where, when and by what command something was measured."""
     return {
         "place": str(place),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gradwire.lab.experiments.comparison import Comparison
 from gradwire.lab.jobs import checkpoints
-from gradwire.lab.launch.runner import Place
+from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.results import Record, append, read_lines
 
@@ -13,20 +13,20 @@ FILE = "comparison.json"
 METRICS = "metrics.jsonl"
 
 
-def keep(folder: Path, comparison: Comparison, place: Place) -> None:
+def keep(folder: Path, comparison: Comparison, place: LabCluster) -> None:
     """Writes what is needed to go on."""
     where = {"link": str(place.link or LOOPBACK), "device": place.device}
     (folder / FILE).write_text(json.dumps(where | {"comparison": comparison.to_json()}, indent=1) + "\n")
 
 
-def kept(folder: Path) -> tuple[Comparison, Place]:
+def kept(folder: Path) -> tuple[Comparison, LabCluster]:
     """What `keep` wrote. Raises ValueError for a folder of another kind, and for a place that there is not."""
     path = folder / FILE
     if not path.is_file():
         raise ValueError(f"no file {path}: a run that can be resumed was started with --checkpoint-every")
     data = json.loads(path.read_text())
     comparison = Comparison.from_json(data["comparison"])
-    return comparison, Place(comparison.ranks, link_of(data["link"]), data["device"], comparison.shard)
+    return comparison, LabCluster(comparison.ranks, link_of(data["link"]), data["device"], comparison.shard)
 
 
 def records_kept(home: Path) -> list[Record]:

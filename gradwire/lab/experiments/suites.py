@@ -10,7 +10,7 @@ from gradwire.lab.models import MODELS
 
 
 @dataclass(frozen=True)
-class Row:
+class SuiteRow:
     """One configuration in one set-up; `published` is the set-up before it was cut."""
 
     setup: Setup
@@ -38,7 +38,7 @@ class Cuts:
     batch: int | None = None
     size: int | None = None
 
-    def of(self, row: Row) -> Row:
+    def of(self, row: SuiteRow) -> SuiteRow:
         """The row, cut. A model without so few layers keeps as few as it can, one without so many all of them."""
         given = {name: getattr(self, name) for name in ("ranks", "link", "batch", "size")}
         values = {name: value for name, value in given.items() if value is not None}
@@ -48,7 +48,7 @@ class Cuts:
         return replace(row, setup=replace(row.setup, **values))
 
 
-def suite(name: str, cuts: Cuts) -> list[Row]:
+def suite(name: str, cuts: Cuts) -> list[SuiteRow]:
     """The rows of a suite, cut; those that have become the same are one.
 
     Raises ValueError for an unknown suite, and for a model that it does not have."""
@@ -62,11 +62,11 @@ def suite(name: str, cuts: Cuts) -> list[Row]:
     return list(dict.fromkeys(map(cuts.of, rows)))
 
 
-def _rows(setups: Iterable[Setup], configurations: Iterable[str]) -> list[Row]:
-    return [Row(setup, configuration, setup) for setup, configuration in product(setups, list(configurations))]
+def _rows(setups: Iterable[Setup], configurations: Iterable[str]) -> list[SuiteRow]:
+    return [SuiteRow(setup, configuration, setup) for setup, configuration in product(setups, list(configurations))]
 
 
-def _cupcake() -> list[Row]:
+def _cupcake() -> list[SuiteRow]:
     """Ten compressors by the number of groups: layer by layer, 1, 2, 4, 8. 8 GPUs of one server, and 8 servers."""
     compressors = ["fp16", "qsgd", "terngrad", "efsignsgd", "onebit", "signsgd", "signum"]
     compressors += ["topk:0.01", "dgc:0.01", "randomk:0.01"]
@@ -84,7 +84,7 @@ _ACPSGD = {"resnet50": (64, 224, 4), "resnet152": (32, 224, 4), "bert-base": (32
 """dnn: bs, senlen, rank."""
 
 
-def _acpsgd() -> list[Row]:
+def _acpsgd() -> list[SuiteRow]:
     """Its settings on 32 GPUs and 10 Gbit/s; then one of them at a time: buffer, batch, rank, GPUs, link."""
 
     def setup(model: str, ranks: int = 32, link: str = "10gbit", batch: int | None = None) -> Setup:
@@ -106,7 +106,7 @@ def _acpsgd() -> list[Row]:
     return rows
 
 
-def _adtopk() -> list[Row]:
+def _adtopk() -> list[SuiteRow]:
     """ADTopk and five others at 1 %, by all-gather, and with small matrices by all-reduce, on 8 GPUs."""
     sizes = {"bert-large": (4, 384), "gpt2-large": (2, 1024), "vit-large": (8, 224), "resnet152": (32, 224)}
     setups = [
@@ -117,7 +117,7 @@ def _adtopk() -> list[Row]:
     return _rows(setups, ["dense", *(f"{name}{way}" for name, way in product(compressors, ways))])
 
 
-def _gravac() -> list[Row]:
+def _gravac() -> list[SuiteRow]:
     """Four sparsifiers at 10, 100 and 1000 times fewer elements, layer by layer, on 32 GPUs."""
     sizes = {"resnet101": (32, 32), "vgg16": (32, 32), "lstm": (20, 35)}
     setups = [

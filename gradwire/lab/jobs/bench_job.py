@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch.optim import SGD
 
 from gradwire.lab.configuration import parse
-from gradwire.lab.launch.rank_job import Log, Peers, Replica, Spec, run_rank
+from gradwire.lab.jobs.measured_model import MeasuredModel
+from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
 from gradwire.lab.local import over_rounds
 from gradwire.lab.results import Totals
 from gradwire.lab.workloads import Task
@@ -33,7 +34,7 @@ class BenchSpec(Spec):
 
 
 @dataclass(frozen=True)
-class Sample:
+class TimedSteps:
     """Rank 0's timings of one configuration in one repeat, warm-up left out; totals are of these steps."""
 
     configuration: str
@@ -52,7 +53,7 @@ class Sample:
 
 
 def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
-    """Times every configuration `spec.repeats` times, each time on a fresh model; `log` gets a `Sample` each.
+    """Times every configuration `spec.repeats` times, each time on a fresh model; `log` gets a `TimedSteps` each.
 
     Raises RuntimeError where a configuration leaves replicas that differ."""
     task = make_task(spec.task, spec.options)
@@ -60,14 +61,14 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
     configurations = [parse(text) for text in spec.configurations]
     for repeat in range(spec.repeats):
         for configuration in configurations:
-            with Replica(task.build_model(spec.seed), configuration, peers, spec.seed, spec.shard) as replica:
+            with MeasuredModel(task.build_model(spec.seed), configuration, peers, spec.seed, spec.shard) as replica:
                 step_ms, totals = _time(replica, task, batch, spec.steps)
                 if not configuration.silent:
                     replica.hash()
-            log(Sample(configuration.text, repeat, step_ms, totals).to_line())
+            log(TimedSteps(configuration.text, repeat, step_ms, totals).to_line())
 
 
-def _time(replica: Replica, task: Task, batch: Any, steps: int) -> tuple[list[float], Totals]:
+def _time(replica: MeasuredModel, task: Task, batch: Any, steps: int) -> tuple[list[float], Totals]:
     optimizer = replica.optimizer(SGD(replica.wrapped.parameters(), lr=1e-3))
     warm_up, steps = (ceil(count / replica.every) * replica.every for count in (WARM_UP_STEPS, steps))
     step_ms: list[float] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gradwire.lab.launch.rank_job import Replica
+from gradwire.lab.jobs.measured_model import MeasuredModel
 from gradwire.lab.local import over_rounds
 from gradwire.lab.results import Record, Totals
 
@@ -16,7 +16,7 @@ from gradwire.lab.results import Record, Totals
 class Meter:
     """What steps took, lost and sent since the last record; evaluating and recording stop its clock."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: MeasuredModel) -> None:
         self._replica = replica
         self._wall_s = 0.0
         self._step_ms: list[float] = []

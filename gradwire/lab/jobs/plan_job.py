@@ -19,7 +19,7 @@ from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
-from gradwire.lab.workloads.to_device import moved
+from gradwire.lab.workloads.to_device import to_device
 from gradwire.plans import Group, Plan, default_communicator, default_memory
 from gradwire.schedule import Profile, Span, Timeline
 from gradwire.tuner import CHOOSING_STEPS, Auto
@@ -150,7 +150,7 @@ def _steps(task: Task, ddp: DistributedDataParallel, peers: Peers, seed: int) ->
     for batch in task.batches(peers.rank, peers.world, seed):
         start = perf_counter()
         optimizer.zero_grad()
-        task.training_loss(ddp, moved(batch, peers.device)).backward()
+        task.training_loss(ddp, to_device(batch, peers.device)).backward()
         optimizer.step()
         peers.synchronize()
         yield perf_counter() - start

@@ -13,8 +13,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from gradwire.lab.configuration import parse
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.jobs import checkpoints
+from gradwire.lab.jobs.measured_model import MeasuredModel
 from gradwire.lab.jobs.meter import Meter
-from gradwire.lab.launch.rank_job import Log, Peers, Replica, Spec, run_rank
+from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
 from gradwire.lab.results import TRAINING_LOSS
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
@@ -42,14 +43,14 @@ def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
 
     Raises RuntimeError where the replicas differ at the end."""
     task = make_task(spec.task, spec.options)
-    with Replica(task.build_model(spec.seed), parse(spec.configuration), peers, spec.seed, spec.shard) as replica:
+    with MeasuredModel(task.build_model(spec.seed), parse(spec.configuration), peers, spec.seed, spec.shard) as replica:
         _Training(spec, task, replica).run(log)
 
 
 class _Training:
     """What changes while one rank trains."""
 
-    def __init__(self, spec: TrainSpec, task: Task, replica: Replica) -> None:
+    def __init__(self, spec: TrainSpec, task: Task, replica: MeasuredModel) -> None:
         self.spec, self.task, self.replica, self.peers = spec, task, replica, replica.peers
         self.course = spec.recipe.course(task, self.peers.world)
         self.optimizer = replica.optimizer(spec.recipe.make_optimizer(task, replica.wrapped.parameters()))

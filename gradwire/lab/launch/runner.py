@@ -6,17 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-import torch
-
+from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launch import launch
 from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, meet
-from gradwire.lab.network.link import Link
 from gradwire.lab.network.network import Network
 from gradwire.lab.results import append, read_lines
 
@@ -29,52 +26,6 @@ _NCCL_OVER_THE_LINK = {
     "NCCL_SHM_DISABLE": "1",
     "NCCL_IB_DISABLE": "1",
 }
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where ranks run: `ranks` of them on loopback, or, with a link, on emulated hosts: each on one of its own, or the
-    `shard` ranks that hold a replica together.
-
-    Raises ValueError for more ranks than GPUs, with a link for more than a network has addresses and, where this
-    process is a rank already, for a link or another number of ranks.
-    """
-
-    ranks: int
-    link: Link | None = None
-    device: str = "cpu"
-    shard: int = 1
-
-    def __post_init__(self) -> None:
-        if self.ranks < 1 or self.shard < 1:
-            raise ValueError(f"{self.ranks} hosts cannot run anything: give 1 or more")
-        if self.ranks % self.shard:
-            raise ValueError(f"{self.ranks} ranks do not make replicas of {self.shard}: give a divisor to --shard")
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"device is cpu or cuda, not {self.device!r}")
-        if self.link:
-            Network(self.hosts, self.link)  # refuses too many hosts; nothing is built before it is entered
-        if is_launched() and self.link:
-            raise ValueError("a link can only be emulated for ranks that gradwire starts: start it by itself")
-        if is_launched() and self.ranks != int(os.environ["WORLD_SIZE"]):
-            raise ValueError(f"{os.environ['WORLD_SIZE']} ranks were started, not {self.ranks}")
-        needed = int(os.environ.get("LOCAL_RANK", "0")) + 1 if is_launched() else self.ranks
-        devices = torch.cuda.device_count()
-        if self.device == "cuda" and devices < needed:
-            raise ValueError(f"{needed} ranks on one machine need {needed} CUDA devices; it has {devices}")
-
-    @property
-    def hosts(self) -> int:
-        """How many hosts there are."""
-        return self.ranks // self.shard
-
-    def __str__(self) -> str:
-        ranks = f"{self.ranks} ranks" if self.ranks > 1 else "1 rank"
-        if self.link and self.shard > 1:
-            return f"{ranks} on {self.hosts} emulated hosts, each with a {self.link} link"
-        if self.link:
-            return f"{ranks}, each on an emulated host with a {self.link} link"
-        return f"{ranks} that were started beforehand" if is_launched() else f"{ranks} over loopback"
 
 
 class Runner(ABC):
@@ -94,7 +45,7 @@ class Runner(ABC):
 
 
 @contextmanager
-def runner(place: Place) -> Iterator[Runner]:
+def runner(place: LabCluster) -> Iterator[Runner]:
     """A place for as long as it is needed. Raises NetworkUnavailable where a link may not be made."""
     if is_launched():
         with meet(place.device) as peers:
@@ -124,7 +75,7 @@ class _Joined(Runner):
 class _Launcher(Runner):
     """Fresh processes for every job, each running the job's module."""
 
-    def __init__(self, place: Place, network: Network | None) -> None:
+    def __init__(self, place: LabCluster, network: Network | None) -> None:
         self.place, self.network = place, network
 
     def run(self, job: Job, spec: Spec, lines: Path, follow: Log) -> None:

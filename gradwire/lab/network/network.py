@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gradwire.lab.network.link import Link
-from gradwire.lab.network.traffic import Traffic
+from gradwire.lab.network.traffic import InterfaceTraffic
 
 _PROCESS_FILE = Path(__file__).with_name("network_process.py")
 _MAX_HOSTS = 254
@@ -85,9 +85,9 @@ class Network:
         self._ask("shape", _bucket(link) if link and link.shaped else None)
         self.link = link
 
-    def counters(self) -> list[Traffic]:
+    def counters(self) -> list[InterfaceTraffic]:
         """What each host's interface has sent and received so far."""
-        return [Traffic(*counts) for counts in self._ask("traffic")]
+        return [InterfaceTraffic(*counts) for counts in self._ask("traffic")]
 
     def _ask(self, method: str, *arguments: object) -> Any:
         assert self._process, "a Network is made by `with Network(...) as network:`"

@@ -24,7 +24,7 @@ CLONE_NEWNET = 0x40000000
 RT_SCOPE_LINK = 253
 
 
-class Host(NamedTuple):
+class EmulatedHost(NamedTuple):
     """One emulated host: a netlink socket in its namespace, its interface, its port on the bridge."""
 
     netlink: IPRoute
@@ -36,7 +36,7 @@ class Bridge:
     """Hosts joined by a bridge that lives in a namespace of its own."""
 
     def __init__(self) -> None:
-        self.hosts: list[Host] = []
+        self.hosts: list[EmulatedHost] = []
         self.bridge_netlink: IPRoute | None = None
 
     def build(self, addresses: list[str], interface: str) -> list[list[str]]:
@@ -96,17 +96,17 @@ def index_of(netlink: IPRoute, name: str) -> int:
     return next(iter(netlink.link_lookup(ifname=name)))
 
 
-def plug_in(bridge_netlink: IPRoute, bridge: int, namespace: int, port_name: str, interface: str) -> Host:
+def plug_in(bridge_netlink: IPRoute, bridge: int, namespace: int, port_name: str, interface: str) -> EmulatedHost:
     """Join the current namespace, given also as a descriptor, to the bridge by a pair of veths."""
     netlink = IPRoute()
     peer = {"ifname": interface, "net_ns_fd": namespace}
     bridge_netlink.link("add", ifname=port_name, kind="veth", peer=peer)
     port = index_of(bridge_netlink, port_name)
     bridge_netlink.link("set", index=port, master=bridge, state="up")
-    return Host(netlink, index_of(netlink, interface), port)
+    return EmulatedHost(netlink, index_of(netlink, interface), port)
 
 
-def set_up(host: Host, address: IPv4Interface | IPv6Interface) -> None:
+def set_up(host: EmulatedHost, address: IPv4Interface | IPv6Interface) -> None:
     """Give a host its address and its one route, with CUBIC.
 
     Some machines default to BBR, whose speed at a token bucket varies, and refuse the sysctl in a

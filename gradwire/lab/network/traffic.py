@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Traffic(NamedTuple):
+class InterfaceTraffic(NamedTuple):
     """Bytes an interface has sent and received since it was made, packet headers included."""
 
     sent_bytes: int
     received_bytes: int
 
 
-def interface_traffic(interface: str) -> Traffic:
+def interface_traffic(interface: str) -> InterfaceTraffic:
     """Read the counters of `interface` in this process's own network namespace.
 
     /sys/class/net would show the namespace in which sysfs was mounted, so a rank on an emulated
@@ -21,5 +21,5 @@ def interface_traffic(interface: str) -> Traffic:
         name, _, fields = line.partition(":")
         if name.strip() == interface:
             columns = fields.split()
-            return Traffic(sent_bytes=int(columns[8]), received_bytes=int(columns[0]))
+            return InterfaceTraffic(sent_bytes=int(columns[8]), received_bytes=int(columns[0]))
     raise ValueError(f"there is no network interface {interface!r} here")

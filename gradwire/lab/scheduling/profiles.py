@@ -18,7 +18,7 @@ from gradwire.communicators.wire import depth
 from gradwire.compressors import DGC, FP32, Compressor, EFSignSGD, OneBit, RandomK
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group
-from gradwire.schedule.costs import NOTHING, Affine, Table
+from gradwire.schedule.costs import NOTHING, Affine, CostTable
 from gradwire.schedule.problem import Option, Problem
 from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
 from gradwire.schedule.simulate import Cluster, moved
@@ -173,9 +173,9 @@ def _link(cluster: Cluster) -> tuple[float, float]:
     return 1 / cluster.bytes_per_s, cluster.latency_s
 
 
-def _curve(milliseconds: float, shares: int = 1) -> Table:
+def _curve(milliseconds: float, shares: int = 1) -> CostTable:
     sizes = (float(shares * FLAT_ELEMENTS), 2.0 * shares * FLAT_ELEMENTS)
-    return Table(sizes, (milliseconds * MS, 2 * milliseconds * MS))
+    return CostTable(sizes, (milliseconds * MS, 2 * milliseconds * MS))
 
 
 def _slots(tensors: tuple[Tensor, ...], backward_s: float) -> tuple[SlotTime, ...]:

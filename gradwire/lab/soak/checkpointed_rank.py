@@ -27,7 +27,7 @@ EVERY = 3
 """Steps, or rounds of local ones, from one checkpoint to the next."""
 
 
-class Trained(Protocol):
+class SoakedModel(Protocol):
     """A model under one of the front ends."""
 
     handle: Handle
@@ -68,7 +68,7 @@ class CheckpointedRank:
             timeout=timedelta(seconds=TIMEOUT_S),
         )  # fmt: skip
         made = SoakedLocalSteps if told["front_end"] == "LocalSteps" else SoakedShards
-        self._trained: Trained = made(told["turn"])
+        self._trained: SoakedModel = made(told["turn"])
 
     def live(self) -> None:
         """Trains until a rank is lost, or it is told to leave."""

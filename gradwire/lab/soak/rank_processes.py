@@ -18,7 +18,7 @@ from gradwire.lab.soak.laws import Words
 _READY = b"ready"
 
 
-class Rank:
+class RankProcess:
     """A process on a host, and where it stands: in which group, of how many, and how many steps it has made there since
     it was last asked; or that it has `ended`, and the `error` that it has not gone on from. All that it says is put
     beside it into `heard`."""
@@ -65,10 +65,10 @@ class Rank:
         self.error = words.get("error", "" if "resumed" in words else self.error)
 
 
-Heard = tuple[Rank, Words]
+Heard = tuple[RankProcess, Words]
 
 
-class Host:
+class HostProcess:
     """Where ranks are started, without each of them loading torch again."""
 
     def __init__(self, number: int, network: Network | None, log: IO[bytes], module: str) -> None:
@@ -84,14 +84,14 @@ class Host:
         if self._asked.recv(16) != _READY:
             raise RuntimeError(f"host {self._number} ended before it began; ranks.log says why")
 
-    def start(self, name: str, heard: "SimpleQueue[Heard]", **told: Any) -> Rank:
+    def start(self, name: str, heard: "SimpleQueue[Heard]", **told: Any) -> RankProcess:
         """A new rank, which is told this first."""
         (read, orders), (said, write) = os.pipe(), os.pipe()
         socket.send_fds(self._asked, [b"fork"], [read, write])
         number = int(self._asked.recv(16))
         for theirs in (read, write):
             os.close(theirs)
-        rank = Rank(name, self._number, number, (orders, said), heard)
+        rank = RankProcess(name, self._number, number, (orders, said), heard)
         rank.tell(**told)
         return rank
 

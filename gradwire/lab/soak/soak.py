@@ -17,7 +17,7 @@ from gradwire.lab.network.network import Network
 from gradwire.lab.soak.elastic_rank import QUIET_S
 from gradwire.lab.soak.faults import TIMEOUT_S, Fault, faults
 from gradwire.lab.soak.laws import Laws, Words
-from gradwire.lab.soak.rank_processes import Heard, Host, Rank
+from gradwire.lab.soak.rank_processes import Heard, HostProcess, RankProcess
 from gradwire.lab.soak.soaked_training import FRONT_ENDS, IN_PLACE
 
 PATIENCE_S = TIMEOUT_S + QUIET_S + 15.0
@@ -68,9 +68,9 @@ class Soak:
         self._lives = count()
         self._address = (network.address(0), 29500) if network else ("127.0.0.1", free_port())
         self._began, self._said = monotonic(), list[str]()
-        self._all: list[Rank] = []
-        self._members: dict[int, Rank] = {}
-        self._places = [Host(host, network, log, "gradwire.lab.soak.elastic_rank") for host in range(hosts)]
+        self._all: list[RankProcess] = []
+        self._members: dict[int, RankProcess] = {}
+        self._places = [HostProcess(host, network, log, "gradwire.lab.soak.elastic_rank") for host in range(hosts)]
 
     def run(self, minutes: float, kinds: list[str], follow: Callable[[Followed], None]) -> None:
         """Faults one after another, until the time is over, which begins when all processes have loaded."""
@@ -96,7 +96,7 @@ class Soak:
 
     # Processes
 
-    def _start(self, what: str, host: int, **told: Any) -> Rank:
+    def _start(self, what: str, host: int, **told: Any) -> RankProcess:
         name = f"{what} {next(self._numbers)}"
         rank = self._places[host].start(name, self._heard, what=what, address=self._address, **told)
         self._all.append(rank)
@@ -151,21 +151,21 @@ class Soak:
         self.came.faults.append(followed)
         return followed
 
-    def _kill(self, fault: Fault, victim: Rank) -> None:
+    def _kill(self, fault: Fault, victim: RankProcess) -> None:
         del self._members[victim.host]
         victim.signal(signal.SIGKILL)
         if self._in_place:
             self._listen_for(fault.seconds)
             self._enter([victim.host])
 
-    def _stop(self, fault: Fault, victim: Rank) -> None:
+    def _stop(self, fault: Fault, victim: RankProcess) -> None:
         if fault.outlasts:
             self._laws.excused.add(victim.name)
         victim.signal(signal.SIGSTOP)
         self._listen_for(fault.seconds)
         victim.signal(signal.SIGCONT)
 
-    def _slow(self, fault: Fault, victim: Rank) -> None:
+    def _slow(self, fault: Fault, victim: RankProcess) -> None:
         if self._network is None:
             return victim.tell(do="slow", seconds=fault.seconds)
         link = self._network.link
@@ -173,10 +173,10 @@ class Soak:
         self._listen_for(fault.seconds)
         self._network.set_link(link)
 
-    def _spoil(self, fault: Fault, victim: Rank) -> None:
+    def _spoil(self, fault: Fault, victim: RankProcess) -> None:
         victim.tell(do=fault.kind, word=fault.word)
 
-    def _resize(self, fault: Fault, victim: Rank) -> None:
+    def _resize(self, fault: Fault, victim: RankProcess) -> None:
         missing = set(range(self._size)) - self._members.keys()
         if missing and self._in_place:
             return self._enter([min(missing)])
@@ -232,7 +232,7 @@ class Soak:
         return True
 
 
-STRIKES: dict[str, Callable[[Soak, Fault, Rank], None]] = {
+STRIKES: dict[str, Callable[[Soak, Fault, RankProcess], None]] = {
     "kill": Soak._kill, "stop": Soak._stop, "slow": Soak._slow, "corrupt": Soak._spoil, "overflow": Soak._spoil,
     "resize": Soak._resize,
 }  # fmt: skip

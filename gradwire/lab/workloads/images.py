@@ -16,7 +16,7 @@ from gradwire.lab.workloads.image_folder import image_folder
 from gradwire.lab.workloads.image_set import Splits
 from gradwire.lab.workloads.named import Named
 from gradwire.lab.workloads.narrow_models import cnn, lenet, resnet18, vgg16
-from gradwire.lab.workloads.prefetch import ahead
+from gradwire.lab.workloads.prefetch import prefetch
 from gradwire.lab.workloads.task import Batch, Task, endless, epoch, steps_of
 
 _WIDTH = 16
@@ -192,4 +192,4 @@ class ImageFolder(ImageTask):
 
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Batch]:
         """Read while the step before is computed."""
-        return ahead(super().batches(rank, world, seed, start))
+        return prefetch(super().batches(rank, world, seed, start))

@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from gradwire.lab.models import any_model
 from gradwire.lab.workloads import text
 from gradwire.lab.workloads.named import Named
-from gradwire.lab.workloads.narrow_models import GPT, LSTM
+from gradwire.lab.workloads.narrow_models import GPT, NarrowLSTM
 from gradwire.lab.workloads.task import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
 
 _WIDTH, _LAYERS = 256, 2
@@ -70,7 +70,7 @@ class TextTask(Named, Task):
             return any_model.chosen("text", self.model, vocab_size=words, use_cache=False)
         width, layers = self.width or _WIDTH, self.layers or _LAYERS
         if self.model == "lstm":
-            return LSTM(words, width, layers)
+            return NarrowLSTM(words, width, layers)
         return GPT(words, self.context, width, layers, self.heads)
 
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Batch]:

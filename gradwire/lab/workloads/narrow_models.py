@@ -39,7 +39,7 @@ class GPT(nn.Module):
         return self.head(self.norm(hidden))
 
 
-class LSTM(nn.Module):
+class NarrowLSTM(nn.Module):
     """LSTM language model (Zaremba et al., https://arxiv.org/abs/1409.2329) without dropout.
 
     Tokens (batch, time) to logits (batch, time, vocabulary); every call starts from a zero state.
@@ -57,7 +57,7 @@ class LSTM(nn.Module):
         return self.head(hidden)
 
 
-class VGG(nn.Sequential):
+class NarrowVGG(nn.Sequential):
     """VGG with batch normalisation: images (batch, channels, pixels, pixels) to logits (batch, classes).
 
     `stages` lists (width, convolutions); each ends with a 2 x 2 max pooling, left out where the image is
@@ -85,15 +85,15 @@ class VGG(nn.Sequential):
         super().__init__(*layers)
 
 
-def vgg16(width: int = 32, classes: int = 10, channels: int = 3, pixels: int = 32) -> VGG:
+def vgg16(width: int = 32, classes: int = 10, channels: int = 3, pixels: int = 32) -> NarrowVGG:
     """VGG-16 whose first stage has `width` channels (64 in the paper)."""
     stages = [(width, 2), (2 * width, 2), (4 * width, 3), (8 * width, 3), (8 * width, 3)]
-    return VGG(stages, 16 * width, classes, channels, pixels)
+    return NarrowVGG(stages, 16 * width, classes, channels, pixels)
 
 
-def cnn(width: int = 32, classes: int = 10, channels: int = 3, pixels: int = 32) -> VGG:
+def cnn(width: int = 32, classes: int = 10, channels: int = 3, pixels: int = 32) -> NarrowVGG:
     """The first two stages of VGG: for small images."""
-    return VGG([(width, 2), (2 * width, 2)], 4 * width, classes, channels, pixels)
+    return NarrowVGG([(width, 2), (2 * width, 2)], 4 * width, classes, channels, pixels)
 
 
 def lenet(width: int = 10, classes: int = 10, channels: int = 1, pixels: int = 28) -> nn.Sequential:

@@ -7,9 +7,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
+def prefetch(items: Iterator[T]) -> Iterator[T]:
     """The endless `items`, each next one made on a thread meanwhile."""
-    with ThreadPoolExecutor(1, "ahead") as pool:
+    with ThreadPoolExecutor(1, "prefetch") as pool:
         coming = pool.submit(next, items)
         while True:
             item = coming.result()

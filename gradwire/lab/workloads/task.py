@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from gradwire.lab.workloads.to_device import moved
+from gradwire.lab.workloads.to_device import to_device
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets, on the CPU, batch dimension first."""
@@ -115,7 +115,7 @@ class Task(ABC):
         total = [0.0] * (len(self.scored) + 1)
         for index in self._chosen(whole)[rank::world].split(_EVALUATION_CHUNK):
             if len(index):
-                scores = self.scores(model, moved(self.held_out_batch(index), device))
+                scores = self.scores(model, to_device(self.held_out_batch(index), device))
                 total = [a + b for a, b in zip(total, scores, strict=True)]
         model.train(was_training)
         return total

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 
-def moved(batch: Any, device: torch.device) -> Any:
+def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on `device`; tuples, lists and mappings are looked into."""
     match batch:
         case Tensor():
             return batch.to(device)
         case Mapping():
-            return {name: moved(part, device) for name, part in batch.items()}
+            return {name: to_device(part, device) for name, part in batch.items()}
         case tuple() | list():
-            parts = [moved(part, device) for part in batch]
+            parts = [to_device(part, device) for part in batch]
             return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)  # pyright: ignore
         case _:
             return batch
