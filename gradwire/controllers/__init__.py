@@ -1,4 +1,4 @@
-"""Controllers: what changes a plan while training, from what the training itself shows."""
+"""Controllers: they change the plan while training, from what the training shows."""
 
 from gradwire.controllers.accordion import Accordion
 from gradwire.controllers.cat import CAT

@@ -1,4 +1,4 @@
-"""What a controller is: numbers that all ranks add up, and the plan that follows from their sum."""
+"""The interface of controllers: numbers that are summed over all ranks, and the plan that follows from the sums."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -37,55 +37,58 @@ class GroupView:
 
 @dataclass(frozen=True)
 class StepView:
-    """What this rank knows of a step when all its groups are on their way: those that it compresses, and what was
-    sent so far and how long collectives took, since the job began."""
+    """This rank's view of a step whose groups are all encoded."""
 
     step: int
     groups: Sequence[GroupView]
+    """Those that this rank compresses."""
     wire_bytes: int
+    """Sent since the job began."""
     wire_s: float
+    """Seconds of collectives since the job began."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a controller learns of a step: `sums` (numbers,) float32, on the CPU, over all ranks. The plan was in
-    force in the step, and another one, decided on now, would be from step `next_step` on.
-
-    `seconds` were the median step's where the framework reduced by itself. `answer` is that to a request; the plan has
-    not changed meanwhile.
-    """
+    """Input of a controller's decision after a step."""
 
     step: int
     next_step: int
+    """The first step with what is decided now."""
     plan: Plan
+    """In force in the step."""
     slots: Sequence[Slot]
     rank: int
     ranks: int
     replicas: int
     sums: Tensor
+    """Of the controller's numbers over all ranks, (numbers,) float32 on the CPU."""
     can_be_native: bool = False
     seconds: float = 0.0
+    """Of the median step where the framework reduced by itself."""
     answer: Profiled | None = None
+    """To a request; the plan has not changed meanwhile."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a controller decided after `step` steps, for people to read. `factor` is how many times fewer elements
-    were sent since the decision before, `gain` what of the gradients that let through, `throughput` gain per second."""
+    """Record of a controller's decision after `step` steps."""
 
     step: int
     decision: str
     factor: float | None = None
+    """How many times fewer elements were sent since the decision before."""
     gain: float | None = None
     throughput: float | None = None
+    """Gain per second."""
 
 
 class Controller(Options, ABC):
     """Changes the plan between steps. `numbers` float32 values per rank and step, at most 16 (64 bytes), travel for it.
 
     On every rank `look` and `observe` write that rank's numbers, and `decide` makes of their sums what is to change.
-    What rank 0 decided is then told to all and is in force on all from the same step on; a step or a few pass
-    meanwhile, of which nothing is shown. So ranks whose arithmetic differs by a bit do not part ways.
+    Rank 0's decision is broadcast and is in force on all ranks from the same step on; the controller does not see the
+    step or few that pass meanwhile. So ranks whose arithmetic differs by a bit stay together.
 
     All but `report`-like methods of its own run on the runtime's thread. Nothing here may wait for a GPU.
     """
@@ -110,7 +113,7 @@ class Controller(Options, ABC):
 
     @property
     def status(self) -> str:
-        """What it is doing, in a few words, where that is worth saying."""
+        """Its present activity in a few words, or nothing."""
         return ""
 
     @cached_property
@@ -119,19 +122,19 @@ class Controller(Options, ABC):
         return []
 
     def look(self, context: GroupContext, vector: LazySum, numbers: Tensor) -> None:
-        """Where `looks`: sees each group before it is encoded, gradient and residual x (n,) = `vector.total()`. Asking
-        for it takes a pass over memory, which the kernels would do while they encode."""
+        """Called with each group before it is encoded, if `looks`: gradient and residual are x (n,) = `vector.total()`,
+        which takes a pass over memory that the kernels would do while they encode."""
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
         """Writes this rank's `numbers` (numbers,), or adds to what `look` has written."""
 
     def reduced(self, means: Mapping[str, Tensor], nonfinite: Tensor, scale: Share) -> None:
-        """Where `reduces`: sees the step's means by parameter, times the loss's `scale`, before the optimizer does.
-        They are equal on all ranks; nothing is to be made of them where `nonfinite` (1,) is NaN."""
+        """Called with the step's means by parameter, times the loss's `scale`, before the optimizer, if `reduces`. They
+        are equal on all ranks, and to be ignored where `nonfinite` (1,) is NaN."""
 
     @abstractmethod
     def decide(self, seen: Observation) -> Plan | Request | None:
-        """What is to be done from `seen.next_step` on: follow another plan, find something out, or go on as it is."""
+        """The plan or request for `seen.next_step` and after; None to go on as before."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that the next decision depends on, equal on all ranks."""

@@ -1,4 +1,4 @@
-"""The search for a factor: which is in force, and what those that were tried have shown."""
+"""GraVAC's search for a compression factor."""
 
 from dataclasses import dataclass, field
 from math import isnan, nan
@@ -11,7 +11,7 @@ PAST_PEAK = 0.75
 
 
 def spaced(smallest: float, largest: float, scaling: Scaling) -> tuple[float, ...]:
-    """From the smallest, times 2, 4, 16, 256 of it or times 2 of the one before, to the largest."""
+    """Factors from the smallest to the largest: 2, 4, 16, 256 times the smallest, or each twice the one before."""
     factors = [smallest]
     while factors[-1] < largest:
         exponent = 2 ** (len(factors) - 1) if scaling == "exponential" else len(factors)
@@ -21,18 +21,19 @@ def spaced(smallest: float, largest: float, scaling: Scaling) -> tuple[float, ..
 
 @dataclass
 class FactorSearch:
-    """Goes up through `factors`, from `index` on, until one is found; then it is `frozen`. `shares` of gradient and
-    residual that are sent, and `seconds` a step, are NaN where nothing was tried. Gains below `least_gain` are too
-    small."""
+    """Search upwards through `factors` for the greatest gain per second; `frozen` once that is found."""
 
     factors: tuple[float, ...]
     tolerance: float
     reading: Reading
     least_gain: float
     index: int = 0
+    """Of the factor in force."""
     frozen: bool = False
     shares: list[float] = field(init=False)
+    """Of gradient and residual that are sent with each factor; NaN before it was tried."""
     seconds: list[float] = field(init=False)
+    """Of a step with each factor; NaN before it was tried."""
 
     def __post_init__(self) -> None:
         self.explore()
@@ -43,7 +44,7 @@ class FactorSearch:
 
     @property
     def smaller(self) -> float:
-        """What a step falls back to."""
+        """The factor of groups whose gain is too small."""
         return self.factors[max(0, self.index - 1)]
 
     @property
@@ -69,15 +70,16 @@ class FactorSearch:
         self.index, self.frozen = max(0, self.index - 1), True
 
     def judge(self, share: float, seconds: float) -> str:
-        """What follows from a window in which the factor in force had this share, and steps took `seconds`; in
-        words."""
+        """Moves on after a window in which the factor in force had this share and steps took `seconds`; says why."""
         share = min(share, self.most(self.index))
         if self.reading.of(share) < self.least_gain:
             return self._freeze(f"the gain at {self.factor:g}x is too small")
+        # gain per second of this factor, beside those tried before
         self._time(seconds)
         self.shares[self.index] = share
         throughput = self.throughputs[self.index]
         best, *others = sorted((t for t in self.throughputs if not isnan(t)), reverse=True)
+        # stop at the peak
         if others and best - others[0] <= self.tolerance * others[0]:
             return self._freeze("saturated")
         if throughput < PAST_PEAK * best:
@@ -86,6 +88,7 @@ class FactorSearch:
             return self._freeze("all were tried")
         if self.reading.of(self.most(self.index + 1)) < self.least_gain:
             return self._freeze(f"{self.factors[self.index + 1]:g}x would gain too little")
+        # else scale up
         self.index += 1
         return f"scale up to {self.factor:g}x"
 

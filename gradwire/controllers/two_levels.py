@@ -50,5 +50,5 @@ def check_levels(plan: Plan, controller: str) -> None:
 
 
 def _selects(compressor: Compressor) -> bool:
-    """Whether it may be taken to levels."""
+    """Whether `MultiLevel` can select levels by it."""
     return isinstance(compressor, Sparsifier) and compressor.biased

@@ -119,7 +119,7 @@ class WarmUp(Controller):
         return has(group.compressor, "ratio")
 
     def _share(self, final: float) -> float:
-        """What is sent after the steps done so far."""
+        """The share that is sent after the steps done so far."""
         stages = ceil(log(self.start / final, 4) - 1e-9)
         stage = (self._done - self.dense) * stages // self.steps
         return max(final, self.start * (final / self.start) ** (stage / stages)) if stage < stages else final

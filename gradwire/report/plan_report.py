@@ -9,14 +9,14 @@ from gradwire.plans import NATIVE
 from gradwire.report import explain, timeline_page, timeline_trace
 from gradwire.report.report_files import write_text
 from gradwire.report.text_table import TextTable, figure, times
-from gradwire.schedule import Timeline, Worker, timeline, worth_of
+from gradwire.schedule import Timeline, Worker, plan_efficiency, timeline
 from gradwire.schedule.simulate import names
 
 _TIMELINES_NOTE = """Predicted from the profile before any step with this plan; measured is the median of the steps
 traced afterwards, each rank on a clock of its own that starts with its step."""
 
 
-_WORTHS_NOTE = """How many dense steps a step is worth that sends everything so: by what it leaves behind of the job's
+_EFFICIENCIES_NOTE = """How many dense steps a step is worth that sends everything so: by what it leaves behind of the job's
 own gradients. Those that would harm training, or lose more than was allowed, are left out."""
 
 
@@ -26,7 +26,7 @@ def write(folder: Path, title: str, planned: Planned) -> list[Path]:
     timelines = both(planned)
     tables = [
         (why(planned), explain.SHARES_NOTE),
-        (worths(planned), _WORTHS_NOTE),
+        (efficiencies(planned), _EFFICIENCIES_NOTE),
         (explain.groups(planned.plan, planned.timeline), explain.GROUPS_NOTE),
         (explain.lanes(timelines), f"{explain.LANES_NOTE} {_TIMELINES_NOTE}"),
     ]
@@ -50,22 +50,22 @@ def why(planned: Planned) -> TextTable:
     return replace(table, rows=[*table.rows, *(["decided", text] for text in planned.decisions)])
 
 
-def worths(planned: Planned) -> TextTable:
+def efficiencies(planned: Planned) -> TextTable:
     """What steps of each candidate are worth."""
     candidates = planned.profile.candidates
-    rows = [[name, f"{each.worth:.3f}"] for name, each in zip(names(candidates), candidates, strict=True)]
+    rows = [[name, f"{each.efficiency:.3f}"] for name, each in zip(names(candidates), candidates, strict=True)]
     return TextTable("What a step is worth", ["candidate", "dense steps"], rows, texts=("candidate",))
 
 
 def verdict(planned: Planned) -> str:
     """The step with this plan, beside DDP's own where that was measured."""
-    worth = worth_of(planned.profile.problem(), planned.profile.choices(planned.plan))
+    efficiency = plan_efficiency(planned.profile.problem(), planned.profile.choices(planned.plan))
     took = f"A step takes {figure(1e3 * planned.timeline.step_s)} ms with {planned.plan.describe()}"
-    said = f"{took}, and is worth {worth:.3f} of a dense one"
+    said = f"{took}, and is worth {efficiency:.3f} of a dense one"
     dense_s, chosen_s = planned.tried_s.get(NATIVE), planned.tried_s.get(planned.plan)
     if not dense_s or not chosen_s:
         return f"{said}."
-    return f"{said}: {times(worth * dense_s / chosen_s)} the progress of plain DDP."
+    return f"{said}: {times(efficiency * dense_s / chosen_s)} the progress of plain DDP."
 
 
 def _others(planned: Planned) -> Mapping[str, float]:

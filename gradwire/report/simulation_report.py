@@ -39,10 +39,10 @@ def table(outcomes: Sequence[Outcome]) -> TextTable:
     rows: list[list[str]] = []
     for cluster in dict.fromkeys(outcome.cluster for outcome in outcomes):
         own = {outcome.way: outcome for outcome in outcomes if outcome.cluster == cluster}
-        best, *others = [f"{figure(1e3 * own[way].step_s)} ({100 * own[way].efficiency:.0f} %)" for way in ways]
+        best, *others = [f"{figure(1e3 * own[way].step_s)} ({100 * own[way].scaling_efficiency:.0f} %)" for way in ways]
         where = [_link(cluster.bytes_per_s), str(cluster.ranks), str(cluster.hosts)]
-        rows.append([*where, best, f"{own[BEST].groups}{_worth(own[BEST])}", *others])
-    headings = {outcome.way: f"{outcome.way}{_worth(outcome)}" for outcome in outcomes}
+        rows.append([*where, best, f"{own[BEST].groups}{_efficiency(own[BEST])}", *others])
+    headings = {outcome.way: f"{outcome.way}{_efficiency(outcome)}" for outcome in outcomes}
     columns = ["link", "ranks", "hosts", BEST, _GROUPS, *(headings[way] for way in ways[1:])]
     spare = ["hosts", *(headings[way] for way in sorted(ways[1:], key=lambda way: -_typical(outcomes, way)))]
     return TextTable("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), spare=spare)
@@ -113,13 +113,13 @@ def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[
     shown = [page.Picture("Scaling efficiency", _SHOWN, drawn, picture(outcomes, title, narrow=True))]
     told = " ".join(filter(None, [verdict(outcomes), per_step_or_rounds(outcomes)]))
     write_text(paths[1], page.render(title, told, shown, [(table(outcomes), _NOTE)], facts))
-    rows = [asdict(outcome) | {"efficiency": outcome.efficiency} for outcome in outcomes]
+    rows = [asdict(outcome) | {"scaling_efficiency": outcome.scaling_efficiency} for outcome in outcomes]
     write_json(paths[2], dict(facts) | {"outcomes": rows})
     return paths
 
 
-def _worth(outcome: Outcome) -> str:
-    return "" if outcome.worth is None else f", worth {outcome.worth:.2f}"
+def _efficiency(outcome: Outcome) -> str:
+    return "" if outcome.efficiency is None else f", efficiency {outcome.efficiency:.2f}"
 
 
 def _typical(outcomes: Sequence[Outcome], way: str) -> float:
@@ -134,7 +134,7 @@ def _line(axis: Axes, outcomes: Sequence[Outcome], index: int) -> None:
     best = outcomes[0].way == BEST
     axis.plot(
         [outcome.cluster.ranks for outcome in outcomes],
-        [outcome.efficiency for outcome in outcomes],
+        [outcome.scaling_efficiency for outcome in outcomes],
         **look(0 if best else 1 + index),
         markersize=5,
         linewidth=3 if best else 1.6,

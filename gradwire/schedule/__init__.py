@@ -4,7 +4,7 @@ from gradwire.schedule import baselines
 from gradwire.schedule.costs import Affine, CostTable, Fit, theil_sen
 from gradwire.schedule.problem import Choice, Option, Problem
 from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
-from gradwire.schedule.progress import most, search_progress, worth_of
+from gradwire.schedule.progress import most, plan_efficiency, search_progress
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Solution, evaluate, search
 from gradwire.schedule.timeline import Span, Timeline, timeline
@@ -28,9 +28,9 @@ __all__ = [
     "evaluate",
     "most",
     "over_link",
+    "plan_efficiency",
     "search",
     "search_progress",
     "theil_sen",
     "timeline",
-    "worth_of",
 ]  # fmt: skip

@@ -31,15 +31,15 @@ class Affine:
         return self.fixed + self.per_unit * np.asarray(size, float)
 
     def plus(self, fixed: float) -> "Affine":
-        """So much more for any size."""
+        """The cost with `fixed` added for any size."""
         return Affine(self.fixed + fixed, self.per_unit)
 
     def times(self, factor: float) -> "Affine":
-        """So many times as much for any size."""
+        """The cost times `factor` for any size."""
         return Affine(factor * self.fixed, factor * self.per_unit)
 
     def to_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """As plain values for JSON; `from_data` reads it back."""
         return {"fixed": self.fixed, "per_unit": self.per_unit}
 
 
@@ -71,15 +71,15 @@ class CostTable:
         return inside + self._last_slope * np.maximum(np.asarray(size, float) - self.sizes[-1], 0)
 
     def plus(self, fixed: float) -> "CostTable":
-        """So much more for any size."""
+        """The cost with `fixed` added for any size."""
         return CostTable(self.sizes, tuple(value + fixed for value in self.values))
 
     def times(self, factor: float) -> "CostTable":
-        """So many times as much for any size."""
+        """The cost times `factor` for any size."""
         return CostTable(self.sizes, tuple(factor * value for value in self.values))
 
     def to_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """As plain values for JSON; `from_data` reads it back."""
         return {"sizes": list(self.sizes), "values": list(self.values)}
 
     @property

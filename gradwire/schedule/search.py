@@ -42,16 +42,17 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Solution:
-    """Groups in the order of sending, the step's seconds, and by what factor at most a plan may be faster than
-    this: 1.0 is proven optimal, infinity says nothing."""
+    """A plan that the search found."""
 
     groups: tuple[Choice, ...]
+    """In the order of sending."""
     step_s: float
     bound: float = float("inf")
+    """The factor by which another plan may be faster at most: 1.0 is proven optimal, infinity means nothing is proven."""
 
 
 def works_of(problem: Problem, groups: Sequence[Choice]) -> list[Work]:
-    """When the groups are ready, and what they take."""
+    """The groups' ready times and costs."""
     works: list[Work] = []
     for group in groups:
         option, slots = problem.options[group.option], list(group.slots)
@@ -63,7 +64,7 @@ def works_of(problem: Problem, groups: Sequence[Choice]) -> list[Work]:
 
 
 def evaluate(problem: Problem, groups: tuple[Choice, ...], regime: Regime) -> Solution:
-    """The groups, and how long a step with them takes."""
+    """The solution with these groups, timed by the regime."""
     intervals = regime.run(works_of(problem, groups), Backward(regime.slow))
     return Solution(groups, problem.around_s + max(interval.end_s for interval in intervals))
 
@@ -79,7 +80,7 @@ def search(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[S
 
 
 class _Search:
-    """The best plan so far, and `lower_s`: no plan's step is shorter."""
+    """State of one search: the best plan so far, and the lower bound `lower_s` on every plan's step."""
 
     def __init__(self, problem: Problem, regime: Regime, eps: float, known: list[Solution]) -> None:
         self.problem, self.regime, self.eps = problem, regime, eps
@@ -95,13 +96,16 @@ class _Search:
         self.game = Game(self.bounds)
 
     def found(self) -> Solution:
+        # first bounds
         for weight in WEIGHTS:
             self._bound(np.repeat(self.regime.balance(weight)[:, None], self.problem.pieces + 1, 1))
         self._bound(self.chain)
+        # beams, and the game between planner and chains
         for width in BEAMS:
             if self._open:
                 self._pass(0.0, width)
                 self._play(0.0 if width < BEAMS[-1] else self.eps)
+        # label setting, refined until proven
         part = COARSE
         while self._open and self._pass(self.best.step_s / part):
             part *= 2
@@ -217,7 +221,7 @@ class _Labels:
         return self._cuts(last.start + label), float(ends[label])
 
     def _ends(self, states: Array) -> Array:
-        """When all means are there, after a last group of what was deferred, which follows the last slot."""
+        """The ends of steps, after a last group of the deferred slots."""
         problem, regime, deferred = self.problem, self.regime, states[-1]
         ends = regime.finish(tuple(states[:-1]), self.backward_s)
         if not self.deferred[-1]:

@@ -20,13 +20,13 @@ from gradwire.tuner import messages
 from gradwire.tuner.candidate_plans import (
     allowed,
     compressor_of,
+    efficiency_of_plan,
     is_dense,
     learnt,
     quiet,
     safe,
     shortlist,
     ways_of,
-    worth_of_plan,
 )
 from gradwire.tuner.trials import FAR, SETTLE, STILL_CLOSE, TRIED, Trials, turns_in
 
@@ -157,29 +157,29 @@ class Auto(Controller):
         return ProfileRequest(quiet(plan), tuple(ways), TRACED)
 
     def _profiled(self, seen: Observation, answer: Profiled) -> Change | None:
-        self.measured, self.regime = self._with_known_worths(answer.profile, seen), Worker(answer.contention)
+        self.measured, self.regime = self._with_known_efficiencies(answer.profile, seen), Worker(answer.contention)
         self.profile = allowed(self.measured, self.fidelity)
         self.found = search_progress(self.profile.problem(), self.regime, EPS)
         self.predicted_s = self.found.step_s
         self._turns_left = turns_in(CHOOSING_STEPS - BEFORE_TRIALS, seen.next_step - seen.step)
-        self._log(seen, messages.worths(self.measured, self.profile))
+        self._log(seen, messages.efficiencies(self.measured, self.profile))
         plans = shortlist(self.profile, self.found, self.regime, WORTH_TRYING)
         return self._begin_trials("first trials", plans, LEFT_TO_LEARN, seen)
 
-    def _with_known_worths(self, profile: Profile, seen: Observation) -> Profile:
+    def _with_known_efficiencies(self, profile: Profile, seen: Observation) -> Profile:
         """What steps are worth is found out from dense ones; where none were traced, it is what it was."""
         if self.measured is None or is_dense(seen.plan):
             return profile
         pairs = zip(profile.candidates, self.measured.candidates, strict=True)
-        return replace(profile, candidates=tuple(replace(now, worth=before.worth) for now, before in pairs))
+        return replace(profile, candidates=tuple(replace(now, efficiency=before.efficiency) for now, before in pairs))
 
     # Trials
 
     def _begin_trials(self, phase: Phase, plans: list[Plan], left: int, seen: Observation) -> Change | None:
         """As many rounds as there are turns for that leave so many."""
         assert self.measured
-        worths = [worth_of_plan(self.measured, plan) for plan in plans]
-        self._phase, self._trials = phase, Trials(plans, worths, self._turns_left - left)
+        efficiencies = [efficiency_of_plan(self.measured, plan) for plan in plans]
+        self._phase, self._trials = phase, Trials(plans, efficiencies, self._turns_left - left)
         self._log(seen, messages.tried(phase, plans))
         return self._turn(seen)
 

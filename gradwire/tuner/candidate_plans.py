@@ -9,7 +9,17 @@ from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterRe
 from gradwire.compressors import BF16, FP32, QSGD, Compressor
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, Plan, default_memory
-from gradwire.schedule import Problem, Profile, Regime, Solution, Worker, baselines, theil_sen, timeline, worth_of
+from gradwire.schedule import (
+    Problem,
+    Profile,
+    Regime,
+    Solution,
+    Worker,
+    baselines,
+    plan_efficiency,
+    theil_sen,
+    timeline,
+)
 
 MOST_TRIED = 5
 FAR_APART = 8
@@ -38,13 +48,13 @@ def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
 def allowed(profile: Profile, fidelity: float | None) -> Profile:
     """The profile with those candidates alone that harm no training and lose at most this share of its progress."""
     least = 0.0 if fidelity is None else 1 - fidelity
-    kept = [candidate for candidate in profile.candidates if candidate.worth and candidate.worth >= least]
+    kept = [candidate for candidate in profile.candidates if candidate.efficiency and candidate.efficiency >= least]
     return replace(profile, candidates=tuple(kept))
 
 
-def worth_of_plan(profile: Profile, plan: Plan) -> float:
+def efficiency_of_plan(profile: Profile, plan: Plan) -> float:
     """What a step with the plan is worth in dense ones."""
-    return 1.0 if is_dense(plan) else worth_of(profile.problem(), profile.choices(plan))
+    return 1.0 if is_dense(plan) else plan_efficiency(profile.problem(), profile.choices(plan))
 
 
 def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) -> list[Plan]:
@@ -55,7 +65,7 @@ def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) 
     problem = profile.problem()
 
     def rate(each: Solution) -> float:
-        return worth_of(problem, each.groups) / each.step_s
+        return plan_efficiency(problem, each.groups) / each.step_s
 
     options = range(len(problem.options))
     alone = [_alone(problem, regime, option) for option in options]

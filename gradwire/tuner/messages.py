@@ -9,12 +9,12 @@ from gradwire.schedule.simulate import names
 from gradwire.tuner.trials import Trials
 
 
-def worths(measured: Profile, allowed: Profile) -> str:
+def efficiencies(measured: Profile, allowed: Profile) -> str:
     """What each candidate's steps are worth, and which are left out."""
     said: list[str] = []
     for name, candidate in zip(names(measured.candidates), measured.candidates, strict=True):
-        worth = f"{candidate.worth:.3f}" if candidate.worth else "nothing (it harms training)"
-        said.append(f"{name} {worth}{'' if candidate in allowed.candidates else ', left out'}")
+        efficiency = f"{candidate.efficiency:.3f}" if candidate.efficiency else "nothing (it harms training)"
+        said.append(f"{name} {efficiency}{'' if candidate in allowed.candidates else ', left out'}")
     return f"a step is worth so much of a dense one: {'; '.join(said)}"
 
 
@@ -45,5 +45,5 @@ def name(plan: Plan) -> str:
 
 def _rate(trials: Trials, plan: int) -> str:
     """Seconds, worth, and progress per second."""
-    step = f"{1e3 * trials.step_s(plan):.0f} ms a step, worth {trials.worths[plan]:.3f} of a dense one"
+    step = f"{1e3 * trials.step_s(plan):.0f} ms a step, efficiency {trials.efficiencies[plan]:.3f} of a dense one"
     return f"{step}: {trials.rate(plan):.3g} dense steps a second"

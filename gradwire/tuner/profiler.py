@@ -49,8 +49,8 @@ def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Pro
         sizes = [_first(ordered, elements) for elements in PROBED_ELEMENTS]
         pieces = [own for i, own in enumerate(sizes) if not i or own != sizes[i - 1]]
         samples = [[measure(way, own, mesh, device) for own in pieces] for way in request.ways]
-        worths = _worths(request.ways, gradients, trained, mesh, device)
-        found = _profile(request.ways, samples, worths, ordered, times, mesh, device)
+        efficiencies = _efficiencies(request.ways, gradients, trained, mesh, device)
+        found = _profile(request.ways, samples, efficiencies, ordered, times, mesh, device)
         return Profiled(found, contention(mesh, device))
 
     return profile
@@ -178,7 +178,7 @@ def contention(mesh: Mesh, device: torch.device) -> float:
 def _profile(
     ways: Sequence[Group],
     samples: Sequence[Sequence[ReductionTimes]],
-    worths: Sequence[float],
+    efficiencies: Sequence[float],
     slots: Sequence[Slot],
     times: Times,
     mesh: Mesh,
@@ -188,7 +188,7 @@ def _profile(
         slots=tuple(SlotTime(slot.name, tuple(slot.shape), times.ready_s[slot.name]) for slot in slots),
         forward_s=times.forward_s,
         optimizer_s=times.optimizer_s,
-        candidates=tuple(_candidate(*each) for each in zip(ways, samples, worths, strict=True)),
+        candidates=tuple(_candidate(*each) for each in zip(ways, samples, efficiencies, strict=True)),
         collectives=_collectives(ways, samples),
         ranks=mesh.averaged,
         gpus_per_host=mesh.host.world if mesh.host else 1,
@@ -208,7 +208,7 @@ def _first(slots: Sequence[Slot], elements: int) -> list[Slot]:
     return taken
 
 
-def _worths(
+def _efficiencies(
     ways: Sequence[Group],
     gradients: Sequence[Mapping[str, Tensor]],
     slots: Sequence[Slot],
@@ -219,14 +219,14 @@ def _worths(
     sides = {slot.name: min(slot.matrix) for slot in slots}
     shrunk = [min(each.shape) / sides[name] for step in gradients[:1] for name, each in step.items()]
     by = min(1.0, fmean(shrunk)) if shrunk else 1.0
-    return _table([rehearsal.worth(way, gradients, by) for way in ways], mesh, device).mean(0).tolist()
+    return _table([rehearsal.efficiency(way, gradients, by) for way in ways], mesh, device).mean(0).tolist()
 
 
-def _candidate(way: Group, samples: Sequence[ReductionTimes], worth: float) -> Candidate:
+def _candidate(way: Group, samples: Sequence[ReductionTimes], efficiency: float) -> Candidate:
     sizes = np.array([float(sample.elements) for sample in samples])
     encode = np.array([sample.encode_s for sample in samples])
     decode = np.array([sample.decode_s for sample in samples])
-    return Candidate(way, CostTable.of(sizes, encode), CostTable.of(sizes, decode), worth)
+    return Candidate(way, CostTable.of(sizes, encode), CostTable.of(sizes, decode), efficiency)
 
 
 def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[ReductionTimes]]) -> dict[str, Affine | CostTable]:

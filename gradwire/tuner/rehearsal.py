@@ -1,7 +1,7 @@
-"""Rehearsals: what ways to send would leave behind of a job's gradients, found without a network.
+"""Rehearsals: the statistical efficiency of compressors on a job's gradients, measured without a network.
 
-A rank alone sends a few small gradients in turns, with its memory and as often as it takes until what waits is as much
-as it stays. What is left of gradient and residual then says what a step is worth (`gradwire.controllers.gain`).
+A rank alone sends a few small gradients in turns, with its memory, until its residual has stopped growing. The share
+of gradient and residual that is left gives the efficiency of a step (`gradwire.controllers.gain`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gradwire.controllers.gain import worth_of
+from gradwire.controllers.gain import efficiency_of
 from gradwire.controllers.recompress import with_options
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
@@ -27,22 +27,22 @@ STEPS = 64
 """In 32 what low rank leaves behind was half of what it comes to; top-k's has settled by then."""
 SIDE, KINDS = 256, 8
 SCALE = 1e-3
-"""Of made-up gradients: votes are numbers of another size than gradients, and no step of theirs is worth anything."""
+"""Of made-up gradients: votes are numbers of another size than gradients, with which no step makes progress."""
 
 
-def worth(way: Group, gradients: Sequence[Mapping[str, Tensor]], shrunk: float = 1.0) -> float:
-    """How many dense steps a step is worth that sends `gradients` (those of some steps, matrices of `shrunk` times
-    their real sides) in this way; without any, made-up ones."""
+def efficiency(way: Group, gradients: Sequence[Mapping[str, Tensor]], shrunk: float = 1.0) -> float:
+    """The progress, in dense steps, of a step that sends `gradients` in this way: those of some steps, matrices of
+    `shrunk` times their real sides; without any, made-up ones."""
     finite = [step for step in gradients if step and all(each.isfinite().all() for each in step.values())]
     if way.compressor.is_cast:
         return 1.0
-    return worth_of(share(_shrunk(way, shrunk), finite)) if finite else expected(way)
+    return efficiency_of(share(_shrunk(way, shrunk), finite)) if finite else expected(way)
 
 
 @cache
 def expected(way: Group) -> float:
-    """`worth` where nobody has seen the gradients: made-up ones, which are low-rank and heavy-tailed like real ones."""
-    return worth(way, [{"made up": gradient} for gradient in made_up()])
+    """`efficiency` by made-up gradients, which are low-rank and heavy-tailed like real ones."""
+    return efficiency(way, [{"made up": gradient} for gradient in made_up()])
 
 
 def share(way: Group, gradients: Sequence[Mapping[str, Tensor]]) -> float:

@@ -21,13 +21,13 @@ def turns_in(steps: int, delay: int) -> int:
 
 @dataclass
 class Trials:
-    """`plans`, whose steps are worth `worths` dense ones, in turns, while there are `turns` left for two of them. Who
+    """`plans`, whose steps are worth `efficiencies` dense ones, in turns, while there are `turns` left for two of them. Who
     falls far behind drops out, as do the last where a round would have more turns than are left; one that is left alone
     has won. `seconds` are the median steps of each plan's turns, `turn` those of the steps in the present one; a native
     plan's turn gives one number, their median."""
 
     plans: list[Plan]
-    worths: list[float]
+    efficiencies: list[float]
     turns: int
     seconds: list[list[float]] = field(default_factory=list)
     alive: list[int] = field(default_factory=list)
@@ -59,7 +59,9 @@ class Trials:
     @property
     def best(self) -> int:
         """Of those that ran to the end, who makes the most progress per second."""
-        return self.alive[most([self.rate(plan) for plan in self.alive], [self.worths[plan] for plan in self.alive])]
+        return self.alive[
+            most([self.rate(plan) for plan in self.alive], [self.efficiencies[plan] for plan in self.alive])
+        ]
 
     def step_s(self, plan: int) -> float:
         """The seconds of a step in the plan's fastest turn: what else a machine does makes turns slower only."""
@@ -67,7 +69,7 @@ class Trials:
 
     def rate(self, plan: int) -> float:
         """How many dense steps' progress a second with the plan makes."""
-        return self.worths[plan] / self.step_s(plan)
+        return self.efficiencies[plan] / self.step_s(plan)
 
     def add(self, seconds: float) -> bool:
         """One more step of the current plan; whether its turn is over."""

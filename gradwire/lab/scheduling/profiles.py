@@ -21,7 +21,7 @@ from gradwire.plans import Group
 from gradwire.schedule.costs import NOTHING, Affine, CostTable
 from gradwire.schedule.problem import Option, Problem
 from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
-from gradwire.schedule.simulate import Cluster, moved
+from gradwire.schedule.simulate import Cluster, on_cluster
 from gradwire.tuner.rehearsal import expected
 
 MS = 1e-3
@@ -130,7 +130,7 @@ def profile(model: str, cluster: Cluster = PCIE) -> Profile:
         ranks=8,
         device="cuda",
     )
-    return moved(plain, cluster)
+    return on_cluster(plain, cluster)
 
 
 def problem(model: str, cluster: Cluster, codec: str, sharded: bool = False) -> Problem:
