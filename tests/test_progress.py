@@ -1,4 +1,4 @@
-"""What a step is worth, and that plans are judged by it: rehearsals, the search, trials, the automatic plan."""
+"""The efficiency of steps, by which plans are judged: rehearsals, the search, trials, the automatic plan."""
 
 import logging
 from dataclasses import replace
@@ -271,7 +271,7 @@ def test_fidelity_bounds_what_may_be_lost_and_what_was_learnt_is_said(caplog: py
     assert compressors_of(controller.profile) == {gw.FP32, gw.Quantized}
     assert {type(group.compressor) for group in running.runtimes[0].plan.groups} <= {gw.FP32, gw.Quantized}
     said = " ".join(record.getMessage() for record in caplog.records)
-    assert "RandomK(ratio=0.01) nothing (it harms training), left out" in said
+    assert "RandomK(ratio=0.01) 0 (it harms training), left out" in said
     assert "ms a step, efficiency" in said
     assert "dense steps a second" in controller.decisions[-1].decision
     running.close()

@@ -16,7 +16,7 @@ from gradwire.lab.scheduling.published_regimes import ComputeStream
 from gradwire.report.simulation_report import per_step_or_rounds
 from gradwire.report.text_table import times
 from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, baselines, over_link
-from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, on_cluster, names, simulate
+from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, names, on_cluster, simulate
 
 WAYS = (
     gw.Group((), gw.FP32(), gw.NoMemory(), gw.AllReduce()),

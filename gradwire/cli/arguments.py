@@ -1,4 +1,4 @@
-"""What commands take, one type for each argument. Nothing here loads torch, so that `--help` is there at once."""
+"""Arguments of the commands, one type for each. Nothing here loads torch, so that `--help` is fast."""
 
 from pathlib import Path
 from typing import Annotated

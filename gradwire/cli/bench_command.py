@@ -1,4 +1,4 @@
-"""The command line's step times: configurations on one model, and what published systems ran."""
+"""`gradwire bench`: step times of configurations on one model, and of published suites."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gradwire.cli.console import console, mistakes, progress_bars, show
-from gradwire.cli.run_setup import leads, named_if_full, ranks_of, run_folder, told
+from gradwire.cli.run_setup import leads, named_if_full, ranks_of, run_folder, writing_to
 from gradwire.cli.wanted import texts
 from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
 from gradwire.lab.experiments.comparison import circumstances
@@ -44,11 +44,11 @@ def bench(
         named = texts(configurations, controller, plan)
         place, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(place) as ranks:
-        _time(spec, ranks, partial(_tell_setup, setup, place, timed, json_file))
+        _time(spec, ranks, partial(_show_setup, setup, place, timed, json_file))
 
 
 def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path, own: Sequence[object]) -> None:
-    """Times what a published system ran; `own` is what a suite has by itself, and is refused."""
+    """Times what a published system ran; `own` are options that a suite has by itself, and are refused."""
     with mistakes():
         if any(own):
             raise ValueError(f"suite {name} has configurations of its own and writes suite.json: give neither")
@@ -56,7 +56,7 @@ def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path
     _bench_rows(name, rows, timed, out)
 
 
-def _tell_setup(
+def _show_setup(
     setup: Setup, place: LabCluster, timed: TimingOptions, json_file: Path | None, samples: list[TimedSteps]
 ) -> None:
     timings = summarize(samples)
@@ -72,7 +72,7 @@ def _tell_setup(
 
 
 def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path) -> None:
-    """Set-up after set-up; what is measured is written after each, also of one that fails, and told in the end."""
+    """Times set-up after set-up; results are written after each, also of one that fails, and shown in the end."""
     of = {setup: [row for row in rows if row.setup == setup] for setup in dict.fromkeys(row.setup for row in rows)}
     with mistakes():
         specs = {setup: setup.spec([row.configuration for row in mine], timed) for setup, mine in of.items()}
@@ -87,7 +87,7 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
         paths[:] = suites.write(folder, name, measured, asdict(timed) | circumstances(places[setup]))
 
     try:
-        with told(folder, leads()):
+        with writing_to(folder, leads()):
             for place, setups in groupby(of, key=places.__getitem__):
                 with runner(place) as ranks:  # once for a place: ranks that run already can meet only once
                     for setup in setups:
@@ -99,7 +99,7 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
 
 
 def _time(spec: BenchSpec, ranks: Runner, keep: Callable[[list[TimedSteps]], None], title: str = "timing") -> None:
-    """Where this process leads, `keep` gets the samples, also those that were taken before a configuration fails."""
+    """Times the configurations; on the process that leads, `keep` gets the samples, also those before a failure."""
     samples: list[TimedSteps] = []
     try:
         with TemporaryDirectory() as folder, progress_bars() as progress:

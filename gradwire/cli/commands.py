@@ -1,4 +1,4 @@
-"""The command line: list, train, bench, plan, simulate, soak, demo. What a command does is loaded when it is called."""
+"""The commands list, train, bench, plan, simulate, soak and demo, whose modules are loaded when they are called."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +17,7 @@ app = typer.Typer(
 )
 
 
-def _tell_version(wanted: bool) -> None:
+def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"gradwire {gradwire.__version__}, torch {version('torch')}")
         raise typer.Exit
@@ -26,7 +26,7 @@ def _tell_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_tell_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None: ...
 
@@ -174,7 +174,7 @@ def soak(
     seed: a.FaultSeed = 0,
     out: a.Out = Path("runs"),
 ) -> None:
-    """Train while random faults befall the ranks; write what followed, and which laws did not hold, to runs/."""
+    """Train while random faults befall the ranks; write recoveries, and laws that did not hold, to runs/."""
     from gradwire.cli import soak_command
 
     soak_command.soak(minutes, faults, hosts, link, seed, out)

@@ -1,4 +1,4 @@
-"""What the shell offers at the Tab key; loads torch only then."""
+"""Completions for the shell's Tab key; torch is loaded only then."""
 
 
 def configurations(incomplete: str) -> list[str]:

@@ -23,12 +23,12 @@ _WIDTH_IN_FILES = 150
 
 
 class Mistake(typer.TyperException):
-    """The user's; told in one line, with exit code 2."""
+    """A mistake of the user's, printed in one line, with exit code 2."""
 
 
 @contextmanager
 def mistakes() -> Iterator[None]:
-    """Makes ValueErrors the user's mistakes."""
+    """Turns ValueErrors into the user's mistakes."""
     try:
         yield
     except ValueError as error:
@@ -42,13 +42,13 @@ def show(table: TextTable) -> None:
 
 
 def console(stderr: bool = False) -> Console:
-    """As wide as the terminal, or as COLUMNS says; in files wide enough for the tables."""
+    """A console as wide as the terminal, or as COLUMNS says; in files wide enough for the tables."""
     measured = "COLUMNS" in os.environ or (sys.stderr if stderr else sys.stdout).isatty()
     return Console(stderr=stderr, width=None if measured else _WIDTH_IN_FILES)
 
 
 def progress_bars() -> Progress:
-    """Bars on standard error, each with a note."""
+    """Progress bars on standard error, each with a note."""
     return Progress(
         TextColumn("{task.description:<24}", markup=False),
         BarColumn(),

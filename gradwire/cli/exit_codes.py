@@ -1,4 +1,4 @@
-"""How the command line ends: its exit code, one line for what went wrong, and signals as Ctrl-C."""
+"""Exit codes of the command line, with one line for an error; signals end it as Ctrl-C does."""
 
 import sys
 from collections.abc import Iterator
@@ -20,22 +20,22 @@ def run(arguments: list[str] | None) -> int:
         try:
             return app(wanted or ["--help"], standalone_mode=False) or 0
         except typer.TyperException as mistake:
-            return _tell(mistake.format_message(), 2)
+            return _fail(mistake.format_message(), 2)
         except NetworkUnavailable as mistake:
-            return _tell(str(mistake), 2)
+            return _fail(str(mistake), 2)
         except OSError as failure:
-            return _tell(str(failure), 1)
+            return _fail(str(failure), 1)
         except RuntimeError as failure:
             from gradwire.lab.launch.launch import RankFailed  # loads torch
 
             if not isinstance(failure, RankFailed):
                 raise
-            return _tell(str(failure), 1)
+            return _fail(str(failure), 1)
 
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this process as Ctrl-C does: temporary folders go, and what was measured is told."""
+    """SIGTERM and SIGHUP end this process as Ctrl-C does: temporary folders go, and what was measured is shown."""
 
     def leave(number: int, frame: object) -> None:
         sys.exit(128 + number)
@@ -50,6 +50,6 @@ def _ended_in_order() -> Iterator[None]:
             signal(number, SIG_DFL)
 
 
-def _tell(message: str, exit_code: int) -> int:
+def _fail(message: str, exit_code: int) -> int:
     print(f"gradwire: {' '.join(message.split())}", file=sys.stderr)
     return exit_code

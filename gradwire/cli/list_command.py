@@ -1,4 +1,4 @@
-"""What there is to choose from, as a whole, by kind, and one by one."""
+"""`gradwire list`: everything there is to choose from, by kind, and one by one."""
 
 from itertools import groupby
 
@@ -36,11 +36,11 @@ def _show_kind(kind: str, entries: list[CatalogueEntry], brief: bool) -> None:
         grid.add_column(no_wrap=True)
         grid.add_column(overflow="fold")
         for entry in own:
-            grid.add_row(escape(entry.name), _told(entry, brief))
+            grid.add_row(escape(entry.name), _description(entry, brief))
         console().print(grid)
 
 
-def _told(entry: CatalogueEntry, brief: bool) -> RenderableType:
+def _description(entry: CatalogueEntry, brief: bool) -> RenderableType:
     more = [entry.summary] if brief else [entry.summary, entry.defaults, entry.paper]
     return escape("\n".join(filter(None, more)))
 
@@ -58,4 +58,4 @@ def _show_one(kind: str, entry: CatalogueEntry) -> None:
     if sent := depth.sent(entry):
         show_table(sent)
         there.print(" ".join(depth.SENT_NOTE.split()), highlight=False)
-        there.print(f"\nWhat it costs here: gradwire bench dense {entry.name} --hosts 4", highlight=False)
+        there.print(f"\nTo time it here: gradwire bench dense {entry.name} --hosts 4", highlight=False)

@@ -1,4 +1,4 @@
-"""Where a command runs, and where what it writes goes."""
+"""A command's ranks, and the folder for its files."""
 
 import os
 import sys
@@ -18,25 +18,25 @@ _FULL_BYTES = 1 << 20
 
 
 def ranks_of(hosts: int | None, shard: int = 1) -> int:
-    """How many ranks the user means, `shard` to a host: those that run already, or by default 2 hosts."""
+    """The number of ranks, `shard` to a host: those that run already, or by default 2 hosts."""
     if hosts is None and is_launched():
         return int(os.environ["WORLD_SIZE"])
     return (2 if hosts is None else hosts) * shard
 
 
 def leads() -> bool:
-    """Whether this process tells the user, and not another rank of the same job."""
+    """Whether this process, and not another rank of the same job, shows the results."""
     return not is_launched() or os.environ["RANK"] == "0"
 
 
 def cluster_of(hosts: int | None, link: str | None, device: str, shard: int = 1) -> LabCluster:
-    """Where the ranks run. Raises ValueError for a place that cannot be."""
+    """The ranks and their links. Raises ValueError for what cannot be."""
     return LabCluster(ranks_of(hosts, shard), link_of(link or LOOPBACK), device, shard)
 
 
 def run_folder(out: Path, name: str, leads: bool = True) -> Path:
-    """A folder of a run's own, named by the time. Where this process leads it is made at once: that it cannot be
-    written is to be known before hours of measuring, not after."""
+    """A folder of a run's own, named by the time. The process that leads makes it at once, so that a disk that cannot
+    be written is noticed before hours of measuring, not after."""
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     folder, number = out / stem, 1
     if not leads:
@@ -52,10 +52,10 @@ def run_folder(out: Path, name: str, leads: bool = True) -> Path:
 
 
 @contextmanager
-def told(folder: Path, leads: bool = True) -> Iterator[None]:
-    """Where this process leads, says where files go, and says it again where the run is stopped.
+def writing_to(folder: Path, leads: bool = True) -> Iterator[None]:
+    """Prints the folder on the process that leads, and again where the run is stopped.
 
-    Raises OSError, naming the folder, for whatever fails while its disk is full."""
+    Raises OSError, naming the folder, where its disk is full."""
     if not leads:
         yield
         return

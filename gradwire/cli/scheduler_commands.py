@@ -1,4 +1,4 @@
-"""The command line's scheduler: plan and simulate."""
+"""`gradwire plan` and `gradwire simulate`."""
 
 import json
 import shlex
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.cli.console import console, mistakes, progress_bars, show
-from gradwire.cli.run_setup import cluster_of, run_folder, told
+from gradwire.cli.run_setup import cluster_of, run_folder, writing_to
 from gradwire.cli.wanted import described
 from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, plan
 from gradwire.lab.jobs.plan_job import candidates as candidates_of
@@ -50,7 +50,7 @@ def find_plan(
         next(make_task(spec.task, spec.options).batches(0, place.ranks, seed))
     with runner(place) as ranks:
         home = run_folder(out, f"plan-{spec.task}", ranks.leads)
-        with told(home, ranks.leads):
+        with writing_to(home, ranks.leads):
             if planned := _plan(spec, ranks, home):
                 paths = plan_report.write(home, f"A plan for {spec.task}: {place}", planned)
                 show(plan_report.why(planned))
@@ -80,11 +80,11 @@ def predict(
     }
     title = f"{Path(job).stem}: {gpus_per_host} ranks a host" if gpus_per_host > 1 else Path(job).stem
     home = run_folder(out, "simulate")
-    with told(home):
+    with writing_to(home):
         outcomes = _simulated(measured, clusters, chosen, every)
         show(simulation_report.table(outcomes))
-        if said := simulation_report.per_step_or_rounds(outcomes):
-            console().print(said, highlight=False)
+        if sentence := simulation_report.per_step_or_rounds(outcomes):
+            console().print(sentence, highlight=False)
         print(*simulation_report.write(home, title, outcomes, facts), sep="\n")
 
 
@@ -100,7 +100,7 @@ def _simulated(measured: Profile, clusters: list[Cluster], chosen: Plan | None, 
 
 
 def _plan(spec: PlanSpec, ranks: Runner, home: Path) -> Planned | None:
-    """What the ranks found; None where another process leads."""
+    """The plan that the ranks found; None where another process leads."""
     lines: list[dict[str, Any]] = []
     with progress_bars() as progress:
         bar = progress.add_task("planning", total=MOST_STEPS, note="starting", visible=ranks.leads)

@@ -1,11 +1,11 @@
-"""The command line's long runs under faults."""
+"""`gradwire soak`: long runs under faults."""
 
 from pathlib import Path
 
 import typer
 
 from gradwire.cli.console import mistakes, show
-from gradwire.cli.run_setup import run_folder, told
+from gradwire.cli.run_setup import run_folder, writing_to
 from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.soak.faults import read_kinds
 from gradwire.lab.soak.soak import Followed, Soaked, soaking
@@ -13,14 +13,14 @@ from gradwire.report import soak_report as report
 
 
 def soak(minutes: float, faults: str, hosts: int, link: str | None, seed: int, out: Path) -> None:
-    """Has faults befall a job; writes and prints what followed, as far as it came. Ends with exit code 1 where a law
+    """Has faults befall a job; writes and prints the recoveries. Ends with exit code 1 where a law
     did not hold."""
     with mistakes():
         kinds, shaped = read_kinds(faults), link_of(link or LOOPBACK)
     folder = run_folder(out, "soak")
-    with told(folder), soaking(hosts, shaped, seed, folder) as job:
+    with writing_to(folder), soaking(hosts, shaped, seed, folder) as job:
         try:
-            job.run(minutes, kinds, lambda followed: _tell(job.came, followed))
+            job.run(minutes, kinds, lambda followed: _show(job.came, followed))
         finally:
             if job.came.faults or job.came.broken:
                 show(report.table(job.came))
@@ -30,7 +30,7 @@ def soak(minutes: float, faults: str, hosts: int, link: str | None, seed: int, o
         raise typer.Exit(1)
 
 
-def _tell(came: Soaked, followed: Followed) -> None:
+def _show(came: Soaked, followed: Followed) -> None:
     number, went_on = (
         len(came.faults),
         "hung" if followed.seconds is None else f"went on after {followed.seconds:.1f} s",

@@ -1,4 +1,4 @@
-"""The command line's trainings: configurations on one task, and suites of them."""
+"""`gradwire train` and `gradwire demo`: configurations on one task, and suites of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from rich.progress import Progress
 
 from gradwire.cli.console import mistakes, progress_bars, show
-from gradwire.cli.run_setup import cluster_of, run_folder, told
+from gradwire.cli.run_setup import cluster_of, run_folder, writing_to
 from gradwire.cli.wanted import Wanted, described
 from gradwire.lab.configuration import Configuration, parse_all
 from gradwire.lab.experiments.comparison import Comparison, circumstances
@@ -60,7 +60,7 @@ def train(wanted: Wanted, hosts: int | None, link: str | None, shard: int, devic
 
 
 def train_suite(suite: str, wanted: Wanted, hosts: int | None, link: str | None, device: str, out: Path) -> None:
-    """Trains what a published system trained."""
+    """Trains a published suite."""
     with mistakes():
         place = cluster_of(hosts, link, device)
         wanted.check_for_suite(suite)
@@ -75,23 +75,23 @@ def resume(folder: Path, wanted: Wanted, others: Sequence[Any]) -> None:
         if not wanted.nothing or any(other is not None for other in others):
             raise ValueError(f"--resume {folder} goes on with what was begun there: give nothing else")
         comparison, place = kept(folder)
-    with runner(place) as ranks, told(folder, ranks.leads):
+    with runner(place) as ranks, writing_to(folder, ranks.leads):
         compare_in(folder, comparison, place, ranks)
 
 
 def compare(comparison: Comparison, place: LabCluster, out: Path) -> None:
-    """Trains all configurations; writes and prints what came of it."""
+    """Trains all configurations; writes and prints the results."""
     with runner(place) as ranks:
         folder = ranks.agreed(run_folder(out, comparison.task, ranks.leads))
-        with told(folder, ranks.leads):
+        with writing_to(folder, ranks.leads):
             compare_in(folder, comparison, place, ranks)
 
 
 def _compare_all(name: str, comparisons: list[Comparison], place: LabCluster, out: Path) -> None:
-    """Task after task, each with a folder in the suite's; what is known is written after each."""
+    """Trains task after task, each with a folder in the suite's; results are written after each."""
     with runner(place) as ranks:
         folder = ranks.agreed(run_folder(out, name, ranks.leads))
-        with told(folder, ranks.leads):
+        with writing_to(folder, ranks.leads):
             _compare_in(folder, name, comparisons, place, ranks)
 
 
@@ -111,7 +111,8 @@ def _compare_in(folder: Path, name: str, comparisons: list[Comparison], place: L
 
 
 def compare_in(folder: Path, comparison: Comparison, place: LabCluster, ranks: Runner) -> list[Run]:
-    """The runs, where this process leads; else none. Where one fails, those before it are written all the same."""
+    """Trains the comparison's configurations; returns the runs on the process that leads. Where one fails, those before
+    it are written all the same."""
     runs: list[Run] = []
     if ranks.leads and comparison.checkpoint_every:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a user wants to train, as they typed it."""
+"""Options of `gradwire train`, as the user typed them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -15,7 +15,7 @@ from gradwire.lab.workloads import Own
 
 @dataclass(frozen=True)
 class Wanted:
-    """Options of `gradwire train`; None is what was not given."""
+    """Options of `gradwire train`, None where they were not given."""
 
     configurations: Sequence[str] | None
     options: Sequence[str] | None
@@ -37,13 +37,13 @@ class Wanted:
         return not any(value for name, value in values.items() if name != "recipe") and not self._recipe()
 
     def check_for_suite(self, suite: str) -> None:
-        """Raises ValueError for what a suite has by itself."""
+        """Raises ValueError for options that a suite has by itself."""
         own = (self.configurations, self.options, self.controller, self.plan)
         if any((*own, self.model, self.preset, self.pretrained)):
             raise ValueError(f"suite {suite} has configurations and options of its own: give none")
 
     def comparison(self, training: Training, place: LabCluster) -> Comparison:
-        """What is to be run of a training, with what the user wants to be otherwise.
+        """The runs of a training, with the user's changes.
 
         Raises ValueError for what cannot be."""
         chosen = texts(self.configurations, self.controller, self.plan, training.configurations)
@@ -56,7 +56,7 @@ class Wanted:
 
 
 def described(task: str | None, model: str | None, preset: str | None, folder: Path | None) -> Training:
-    """What the user names: a task, a function of their own, or a preset on the files in `folder`.
+    """The training that the user names: a task, a function of their own, or a preset on the files in `folder`.
 
     Raises ValueError for two of them, and for a preset without files."""
     if sum(each is not None for each in (task, model, preset)) > 1:
@@ -75,7 +75,7 @@ def described(task: str | None, model: str | None, preset: str | None, folder: P
 def texts(
     configurations: Sequence[str] | None, controller: str | None, plan: Path | None, others: Sequence[str] = ()
 ) -> list[str]:
-    """What is compared, as text. Raises ValueError for nothing at all, where there are no `others` to fall back on,
+    """The configurations to compare, as text. Raises ValueError for none, where there are no `others` to fall back on,
     and for a controller that controls nothing."""
     named = [controlled(text, controller) for text in configurations or []]
     if controller and named == list(configurations or []):

@@ -9,8 +9,8 @@ from gradwire.schedule import Profile
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """Request to trace the next `steps` steps with `plan`, then measure each of the `ways`, groups without slots, on the
-    job's own network. The plan stays in force."""
+    """Request to trace `steps` steps with `plan`, then measure each of the `ways`, groups without slots, on the job's
+    own network. The plan stays in force."""
 
     plan: Plan
     ways: tuple[Group, ...]

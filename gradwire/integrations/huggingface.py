@@ -45,14 +45,14 @@ class CompressionCallback(TrainerCallback):
             self._load(Path(self._from) / FILE, self.handle)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """On all ranks, when the trainer has saved the rest."""
+        """Saves the state of all ranks beside what the trainer has saved."""
         assert self.handle
         own = self.handle.state_dict(all_ranks=True)
         if state.is_world_process_zero:
             save(own, Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / FILE)
 
     def _noting_checkpoint(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """`trainer.train`; no callback is told where it resumes from."""
+        """`trainer.train`, noting the checkpoint it resumes from, which callbacks are not given."""
         last = get_last_checkpoint(self._trainer.args.output_dir) if resume_from_checkpoint is True else None
         self._from = last or (str(resume_from_checkpoint) if resume_from_checkpoint else None)
         return self._train(resume_from_checkpoint, *args, **kwargs)
@@ -61,4 +61,4 @@ class CompressionCallback(TrainerCallback):
         if path.is_file():
             handle.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         else:
-            _log.warning("%s is not there: what memories held at that checkpoint is not known", path)
+            _log.warning("%s is not there: the residuals of that checkpoint are not known", path)

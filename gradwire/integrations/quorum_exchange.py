@@ -1,10 +1,10 @@
-"""What replicas under torchft exchange, with whom, and whether it counts.
+"""The exchange of replicas under torchft: quorum, reduction and vote.
 
 On all replicas that are in the quorum together, all on the thread that trains. Where a replica has several ranks, each
 exchanges its shard with the same shard's ranks, over a group of their own, and no more: that all ranks of a replica
 come, heal and count a step together, or none of them, is what torchft's quorum and vote are for.
 
-    begin       the quorum: who is there. A replica that is behind loads what one further ahead has, its model included.
+    begin       the quorum of replicas. A replica that is behind loads what one further ahead has, its model included.
                 Where the quorum is another one, memories are kept, a group is made anew, and all go on from there
     a step      gradients become means. At its end each promises the others that it has all of the step
     vote        Yes: the step counts for the memories as well. No: the exchange ends; memories are kept as they were
@@ -27,9 +27,9 @@ from gradwire.transports import Mesh, ProcessGroup
 
 
 class QuorumExchange:
-    """What replicas exchange in one quorum after another. `make` gives the runtime of a group, and its front end;
-    `least` the least of the numbers that a replica's ranks ask it with, together. `state` is this replica's `state()`
-    from a checkpoint, which `has` some keys beside. `runtime` is there while its steps can count."""
+    """The exchange of gradients in one quorum after another. `make` gives the runtime of a group and its front end;
+    `least` the minimum over a replica's ranks. `state` is this replica's `state()` from a checkpoint, which `has` some
+    keys beside. `runtime` is None while no step can count."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class QuorumExchange:
         has: Collection[str] = (),
     ) -> None:
         if manager._use_async_quorum:
-            raise ValueError("replicas must be alike before the forward pass; pass Manager(use_async_quorum=False)")
+            raise ValueError("replicas must be equal before the forward pass; pass Manager(use_async_quorum=False)")
         self._manager, self._make, self._least = manager, make, least
         self.handle = Handle(None, Nothing())
         self.runtime: Runtime | None = None
@@ -52,23 +52,25 @@ class QuorumExchange:
                 unpack(memories)
                 self._states[state["step"]] = memories
         self._healed: StateDict = {}
-        manager.register_state_dict_fn("gradwire", self._heal, self._alike)
+        manager.register_state_dict_fn("gradwire", self._heal, self._shared)
 
     def begin(self) -> None:
-        """A step begins, with whoever is there."""
+        """Begins a step with the replicas of the quorum."""
+        # quorum
         step = self._manager.current_step()
         self._manager.start_quorum()
         if self._manager._quorum_id == self._quorum:
             if not self.runtime:
                 self._manager.report_error(RuntimeError("this rank's exchange has ended in this quorum"))
             return
+        # another quorum: leave the old group, heal, make a new one
         self._leave(step)
         self._quorum = self._manager._quorum_id
         if not self._healed_whole() or self._manager.errored():
             return
         try:
             self._meet()
-        except RuntimeError as error:  # a replica was lost meanwhile: nobody takes this step
+        except RuntimeError as error:  # a replica was lost meanwhile: no replica takes this step
             self.handle.leave()
             self._manager.report_error(error)
 
@@ -83,7 +85,7 @@ class QuorumExchange:
         return least == step
 
     def vote(self) -> bool:
-        """Whether the step counts."""
+        """Votes; returns whether the step counts."""
         step = self._manager.current_step()
         if not self._manager.should_commit():
             self._leave(step)
@@ -93,7 +95,7 @@ class QuorumExchange:
         return True
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint takes of this replica, after the last step that counts."""
+        """This replica's part of a checkpoint, after the last step that counts."""
         return {"step": self._manager.current_step(), "shard": _shard(self._manager), "memories": self._own()}
 
     def _own(self) -> StateDict | None:
@@ -113,17 +115,17 @@ class QuorumExchange:
             self._states = {step + more: state for more, state in enumerate(self.handle.leave())}
 
     def _meet(self) -> None:
-        """All replicas of the quorum make a group, compare what must be alike, and load what each has kept."""
+        """All replicas of the quorum make a group, compare what must be equal, and load what each has kept."""
         mesh = Mesh.of(ProcessGroup.beside(self._manager._pg.parent))
         runtime, front_end = self._make(mesh)
         self.handle = Handle(runtime, front_end)
-        alike = self._alike() or without_memories(self.handle.state_dict())
-        go_on(self.handle, alike, self._own(), mesh.rank, mesh.ranks)
+        shared = self._shared() or without_memories(self.handle.state_dict())
+        go_on(self.handle, shared, self._own(), mesh.rank, mesh.ranks)
         self.runtime, self._states, self._healed, self._has_met = runtime, {}, {}, True
 
-    def _alike(self) -> StateDict:
-        """What all replicas have alike after the last step that counts; nothing before the first quorum. On torchft's
-        thread, while that which trains waits, or on that."""
+    def _shared(self) -> StateDict:
+        """The state that all replicas share after the last step that counts; empty before the first quorum. Called on
+        torchft's thread, while the training thread waits, or on that."""
         if self._healed:
             return self._healed
         own = self._own()
@@ -138,7 +140,7 @@ class QuorumExchange:
 
 
 def _shard(manager: Any) -> str:
-    """Which of the replica's shards this rank has."""
+    """The name of this rank's shard."""
     return f"{manager._group_rank} of {manager._group_world_size}"
 
 

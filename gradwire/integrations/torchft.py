@@ -43,7 +43,7 @@ class Optimizer(torchft.Optimizer):
     gave on this rank after the step from which the manager goes on.
 
     Raises ValueError for what `attach` refuses, for a manager with `use_async_quorum`, with which replicas are not yet
-    alike when the forward pass begins, for a replica of several ranks whose model is whole, and for another step's
+    equal when the forward pass begins, for a replica of several ranks whose model is whole, and for another step's
     state.
     """
 
@@ -69,11 +69,11 @@ class Optimizer(torchft.Optimizer):
 
     @property
     def handle(self) -> Handle:
-        """Looks into what this replica exchanges in the present quorum."""
+        """The handle of the exchange in the present quorum."""
         return self._exchange.handle
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """A step begins, with whoever is there."""
+        """Begins a step with the replicas of the quorum."""
         self._exchange.begin()
         self._front_end.reduced = False
         self.optim.zero_grad(set_to_none)
@@ -85,8 +85,8 @@ class Optimizer(torchft.Optimizer):
             self.optim.step(closure)
 
     def exchange_state(self) -> dict[str, Any]:
-        """What this replica keeps of what the others have yet to get. Save it after a step, on every rank of every
-        replica, beside the model, the inner optimizer and the manager's state."""
+        """This replica's memories: gradients that the others have yet to get. Save it after a step, on every rank of
+        every replica, beside the model, the inner optimizer and the manager's state."""
         return self._exchange.state()
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -114,8 +114,8 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
     are those of `gradwire.LocalSteps`, and `state`: what `exchange_state()` gave on this rank, where model and manager
     go on from.
 
-    Whoever makes one without a state waits for the others' next round, and takes part in it with nothing moved: it
-    begins with what they share from there. Raises ValueError as `Optimizer` does.
+    Without a state, the constructor waits for the others' next round and takes part in it with a pseudo-gradient of
+    zero; then it begins with the shared parameters. Raises ValueError as `Optimizer` does.
     """
 
     def __init__(
@@ -159,11 +159,11 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
 
     @property
     def handle(self) -> Handle:
-        """Looks into what this replica exchanges in the present quorum."""
+        """The handle of the exchange in the present quorum."""
         return self._exchange.handle
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """An inner step begins."""
+        """Begins an inner step."""
         self.optim.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -174,20 +174,23 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
             self._round()
 
     def exchange_state(self) -> dict[str, Any]:
-        """What replicas share, and what this one keeps of what the others have yet to get. Save it after any step, on
+        """The shared state, and this replica's memories. Save it after any step, on
         every rank of every replica, beside the model, the inner optimizer's state and the manager's."""
         return {**deepcopy(self._shared()), "inner steps": self._step, **self._exchange.state()}
 
     def _round(self) -> bool:
-        """Whether it counts."""
+        """Exchanges pseudo-gradients and votes; returns whether the round counts."""
+        # quorum
         self._exchange.begin()
+        # average pseudo-gradients
         if runtime := self._exchange.runtime:
             try:
                 self._average(runtime)
             except Interrupted as error:
                 self.manager.report_error(error)
             if not self._fragment.is_finite():  # as all replicas see by this shard's mean
-                self.manager.report_error(RuntimeError("what a replica has moved is not finite"))
+                self.manager.report_error(RuntimeError("a replica's pseudo-gradient is not finite"))
+        # vote: outer step, or back to the shared parameters
         counts = self._exchange.vote()
         if counts:
             outer_step(self.outer, self._fragment, self._fragment.deltas)
@@ -197,7 +200,7 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         return counts
 
     def _average(self, runtime: Runtime) -> None:
-        """What this replica has moved becomes what they have on average."""
+        """Averages the pseudo-gradients of the replicas."""
         self._fragment.measure()
         runtime.reduce(self._fragment.deltas)
         runtime.finish()
@@ -211,7 +214,7 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         return {"anchors": self._fragment.anchors, "outer": self.outer.state_dict()}
 
     def _heal(self, state: dict[str, Any]) -> None:
-        """Takes over what the others share; what this replica has moved is dropped."""
+        """Takes over the shared state; this replica's pseudo-gradient is dropped."""
         self._load_shared(state)
         self._fragment.reset()
 
@@ -225,7 +228,7 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
 
 
 class _Shared(Nothing):
-    """Of local steps the replicas hold the anchors alike."""
+    """Front end whose shared tensors are the anchors of local steps."""
 
     def __init__(self, fragment: Fragment) -> None:
         self._fragment = fragment

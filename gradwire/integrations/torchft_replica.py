@@ -1,4 +1,4 @@
-"""What a replica under torchft is, and how it hands its gradients over."""
+"""Replicas under torchft, and the front end that hands their gradients over."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,10 +26,10 @@ def replica_of(model: nn.Module, manager: Any) -> Replica:
     of one replica under torchft. Raises ValueError for a whole model on several, and for other ranks than the
     manager's."""
     if isinstance(model, FSDPModule):
-        own, told = (dist.get_rank(), dist.get_world_size()), (manager._group_rank, manager._group_world_size)
-        if own != told:
+        own, managed = (dist.get_rank(), dist.get_world_size()), (manager._group_rank, manager._group_world_size)
+        if own != managed:
             raise ValueError(
-                f"this is rank {own[0]} of {own[1]} in torch.distributed, and rank {told[0]} of {told[1]} to the "
+                f"this is rank {own[0]} of {own[1]} in torch.distributed, and rank {managed[0]} of {managed[1]} to the "
                 "manager; give both those of the replica: Manager(rank=..., world_size=...)"
             )
         kind = device_of(parameters_of(model)[0]).type
@@ -44,17 +44,17 @@ def replica_of(model: nn.Module, manager: Any) -> Replica:
 
 
 def least(own: Replica, number: int) -> int:
-    """The least of what the ranks of a replica say, which all of them ask together."""
+    """The minimum of a number over the ranks of a replica, which all call this."""
     if not isinstance(next(iter(own.parameters.values())), DTensor):
         return number
-    said = torch.tensor(number, dtype=torch.int64, device=device_of(own.parameters))
-    dist.all_reduce(said, dist.ReduceOp.MIN)
-    return int(said)
+    smallest = torch.tensor(number, dtype=torch.int64, device=device_of(own.parameters))
+    dist.all_reduce(smallest, dist.ReduceOp.MIN)
+    return int(smallest)
 
 
 class ReplicaGradients(GradientHooks):
-    """As they are, or those of shards, which FSDP has averaged inside the replica. Where a replica is lost, the step
-    goes on without means, and the manager hears why. `reduced` says that the step has its means."""
+    """Hooks on the gradients of a replica, whole or in shards that FSDP has averaged inside it. Where a replica is lost,
+    the step goes on without means, and the manager gets the error. `reduced` is whether the step has its means."""
 
     def __init__(
         self, report: Callable[[Exception], None], model: nn.Module, own: Replica, replicas: int, find_unused: bool
@@ -64,17 +64,17 @@ class ReplicaGradients(GradientHooks):
         self._report, self._own, self.reduced = report, own, False
 
     def placed(self) -> Mapping[str, Placed]:
-        """On this replica's ranks."""
+        """Where the parameters lie on this replica's ranks."""
         return self._own.placed()
 
     def held(self) -> Mapping[str, Tensor]:
-        """What this rank has of them."""
+        """This rank's part of the parameters."""
         reshard(self._model)
         return locals_of(self._parameters) if isinstance(self._model, FSDPModule) else self._parameters
 
     def check(self) -> None:
-        """Before a vote. Raises RuntimeError, on all replicas, where there are no means; means that are not finite,
-        which the others see as well, are reported."""
+        """Checks the means before a vote. Raises RuntimeError, on all replicas, where there are none; reports means that
+        are not finite, which the others see as well."""
         if self._runtime is None:  # a replica was lost, which is reported
             return
         if not self.reduced:
@@ -85,7 +85,7 @@ class ReplicaGradients(GradientHooks):
         present = [local(p.grad) for p in self._parameters.values() if p.grad is not None]
         smallest = min((each for each in present if each.numel()), key=Tensor.numel, default=None)
         if smallest is not None and not smallest.isfinite().all():  # where there are memories, then none of them is
-            self._report(RuntimeError("the means of this step are not finite; it counts for nobody"))
+            self._report(RuntimeError("the means of this step are not finite; it counts for no replica"))
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         self._unless_lost(super()._forward_begins, module, arguments)
@@ -113,5 +113,5 @@ class ReplicaGradients(GradientHooks):
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank has of it."""
+    """This rank's part of the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""One algorithm in depth: what it is, what it takes, what it sends, what it keeps."""
+"""One algorithm in depth: its paper, options, bytes sent, and state."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING
@@ -22,11 +22,11 @@ SENT_NOTE = """kB that a rank sends in a step, and how many times fewer than den
 
 
 def facts(entry: CatalogueEntry) -> Mapping[str, str]:
-    """In words: paper, options; of a compressor also what it goes with and what it keeps."""
-    told = {"paper": entry.paper, "options": entry.defaults}
+    """Paper and options, in words; of a compressor also the parts that it goes with and its state."""
+    known = {"paper": entry.paper, "options": entry.defaults}
     if isinstance(made := default(entry.cls), Compressor):
-        told |= {"sent by": _sent_by(made), "memory": _memory(made), "keeps": _kept(made)}
-    return {name: text for name, text in told.items() if text}
+        known |= {"sent by": _sent_by(made), "memory": _memory(made), "keeps": _kept(made)}
+    return {name: text for name, text in known.items() if text}
 
 
 def default(cls: type[Any] | None) -> Any:

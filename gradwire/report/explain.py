@@ -1,4 +1,4 @@
-"""Why a plan is what it is, in words and in figures."""
+"""Explanations of a plan, in words and in figures."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ LANES_NOTE = """Milliseconds in which a lane is busy, of the rank that ends last
 
 
 def explain(plan: Plan, timeline: Timeline, others: Mapping[str, float]) -> TextTable:
-    """What `plan` does with a step that goes as in `timeline`, and what it is better than: `others` are the
-    seconds of a step with other plans, by name, when these were tried."""
+    """The explanation of `plan` by a step's `timeline`, beside `others`: the seconds of a step with other plans, by
+    name, when these were tried."""
     shares = Shares.of(timeline)
     sent = sum(span.wire_bytes for span in of_slowest_rank(timeline))
     rows = [
@@ -34,7 +34,7 @@ def explain(plan: Plan, timeline: Timeline, others: Mapping[str, float]) -> Text
 
 
 def groups(plan: Plan, timeline: Timeline) -> TextTable:
-    """What becomes of each group, in the order in which they are sent."""
+    """Times of each group, in the order of sending."""
     columns = ["group", "tensors", "how", "ready", "encode", "wire", "decode", "done", "kB sent"]
     spans = of_slowest_rank(timeline)
     rows = [_group(index, group, spans) for index, group in enumerate(plan.groups)]
@@ -42,7 +42,7 @@ def groups(plan: Plan, timeline: Timeline) -> TextTable:
 
 
 def lanes(timelines: Mapping[str, Timeline]) -> TextTable:
-    """How long each lane is busy in each of the named timelines, and how long their steps are."""
+    """Busy milliseconds of each lane, and of steps, in each of the named timelines."""
     shares = [Shares.of(timeline) for timeline in timelines.values()]
     rows = [[lane, *(_ms(each.busy_s.get(lane, 0.0)) for each in shares)] for lane in LANES]
     rows += [["exposed wire", *(_ms(each.wire_exposed_s) for each in shares)]]

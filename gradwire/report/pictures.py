@@ -97,7 +97,7 @@ def curves(runs: Sequence[Run], metric: str, title: str, narrow: bool = False) -
 
 
 def costs(runs: Sequence[Run], narrow: bool = False) -> Figure:
-    """What a step costs: milliseconds, with the quartiles, and megabytes sent per rank."""
+    """Costs of a step: milliseconds, with the quartiles, and megabytes sent per rank."""
     with rc_context({**STYLE, "axes.grid.axis": "x"}):
         picture, (time, size) = sheet(2, 6, 1.4 + (0.6 if narrow else 0.42) * len(runs), narrow, sharey=True)
         colours = [COLOURS[index % len(COLOURS)] for index in range(len(runs))]

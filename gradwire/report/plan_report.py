@@ -1,4 +1,4 @@
-"""All that is written about a plan, in one folder: it and its profile, predicted and measured steps, and why."""
+"""The report of a plan, in one folder: it and its profile, predicted and measured steps, and why."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,8 +16,8 @@ _TIMELINES_NOTE = """Predicted from the profile before any step with this plan; 
 traced afterwards, each rank on a clock of its own that starts with its step."""
 
 
-_EFFICIENCIES_NOTE = """How many dense steps a step is worth that sends everything so: by what it leaves behind of the job's
-own gradients. Those that would harm training, or lose more than was allowed, are left out."""
+_EFFICIENCIES_NOTE = """Progress of a step that sends everything so, in dense steps, by its residual on the job's own
+gradients. Those that would harm training, or lose more than was allowed, are left out."""
 
 
 def write(folder: Path, title: str, planned: Planned) -> list[Path]:
@@ -51,21 +51,21 @@ def why(planned: Planned) -> TextTable:
 
 
 def efficiencies(planned: Planned) -> TextTable:
-    """What steps of each candidate are worth."""
+    """The efficiency of each candidate."""
     candidates = planned.profile.candidates
     rows = [[name, f"{each.efficiency:.3f}"] for name, each in zip(names(candidates), candidates, strict=True)]
-    return TextTable("What a step is worth", ["candidate", "dense steps"], rows, texts=("candidate",))
+    return TextTable("Efficiency of a step", ["candidate", "dense steps"], rows, texts=("candidate",))
 
 
 def verdict(planned: Planned) -> str:
     """The step with this plan, beside DDP's own where that was measured."""
     efficiency = plan_efficiency(planned.profile.problem(), planned.profile.choices(planned.plan))
     took = f"A step takes {figure(1e3 * planned.timeline.step_s)} ms with {planned.plan.describe()}"
-    said = f"{took}, and is worth {efficiency:.3f} of a dense one"
+    sentence = f"{took}, with an efficiency of {efficiency:.3f}"
     dense_s, chosen_s = planned.tried_s.get(NATIVE), planned.tried_s.get(planned.plan)
     if not dense_s or not chosen_s:
-        return f"{said}."
-    return f"{said}: {times(efficiency * dense_s / chosen_s)} the progress of plain DDP."
+        return f"{sentence}."
+    return f"{sentence}: {times(efficiency * dense_s / chosen_s)} the progress of plain DDP."
 
 
 def _others(planned: Planned) -> Mapping[str, float]:

@@ -12,7 +12,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """What is infinite or no number becomes null, for JSON has a word for neither."""
+    """Writes JSON; infinity and NaN, which it lacks, become null."""
     write_text(path, json.dumps(_finite(data), indent=1, allow_nan=False) + "\n")
 
 

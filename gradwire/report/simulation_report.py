@@ -1,4 +1,4 @@
-"""All that is written about simulated clusters, in one folder: a table, a picture, a page, the figures."""
+"""The report of simulated clusters, in one folder: a table, a picture, a page, the figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,14 +18,14 @@ from gradwire.report.text_table import TextTable, figure, times
 from gradwire.schedule.simulate import BEST, Outcome
 
 _GROUPS = "groups of the best plan"
-_NOTE = """Milliseconds of a step; the scaling efficiency: what N ranks do as a share of N times what one does; and how
-many dense steps a step is worth, as measured where the profile was taken, or as assumed (0: it harms training). The
-best plan makes the most progress per second: worth over time.
+_NOTE = """Milliseconds of a step; the scaling efficiency: what N ranks do as a share of N times what one does; and the
+efficiency: progress of a step in dense steps, as measured where the profile was taken, or as assumed (0: it harms
+training). The best plan makes the most progress per second: efficiency over time.
 Each candidate alone is cut into groups of the size that suits it best, its small tensors dense; the best plan chooses
 group by group. Inside a host the gradient is summed dense, between hosts one rank of each host sends. Ranks of a single
 host have its own bus alone. "every H" is with local steps: a mean step, of which H make a round;
-no such step is worth what a dense one is, and nothing of a round hides behind inner steps (delay=0). The model has no
-stragglers, no congestion and no jitter."""
+such a step makes less progress than a dense one, and nothing of a round hides behind inner steps (delay=0). The model
+has no stragglers, no congestion and no jitter."""
 _ENOUGH = 1.1
 """Where a step that is sent each time takes no more than this many mean local ones, there is little to gain."""
 _SHOWN = (
@@ -49,35 +49,35 @@ def table(outcomes: Sequence[Outcome]) -> TextTable:
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
-    """Where the best plan makes most more progress than the first way, and where least."""
+    """The clusters where the best plan gains most and least over the first way, in a sentence."""
     of = {way: [outcome for outcome in outcomes if outcome.way == way] for way in {o.way for o in outcomes}}
     first = next((outcome.way for outcome in outcomes if outcome.way != BEST and outcome.progress), None)
     if first is None:
         return "Every candidate harms training; profile one that is dense as well."
     gains = [(best.progress / other.progress, best) for other, best in zip(of[first], of[BEST], strict=True)]
     (most, where), (least, there) = max(gains, key=lambda g: g[0]), min(gains, key=lambda g: g[0])
-    said = f"Beside {first}, the best plan makes {times(most)} the progress on {_place(where)}"
-    return f"{said}, with groups of {where.groups}; {times(least)} on {_place(there)}."
+    text = f"Beside {first}, the best plan makes {times(most)} the progress on {_place(where)}"
+    return f"{text}, with groups of {where.groups}; {times(least)} on {_place(there)}."
 
 
 def per_step_or_rounds(outcomes: Sequence[Outcome]) -> str | None:
-    """Where local steps make a mean step shorter than the best plan for every step does; None without local steps."""
+    """The clusters where local steps shorten a mean step, in a sentence; None without local steps."""
     of = {(outcome.way, outcome.cluster): outcome for outcome in outcomes}
     rounds = [outcome for outcome in outcomes if outcome.every > 1 and outcome.way.startswith(BEST)]
     if not rounds:
         return None
     gains = [(of[BEST, local.cluster].step_s / local.step_s, local) for local in rounds]
     most, where = max(gains, key=lambda gain: gain[0])
-    said = f"Sent every {where.every} steps, a mean step is {times(most)} as fast as by the best plan for every step"
-    said = f"{said} on {_place(where)}"
+    text = f"Sent every {where.every} steps, a mean step is {times(most)} as fast as by the best plan for every step"
+    text = f"{text} on {_place(where)}"
     needed = [local.cluster.bytes_per_s for gain, local in gains if gain > _ENOUGH]
     links = sorted(
         {local.cluster.bytes_per_s for _, local in gains if local.cluster.bytes_per_s > max(needed, default=0)}
     )
     near = f"within {times(_ENOUGH)}"
     if links:
-        return f"{said}; from {_link(links[0])} on, every step is {near} of that on all these numbers of ranks."
-    return f"{said}; on none of these links is every step {near} of that on all these numbers of ranks."
+        return f"{text}; from {_link(links[0])} on, every step is {near} of that on all these numbers of ranks."
+    return f"{text}; on none of these links is every step {near} of that on all these numbers of ranks."
 
 
 def picture(outcomes: Sequence[Outcome], title: str, narrow: bool = False) -> Figure:
@@ -111,8 +111,8 @@ def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[
     paths = [folder / name for name in ("simulation.png", "report.html", "simulation.json")]
     drawn.savefig(paths[0], dpi=130)
     shown = [page.Picture("Scaling efficiency", _SHOWN, drawn, picture(outcomes, title, narrow=True))]
-    told = " ".join(filter(None, [verdict(outcomes), per_step_or_rounds(outcomes)]))
-    write_text(paths[1], page.render(title, told, shown, [(table(outcomes), _NOTE)], facts))
+    sentences = " ".join(filter(None, [verdict(outcomes), per_step_or_rounds(outcomes)]))
+    write_text(paths[1], page.render(title, sentences, shown, [(table(outcomes), _NOTE)], facts))
     rows = [asdict(outcome) | {"scaling_efficiency": outcome.scaling_efficiency} for outcome in outcomes]
     write_json(paths[2], dict(facts) | {"outcomes": rows})
     return paths

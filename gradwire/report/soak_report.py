@@ -1,4 +1,4 @@
-"""All that is written about a long run under faults: a timeline of faults and of what followed each."""
+"""The report of a long run under faults: a timeline of faults and of the recovery from each."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -26,19 +26,19 @@ _SHOWN = "Seconds until all ranks went on against when the fault came, a colour 
 
 
 def verdict(came: Soaked) -> str:
-    """What came of it in a sentence."""
+    """The outcome in a sentence."""
     held = "every law held" if not came.broken else f"{len(came.broken)} times a law did not hold"
     return f"{len(came.faults)} faults in {came.seconds / 60:.1f} minutes and {came.steps} steps: {held}."
 
 
 def table(came: Soaked) -> TextTable:
-    """What followed, by kind of fault."""
+    """Recoveries, by kind of fault."""
     rows = [_row(kind, [each for each in came.faults if each.kind == kind]) for kind in KINDS]
     return TextTable("What followed", ["fault", *_COLUMNS], [row for row in rows if row[1] != "0"])
 
 
 def by_front_end(came: Soaked) -> TextTable:
-    """The same, by what was trained."""
+    """Recoveries, by front end."""
     rows = [_row(name, [each for each in came.faults if each.front_end == name]) for name in FRONT_ENDS]
     return TextTable("What followed, by front end", ["front end", *_COLUMNS], [row for row in rows if row[1] != "0"])
 

@@ -1,4 +1,4 @@
-"""All that is written about a suite, in one folder: a table with the command of each row, and a picture."""
+"""The report of a suite, in one folder: a table with the command of each row, and a picture."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +28,7 @@ _PANELS_PER_LINE = 3
 
 @dataclass(frozen=True)
 class Result:
-    """What one row of a suite measured, beside its set-up's `nocomm`."""
+    """Measurement of one row of a suite, beside its set-up's `nocomm`."""
 
     row: SuiteRow
     timing: Timing
@@ -43,7 +43,7 @@ class Result:
 
 
 def results(rows: Sequence[SuiteRow], timings: Sequence[Timing], timed: TimingOptions) -> list[Result]:
-    """Of those rows of one set-up that were timed, from the timings of its configurations and of `nocomm`."""
+    """Results of the timed rows of one set-up, from the timings of its configurations and of `nocomm`."""
     of = {timing.configuration: timing for timing in timings}
     alone = of[NOCOMM].step_ms.median
     return [
@@ -113,7 +113,7 @@ def write(folder: Path, name: str, results: Sequence[Result], facts: Mapping[str
 
 
 def _verdict(results: Sequence[Result]) -> str:
-    """What is fastest beside plain DDP."""
+    """The fastest configuration beside plain DDP, in a sentence."""
     gains: list[tuple[float, Result]] = []
     setups = dict.fromkeys(result.row.setup for result in results)
     for setup in setups:

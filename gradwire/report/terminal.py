@@ -26,8 +26,10 @@ def fitted(table: TextTable, width: int) -> RenderableType:
 
 
 def _grid(table: TextTable, left_out: Sequence[str], folded: bool) -> Grid:
-    said = f"no room for: {', '.join(left_out)}" if left_out else None
-    grid = Grid(title=escape(table.title), title_justify="left", box=SIMPLE_HEAD, caption=said, caption_justify="left")
+    caption = f"no room for: {', '.join(left_out)}" if left_out else None
+    grid = Grid(
+        title=escape(table.title), title_justify="left", box=SIMPLE_HEAD, caption=caption, caption_justify="left"
+    )
     kept = [index for index, column in enumerate(table.columns) if column not in left_out]
     for index in kept:
         heading, widest = table.columns[index], max((len(row[index]) for row in table.rows), default=0)
@@ -54,7 +56,7 @@ def _folded(heading: str, width: int) -> str:
 
 
 def _stacked(table: TextTable) -> Grid:
-    """Two columns: what, and the figure; rows one after another."""
+    """Two columns, names and figures; rows one after another."""
     grid = Grid(title=escape(table.title), title_justify="left", box=None, show_header=False)
     grid.add_column(justify="left", overflow="fold")
     grid.add_column(justify="left", overflow="fold")

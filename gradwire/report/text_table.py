@@ -1,4 +1,4 @@
-"""Tables of figures as plain text, for the terminal and the page alike."""
+"""Tables of figures as plain text, for the terminal and the page."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ _SPLIT = ("encode", "wire", "decode", "wait")
 
 @dataclass(frozen=True)
 class TextTable:
-    """Rows under columns; the first column names the row, `texts` are columns of words, the others are numbers.
-
-    `spare` are columns that may be left out where there is little room, in this order."""
+    """Rows under columns, the first of which names the row."""
 
     title: str
     columns: list[str]
     rows: list[list[str]]
     texts: Collection[str] = ()
+    """Columns of words; the others are numbers."""
     spare: Sequence[str] = ()
+    """Columns to leave out where space is scarce, in this order."""
 
 
 def figure(number: float) -> str:
@@ -69,7 +69,7 @@ def _held_out(run: Run, metric: str) -> str:
 
 
 def training(runs: Sequence[Run], metric: str) -> TextTable:
-    """What each finished run reached, how long it took and what it sent; speed-up is over the first."""
+    """Held-out figures, times and bytes of finished runs; speed-up is over the first."""
     first = runs[0].last
     columns = ["configuration", shown(metric), "s to finish", "ms per step", "quartiles, ms"]
     columns += [*_sent_columns(first.totals, "MB"), "fewer bytes", "speed-up"]
@@ -84,13 +84,13 @@ def training(runs: Sequence[Run], metric: str) -> TextTable:
 
 
 def splits(runs: Sequence[Run]) -> TextTable:
-    """Where Gradwire's time went."""
+    """Gradwire's time by encode, wire, decode and wait."""
     rows = [[run.configuration, *_split_ms(run.last.totals, run.last.step)] for run in runs]
     return TextTable("Milliseconds per step", ["configuration", *_SPLIT], rows)
 
 
 def timings(timings: Sequence[Timing]) -> TextTable:
-    """What one step of each configuration costs."""
+    """Costs of one step of each configuration."""
     columns = ["configuration", "ms per step", "quartiles, ms", f"times {NOCOMM}", *_SPLIT]
     columns += [*_sent_columns(timings[0].totals, "kB"), "fewer bytes"]
     rows = []

@@ -31,7 +31,7 @@ def _in_words(steps_s: Mapping[str, float]) -> dict[str, str]:
 
 
 def _data(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
-    """What the page's script draws; a tensor's name is written once and meant by its index."""
+    """Input of the page's script; a tensor's name is written once and meant by its index."""
     index: dict[str, int] = {}
     panels = [
         {"name": name, "step_s": timeline.step_s, "rows": [_row(row, index) for row in rows(timeline)]}

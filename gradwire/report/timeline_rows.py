@@ -1,4 +1,4 @@
-"""Which spans of a timeline are drawn beside which: a row holds spans that do not overlap."""
+"""Rows of a timeline's picture, each of spans that do not overlap."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""All that is written about training runs, in one folder."""
+"""The report of training runs, in one folder."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, An
         both = decisions.draw(runs), decisions.draw(runs, narrow=True)
         drawn["decisions"] = Picture("Decisions", _DECISIONS_SHOWN, *both)
     both = pictures.costs(runs), pictures.costs(runs, narrow=True)
-    drawn["costs"] = Picture("What a step costs", _COSTS_SHOWN, *both)
+    drawn["costs"] = Picture("Costs of a step", _COSTS_SHOWN, *both)
     paths = [folder / f"{name}.png" for name in drawn]
     for path, picture in zip(paths, drawn.values(), strict=True):
         picture.figure.savefig(path, dpi=130)
@@ -44,8 +44,8 @@ def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, An
     noted += [(decisions.table(run), decisions.note(run)) for run in controlled]
     report = folder / "report.html"
     heading = f"{facts['task']}: {len(runs)} configurations compared"
-    said = verdict.of_training(runs, metric)
-    write_text(report, page.render(heading, said, list(drawn.values()), noted, _in_words(facts)))
+    sentence = verdict.of_training(runs, metric)
+    write_text(report, page.render(heading, sentence, list(drawn.values()), noted, _in_words(facts)))
     write_json(folder / "run.json", facts)
     return [*paths, report]
 

@@ -1,4 +1,4 @@
-"""All that is written about a suite of trainings, beside each one's own folder: one table of what was reached."""
+"""The report of a suite of trainings, beside each one's own folder: one table of their results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class TrainedTask:
     runs: Sequence[Run]
 
     def seconds_to_dense(self, run: Run) -> float | None:
-        """When `run` first was where dense ended."""
+        """Seconds until `run` first reached the dense run's final figure."""
         dense = self._metric(self.runs[0].last.held_out)
         larger = self.metric in LARGER_IS_BETTER
         least = dense - _WITHIN_ACCURACY if larger else -dense * (1 + _WITHIN_LOSS)
@@ -37,7 +37,7 @@ class TrainedTask:
         return next(reached, None)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What each run reached, took and sent."""
+        """Held-out figure, times and bytes of each run."""
         return [
             {
                 "task": self.task,
@@ -94,7 +94,7 @@ def write(folder: Path, name: str, trained: Sequence[TrainedTask], facts: Mappin
 
 
 def _verdict(trained: Sequence[TrainedTask]) -> str:
-    """What was first where dense ended, task by task."""
+    """The first run at dense's final figure, task by task."""
     return " ".join(_soonest(one) for one in trained)
 
 

@@ -1,4 +1,4 @@
-"""What came of it, in one sentence."""
+"""Verdicts on training runs, in one sentence."""
 
 from collections.abc import Sequence
 from math import isnan, nan
@@ -11,7 +11,7 @@ _POINTS, _SHARE = 0.005, 0.01
 
 
 def of_training(runs: Sequence[Run], metric: str) -> str:
-    """The fastest of those that reached what the first did, or that there was none."""
+    """A sentence on the fastest of the runs that are as good as the first."""
     first, *others = runs
     if not others:
         return f"{first.configuration} reached {shown(metric)} {_reached(first, metric):.3f}."

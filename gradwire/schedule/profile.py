@@ -157,7 +157,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | Path) -> "Profile":
-        """Reads a file that `save` wrote. Raises ValueError, naming the file, where it cannot be read or holds no profile."""
+        """Reads what `save` wrote. Raises ValueError, naming the file, where it cannot be read or holds no profile."""
         return from_file(path, cls.from_json)
 
     def to_json(self) -> str:

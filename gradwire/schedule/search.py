@@ -48,7 +48,7 @@ class Solution:
     """In the order of sending."""
     step_s: float
     bound: float = float("inf")
-    """The factor by which another plan may be faster at most: 1.0 is proven optimal, infinity means nothing is proven."""
+    """The factor by which another plan may be faster at most: 1.0 is proven optimal, infinity proves nothing."""
 
 
 def works_of(problem: Problem, groups: Sequence[Choice]) -> list[Work]:

@@ -1,4 +1,4 @@
-"""Which plans are worth trying, and what tried ones teach."""
+"""Candidates and the plans to try, and corrections of the profile by tried plans."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ predicted of layer-by-layer plans so far off that they are never tried."""
 
 
 def safe(world: int) -> list[Compressor | Group]:
-    """What needs no tuning and no leap of faith: fp32, bf16, and 8 bits with a residual."""
+    """The default candidates, which need no tuning: fp32, bf16, and 8 bits with a residual."""
     return [FP32(), BF16(), *(replace(way, memory=Residual()) for way in ways_of(QSGD(), world))]
 
 
@@ -46,19 +46,19 @@ def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
 
 
 def allowed(profile: Profile, fidelity: float | None) -> Profile:
-    """The profile with those candidates alone that harm no training and lose at most this share of its progress."""
+    """The profile without candidates that harm training or lose more than this share of its progress."""
     least = 0.0 if fidelity is None else 1 - fidelity
     kept = [candidate for candidate in profile.candidates if candidate.efficiency and candidate.efficiency >= least]
     return replace(profile, candidates=tuple(kept))
 
 
 def efficiency_of_plan(profile: Profile, plan: Plan) -> float:
-    """What a step with the plan is worth in dense ones."""
+    """The efficiency of steps with the plan."""
     return 1.0 if is_dense(plan) else plan_efficiency(profile.problem(), profile.choices(plan))
 
 
 def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) -> list[Plan]:
-    """What is worth trying: the best plan; the two best candidates alone in DDP's buckets, small slots in the same
+    """The plans to try: the best one; the two best candidates alone in DDP's buckets, small slots in the same
     ones, for where groups and computing beside backward cost more than the model knows; and, nearest first, each
     candidate alone in its best buckets and layer by layer, for where it costs less, whose progress per second the model
     says is `margin` times less, or nearer."""
@@ -78,9 +78,9 @@ def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) 
 
 
 def learnt(profile: Profile, regime: Worker, plans: Sequence[Plan], seconds: Sequence[float], best: int) -> Profile:
-    """The profile, so that it predicts how many `seconds` steps with these `plans` took, those with the `best` exactly:
-    nobody measures beforehand what threads cost that wake each other and share caches. What grows with the number of
-    groups is taken for encoding, the rest for the time around backward."""
+    """The profile corrected by tried plans: it predicts the `seconds` of their steps, those of the `best` exactly.
+    Costs of threads that wake each other and share caches cannot be measured beforehand. A part that grows with the
+    number of groups goes to encoding, the rest to the time around backward."""
     took_s = np.array(seconds)
     groups = np.array([len(plan.groups) for plan in plans])
     if groups.max() - groups.min() >= FAR_APART:
@@ -99,8 +99,8 @@ def _alone(problem: Problem, regime: Regime, option: int) -> Solution:
 
 
 def quiet(plan: Plan) -> Plan:
-    """The same for every slot, in as few groups as can be, behind the one that is complete when backward ends: so it
-    leaves backward alone, for networks and encoding cost CPU time, and nobody says whose."""
+    """The plan in as few groups as can be, all complete when backward ends: so that backward is timed without the CPU
+    time of encoding and the network."""
     ways = dict.fromkeys(replace(group, slots=()) for group in reversed(plan.groups))
     slots = {
         way: [slot for group in plan.groups if replace(group, slots=()) == way for slot in group.slots] for way in ways
@@ -109,7 +109,7 @@ def quiet(plan: Plan) -> Plan:
 
 
 def is_dense(plan: Plan) -> bool:
-    """Whether nothing in it drops or keeps anything."""
+    """Whether all its compressors are casts."""
     return all(group.compressor.is_cast for group in plan.groups)
 
 

@@ -1,4 +1,4 @@
-"""What the automatic plan says of what it has learnt."""
+"""Log messages of the automatic plan."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -10,26 +10,26 @@ from gradwire.tuner.trials import Trials
 
 
 def efficiencies(measured: Profile, allowed: Profile) -> str:
-    """What each candidate's steps are worth, and which are left out."""
-    said: list[str] = []
+    """The efficiency of each candidate, and which are left out."""
+    parts: list[str] = []
     for name, candidate in zip(names(measured.candidates), measured.candidates, strict=True):
-        efficiency = f"{candidate.efficiency:.3f}" if candidate.efficiency else "nothing (it harms training)"
-        said.append(f"{name} {efficiency}{'' if candidate in allowed.candidates else ', left out'}")
-    return f"a step is worth so much of a dense one: {'; '.join(said)}"
+        efficiency = f"{candidate.efficiency:.3f}" if candidate.efficiency else "0 (it harms training)"
+        parts.append(f"{name} {efficiency}{'' if candidate in allowed.candidates else ', left out'}")
+    return f"efficiency of a step: {'; '.join(parts)}"
 
 
 def tried(phase: str, plans: Sequence[Plan]) -> str:
-    """Who takes turns now."""
+    """The plans that take turns."""
     return f"{phase}: {'; '.join(map(name, plans))}"
 
 
 def turn(trials: Trials, plan: int) -> str:
-    """What a turn has shown."""
+    """Result of a plan's turn."""
     return f"{name(trials.plans[plan])}: {_rate(trials, plan)}"
 
 
 def chosen(trials: Trials, plan: Plan, predicted_s: float, dense_s: float) -> str:
-    """What was settled on, beside what else was tried."""
+    """The chosen plan, beside the others that were tried."""
     best = trials.plans.index(plan)
     others = [f"{1e3 * trials.step_s(index):.0f}" for index in range(len(trials.plans)) if index != best]
     rest = f"; others took {', '.join(others)} ms" if others else ""
@@ -44,6 +44,6 @@ def name(plan: Plan) -> str:
 
 
 def _rate(trials: Trials, plan: int) -> str:
-    """Seconds, worth, and progress per second."""
-    step = f"{1e3 * trials.step_s(plan):.0f} ms a step, efficiency {trials.efficiencies[plan]:.3f} of a dense one"
+    """Seconds of a step, efficiency, and progress per second."""
+    step = f"{1e3 * trials.step_s(plan):.0f} ms a step, efficiency {trials.efficiencies[plan]:.3f}"
     return f"{step}: {trials.rate(plan):.3g} dense steps a second"

@@ -1,8 +1,8 @@
-"""The profiler: what a step's compute and each way to send a group cost on this job, on the network it runs on.
+"""The profiler: costs of a step's compute and of each way to send a group, measured on the job's own network.
 
 It runs on every rank's worker at the end of the same step, when nothing else is under way, and every measurement is
-made together: all ranks reduce the same group, then one sum over all of them makes a table of everybody's seconds. What
-is read from a table, such as how often to repeat, is therefore the same on all ranks.
+made together: all ranks reduce the same group, then one sum over all of them makes a table of everybody's seconds. So
+decisions by a table, such as how often to repeat, are the same on all ranks.
 """
 
 import os
@@ -42,13 +42,16 @@ def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Pro
     """Carries out a controller's requests for a profile, on all ranks together, while nothing else is under way."""
 
     def profile(request: ProfileRequest, trace: Trace, gradients: Sequence[Mapping[str, Tensor]]) -> Profiled:
+        # compute: traced steps, slot by slot on the slowest rank
         planned = {name for group in request.plan.groups for name in group.slots}
         trained = [slot for slot in slots if slot.name in planned]
         times = Times.of(trace.timelines(), trained).on_slowest(mesh, device)
         ordered = sorted(trained, key=lambda slot: times.ready_s[slot.name])
+        # network: every way at several sizes, all ranks together
         sizes = [_first(ordered, elements) for elements in PROBED_ELEMENTS]
         pieces = [own for i, own in enumerate(sizes) if not i or own != sizes[i - 1]]
         samples = [[measure(way, own, mesh, device) for own in pieces] for way in request.ways]
+        # rehearsals, each rank alone
         efficiencies = _efficiencies(request.ways, gradients, trained, mesh, device)
         found = _profile(request.ways, samples, efficiencies, ordered, times, mesh, device)
         return Profiled(found, contention(mesh, device))
@@ -58,9 +61,10 @@ def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Pro
 
 @dataclass(frozen=True)
 class Times:
-    """What a step's compute takes: when after backward began each slot is ready, and the rest."""
+    """Seconds of a step's compute."""
 
     ready_s: dict[str, float]
+    """Of each slot, after backward began."""
     forward_s: float
     optimizer_s: float
 
@@ -90,15 +94,16 @@ class Times:
 
 @dataclass(frozen=True)
 class ReductionTimes:
-    """One reduction alone on the network: of `elements`, of which each rank sent `wire_bytes` in `wire_s`; inside the
-    host `host_s`."""
+    """Seconds of one reduction alone on the network."""
 
     elements: int
     wire_bytes: int
+    """Sent by each rank."""
     encode_s: float
     wire_s: float
     decode_s: float
     host_s: float
+    """Of collectives inside the host."""
 
 
 def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> ReductionTimes:
@@ -215,7 +220,7 @@ def _efficiencies(
     mesh: Mesh,
     device: torch.device,
 ) -> list[float]:
-    """What each way's steps are worth; the mean over the ranks, which may hold different parts of the model."""
+    """The efficiency of each way, averaged over the ranks, which may hold different parts of the model."""
     sides = {slot.name: min(slot.matrix) for slot in slots}
     shrunk = [min(each.shape) / sides[name] for step in gradients[:1] for name, each in step.items()]
     by = min(1.0, fmean(shrunk)) if shrunk else 1.0

@@ -24,7 +24,7 @@ from gradwire.slots import Slot
 from gradwire.transports import Mesh, Recording
 
 STEPS = 64
-"""In 32 what low rank leaves behind was half of what it comes to; top-k's has settled by then."""
+"""In 32 the residual of low rank was half of its final size; top-k's has settled by then."""
 SIDE, KINDS = 256, 8
 SCALE = 1e-3
 """Of made-up gradients: votes are numbers of another size than gradients, with which no step makes progress."""
@@ -46,7 +46,7 @@ def expected(way: Group) -> float:
 
 
 def share(way: Group, gradients: Sequence[Mapping[str, Tensor]]) -> float:
-    """The share of the energy of gradient and residual that this way comes to send of the gradients, in turns."""
+    """The share of the energy of gradient and residual that is sent, once the residual is steady."""
     vectors = [torch.cat([each.flatten() for each in step.values()]) for step in gradients]
     slots = [Slot.of(name, each) for name, each in gradients[0].items()]
     exchange = _alone(replace(way, slots=tuple(slot.name for slot in slots)), slots, vectors[0].device)
@@ -85,7 +85,7 @@ def _alone(group: Group, slots: Sequence[Slot], device: torch.device) -> Replica
 
 
 def _send(exchange: ReplicaExchange, gradient: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """One step: what is left of gradient and residual (n,), and what was sent."""
+    """One step: the part of gradient and residual that is left (n,), and the part that was sent."""
     sent = gradient.clone()
     for op in exchange.run(Given(Gradients.of_vector(exchange.stored.layout, sent)), STEADY + step):
         if op is not None:
