@@ -109,7 +109,7 @@ class Trial:
                 victim.signal(signal.SIGSTOP)
                 self._wakes_at = monotonic() + STOP_S
             case _:
-                victim.tell(do=self._fault)
+                victim.send(do=self._fault)
                 assert self._wait(lambda: self._done), self._errors
                 return self._ranks
         return [self._ranks[0], self._ranks[2]]

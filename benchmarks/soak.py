@@ -12,7 +12,7 @@ from provenance import save
 from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.soak.faults import KINDS
 from gradwire.lab.soak.soak import PATIENCE_S, soaking
-from gradwire.lab.soak.soaked_training import FRONT_ENDS
+from gradwire.lab.soak.soaked_model import FRONT_ENDS
 from gradwire.report import soak_report as report
 
 

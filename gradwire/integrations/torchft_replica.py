@@ -53,7 +53,7 @@ def least(own: Replica, number: int) -> int:
 
 
 class ReplicaGradients(GradientHooks):
-    """Hooks on the gradients of a replica, whole or in shards that FSDP has averaged inside it. Where a replica is lost,
+    """Hooks on a replica's gradients, whole or in shards that FSDP has averaged inside it. Where a replica is lost,
     the step goes on without means, and the manager gets the error. `reduced` is whether the step has its means."""
 
     def __init__(
@@ -73,8 +73,7 @@ class ReplicaGradients(GradientHooks):
         return locals_of(self._parameters) if isinstance(self._model, FSDPModule) else self._parameters
 
     def check(self) -> None:
-        """Checks the means before a vote. Raises RuntimeError, on all replicas, where there are none; reports means that
-        are not finite, which the others see as well."""
+        """Checks the means before a vote. Raises RuntimeError, on all replicas, where there are none; reports means that are not finite, which the others see as well."""
         if self._runtime is None:  # a replica was lost, which is reported
             return
         if not self.reduced:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from gradwire.lab.soak.faults import KINDS
 from gradwire.lab.soak.soak import PATIENCE_S, Followed, Soaked
-from gradwire.lab.soak.soaked_training import BY_CHECKPOINT, FRONT_ENDS
+from gradwire.lab.soak.soaked_model import BY_CHECKPOINT, FRONT_ENDS
 from gradwire.report import page
 from gradwire.report.page import Picture
 from gradwire.report.pictures import STYLE, look, sheet

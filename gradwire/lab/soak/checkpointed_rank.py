@@ -1,7 +1,6 @@
-"""One rank of a job that ends where a rank is lost, and begins again from its last checkpoint: local steps, and shards.
+"""A rank of a long run that begins again from a checkpoint where a rank is lost: local steps, and shards.
 
-It meets the others as whoever started it says. Where a rank is lost, all others end by themselves, each with an error
-that says who it was.
+Where a rank is lost, all others must end by themselves, each with an error that names it.
 """
 
 import time
@@ -19,9 +18,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from gradwire.frontends import Handle
 from gradwire.lab.soak.faults import TIMEOUT_S
+from gradwire.lab.soak.rank_messages import Orders, UncheckedError, checking, obey, report
 from gradwire.lab.soak.soaked_local_steps import SoakedLocalSteps
+from gradwire.lab.soak.soaked_model import hash_of
 from gradwire.lab.soak.soaked_shards import SoakedShards
-from gradwire.lab.soak.soaked_training import Orders, UncheckedError, checking, hash_of, say, spoil
 
 EVERY = 3
 """Steps, or rounds of local ones, from one checkpoint to the next."""
@@ -37,19 +37,19 @@ class SoakedModel(Protocol):
         ...
 
     def shared(self) -> list[Tensor]:
-        """What this rank holds of what replicas have alike."""
+        """This rank's part of the tensors that replicas share."""
         ...
 
     def whole(self) -> Tensor:
-        """What replicas have alike, all of it, in one vector; all ranks ask together."""
+        """The tensors that replicas share, whole, in one vector; all ranks call together."""
         ...
 
     def owed(self) -> Tensor:
-        """What the memories of all replicas hold together; all ranks ask together."""
+        """The sum of all replicas' residuals; all ranks call together."""
         ...
 
     def state(self, saved: Path | None) -> dict[str, Any]:
-        """For torch.distributed.checkpoint: to be saved, or to load what is `saved` into."""
+        """State for torch.distributed.checkpoint: to be saved, or to load what is `saved` into."""
         ...
 
     def take(self, state: dict[str, Any]) -> None:
@@ -58,29 +58,29 @@ class SoakedModel(Protocol):
 
 
 class CheckpointedRank:
-    """What a rank trains, of as many as there are."""
+    """Trains with a fixed number of ranks, from checkpoint to checkpoint."""
 
-    def __init__(self, store: Store, told: dict[str, Any]) -> None:
+    def __init__(self, store: Store, facts: dict[str, Any]) -> None:
         torch.set_num_threads(1)
-        self._orders, self._home, self._job = Orders(), Path(told["folder"]), told["job"]
+        self._orders, self._home, self._job = Orders(), Path(facts["folder"]), facts["job"]
         dist.init_process_group(
-            "gloo", store=PrefixStore(str(told["life"]), store), rank=told["rank"], world_size=told["ranks"],
+            "gloo", store=PrefixStore(str(facts["life"]), store), rank=facts["rank"], world_size=facts["ranks"],
             timeout=timedelta(seconds=TIMEOUT_S),
         )  # fmt: skip
-        made = SoakedLocalSteps if told["front_end"] == "LocalSteps" else SoakedShards
-        self._trained: SoakedModel = made(told["turn"])
+        made = SoakedLocalSteps if facts["front_end"] == "LocalSteps" else SoakedShards
+        self._trained: SoakedModel = made(facts["turn"])
 
     def live(self) -> None:
-        """Trains until a rank is lost, or it is told to leave."""
+        """Trains until a rank is lost, or this one is ordered to leave."""
         try:
             self._train(self._resume())
         except RuntimeError as error:
             why = self._why(error)
-            say(error=str(why), phase="checking" if isinstance(why, UncheckedError) else "training")
+            report(error=str(why), phase="checking" if isinstance(why, UncheckedError) else "training")
 
     def _why(self, error: RuntimeError) -> RuntimeError:
-        """What torch's own collectives say of a lost rank names nobody: Gradwire's next call does, unless the rank has
-        come back meanwhile."""
+        """The error of Gradwire's next call, which names the lost rank, as errors of torch's own collectives do not;
+        unless the rank has come back meanwhile."""
         try:
             self._trained.handle.verify()
         except RuntimeError as named:
@@ -88,8 +88,8 @@ class CheckpointedRank:
         return error
 
     def _resume(self) -> int:
-        """The step of the last whole checkpoint: what is in it when all ranks have written their parts, its metadata
-        last. Raises AssertionError where memories do not hold together what they did."""
+        """Loads the last whole checkpoint, whose metadata is written last, and returns its step. Raises AssertionError
+        where the residuals' sum is not what it was."""
         step = max((int(path.parent.name) for path in self._home.glob("*/.metadata")), default=0)
         if step:
             path = self._home / str(step)
@@ -102,19 +102,19 @@ class CheckpointedRank:
     def _train(self, step: int) -> None:
         handle = self._trained.handle
         life = handle.from_first(uuid4().hex)
-        say(resumed=step, loaded=step > 0, life=life, ranks=dist.get_world_size(), **self._hashes())
+        report(resumed=step, loaded=step > 0, life=life, ranks=dist.get_world_size(), **self._hashes())
         while True:
             orders, skipped = self._orders.take(), handle.stats().skipped
             time.sleep(0.02 + sum(order["seconds"] for order in orders if order["do"] == "slow"))
             overflows = any(order["do"] == "overflow" for order in orders)
             self._trained.step(step, torch.inf if overflows else 1.0)
             step += 1
-            spoil(orders, handle, self._trained.shared())
+            obey(orders, handle, self._trained.shared())
             healed = handle.verify(heal=True)
             if step % EVERY == 0:
                 self._save(step)
             taken = handle.stats().skipped == skipped
-            say(step=step, life=life, taken=taken, healed=healed, saved=step % EVERY == 0, **self._hashes())
+            report(step=step, life=life, taken=taken, healed=healed, saved=step % EVERY == 0, **self._hashes())
 
     def _save(self, step: int) -> None:
         with checking():
@@ -122,5 +122,5 @@ class CheckpointedRank:
             save(state, checkpoint_id=self._home / str(step))
 
     def _hashes(self) -> dict[str, str]:
-        """And the job, whose checkpoints are held against them."""
+        """Hashes of model and residuals, and the job, whose checkpoints are compared with them."""
         return {"model": hash_of(self._trained.whole()), "owed": hash_of(self._trained.owed()), "job": self._job}

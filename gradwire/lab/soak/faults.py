@@ -1,4 +1,4 @@
-"""Which faults befall a job: drawn from a seed, so that a run can be had again."""
+"""Random faults of a job, drawn from a seed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,14 +6,13 @@ from random import Random
 
 KINDS = ("kill", "stop", "slow", "corrupt", "overflow", "resize")
 TIMEOUT_S = 15.0
-"""Of the job's collectives; one stop in twenty lasts for longer."""
+"""Timeout of the job's collectives; one stop in twenty lasts for longer."""
 _LONG_STOP_S = TIMEOUT_S + 3
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens when all ranks have made `steps` steps since they were last well, and `delay_s` later. `victim`,
-    modulo the number of ranks, is whom it befalls, for `seconds` where it lasts; `word` says which bit is flipped.
+    """A fault of a rank.
 
     kill: kill -9, and another process in its place afterwards. stop: SIGSTOP, then SIGCONT. slow: the links, or where
     there are none the rank. corrupt: a bit of a parameter. overflow: a loss that is not finite. resize: a rank leaves,
@@ -21,10 +20,15 @@ class Fault:
 
     kind: str
     steps: int
+    """Of all ranks since the last recovery, before the fault."""
     victim: int
+    """The rank, modulo the number of ranks."""
     delay_s: float
+    """After the steps."""
     seconds: float
-    word: int
+    """How long the fault lasts, if it does."""
+    bit: int
+    """The one that is flipped."""
 
     @property
     def outlasts(self) -> bool:
@@ -33,7 +37,7 @@ class Fault:
 
 
 def faults(seed: int, kinds: Sequence[str]) -> Iterator[Fault]:
-    """As many as are wanted."""
+    """An endless sequence of faults."""
     chance = Random(seed)
     while True:
         kind, seconds = chance.choice(kinds), chance.uniform(0.05, 1.0)
@@ -46,7 +50,7 @@ def faults(seed: int, kinds: Sequence[str]) -> Iterator[Fault]:
 
 
 def read_kinds(text: str) -> list[str]:
-    """What `text` lists. Raises ValueError for a fault that there is not."""
+    """The kinds that `text` lists. Raises ValueError for a fault that there is not."""
     kinds = [kind.strip() for kind in text.split(",")]
     for kind in kinds:
         if kind not in KINDS:

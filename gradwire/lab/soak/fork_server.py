@@ -1,4 +1,4 @@
-"""The host's side of `gradwire.lab.soak.rank_processes`: a process that forks itself for each rank."""
+"""Fork server: a process that has loaded torch and forks itself for each rank."""
 
 import os
 import signal
@@ -11,8 +11,8 @@ from gradwire.lab.network.nsenter import die_with
 
 def serve(rank: Callable[[], None]) -> None:
     """Runs `rank` in a new process whenever two pipes come through the socket that is this process's standard input:
-    they are that one's standard input and output. Ends when nobody is there to ask."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    they are that one's standard input and output. Ends when the other end of the socket is closed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
     asked, own = socket.socket(fileno=os.dup(0)), os.getpid()
     asked.send(b"ready")
     while True:
@@ -29,7 +29,7 @@ def serve(rank: Callable[[], None]) -> None:
 
 
 def _become(rank: Callable[[], None], pipes: list[int], parent: int) -> None:
-    """Does not return."""
+    """Runs `rank` in this new process; does not return."""
     die_with(parent)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, pipe in enumerate(pipes):

@@ -1,4 +1,4 @@
-"""The processes of a long run: one per host has loaded torch, and forks itself for each rank that is wanted."""
+"""The processes of a long run, seen from its driver: a fork server per host, and the ranks it has forked."""
 
 import json
 import os
@@ -13,63 +13,62 @@ from typing import IO, Any
 
 from gradwire.lab.launch.launch import arguments
 from gradwire.lab.network.network import Network
-from gradwire.lab.soak.laws import Words
+from gradwire.lab.soak.laws import Facts
 
 _READY = b"ready"
 
 
 class RankProcess:
-    """A process on a host, and where it stands: in which group, of how many, and how many steps it has made there since
-    it was last asked; or that it has `ended`, and the `error` that it has not gone on from. All that it says is put
-    beside it into `heard`."""
+    """A rank's process on a host: its group (`life`), of how many `ranks`, the steps `made` there since the driver set
+    them to 0, whether it has `ended`, and the last `error`. Its reports go into the queue `heard`."""
 
     def __init__(self, name: str, host: int, number: int, pipes: tuple[int, int], heard: "SimpleQueue[Heard]") -> None:
         self.name, self.host, self._number = name, host, number
         self.life, self.ranks, self.made, self.ended = "", 0, 0, False
         self.error = ""
-        self._orders, self._said = os.fdopen(pipes[0], "w"), os.fdopen(pipes[1])
+        self._orders, self._reports = os.fdopen(pipes[0], "w"), os.fdopen(pipes[1])
         self._reader = Thread(target=self._read, args=(heard,), daemon=True)
         self._reader.start()
 
     def _read(self, heard: "SimpleQueue[Heard]") -> None:
-        for line in self._said:
+        for line in self._reports:
             if line.endswith("\n"):  # else it was killed in the middle of it
                 heard.put((self, json.loads(line)))
         self.ended = True
 
-    def tell(self, **words: Any) -> None:
-        """Gives it a line, if it is there to read it."""
+    def send(self, **facts: Any) -> None:
+        """Sends the process a line, if it is still there."""
         with suppress(BrokenPipeError):
-            self._orders.write(json.dumps(words) + "\n")
+            self._orders.write(json.dumps(facts) + "\n")
             self._orders.flush()
 
     def end(self) -> None:
-        """Kills it, and hears what it has said until then."""
+        """Kills the process, and reads its last reports."""
         self.signal(signal.SIGKILL)
         self._reader.join()
-        self._said.close()
+        self._reports.close()
         with suppress(BrokenPipeError):
             self._orders.close()
 
     def signal(self, number: int) -> None:
-        """Sends it a signal, while it is there."""
+        """Sends the process a signal, if it is still there."""
         if not self.ended:
             with suppress(ProcessLookupError):
                 os.kill(self._number, number)
 
-    def hear(self, words: Words) -> None:
-        """What it said of where it stands."""
-        if "resumed" in words:
-            self.life, self.ranks, self.made = words["life"], words["ranks"], 0
-        self.made += "step" in words
-        self.error = words.get("error", "" if "resumed" in words else self.error)
+    def hear(self, facts: Facts) -> None:
+        """Updates the state by a report."""
+        if "resumed" in facts:
+            self.life, self.ranks, self.made = facts["life"], facts["ranks"], 0
+        self.made += "step" in facts
+        self.error = facts.get("error", "" if "resumed" in facts else self.error)
 
 
-Heard = tuple[RankProcess, Words]
+Heard = tuple[RankProcess, Facts]
 
 
 class HostProcess:
-    """Where ranks are started, without each of them loading torch again."""
+    """A host's fork server, which starts ranks without loading torch again."""
 
     def __init__(self, number: int, network: Network | None, log: IO[bytes], module: str) -> None:
         self._number = number
@@ -80,23 +79,23 @@ class HostProcess:
         theirs.close()
 
     def load(self) -> None:
-        """Returns when it can start ranks. Raises RuntimeError where it cannot."""
+        """Waits until it can start ranks. Raises RuntimeError where it cannot."""
         if self._asked.recv(16) != _READY:
             raise RuntimeError(f"host {self._number} ended before it began; ranks.log says why")
 
-    def start(self, name: str, heard: "SimpleQueue[Heard]", **told: Any) -> RankProcess:
-        """A new rank, which is told this first."""
-        (read, orders), (said, write) = os.pipe(), os.pipe()
+    def start(self, name: str, heard: "SimpleQueue[Heard]", **facts: Any) -> RankProcess:
+        """Starts a rank, and sends it these facts first."""
+        (read, orders), (reports, write) = os.pipe(), os.pipe()
         socket.send_fds(self._asked, [b"fork"], [read, write])
         number = int(self._asked.recv(16))
         for theirs in (read, write):
             os.close(theirs)
-        rank = RankProcess(name, self._number, number, (orders, said), heard)
-        rank.tell(**told)
+        rank = RankProcess(name, self._number, number, (orders, reports), heard)
+        rank.send(**facts)
         return rank
 
     def close(self) -> None:
-        """Ends it, and with it the ranks that it has started."""
+        """Ends the fork server and its ranks."""
         self.process.kill()
         self.process.wait()
         self._asked.close()

@@ -1,4 +1,4 @@
-"""Long runs under faults: ranks train, faults befall them, and laws are held against all that they say."""
+"""Long runs under faults: ranks train, faults strike, and laws are checked on all that ranks report."""
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -14,14 +14,14 @@ from typing import IO, Any
 from gradwire.lab.launch.launch import free_port
 from gradwire.lab.network.link import Link
 from gradwire.lab.network.network import Network
-from gradwire.lab.soak.elastic_rank import QUIET_S
+from gradwire.lab.soak.elastic_rank import LAST_CALL_S
 from gradwire.lab.soak.faults import TIMEOUT_S, Fault, faults
-from gradwire.lab.soak.laws import Laws, Words
+from gradwire.lab.soak.laws import Facts, Laws
 from gradwire.lab.soak.rank_processes import Heard, HostProcess, RankProcess
-from gradwire.lab.soak.soaked_training import FRONT_ENDS, IN_PLACE
+from gradwire.lab.soak.soaked_model import FRONT_ENDS, IN_PLACE
 
-PATIENCE_S = TIMEOUT_S + QUIET_S + 15.0
-"""Within this all ranks have gone on: the group's timeout, a meeting, and some steps on a busy machine."""
+PATIENCE_S = TIMEOUT_S + LAST_CALL_S + 15.0
+"""Time limit of a recovery: the group's timeout, a meeting, and some steps on a busy machine."""
 EPISODE = 12
 """Faults with the same front end and plan."""
 SLOW = Link.parse("1mbit")
@@ -29,21 +29,23 @@ SLOW = Link.parse("1mbit")
 
 @dataclass(frozen=True)
 class Followed:
-    """A fault that befell `victim` after `at_s` seconds; `seconds` after its end all ranks had gone on, None where they
-    did not, and `what` was said meanwhile."""
+    """A fault and the recovery from it."""
 
     kind: str
     front_end: str
     episode: int
     victim: str
     at_s: float
+    """Of the fault, since the run began."""
     seconds: float | None
+    """From its end until all ranks had gone on, None where they did not."""
     what: str
+    """Reports meanwhile."""
 
 
 @dataclass
 class Soaked:
-    """What came of a run so far; `broken` are the laws that were."""
+    """Results of a run so far; `broken` lists violated laws."""
 
     seed: int
     place: str
@@ -54,8 +56,8 @@ class Soaked:
 
 
 class Soak:
-    """A job on `hosts`, and what befalls it. It goes on in place; or it ends, and begins again from the checkpoints
-    that are kept in `home`."""
+    """Driver of a job on `hosts` and of its faults. The job goes on in place, or begins again from checkpoints in
+    `home`."""
 
     def __init__(self, hosts: int, network: Network | None, seed: int, home: Path, log: IO[bytes]) -> None:
         self._hosts, self._network, self._home = hosts, network, home
@@ -67,13 +69,13 @@ class Soak:
         self._numbers, self._episode, self._size, self._ranks = count(), -1, 2, 2
         self._lives = count()
         self._address = (network.address(0), 29500) if network else ("127.0.0.1", free_port())
-        self._began, self._said = monotonic(), list[str]()
+        self._began, self._reports = monotonic(), list[str]()
         self._all: list[RankProcess] = []
         self._members: dict[int, RankProcess] = {}
-        self._places = [HostProcess(host, network, log, "gradwire.lab.soak.elastic_rank") for host in range(hosts)]
+        self._places = [HostProcess(host, network, log, "gradwire.lab.soak.rank_main") for host in range(hosts)]
 
     def run(self, minutes: float, kinds: list[str], follow: Callable[[Followed], None]) -> None:
-        """Faults one after another, until the time is over, which begins when all processes have loaded."""
+        """Strikes with one fault after another, for so many minutes after all processes have loaded."""
         for place in self._places:
             place.load()
         self._start("store", 0)
@@ -84,7 +86,7 @@ class Soak:
             if len(self.came.faults) >= (self._episode + 1) * EPISODE or not self._members:
                 self._begin()
             if self._wait(fault.steps) is not None:
-                follow(self._befall(fault))
+                follow(self._strike(fault))
             self.came.seconds = monotonic() - self._began
 
     def close(self) -> None:
@@ -96,14 +98,14 @@ class Soak:
 
     # Processes
 
-    def _start(self, what: str, host: int, **told: Any) -> RankProcess:
+    def _start(self, what: str, host: int, **facts: Any) -> RankProcess:
         name = f"{what} {next(self._numbers)}"
-        rank = self._places[host].start(name, self._heard, what=what, address=self._address, **told)
+        rank = self._places[host].start(name, self._heard, what=what, address=self._address, **facts)
         self._all.append(rank)
         return rank
 
     def _begin(self) -> None:
-        """Ends what is there, and has hosts train with the next plan: two of them, then one more, up to all."""
+        """Ends all ranks, and has hosts train with the next plan: two of them, then one more, up to all."""
         self._episode += 1
         self._size = self._ranks = 2 + self._episode // len(FRONT_ENDS) % (self._hosts - 1)
         for host in [*self._members]:
@@ -111,14 +113,14 @@ class Soak:
         self._enter(range(self._size))
 
     def _enter(self, hosts: Iterable[int]) -> None:
-        """A rank on each of these hosts comes to the job, or begins it."""
+        """Starts a rank on each of these hosts, which joins the job or begins it."""
         job, life = f"episode-{self._episode}", next(self._lives)
-        told = {"job": job, "turn": self._episode, "front_end": self._front_end, "folder": str(self._home / job)}
+        facts = {"job": job, "turn": self._episode, "front_end": self._front_end, "folder": str(self._home / job)}
         for host in hosts:
-            self._members[host] = self._start("rank", host, rank=host, ranks=self._ranks, life=life, **told)
+            self._members[host] = self._start("rank", host, rank=host, ranks=self._ranks, life=life, **facts)
 
     def _begin_again(self) -> None:
-        """All ranks have ended, each with an error; so many as there are to be now begin where the checkpoint is."""
+        """Begins again from the checkpoint after all ranks have ended, each with an error."""
         while self._listen():
             pass
         silent = [rank.name for rank in self._members.values() if not rank.error]
@@ -136,17 +138,17 @@ class Soak:
 
     # Faults
 
-    def _befall(self, fault: Fault) -> Followed:
+    def _strike(self, fault: Fault) -> Followed:
         self._listen_for(fault.delay_s)
-        self._said.clear()
+        self._reports.clear()
         victim, at_s = [*self._members.values()][fault.victim % len(self._members)], monotonic() - self._began
         ends_job = not self._in_place and (fault.outlasts or fault.kind in ("kill", "resize"))
         self._laws.lost = victim.host if ends_job else None
         STRIKES[fault.kind](self, fault, victim)
-        may_end = ends_job or (not self._in_place and fault.kind == "corrupt")  # of two, none is most
+        may_end = ends_job or (not self._in_place and fault.kind == "corrupt")  # two replicas have no majority
         seconds = self._wait(1, SEEN.get(fault.kind, ""), may_end)
         self._laws.lost = None
-        what = "; ".join(dict.fromkeys(self._said)) or "nothing"
+        what = "; ".join(dict.fromkeys(self._reports)) or "nothing"
         followed = Followed(fault.kind, self._front_end, self._episode, victim.name, at_s, seconds, what)
         self.came.faults.append(followed)
         return followed
@@ -167,14 +169,14 @@ class Soak:
 
     def _slow(self, fault: Fault, victim: RankProcess) -> None:
         if self._network is None:
-            return victim.tell(do="slow", seconds=fault.seconds)
+            return victim.send(do="slow", seconds=fault.seconds)
         link = self._network.link
         self._network.set_link(SLOW)
         self._listen_for(fault.seconds)
         self._network.set_link(link)
 
-    def _spoil(self, fault: Fault, victim: RankProcess) -> None:
-        victim.tell(do=fault.kind, word=fault.word)
+    def _corrupt(self, fault: Fault, victim: RankProcess) -> None:
+        victim.send(do=fault.kind, bit=fault.bit)
 
     def _resize(self, fault: Fault, victim: RankProcess) -> None:
         missing = set(range(self._size)) - self._members.keys()
@@ -182,19 +184,19 @@ class Soak:
             return self._enter([min(missing)])
         self._ranks = self._size if missing else max(2, self._size - 1)
         del self._members[victim.host]
-        victim.tell(do="leave")
+        victim.send(do="leave")
         if self._in_place and self._size == 2:  # one alone does not go on
             self._enter([victim.host])
 
-    # What ranks say
+    # Reports of ranks
 
     def _wait(self, steps: int, seen: str = "", may_end: bool = False) -> float | None:
-        """Seconds until all have made so many more steps together, and have said what is to be `seen`; None where they
-        do not. Where the job `may_end`, it does so on all ranks, and begins again."""
+        """Seconds until all ranks have made so many more steps together and have reported `seen`; None where they do
+        not. Where the job `may_end`, it does so on all ranks, and begins again."""
         start, number = monotonic(), len(self.came.faults)
         for rank in self._members.values():
             rank.made = 0
-        while not (self._are_well(steps) and (not seen or any(seen in said for said in self._said))):
+        while not (self._are_well(steps) and (not seen or any(seen in report for report in self._reports))):
             lost = [rank.name for rank in self._members.values() if rank.ended]
             if may_end and len(lost) == len(self._members):
                 self._begin_again()
@@ -219,37 +221,37 @@ class Soak:
             self._listen()
 
     def _listen(self) -> bool:
-        """Whether anything was said."""
+        """Handles the next report; returns whether there was one."""
         try:
-            rank, words = self._heard.get(timeout=0.02)
+            rank, facts = self._heard.get(timeout=0.02)
         except Empty:
             return False
-        rank.hear(words)
+        rank.hear(facts)
         if rank in self._members.values():
-            self._laws.hear(rank.name, words)
-            self.came.steps += "step" in words
-            self._said += _in_words(words)
+            self._laws.hear(rank.name, facts)
+            self.came.steps += "step" in facts
+            self._reports += _in_words(facts)
         return True
 
 
 STRIKES: dict[str, Callable[[Soak, Fault, RankProcess], None]] = {
-    "kill": Soak._kill, "stop": Soak._stop, "slow": Soak._slow, "corrupt": Soak._spoil, "overflow": Soak._spoil,
+    "kill": Soak._kill, "stop": Soak._stop, "slow": Soak._slow, "corrupt": Soak._corrupt, "overflow": Soak._corrupt,
     "resize": Soak._resize,
 }  # fmt: skip
 SEEN = {"corrupt": "differ", "overflow": "skipped"}
-"""What is said of faults that must not pass unseen."""
+"""Reports of faults that must not pass unnoticed."""
 
 
-def _in_words(words: Words) -> list[str]:
-    said = [f"all resumed, {words['ranks']} ranks"] if "resumed" in words else []
-    said += [f"parameters differ: {', '.join(words['healed'])}"] if words.get("healed") else []
-    said += ["a step was skipped"] if words.get("taken") is False else []
-    return said + ([words["error"]] if "error" in words else [])
+def _in_words(facts: Facts) -> list[str]:
+    parts = [f"all resumed, {facts['ranks']} ranks"] if "resumed" in facts else []
+    parts += [f"parameters differ: {', '.join(facts['healed'])}"] if facts.get("healed") else []
+    parts += ["a step was skipped"] if facts.get("taken") is False else []
+    return parts + ([facts["error"]] if "error" in facts else [])
 
 
 @contextmanager
 def soaking(hosts: int, link: Link | None, seed: int, folder: Path) -> Iterator[Soak]:
-    """A job that is ended afterwards, whatever happens. Raises NetworkUnavailable where there can be no link."""
+    """Context of a run, whose processes end with it. Raises NetworkUnavailable where there can be no link."""
     with (folder / "ranks.log").open("wb") as log, TemporaryDirectory(prefix="gradwire-soak-") as checkpoints:
         home = Path(checkpoints)
         if link is None:

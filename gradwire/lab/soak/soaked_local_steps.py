@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.frontends import LocalSteps
-from gradwire.lab.soak.soaked_training import FRONT_ENDS, batch, checking, network, plan, residuals
+from gradwire.lab.soak.rank_messages import checking
+from gradwire.lab.soak.soaked_model import FRONT_ENDS, batch, network, plan, residuals
 
 ROUNDS: tuple[dict[str, Any], ...] = (
     {"inner_steps": 3},
@@ -22,11 +23,11 @@ the inner optimizer's hook and the sending."""
 
 
 class SoakedLocalSteps:
-    """With another kind of rounds whenever it is their turn.
+    """A model under local steps, with another kind of rounds in each turn.
 
-    Every outer step is held against the law that what memories held, and what replicas have moved, are what was sent
-    and what memories hold now. What a replica has moved is known to the inner optimizer's hook, where no exchange has
-    begun; what was sent is the gradient of the outer step, whose hook comes `delay` inner steps later.
+    Every outer step must conserve pseudo-gradients: old residuals plus pseudo-gradients are what was sent plus new
+    residuals. Pseudo-gradients are known to the inner optimizer's hook, before the exchange; what was sent is the
+    gradient of the outer step, whose hook comes `delay` inner steps later.
     """
 
     def __init__(self, turn: int) -> None:
@@ -74,7 +75,7 @@ class SoakedLocalSteps:
         self._models.append({name: p.detach().clone() for name, p in self._model.named_parameters()})
 
     def _outer_steps(self, *arguments: Any) -> None:
-        """Raises AssertionError where something was lost."""
+        """Raises AssertionError where pseudo-gradients were lost."""
         before, now = self._held, residuals(self.handle, self._model)
         fragment = {name: anchor for name, anchor in self._anchors.items() if anchor.grad is not None}
         self._held = before | {name: now[name] for name in fragment}

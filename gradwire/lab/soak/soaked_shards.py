@@ -14,15 +14,15 @@ from torch.distributed.tensor import DTensor
 from gradwire.checkpoint import SEPARATOR
 from gradwire.frontends import attach
 from gradwire.lab.jobs.sharded import gather_into, mesh_of
-from gradwire.lab.soak.soaked_training import FRONT_ENDS, batch, checking, gradients, network, plan
+from gradwire.lab.soak.rank_messages import checking
+from gradwire.lab.soak.soaked_model import FRONT_ENDS, batch, gradients, network, plan
 from gradwire.memories import RESIDUAL
 
 
 class SoakedShards:
-    """Of four ranks two hold a replica together, every other time; else each has one.
+    """A model under FSDP2: of four ranks two hold a replica, every other time; else each holds one.
 
-    Every step is held against the law that what memories held, and the gradients, are what was sent and what memories
-    hold now.
+    Every step must conserve gradients: old residuals plus gradients are what was sent plus new residuals.
     """
 
     def __init__(self, turn: int) -> None:
@@ -40,7 +40,7 @@ class SoakedShards:
         (scale * nn.functional.cross_entropy(self._model(inputs), targets)).backward()
         mean = _whole([p.grad for p in self._model.parameters()]).double()
         if not mean.isfinite().all():
-            assert torch.equal(before, self.owed()), "a step that was skipped has changed what is kept"
+            assert torch.equal(before, self.owed()), "a skipped step has changed the residual"
             return
         self._optimizer.step()
         torch.testing.assert_close(before + alone - self.owed(), mean, rtol=1e-3, atol=1e-4)
@@ -70,7 +70,7 @@ class SoakedShards:
         )
 
     def _gradients_alone(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """What an uncompressed mean over all ranks is."""
+        """The uncompressed mean over all ranks."""
         with checking():
             gather_into(self._whole, self._model)
         self._whole.zero_grad()
