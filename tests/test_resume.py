@@ -140,7 +140,7 @@ def test_a_checkpoint_is_one_only_when_what_all_ranks_share_is_there(tmp_path: P
     assert checkpoints.newest(tmp_path) == 5
     checkpoints.write(tmp_path, 10, checkpoints.SHARED, {"model": {}})
     assert checkpoints.newest(tmp_path) == 10
-    checkpoints.forget_before(tmp_path, 10)
+    checkpoints.remove_before(tmp_path, 10)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-10"]
     assert checkpoints.read(tmp_path, 10, "rank-0") == {"loss": torch.tensor(1.0)}
 

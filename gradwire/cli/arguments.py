@@ -99,7 +99,7 @@ Latency = Annotated[
     float | None, typer.Option(help="microseconds of a message beside its bytes; by default as in the profile")
 ]
 
-Minutes = Annotated[float, typer.Option(help="for how long faults befall the ranks")]
+Minutes = Annotated[float, typer.Option(help="for how long faults strike the ranks")]
 Faults = Annotated[str, typer.Option(help="which ones, separated by commas")]
 SoakHosts = Annotated[int, typer.Option(min=2, help="ranks, each on a host of its own where there is a link")]
 FaultSeed = Annotated[int, typer.Option("--seed", help="of the faults: the same seed draws the same ones")]

@@ -174,7 +174,7 @@ def soak(
     seed: a.FaultSeed = 0,
     out: a.Out = Path("runs"),
 ) -> None:
-    """Train while random faults befall the ranks; write recoveries, and laws that did not hold, to runs/."""
+    """Train under random faults; write recoveries, and laws that did not hold, to runs/."""
     from gradwire.cli import soak_command
 
     soak_command.soak(minutes, faults, hosts, link, seed, out)

@@ -13,7 +13,7 @@ from gradwire.report import soak_report as report
 
 
 def soak(minutes: float, faults: str, hosts: int, link: str | None, seed: int, out: Path) -> None:
-    """Has faults befall a job; writes and prints the recoveries. Ends with exit code 1 where a law
+    """Runs a job under faults; writes and prints the recoveries. Ends with exit code 1 where a law
     did not hold."""
     with mistakes():
         kinds, shaped = read_kinds(faults), link_of(link or LOOPBACK)

@@ -41,7 +41,7 @@ def _pareto_front(costs: Matrix, values: Matrix, budget: float, price: float) ->
     if len(front) <= FRONT:
         return front
     priced = values[front] + price * costs[front]
-    priced[0] = -np.inf  # the cheapest leaves room for whatever follows
+    priced[0] = -np.inf  # the cheapest leaves budget for all that follow
     return front[np.sort(np.argpartition(priced, FRONT)[:FRONT])]
 
 

@@ -14,7 +14,8 @@ from gradwire.plans import Plan
 def compress(
     accelerator: Accelerator, model: nn.Module, compressor: Compressor | Plan | str | None = None, **options: Any
 ) -> Handle:
-    """Compresses the gradients of a model from `accelerator.prepare`; `save_state` and `load_state` include its state. The `options` are those of `gradwire.attach`, which says what it raises."""
+    """Compresses the gradients of a model from `accelerator.prepare`; `save_state` and `load_state` include its state.
+    The `options` are those of `gradwire.attach`, which says what it raises."""
     options.setdefault("scaler", accelerator.scaler)
     handle = attach(model, compressor, **options)
     accelerator.register_for_checkpointing(CheckpointedHandle(handle))

@@ -39,7 +39,7 @@ class Optimizer(torchft.Optimizer):
     `gradwire.attach` that say how gradients are reduced: memory, communicator, dense, groups, controller.
 
     `handle` is that of the present quorum. Memories of replicas that stay are those after the last step that counts,
-    whatever happens; a replica that comes begins with empty ones, or with those of `state`: what `exchange_state()`
+    whatever is lost; a new replica begins with empty ones, or with those of `state`: what `exchange_state()`
     gave on this rank after the step from which the manager goes on.
 
     Raises ValueError for what `attach` refuses, for a manager with `use_async_quorum`, with which replicas are not yet

@@ -73,7 +73,8 @@ class ReplicaGradients(GradientHooks):
         return locals_of(self._parameters) if isinstance(self._model, FSDPModule) else self._parameters
 
     def check(self) -> None:
-        """Checks the means before a vote. Raises RuntimeError, on all replicas, where there are none; reports means that are not finite, which the others see as well."""
+        """Checks the means before a vote. Raises RuntimeError, on all replicas, where there are none; reports means
+        that are not finite, which the others see as well."""
         if self._runtime is None:  # a replica was lost, which is reported
             return
         if not self.reduced:

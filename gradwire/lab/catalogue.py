@@ -1,4 +1,4 @@
-"""What there is to choose from, found among Gradwire's exports and described by its own docstrings."""
+"""The catalogue of compressors, tasks, models and all else that has a name, described by its docstrings."""
 
 import inspect
 import re
@@ -22,18 +22,20 @@ _CITATION = re.compile(r"\s*\(([^()]*\b(?:19|20)\d\d\b[^()]*|https?://[^()]*)\)"
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """One thing to choose: its name on the command line, what it is, its paper, its options, and the class if any."""
+    """One thing to choose."""
 
     name: str
+    """On the command line."""
     summary: str
     family: str = ""
     paper: str = ""
     defaults: str = ""
+    """Its options with their defaults."""
     cls: type[Any] | None = None
 
     @property
     def text(self) -> str:
-        """All that its docstring says, without the paper; a line for each paragraph."""
+        """The docstring without the paper; a line for each paragraph."""
         paragraphs = (inspect.getdoc(self.cls) or "").split("\n\n") if self.cls else [self.summary]
         return "\n\n".join(_CITATION.sub("", " ".join(paragraph.split())) for paragraph in paragraphs)
 

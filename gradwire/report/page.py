@@ -14,7 +14,7 @@ from gradwire.report.text_table import TextTable
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its caption, and the same for a narrow screen; `shown` says what is to be seen, for those who
+    """A figure with its caption, and the same for a narrow screen; `shown` describes it, for readers who
     cannot see it."""
 
     caption: str
@@ -44,7 +44,7 @@ def filled(template: str, **values: Any) -> str:
 
 
 def _svg(picture: Figure) -> str:
-    """As a data: URL, on whatever is behind it."""
+    """The figure as a data: URL, without a background."""
     buffer = BytesIO()
     picture.savefig(buffer, format="svg", transparent=True)
     return f"data:image/svg+xml;base64,{b64encode(buffer.getvalue()).decode()}"

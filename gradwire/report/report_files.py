@@ -1,4 +1,4 @@
-"""Files of a report: UTF-8 whatever the machine's locale, and JSON that every reader takes."""
+"""Files of a report: UTF-8 in any locale, and strict JSON."""
 
 import json
 from math import isfinite

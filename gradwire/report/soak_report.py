@@ -21,7 +21,7 @@ _NOTE = f"""Seconds from the end of a fault until all ranks that are there had m
 {PATIENCE_S:.0f} s a run counts as hanging."""
 _COLUMNS = ["how many", "went on", "s until then, median", "most"]
 _FRONT_ENDS_NOTE = f"{' and '.join(BY_CHECKPOINT)} end where a rank is lost, and begin again from a checkpoint."
-_FAULTS_NOTE = "In the order in which they came. What was said: by ranks, until they had gone on."
+_FAULTS_NOTE = "In the order in which they came. Reports: of ranks, until they had gone on."
 _SHOWN = "Seconds until all ranks went on against when the fault came, a colour for each kind; figures in the tables."
 
 
@@ -34,13 +34,13 @@ def verdict(came: Soaked) -> str:
 def table(came: Soaked) -> TextTable:
     """Recoveries, by kind of fault."""
     rows = [_row(kind, [each for each in came.faults if each.kind == kind]) for kind in KINDS]
-    return TextTable("What followed", ["fault", *_COLUMNS], [row for row in rows if row[1] != "0"])
+    return TextTable("Recoveries", ["fault", *_COLUMNS], [row for row in rows if row[1] != "0"])
 
 
 def by_front_end(came: Soaked) -> TextTable:
     """Recoveries, by front end."""
     rows = [_row(name, [each for each in came.faults if each.front_end == name]) for name in FRONT_ENDS]
-    return TextTable("What followed, by front end", ["front end", *_COLUMNS], [row for row in rows if row[1] != "0"])
+    return TextTable("Recoveries, by front end", ["front end", *_COLUMNS], [row for row in rows if row[1] != "0"])
 
 
 def _row(name: str, befell: Sequence[Followed]) -> list[str]:
@@ -69,8 +69,8 @@ def _each(came: Soaked) -> TextTable:
         [figure(each.at_s), each.kind, each.front_end, each.victim, _or_none(each.seconds), each.what]
         for each in came.faults
     ]
-    columns = ["s", "fault", "front end", "of", "s until all went on", "what was said"]
-    return TextTable("All faults", columns, rows, ["what was said"])
+    columns = ["s", "fault", "front end", "of", "s until all went on", "reports"]
+    return TextTable("All faults", columns, rows, ["reports"])
 
 
 def _or_none(seconds: float | None) -> str:

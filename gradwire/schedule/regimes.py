@@ -69,7 +69,7 @@ class Regime(ABC):
 
     @abstractmethod
     def balance(self, weight: float) -> Array:
-        """Shares (dims,) of which `weight` is the wire's, and what is left is that of whatever computes."""
+        """Shares (dims,) of which `weight` is the wire's, and the rest that of the stream that computes."""
 
     def due(self, shares: Array, tail: bool) -> Array:
         """`shares` (dims, n) completed; `tail` says whether another group may follow the last."""

@@ -1,1 +1,1 @@
-"""What is run and compared: models, recipes, published suites and trainings."""
+"""Experiments: comparisons of configurations, recipes, published suites and trainings."""

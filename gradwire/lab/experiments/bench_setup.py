@@ -1,4 +1,4 @@
-"""One model at one place: what a benchmark times its configurations on."""
+"""Set-ups of a benchmark: one model on one cluster."""
 
 import os
 import shlex
@@ -16,12 +16,12 @@ from gradwire.lab.workloads import Own, Published, Task
 from gradwire.lab.workloads.make_task import make_task
 
 _TINY = "tiny-"
-_BYTES_PER_PARAMETER = 20  # weight, gradient, DDP's bucket, what is not sent yet, the mean
+_BYTES_PER_PARAMETER = 20  # weight, gradient, DDP's bucket, residual, mean
 
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """How long and on what a set-up is timed."""
+    """Steps, repeats, seed and device of a timing."""
 
     steps: int
     repeats: int
@@ -45,23 +45,23 @@ class Setup:
     size: int | None = None
 
     def task(self) -> Task:
-        """What every rank trains. Raises ValueError where the model is not known or cannot be so."""
+        """The task of every rank. Raises ValueError for an unknown model, and sizes that it cannot have."""
         return make_task(*self._task())
 
     def parameters(self) -> int:
-        """How many the model has."""
+        """Number of the model's parameters."""
         return _parameters(self.task())
 
     def cluster(self, device: str) -> LabCluster:
-        """Where it runs. Raises ValueError for a link that is none, and where there is too little memory."""
+        """The ranks and their link. Raises ValueError for a link that is none, and where there is too little memory."""
         place = LabCluster(self.ranks, link_of(self.link), device, self.shard)
         if device == "cpu" and not is_launched():
             _check_memory(self)
         return place
 
     def spec(self, configurations: Sequence[str], timed: TimingOptions) -> BenchSpec:
-        """What the ranks are told; always with `nocomm`. Raises ValueError for plans of another model, and for a user's
-        model that gives no batches."""
+        """The ranks' job, always with `nocomm`. Raises ValueError for plans of another model, and for a user's model
+        that gives no batches."""
         parsed = parse_all(configurations)
         next(self.task().batches(0, self.ranks, timed.seed))
         check_plans(parsed, lambda: self.task().build_model(timed.seed))
@@ -77,7 +77,7 @@ class Setup:
         return BenchSpec(task=task, options=options, configurations=texts, **timing)
 
     def command(self, configuration: str, timed: TimingOptions) -> str:
-        """What a user types to time one configuration."""
+        """The shell command that times one configuration."""
         shard = {"shard": self.shard} if self.shard > 1 else {}
         place = {"model": self.model, "hosts": self.ranks // self.shard, "link": self.link} | shard
         options = place | self._sizes() | asdict(timed)
@@ -86,7 +86,7 @@ class Setup:
 
     @property
     def title(self) -> str:
-        """The model, and what of it is not as published or was chosen."""
+        """The model, and its sizes where they are not the published ones."""
         words = {"layers": "{} of {} layers", "batch": "batch {}", "size": "size {}"}
         whole = sum(MODELS[self.model].stages) if self.model in MODELS else 0
         return ", ".join([self.model, *(words[name].format(value, whole) for name, value in self._sizes().items())])
@@ -113,7 +113,7 @@ class Setup:
 
 @cache
 def _parameters(task: Task) -> int:
-    """Counted without making them where that can be."""
+    """Number of a task's parameters, counted without making them if possible."""
     if isinstance(task, Published):
         return task.parameters()
     return sum(parameter.numel() for parameter in task.build_model(0).parameters())

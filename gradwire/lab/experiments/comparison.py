@@ -1,4 +1,4 @@
-"""Training runs to compare: several configurations, alike in all else."""
+"""Comparisons: training runs that differ in their configuration alone."""
 
 import os
 import platform
@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def course(self) -> Course:
-        """How many steps there are."""
+        """The steps of a run."""
         return self.recipe.course(self.make_task(), self.ranks)
 
     @property
@@ -71,12 +71,12 @@ class Comparison:
         return self.metric or self.make_task().looked_at
 
     def specs(self, folder: Path) -> Iterator[tuple[Configuration, TrainSpec]]:
-        """What the ranks are told for each configuration, which has a folder of its own in `folder`."""
+        """Each configuration with its ranks' job, which has a folder of its own in `folder`."""
         names = ("task", "options", "recipe", "seed", "shard", "checkpoint_every")
-        alike = {name: getattr(self, name) for name in names}
+        shared = {name: getattr(self, name) for name in names}
         for configuration in self.configurations:
             home = str((folder / configuration.slug).absolute())
-            yield configuration, TrainSpec(configuration=configuration.text, home=home, **alike)
+            yield configuration, TrainSpec(configuration=configuration.text, home=home, **shared)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -86,15 +86,15 @@ class Comparison:
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> Self:
-        """What `to_json` returned."""
+        """Reads the result of `to_json`."""
         parsed = {"configurations": parse_all(plain["configurations"]), "recipe": Recipe(**plain["recipe"])}
         return cls(**plain | parsed)
 
     def facts(self) -> dict[str, object]:
-        """What is trained, in words and numbers."""
+        """Facts about the runs, for reports."""
         task = self.make_task()
         optimizer, options = self.recipe.optimizer_of(task)
-        told = {name: value for name, value in asdict(self.recipe).items() if name in ("epochs", "warm_up", "clip")}
+        given = {name: value for name, value in asdict(self.recipe).items() if name in ("epochs", "warm_up", "clip")}
         return {
             "task": self.task,
             "options": {field.name: str(getattr(task, field.name)) for field in fields(task)},
@@ -103,14 +103,14 @@ class Comparison:
             "optimizer": optimizer,
             "optimizer_options": options,
             "schedule": self.recipe.schedule,
-            **told,
+            **given,
             "seed": self.seed,
             "published": self.published,
         }
 
 
 def circumstances(place: LabCluster) -> dict[str, object]:
-    """Where, when and by what command something was measured."""
+    """Circumstances of a measurement: place, date and command."""
     return {
         "place": str(place),
         "hosts": place.hosts,

@@ -1,7 +1,7 @@
-"""What the four systems trained, by name: a preset is data.
+"""Presets: the trainings of the four published systems, by name.
 
-Ranks are those of the command; a rate that grew with their number there does so here. What a paper does not state is
-assumed to be as usual, and says so.
+Ranks are those of the command; a rate that grew with their number there does so here. Where a paper is
+silent the usual is assumed, which `assumed` names.
 """
 
 from collections.abc import Iterable
@@ -21,14 +21,14 @@ _MNIST = "train-images-idx3-ubyte and the other three, plain or .gz"
 
 
 def preset(name: str) -> Training:
-    """Raises ValueError for a name that there is not."""
+    """The preset of this name. Raises ValueError for an unknown one."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]
 
 
 def adaptive(sparsifier: str, factors: Iterable[int], window: int, interval: int) -> tuple[str, ...]:
-    """Dense, static factors in elements, and what adapts between 10 and 1000."""
+    """Configurations of GraVAC's comparison: dense, static factors, and controllers between 10 and 1000."""
     controlled = [f"{sparsifier}:0.1+accordion:0.1,0.01,interval={interval}"]
     controlled += [f"{sparsifier}:0.01+lgreco:interval={interval}", f"{sparsifier}:0.1+gravac:10,1000,window={window}"]
     return "dense", *(f"{sparsifier}:{1 / factor:g}" for factor in factors), *controlled

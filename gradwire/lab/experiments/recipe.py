@@ -1,4 +1,4 @@
-"""How a task is trained: for how long, by which optimizer, at which rate."""
+"""Recipes: the length, optimizer and learning rate of a training."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _DROP = "drop:"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training's length and optimizer, alike for all configurations.
+    """A training's length and optimizer, the same for all configurations.
 
     The length is in `steps` or in `epochs`, and so is all that has to do with time. `schedule` is constant; cosine or
     linear, which fall to 0 at the end; or drop:30,60, which falls to a tenth after 30 and again after 60. The rate
@@ -77,12 +77,12 @@ class Recipe:
         return Course(self, self.epochs * epoch_steps, epoch_steps)
 
     def make_optimizer(self, task: Task, parameters: Iterable[Parameter]) -> Optimizer:
-        """For this task's model. Raises ValueError for a momentum of AdamW."""
+        """The optimizer of this task's parameters. Raises ValueError for a momentum of AdamW."""
         kind, options = self.optimizer_of(task)
         return {"sgd": SGD, "adamw": AdamW}[kind](parameters, **options)
 
     def optimizer_of(self, task: Task) -> tuple[str, dict[str, Any]]:
-        """Its name, and its options. Raises ValueError for a momentum of AdamW."""
+        """The optimizer's name and options. Raises ValueError for a momentum of AdamW."""
         kind = self.optimizer or task.optimizer
         decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
         if kind == "sgd":
@@ -95,19 +95,20 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Course:
-    """A training's `steps`, of which `epoch_steps` are an epoch where its length is in epochs."""
+    """The steps of a training by a recipe."""
 
     recipe: Recipe
     steps: int
     epoch_steps: int | None
+    """Steps of an epoch, where the length is in epochs."""
 
     @property
     def unit(self) -> int:
-        """The steps that the recipe counts as one."""
+        """Steps in one of the recipe's units, a step or an epoch."""
         return self.epoch_steps or 1
 
     def share_of_rate(self, done: int) -> float:
-        """Of the learning rate, after `done` steps."""
+        """The share of the learning rate that is in force after `done` steps."""
         recipe = self.recipe
         warm_up = WARM_UP_STEPS if recipe.warm_up is None else recipe.warm_up * self.unit
         rising = min(1, (done + 1) / warm_up) if warm_up else 1

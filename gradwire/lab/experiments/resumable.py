@@ -14,13 +14,13 @@ METRICS = "metrics.jsonl"
 
 
 def keep(folder: Path, comparison: Comparison, place: LabCluster) -> None:
-    """Writes what is needed to go on."""
+    """Writes a comparison, so that it can be resumed."""
     where = {"link": str(place.link or LOOPBACK), "device": place.device}
     (folder / FILE).write_text(json.dumps(where | {"comparison": comparison.to_json()}, indent=1) + "\n")
 
 
 def kept(folder: Path) -> tuple[Comparison, LabCluster]:
-    """What `keep` wrote. Raises ValueError for a folder of another kind, and for a place that there is not."""
+    """Reads what `keep` wrote. Raises ValueError for a folder of another kind, and for a cluster that cannot be."""
     path = folder / FILE
     if not path.is_file():
         raise ValueError(f"no file {path}: a run that can be resumed was started with --checkpoint-every")
@@ -30,7 +30,7 @@ def kept(folder: Path) -> tuple[Comparison, LabCluster]:
 
 
 def records_kept(home: Path) -> list[Record]:
-    """The records up to the newest checkpoint of one configuration; those after it, which will come again, go."""
+    """The records up to the newest checkpoint of one configuration; removes later ones, which will come again."""
     newest = checkpoints.newest(home)
     lines = [line for line, _ in read_lines(home / METRICS) if line["step"] <= newest]
     (home / METRICS).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What the four systems ran, as tables of rows: a suite is data."""
+"""Suites: the measurements of the four published systems, as tables of rows."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ class SuiteRow:
 
     @property
     def note(self) -> str:
-        """What was cut."""
+        """The cuts, in words."""
         parts = [f"{self.setup.layers} of {sum(MODELS[self.setup.model].stages)} layers"] if self.setup.layers else []
         for name in ("ranks", "batch", "size", "link"):
             now, then = getattr(self.setup, name), getattr(self.published, name)
@@ -29,7 +29,7 @@ class SuiteRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Cuts:
-    """What takes the place of a suite's own values, to fit a machine; `model` keeps the rows of one model."""
+    """Replacements of a suite's own values, to fit a machine; `model` keeps the rows of one model."""
 
     model: str | None = None
     ranks: int | None = None

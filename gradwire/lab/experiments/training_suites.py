@@ -1,4 +1,4 @@
-"""Suites of trainings: all that a published system trained, or for GraVAC the same shapes in small."""
+"""Suites of trainings: those of a published system, or small ones of GraVAC's shapes."""
 
 from pathlib import Path
 

@@ -1,1 +1,1 @@
-"""What each rank of a job runs: step times, trainings, the search for a plan."""
+"""Jobs that each rank runs: step times, trainings, the search for a plan."""

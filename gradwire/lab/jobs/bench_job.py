@@ -1,4 +1,4 @@
-"""One rank's step-time job: configurations in turn, again and again: a drift of the machine hits them all."""
+"""A rank's step-time job: configurations in turns, so that a drift of the machine hits them all."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -48,7 +48,7 @@ class TimedSteps:
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> Self:
-        """What `to_line` returned."""
+        """Reads the result of `to_line`."""
         return cls(line["configuration"], line["repeat"], line["step_ms"], Totals(**line["totals"]))
 
 

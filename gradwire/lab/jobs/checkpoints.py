@@ -1,4 +1,4 @@
-"""Checkpoints of a training: written whole or not at all, and without pickle in what is read.
+"""Checkpoints of a training, written whole or not at all, and read without pickle.
 
 One lies in a folder `checkpoint-STEP`: a file for every rank, and one for what all ranks share, which is written when
 all others are there. So a checkpoint without it is none.
@@ -18,13 +18,13 @@ _FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
 def write(home: Path, step: int, part: str, state: dict[str, Any]) -> None:
-    """Writes one file: on the disk, and only then under its name."""
+    """Writes one file, which gets its name once it is on the disk."""
     save(state, _path(home, step, part))
     sync(home)
 
 
 def read(home: Path, step: int, part: str) -> dict[str, Any]:
-    """What was written, its tensors on the CPU."""
+    """Reads one file, its tensors to the CPU."""
     return torch.load(_path(home, step, part), map_location="cpu", weights_only=True)
 
 
@@ -33,8 +33,8 @@ def newest(home: Path) -> int:
     return max((step for step in _steps(home) if _path(home, step, SHARED).is_file()), default=0)
 
 
-def forget_before(home: Path, step: int) -> None:
-    """Removes older ones."""
+def remove_before(home: Path, step: int) -> None:
+    """Removes checkpoints of earlier steps."""
     for older in _steps(home):
         if older < step:
             shutil.rmtree(_path(home, older, SHARED).parent, ignore_errors=True)  # another rank may be at it as well

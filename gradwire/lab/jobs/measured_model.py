@@ -25,7 +25,7 @@ from gradwire.runtime.stats import Stats
 
 
 class Rate:
-    """The learning rate of an optimizer that is made later, told as schedulers do; 0 without one."""
+    """A scheduler's interface to the learning rate of an optimizer that is made later; 0 without one."""
 
     optimizer: Optimizer | None = None
 
@@ -34,7 +34,7 @@ class Rate:
 
 
 class MeasuredModel:
-    """A fresh DDP of a model that reduces as a configuration says, and what it has sent. With `shard` ranks to a
+    """A model under DDP that reduces as a configuration says, and counts what it sends. With `shard` ranks to a
     replica, FSDP2 instead of DDP. With local steps neither, and `optimizer` is to take the steps.
 
     Use as a context manager: leaving it ends the engine.
@@ -68,11 +68,11 @@ class MeasuredModel:
 
     @property
     def every(self) -> int:
-        """How many steps make a round."""
+        """Steps in a round."""
         return self._configuration.every
 
     def optimizer(self, inner: Optimizer) -> Optimizer:
-        """What takes the steps: `inner`, with local steps around it where the configuration says so."""
+        """The optimizer to step: `inner`, with local steps around it where the configuration says so."""
         self.rate.optimizer = inner
         transport = None if self._mesh else self.peers.transport
         self._local_steps = self._configuration.local_steps(inner, self.wrapped, transport, self._mesh, self._seed)
@@ -82,7 +82,7 @@ class MeasuredModel:
         return self._local_steps
 
     def shared(self) -> AbstractContextManager[None]:
-        """Inside, parameters are what all replicas share, after local steps those of the last round."""
+        """Context in which parameters are those that all replicas share, after local steps those of the last round."""
         return self._local_steps.shared_parameters() if self._local_steps else nullcontext()
 
     def __enter__(self) -> Self:
@@ -101,14 +101,14 @@ class MeasuredModel:
         return loss.detach()
 
     def decisions(self) -> list[Decision]:
-        """What the controller has decided since this was last asked."""
+        """The controller's decisions since the last call."""
         known = self.controller.decisions if self.controller else []
         new = list(known)
         known.clear()
         return new
 
     def totals(self, steps: int) -> Totals:
-        """What this rank has sent and spent in `steps` steps."""
+        """This rank's bytes and seconds in `steps` steps."""
         dense_bytes = steps * self._dense_bytes
         stats = self.handle.stats() if self.handle else None
         stats = stats or Stats(steps, 0 if self.silent else dense_bytes, dense_bytes, 0, 0, 0, 0)

@@ -14,7 +14,7 @@ from gradwire.lab.results import Record, Totals
 
 
 class Meter:
-    """What steps took, lost and sent since the last record; evaluating and recording stop its clock."""
+    """Times, losses and bytes of the steps since the last record; evaluating and recording stop its clock."""
 
     def __init__(self, replica: MeasuredModel) -> None:
         self._replica = replica
@@ -36,7 +36,7 @@ class Meter:
         self._steps += 1
 
     def record(self, number: int, *, last: bool) -> Record:
-        """What happened since the last record; all ranks call it after the same step.
+        """The record since the last one; all ranks call it after the same step.
 
         Raises RuntimeError where it is the `last` one and the replicas differ."""
         peers, totals = self._replica.peers, self._totals(number)
@@ -58,7 +58,7 @@ class Meter:
         return over_rounds(taken, every)
 
     def state_dict(self, number: int) -> dict[str, Any]:
-        """This rank's, after step `number`."""
+        """This rank's state after step `number`."""
         return {
             "wall_s": self._wall_s,
             "step_ms": self._step_ms,
@@ -69,7 +69,7 @@ class Meter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from what `state_dict` returned; what this process has sent so far, in one step, does not count."""
+        """Goes on from what `state_dict` returned, without the bytes of this process so far, of one step."""
         self._wall_s, self._step_ms, self._steps = state["wall_s"], state["step_ms"], state["steps"]
         self.loss.copy_(state["loss"])
         self._resumed = state["number"], Totals(**state["totals"]) - self._replica.totals(1)

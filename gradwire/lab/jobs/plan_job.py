@@ -1,4 +1,4 @@
-"""One rank's planning job: train under `Auto` until it has chosen, then trace steps with what it chose."""
+"""A rank's planning job: train under `Auto` until it has chosen, then trace steps with the chosen plan."""
 
 import json
 import re
@@ -27,15 +27,15 @@ from gradwire.tuner.trials import SETTLE
 
 SHOWN = 5
 IN_FORCE = 3
-"""Steps by which what was decided is in force."""
+"""Steps after which a decision is in force."""
 MOST_STEPS = CHOOSING_STEPS + IN_FORCE + SETTLE + SHOWN + 1
-"""Ends sooner where fewer plans are worth trying."""
+"""Planning ends sooner where fewer plans are tried."""
 _ARGUMENT = re.compile(r"\w+=|[\d.]+(e-?\d+)?$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSpec(Spec):
-    """What to plan; without candidates, Auto's own. `fidelity` is Auto's."""
+    """A planning job; without candidates, with Auto's own. `fidelity` is Auto's."""
 
     candidates: list[str]
     fidelity: float | None = None
@@ -43,14 +43,16 @@ class PlanSpec(Spec):
 
 @dataclass(frozen=True)
 class Planned:
-    """What was found. `contention` is the regime's; `tried_s` are the seconds of a step with each plan that was in
-    force; `timeline` is the median one of the traced steps, of all ranks."""
+    """Result of a planning job."""
 
     plan: Plan
     profile: Profile
     contention: float
+    """Of the regime."""
     tried_s: dict[Plan, float]
+    """Seconds of a step with each plan that was in force."""
     timeline: Timeline
+    """Of the median traced step, with all ranks."""
     decisions: list[str]
 
     def to_line(self) -> dict[str, Any]:
@@ -66,7 +68,7 @@ class Planned:
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> "Planned":
-        """What `to_line` returned."""
+        """Reads the result of `to_line`."""
         return cls(
             Plan.from_json(line["plan"]),
             Profile.from_json(line["profile"]),
@@ -109,23 +111,26 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device))
     accepted = [candidate(text) for text in spec.candidates]
     if accepted and FP32() not in accepted:
-        accepted.append(FP32())  # what the job begins with, and goes back to
+        accepted.append(FP32())  # the first plan, and the one to go back to
     controller = Auto(accepted, spec.fidelity)
     handle = attach(ddp, FP32(), controller=controller, transport=peers.transport, seed=spec.seed)
     steps = _steps(task, ddp, peers, spec.seed)
+    # try plans
     seconds: dict[Plan, list[float]] = {}
     for number, taken_s in enumerate(steps, 1):
         seconds.setdefault(_plan(handle), []).append(taken_s)
         log({"step": number, "doing": "trying plans" if controller.found else "measuring dense steps"})
         if controller.chosen:
             break
+    # let the chosen one come into force
     for _ in range(IN_FORCE):
         next(steps)
-    if _plan(handle).native:  # what is to be seen is a plan, though DDP by itself may be faster
+    if _plan(handle).native:  # a plan is to be traced, though DDP by itself may be faster
         assert controller.dense_plan
         handle.replan(controller.dense_plan)
     for _ in range(SETTLE):
         next(steps)
+    # trace
     trace = handle.trace(SHOWN)
     for _ in range(SHOWN + 1):
         next(steps)
@@ -137,7 +142,7 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
             controller.profile,
             controller.regime.contention,
             tried_s,
-            _of_all(trace.timelines(), peers),
+            _median_step(trace.timelines(), peers),
             [decision.decision for decision in controller.decisions],
         ).to_line()
     )
@@ -161,7 +166,7 @@ def _plan(handle: Handle) -> Plan:
     return handle.plan
 
 
-def _of_all(timelines: list[Timeline], peers: Peers) -> Timeline:
+def _median_step(timelines: list[Timeline], peers: Peers) -> Timeline:
     """The median step by the slowest rank's seconds, with the spans of all ranks; each rank's clock starts at 0."""
     mine = json.dumps([[astuple(span) for span in timeline.spans] for timeline in timelines])
     ranks = [json.loads(text) for text in _gathered(mine, peers)]

@@ -1,4 +1,4 @@
-"""A model whose replicas are sharded: by FSDP2 inside of hosts."""
+"""Models whose replicas are sharded by FSDP2."""
 
 from typing import Any
 
@@ -13,13 +13,14 @@ from gradwire.lab.configuration import Configuration
 
 
 def mesh_of(shard: int, device: torch.device) -> DeviceMesh:
-    """All ranks, of which `shard` neighbours hold a replica together."""
+    """The mesh of all ranks, of which `shard` neighbours hold a replica together."""
     shape = (dist.get_world_size() // shard, shard)
     return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
 
 
 def sharded(model: nn.Module, mesh: DeviceMesh, configuration: Configuration) -> nn.Module:
-    """The model, sharded block by block. Plain HSDP reduces between replicas by itself; else nobody does yet."""
+    """The model, sharded block by block. Plain HSDP reduces between replicas by itself, other configurations do not
+    yet."""
     where = mesh["shard"] if configuration.compressor or configuration.plan or configuration.silent else mesh
     for blocks in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for block in blocks:

@@ -1,4 +1,4 @@
-"""One rank's training job: one configuration on one task."""
+"""A rank's training job: one configuration on one task."""
 
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -48,7 +48,7 @@ def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
 
 
 class _Training:
-    """What changes while one rank trains."""
+    """State of one rank's training."""
 
     def __init__(self, spec: TrainSpec, task: Task, replica: MeasuredModel) -> None:
         self.spec, self.task, self.replica, self.peers = spec, task, replica, replica.peers
@@ -58,7 +58,7 @@ class _Training:
         self.meter = Meter(replica)
 
     def run(self, log: Log) -> None:
-        """From where the training is to its end."""
+        """Trains to the end, from the newest checkpoint if there is one."""
         torch.manual_seed(self.spec.seed * self.peers.world + self.peers.rank)  # for dropout
         start = self._resume() if self.spec.checkpoint_every else 0
         batches = self.task.batches(self.peers.rank, self.peers.world, self.spec.seed, start)
@@ -97,12 +97,13 @@ class _Training:
         parts = {name: part.state_dict() for name, part in self._parts().items()}
         local = self.replica.local  # then replicas differ, and their optimizer has what the handle has
         own |= parts if local else {"gradwire": handle.state_dict() if handle else {}}
+        # every rank's own file, then the shared one, then older checkpoints go
         checkpoints.write(home, number, f"rank-{self.peers.rank}", own)
         dist.barrier()
         if self.peers.rank == 0:
             checkpoints.write(home, number, checkpoints.SHARED, {} if local else parts)
         dist.barrier()
-        checkpoints.forget_before(home, number)
+        checkpoints.remove_before(home, number)
 
     def _resume(self) -> int:
         """Takes over the newest checkpoint; returns its step, 0 where there is none."""
@@ -122,8 +123,8 @@ class _Training:
         return step
 
     def _lay_out(self) -> None:
-        """A step that comes to nothing: DDP puts its buckets, and Gradwire its groups, in their order after the first,
-        and sums of another order round otherwise."""
+        """One discarded step, after which DDP's buckets and Gradwire's groups have their final order: sums in another
+        order round differently."""
         batches = self.task.batches(self.peers.rank, self.peers.world, self.spec.seed)
         self.replica.backward(self.task, next(batches))
         self.optimizer.zero_grad()
@@ -133,7 +134,7 @@ class _Training:
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """Of torch's own generators, from which dropout draws."""
+    """States of torch's own generators, from which dropout draws."""
     return {"cpu": torch.get_rng_state()} | (
         {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
     )

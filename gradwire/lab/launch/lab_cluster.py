@@ -12,8 +12,8 @@ from gradwire.lab.network.network import Network
 
 @dataclass(frozen=True)
 class LabCluster:
-    """Where ranks run: `ranks` of them on loopback, or, with a link, on emulated hosts: each on one of its own, or the
-    `shard` ranks that hold a replica together.
+    """`ranks` on loopback, or, with a link, on emulated hosts: each on one of its own, or the `shard` ranks that hold a
+    replica together.
 
     Raises ValueError for more ranks than GPUs, with a link for more than a network has addresses and, where this
     process is a rank already, for a link or another number of ranks.
@@ -44,7 +44,7 @@ class LabCluster:
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are."""
+        """The number of hosts."""
         return self.ranks // self.shard
 
     def __str__(self) -> str:

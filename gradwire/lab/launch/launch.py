@@ -35,7 +35,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?!\[)\s*")  # torch puts it before each line of a traceback
 _LOST_PEER = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|remote process exited")
 
-# It reports each rank that it ends; RankFailed says what matters of that.
+# It reports each rank that it ends; RankFailed has what matters of that.
 logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
 
 
@@ -92,7 +92,7 @@ def launch(
 
 
 def arguments(argv: list[str], network: Network | None, host: int) -> tuple[str, ...]:
-    """What makes Python a process that runs `python *argv` on a host, and dies with this one."""
+    """Arguments for Python to run `python *argv` on a host, in a process that dies with this one."""
     namespaces = network.namespaces(host) if network else []
     return ("-P", str(_NSENTER), str(os.getpid()), *namespaces, "--", sys.executable, *argv)
 
@@ -118,7 +118,7 @@ def _rank_environment(rank: int, ranks: int, ranks_per_host: int) -> dict[str, s
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
+    """A free TCP port of this machine."""
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
@@ -148,25 +148,25 @@ def _restored_signal_handlers() -> Iterator[None]:
 
 
 def _wait(context: PContext, timeout_s: float | None) -> None:
-    """Show what rank 0 says meanwhile. Torch would by a thread, for which Python waits when it exits, and which goes on
-    for ever where a signal comes while the ranks are ended."""
+    """Show rank 0's standard error meanwhile. Torch would by a thread, for which Python waits when it exits, and which
+    goes on for ever where a signal comes while the ranks are ended."""
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    with open(context.stderrs[0], errors="replace") as said:
+    with open(context.stderrs[0], errors="replace") as stderr:
         try:
             while (result := context.wait(0)) is None and time.monotonic() < until:
-                _show(said)
+                _show(stderr)
                 time.sleep(_POLL_S)
         finally:
             _close(context)
-            _show(said)
+            _show(stderr)
     if result is None:
         raise TimeoutError(f"the ranks still ran after {timeout_s:g} s and were ended")
     if result.is_failed():
         raise _first_failure(result)
 
 
-def _show(said: TextIO) -> None:
-    sys.stderr.write(said.read())
+def _show(stderr: TextIO) -> None:
+    sys.stderr.write(stderr.read())
     sys.stderr.flush()
 
 

@@ -22,10 +22,10 @@ def is_launched() -> bool:
 
 
 def _translate_slurm(environment: MutableMapping[str, str]) -> None:
-    """Set what torch reads, except for what the user has set."""
+    """Set torch's variables, except those that the user has set."""
     first_host = _first_host(environment["SLURM_STEP_NODELIST"])
     job, step = (int(environment.get(f"SLURM_{name}_ID", "0")) for name in ("JOB", "STEP"))
-    port = 20000 + (job + _PORTS_BETWEEN_STEPS * step) % 20000  # alike on every rank
+    port = 20000 + (job + _PORTS_BETWEEN_STEPS * step) % 20000  # the same on every rank
     environment.setdefault("RANK", environment["SLURM_PROCID"])
     environment.setdefault("WORLD_SIZE", environment["SLURM_NTASKS"])
     environment.setdefault("LOCAL_RANK", environment.get("SLURM_LOCALID", "0"))

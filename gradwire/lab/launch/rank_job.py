@@ -1,4 +1,4 @@
-"""What every rank of a job does around its work: meet the others, and prove that the replicas are alike."""
+"""Jobs as ranks see them: their specification, the other ranks, and the process that runs them."""
 
 import json
 import os
@@ -23,7 +23,7 @@ Log = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What the ranks of a job are told; plain values, as it travels in a JSON file. `shard` ranks hold a replica."""
+    """Specification of a job in plain values, read from a JSON file. `shard` ranks hold a replica."""
 
     task: str
     options: list[str]
@@ -32,16 +32,16 @@ class Spec:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What `write` wrote."""
+        """Reads what `write` wrote."""
         return cls.of(json.loads(path.read_text()))
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Self:
-        """From plain values."""
+        """Makes it from plain values."""
         return cls(**plain)
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Writes it as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 
@@ -70,7 +70,7 @@ class Peers:
         mean = Totals(*self.mean([number or 0 for number in astuple(totals)]))
         return mean if totals.interface_bytes is not None else replace(mean, interface_bytes=None)
 
-    def said_by_first(self, text: str) -> str:
+    def text_of_first(self, text: str) -> str:
         """Rank 0's text, on all ranks."""
         mine = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
         length = torch.tensor(len(mine), device=self.device)

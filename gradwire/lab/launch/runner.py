@@ -1,4 +1,4 @@
-"""Run jobs: on ranks that are started here for each job, or on the ranks that this process is one of."""
+"""Runners of jobs: on ranks that are started for each job, or on the ranks that this process is one of."""
 
 import os
 import sys
@@ -32,12 +32,12 @@ class Runner(ABC):
     """Runs one job after the other in the same place."""
 
     leads: bool = True
-    """Whether this process gets the results and tells the user."""
+    """Whether this process gets the results and shows them."""
 
     @abstractmethod
     def run(self, job: Job, spec: Spec, lines: Path, follow: Log) -> None:
-        """Runs `job` on every rank. What it logs goes into the file `lines` and, where this process leads, to
-        `follow`. Raises RankFailed, or what the job raises."""
+        """Runs `job` on every rank. Its log goes into the file `lines` and, where this process leads, to `follow`.
+        Raises RankFailed, or what the job raises."""
 
     def agreed(self, folder: Path) -> Path:
         """The folder of the process that leads: those of ranks that were started beforehand may differ."""
@@ -46,7 +46,7 @@ class Runner(ABC):
 
 @contextmanager
 def runner(place: LabCluster) -> Iterator[Runner]:
-    """A place for as long as it is needed. Raises NetworkUnavailable where a link may not be made."""
+    """Context with a runner on the cluster. Raises NetworkUnavailable where a link may not be made."""
     if is_launched():
         with meet(place.device) as peers:
             yield _Joined(peers)
@@ -56,7 +56,7 @@ def runner(place: LabCluster) -> Iterator[Runner]:
 
 
 class _Joined(Runner):
-    """This process is one of the ranks."""
+    """Runs jobs on the ranks that were started beforehand, of which this process is one."""
 
     def __init__(self, peers: Peers) -> None:
         self.peers, self.leads = peers, peers.rank == 0
@@ -69,11 +69,11 @@ class _Joined(Runner):
         job(spec, self.peers, log if self.leads else lambda line: None)
 
     def agreed(self, folder: Path) -> Path:
-        return Path(self.peers.said_by_first(str(folder)))
+        return Path(self.peers.text_of_first(str(folder)))
 
 
 class _Launcher(Runner):
-    """Fresh processes for every job, each running the job's module."""
+    """Starts fresh processes for every job, each running the job's module."""
 
     def __init__(self, place: LabCluster, network: Network | None) -> None:
         self.place, self.network = place, network

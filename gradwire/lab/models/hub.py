@@ -128,7 +128,7 @@ def gpt2(size: Size) -> Logits:
 
 
 def _encoder(size: Size) -> dict[str, Any]:
-    """What BERT and ViT have in common; their hidden layers are four times as wide."""
+    """Options that BERT and ViT share; their hidden layers are four times as wide."""
     (layers,), width = size.stages, size.width
     names = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     dropped = {} if size.dropout is None else dict.fromkeys(names, size.dropout)

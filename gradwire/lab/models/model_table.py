@@ -1,4 +1,4 @@
-"""The table of the published models: their sizes, and what they were fed."""
+"""The table of the published models: their sizes and data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,22 +14,21 @@ from gradwire.lab.models.vgg import VGG
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model in its published size.
-
-    `stages` count what may be cut, part by part: transformer and LSTM layers, residual blocks, convolutions.
-    `size` is a side of the image in pixels, or a window's tokens; `sizes` are those that fit; `width` and `widths`
-    alike, see `Size`. `batch` samples a rank and step were used by the system that ran it. `outputs` are classes or
-    words.
-    """
+    """A model in its published size."""
 
     parameters: int
     stages: Stages
+    """Layers that may be cut, part by part: transformer and LSTM layers, residual blocks, convolutions."""
     batch: int
+    """Samples of a rank and step."""
     size: int
+    """A side of the image in pixels, or a window's tokens."""
     sizes: range
     width: int
+    """See `Size`."""
     widths: range
     outputs: int
+    """Classes or words."""
     data: Literal["images", "text", "pairs"]
     build: Callable[[Size], nn.Module]
     by_transformers: bool = True

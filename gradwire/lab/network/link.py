@@ -8,7 +8,7 @@ _UNITS = {"gbit": 10**9, "mbit": 10**6, "kbit": 10**3}
 _RATE = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(_UNITS)})")
 _FASTEST_SHAPED = 10 * 10**9
 LOOPBACK = "loopback"
-"""What stands for no link in text."""
+"""Stands for no link in text."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Link:
 
     @property
     def queue_bytes(self) -> int:
-        """What may wait for tokens before packets are dropped: 50 ms of traffic, at least 256 KiB."""
+        """Depth of the queue before packets are dropped: 50 ms of traffic, at least 256 KiB."""
         return max(self.bytes_per_second // 20, 256 * 1024)
 
 
 def link_of(text: str) -> Link | None:
-    """What `text` says: a link, or None for loopback. Raises ValueError for neither."""
+    """The link of `text`, or None for loopback. Raises ValueError for neither."""
     return None if text == LOOPBACK else Link.parse(text)

@@ -22,7 +22,7 @@ _SETTINGS = {
     "user.max_user_namespaces": ("0", "10000"),
     "user.max_net_namespaces": ("0", "10000"),
 }
-"""What forbids a user to make namespaces, and the value that allows it."""
+"""Settings that may forbid a user to make namespaces: the forbidding value and the allowing one."""
 _OR = "or leave --link out, and ranks use loopback"
 
 
@@ -86,7 +86,7 @@ class Network:
         self.link = link
 
     def counters(self) -> list[InterfaceTraffic]:
-        """What each host's interface has sent and received so far."""
+        """Traffic of each host's interface so far."""
         return [InterfaceTraffic(*counts) for counts in self._ask("traffic")]
 
     def _ask(self, method: str, *arguments: object) -> Any:
@@ -110,7 +110,7 @@ class Network:
 
 
 def _forbidden() -> str:
-    """What forbids namespaces on this machine, and what to do about it."""
+    """The setting that forbids namespaces on this machine, and its remedy."""
     for setting, (forbidding, allowing) in _SETTINGS.items():
         path = Path("/proc/sys", *setting.split("."))
         if path.exists() and path.read_text().strip() == forbidding:

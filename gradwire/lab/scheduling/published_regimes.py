@@ -1,4 +1,4 @@
-"""Regimes that others assume, beside the runtime's own: what their figures were published for."""
+"""Regimes of published schedulers, beside the runtime's own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

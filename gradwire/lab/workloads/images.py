@@ -60,7 +60,7 @@ class ImageTask(Named, Task):
 
     @property
     def labels(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return self.classes
 
     def _module(self) -> nn.Module:

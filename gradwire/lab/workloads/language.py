@@ -124,7 +124,7 @@ class LanguageModel(TextTask):
 
     @property
     def corpus(self) -> text.Corpus:
-        """Whole files are held out."""
+        """Python's sources, of which whole files are held out."""
         return text.python_sources(self.max_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Tasks by name."""
+"""Making tasks by name."""
 
 from collections.abc import Sequence
 

@@ -19,12 +19,13 @@ _CALL = "return model, batches, loss (and, if you like, held_out)"
 
 @dataclass(frozen=True)
 class Made:
-    """What the function gave: `batches(rank, world)` is an iterable, `loss(model, batch)` a scalar, and `held_out()`,
-    where there is one, an iterable too."""
+    """Result of the user's function."""
 
     model: nn.Module
     batches: Callable[[int, int], Iterable[Any]]
+    """Of a rank and the number of ranks."""
     loss: Callable[[nn.Module, Any], Tensor]
+    """Of a model and a batch: a scalar."""
     held_out: Callable[[], Iterable[Any]] | None
 
 
@@ -112,7 +113,7 @@ class Own(Task):
 
 @cache
 def _first(function: str) -> Made:
-    """What is taken for batches and loss: models are made anew."""
+    """The result from which batches and loss are taken; models are made anew."""
     with _drawing_from(0):
         return _make(function)
 
@@ -150,7 +151,7 @@ def _form(value: Any) -> str:
 
 @contextmanager
 def _drawing_from(seed: int) -> Iterator[None]:
-    """torch's global generator starts from `seed`, and is afterwards as it was."""
+    """Context in which torch's global generator starts from `seed`; afterwards it is as before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

@@ -1,4 +1,4 @@
-"""What is slow to make, made while the one before is in use."""
+"""Prefetching: the next item is made while the last one is in use."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -53,7 +53,7 @@ class Published(RandomTask):
         return self.batch or self.published.batch, self.sized.length
 
     def parameters(self) -> int:
-        """How many there are; counted without making them."""
+        """The number of parameters, counted without making them."""
         with torch.device("meta"):
             return sum(parameter.numel() for parameter in self._module().parameters())
 

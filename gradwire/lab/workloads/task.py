@@ -1,4 +1,4 @@
-"""What a workload is: a model, an endless stream of batches for every rank, a loss, and held-out figures."""
+"""The interface of workloads: a model, endless batches for every rank, a loss, and held-out figures."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ _HELD_OUT_SEED = (1 << 32) - 1
 class Task(ABC):
     """A classification or next-token workload; its fields are the sizes a user may set.
 
-    Data is read when the task is made (and kept for the next task made alike), so that a missing or broken
+    Data is read when the task is made (and kept for the next task with the same options), so that a missing or broken
     file raises ValueError there. A task holds no tensors itself: it is cheap to hash, compare and send.
     """
 
@@ -35,11 +35,11 @@ class Task(ABC):
     metric: ClassVar[str]
     """The key of `evaluate`'s result that the field reports."""
     optimizer: ClassVar[Literal["sgd", "adamw"]] = "sgd"
-    """What it is trained with unless the user says otherwise."""
+    """The default optimizer."""
     scored: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "top5")
-    """What `scores` sums up."""
+    """Names of the sums in `scores`."""
     sample: ClassVar[int] = 512
-    """Held-out samples that are enough to see where a training is."""
+    """Number of held-out samples to evaluate during a training."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -59,7 +59,7 @@ class Task(ABC):
 
     @abstractmethod
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Any]:
-        """Endless training batches of `rank` from step `start` on, the same whatever came before: ranks that give the
+        """Endless training batches of `rank` from step `start` on, whatever came before: ranks that give the
         same seed share no sample in an epoch."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def held_out_size(self) -> int:
-        """How many samples are held out."""
+        """The number of held-out samples."""
 
     @abstractmethod
     def held_out_batch(self, index: Tensor) -> Any:
@@ -138,7 +138,7 @@ class Task(ABC):
 
 
 def perplexity(loss: float) -> float:
-    """Of a mean loss in nats: e to its power, infinite where that is too large."""
+    """Perplexity of a mean loss in nats; infinite where that is too large."""
     return exp(loss) if loss < 700 else inf
 
 
@@ -153,7 +153,7 @@ def steps_of(samples: int, batch: int, world: int) -> int:
 def epoch(generator: Generator, samples: int, batch: int, rank: int, world: int) -> Tensor:
     """One epoch's sample indices of `rank`, shape (steps, batch).
 
-    Ranks whose generators are alike get disjoint parts of one permutation; the world's samples of a step
+    Ranks with equal generators get disjoint parts of one permutation; the world's samples of a step
     depend on world x batch alone. Samples that do not fill a last step are left out.
     """
     steps = steps_of(samples, batch, world)

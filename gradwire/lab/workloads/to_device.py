@@ -1,4 +1,4 @@
-"""Batches of any form from one device to another."""
+"""Moving batches of any form to a device."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -33,7 +33,7 @@ class Tokens:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return self.core.get_vocab_size()
 
     def encode(self, path: Path) -> NDArray[numpy.int32]:
