@@ -29,8 +29,7 @@ Configurations = Annotated[
     list[str] | None, typer.Argument(metavar="CONFIG...", help=_CONFIGURATION, autocompletion=configurations)
 ]
 ControllerName = Annotated[
-    str | None,
-    typer.Option("--controller", metavar="NAME[:VALUE,...]", help=_CONTROLLER, autocompletion=controllers),
+    str | None, typer.Option("--controller", metavar="NAME[:VALUE,...]", help=_CONTROLLER, autocompletion=controllers)
 ]
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="one more to compare: a plan.json of `gradwire plan`")]
 Name = Annotated[
@@ -55,8 +54,7 @@ TaskOptions = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="option of the task; see `list tasks`")
 ]
 Folder = Annotated[
-    Path | None,
-    typer.Option("--folder", "--data", help="where the task's files are; a suite's: its tasks' folders"),
+    Path | None, typer.Option("--folder", "--data", help="where the task's files are; a suite's: its tasks' folders")
 ]
 OwnModel = Annotated[str | None, typer.Option("--model", help=_TRAIN_MODEL)]
 Preset = Annotated[str | None, typer.Option(help=_PRESET, autocompletion=presets)]

@@ -20,8 +20,8 @@ class WarmUp(Controller):
     https://arxiv.org/abs/1712.01887). Every stage divides the share by the same number, at most 4. The first `dense`
     steps send all.
 
-    With `bits`, such as 8 or 4, there is one stage instead, for every compressor with a memory, low rank too: all elements in so
-    many bits (`Quantized`) for `steps` steps. Residuals go on from there.
+    With `bits`, such as 8 or 4, there is one stage instead, for every compressor with a memory, low rank too: all
+    elements in so many bits (`Quantized`) for `steps` steps. Residuals go on from there.
     """
 
     start: float = 0.25

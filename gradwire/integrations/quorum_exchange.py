@@ -75,8 +75,9 @@ class QuorumExchange:
             self._manager.report_error(error)
 
     def _healed_whole(self) -> bool:
-        """Whether all ranks of this replica are after the same step. They are not where some could not heal because
-        the rank with the state was lost: then the replica goes on from the least of their steps, and all of them heal again."""
+        """Whether all ranks of this replica are after the same step. They are not where some could not heal because the
+        rank with the state was lost: then the replica goes on from the least of their steps, and all of them heal
+        again."""
         step = self._manager.current_step()
         least = self._least(step)
         if least != step:

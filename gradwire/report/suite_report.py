@@ -47,13 +47,7 @@ def results(rows: Sequence[SuiteRow], timings: Sequence[Timing], timed: TimingOp
     of = {timing.configuration: timing for timing in timings}
     alone = of[NOCOMM].step_ms.median
     return [
-        Result(
-            row,
-            of[row.configuration],
-            alone,
-            row.setup.parameters(),
-            row.setup.command(row.configuration, timed),
-        )
+        Result(row, of[row.configuration], alone, row.setup.parameters(), row.setup.command(row.configuration, timed))
         for row in rows
         if row.configuration in of
     ]

@@ -68,12 +68,7 @@ class Setup:
         names = [configuration.text for configuration in parsed]
         texts = [NOCOMM, *(name for name in names if name != NOCOMM)]
         task, options = self._task()
-        timing = {
-            "steps": timed.steps,
-            "repeats": timed.repeats,
-            "seed": timed.seed,
-            "shard": self.shard,
-        }
+        timing = {"steps": timed.steps, "repeats": timed.repeats, "seed": timed.seed, "shard": self.shard}
         return BenchSpec(task=task, options=options, configurations=texts, **timing)
 
     def command(self, configuration: str, timed: TimingOptions) -> str:

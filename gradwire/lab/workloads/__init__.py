@@ -10,43 +10,13 @@ from gradwire.lab.workloads.synthetic import Synthetic
 from gradwire.lab.workloads.task import Batch, Task
 
 TASKS: tuple[type[Task], ...] = (
-    LanguageModel,
-    TextFiles,
-    PennTreebank,
-    WikiText,
-    Masked,
-    Squad,
-    Digits,
-    Mnist,
-    FashionMnist,
-    Cifar10,
-    Cifar100,
-    ImageFolder,
-    Synthetic,
-    Published,
-    Own,
-)
+    LanguageModel, TextFiles, PennTreebank, WikiText, Masked, Squad, Digits, Mnist, FashionMnist, Cifar10, Cifar100,
+    ImageFolder, Synthetic, Published, Own,
+)  # fmt: skip
 """Every task that can be made."""
 
 __all__ = [
-    "TASKS",
-    "Batch",
-    "Cifar10",
-    "Cifar100",
-    "Digits",
-    "FashionMnist",
-    "ImageFolder",
-    "ImageTask",
-    "LanguageModel",
-    "Masked",
-    "Mnist",
-    "Own",
-    "PennTreebank",
-    "Published",
-    "Squad",
-    "Synthetic",
-    "Task",
-    "TextFiles",
-    "TextTask",
+    "TASKS", "Batch", "Cifar10", "Cifar100", "Digits", "FashionMnist", "ImageFolder", "ImageTask", "LanguageModel",
+    "Masked", "Mnist", "Own", "PennTreebank", "Published", "Squad", "Synthetic", "Task", "TextFiles", "TextTask",
     "WikiText",
-]
+]  # fmt: skip

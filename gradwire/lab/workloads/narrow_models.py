@@ -65,12 +65,7 @@ class NarrowVGG(nn.Sequential):
     """
 
     def __init__(
-        self,
-        stages: Sequence[tuple[int, int]],
-        hidden: int,
-        classes: int = 10,
-        channels: int = 3,
-        pixels: int = 32,
+        self, stages: Sequence[tuple[int, int]], hidden: int, classes: int = 10, channels: int = 3, pixels: int = 32
     ) -> None:
         layers: list[nn.Module] = []
         for width, convolutions in stages:
@@ -133,11 +128,7 @@ class ResidualBlock(nn.Module):
 
 def resnet18(width: int = 32, classes: int = 10, channels: int = 3) -> nn.Sequential:
     """ResNet-18 for small images, `width` channels first (64 in the paper, https://arxiv.org/abs/1512.03385)."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(channels, width, 3, padding=1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-    ]
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     channels = width
     for stage in range(4):
         wider = width * 2**stage
