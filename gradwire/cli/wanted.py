@@ -32,7 +32,6 @@ class Wanted:
 
     @property
     def nothing(self) -> bool:
-        """Whether nothing was given."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return not any(value for name, value in values.items() if name != "recipe") and not self._recipe()
 

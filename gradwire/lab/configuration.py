@@ -62,12 +62,10 @@ class Configuration:
 
     @property
     def every(self) -> int:
-        """Steps in a round."""
         return self.local.inner_steps if self.local else 1
 
     @property
     def slug(self) -> str:
-        """The text as a folder's name."""
         return re.sub(r"[^\w.=]+", "-", self.text)
 
     def fresh_controller(self, scheduler: Any) -> Controller | None:

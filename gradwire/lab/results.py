@@ -36,7 +36,6 @@ class Totals:
 
     @classmethod
     def of(cls, stats: Stats, interface_bytes: int | None) -> Self:
-        """One rank's totals."""
         seconds = {name: getattr(stats, name) for name in ("encode_s", "wire_s", "decode_s", "wait_s")}
         return cls(stats.wire_bytes, stats.dense_bytes, interface_bytes, **seconds)
 
@@ -71,13 +70,11 @@ class Record:
     """A controller's, since the last record."""
 
     def to_line(self) -> dict[str, Any]:
-        """As one flat JSON object."""
         flat = asdict(self)
         return flat | flat.pop("totals")
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> Self:
-        """Reads the result of `to_line`."""
         rest = dict(line)
         totals = Totals(**{name: rest.pop(name) for name in Totals.__dataclass_fields__})
         return cls(**rest, totals=totals)
@@ -93,7 +90,6 @@ class Spread:
 
     @classmethod
     def of(cls, samples: list[float]) -> Self:
-        """The spread of at least one sample."""
         low, median, high = quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
         return cls(median, low, high)
 
@@ -123,12 +119,10 @@ class Run:
 
     @property
     def evaluated(self) -> list[Record]:
-        """The records that have held-out figures."""
         return [record for record in self.records if record.held_out]
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
-        """All decisions of the controller."""
         return [decision for record in self.records for decision in record.decisions]
 
     def step_ms(self) -> Spread:

@@ -23,7 +23,6 @@ class Scalars:
         self._writer.close()
 
     def add(self, record: Record) -> None:
-        """One record."""
         held_out = {f"held_out/{name}": value for name, value in (record.held_out or {}).items()}
         sent = {"sent_per_rank/MB": record.totals.wire_bytes / 1e6}
         for tag, value in ({"train/loss": record.loss} | held_out | sent).items():

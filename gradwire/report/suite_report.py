@@ -37,7 +37,6 @@ class Result:
     command: str
 
     def to_json(self) -> dict[str, Any]:
-        """Everything."""
         measured = {"parameters": self.parameters, "nocomm_ms": self.nocomm_ms, **self.timing.to_json()}
         return {**asdict(self.row.setup), "cut": self.row.note, **measured, "command": self.command}
 

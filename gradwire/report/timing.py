@@ -22,7 +22,6 @@ class Timing:
     totals: Totals
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, bytes and seconds per step."""
         return {
             "configuration": self.configuration,
             "step_ms": asdict(self.step_ms),

@@ -68,7 +68,6 @@ class Problem:
 
     @property
     def pieces(self) -> int:
-        """The number of pieces."""
         return len(self.bounds) - 1
 
     @cached_property

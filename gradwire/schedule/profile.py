@@ -107,7 +107,6 @@ class Profile:
         )
 
     def plan(self, groups: Sequence[Choice]) -> Plan:
-        """The plan of these groups."""
         return Plan(tuple(
             dataclasses.replace(self.candidates[group.option].way, slots=tuple(self.slots[i].name for i in group.slots))
             for group in groups

@@ -35,7 +35,6 @@ class Timeline:
 
     @property
     def step_s(self) -> float:
-        """The end of the last span."""
         return max((span.end_s for span in self.spans), default=0.0)
 
 

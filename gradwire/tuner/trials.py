@@ -56,7 +56,6 @@ class Trials:
 
     @property
     def done(self) -> bool:
-        """Whether all turns are over."""
         enough = self.round == ROUNDS or len(self.alive) == 1 or self.turns < len(self.alive)
         return self.round > 0 and self.at == 0 and enough
 
@@ -96,11 +95,9 @@ class Trials:
         self.alive = sorted(near[: self.turns] if self.turns > 1 else near)
 
     def to_json(self) -> str:
-        """As text; `from_json` reads it back."""
         return json.dumps(vars(self) | {"plans": [plan.to_json() for plan in self.plans]})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The inverse of `to_json`."""
         data = json.loads(text)
         return cls(**data | {"plans": [Plan.from_json(plan) for plan in data["plans"]]})

@@ -49,7 +49,6 @@ class Setup:
         return make_task(*self._task())
 
     def parameters(self) -> int:
-        """Number of the model's parameters."""
         return _parameters(self.task())
 
     def cluster(self, device: str) -> LabCluster:

@@ -57,12 +57,10 @@ class Comparison:
         check_plans(self.configurations, lambda: task.build_model(self.seed))
 
     def make_task(self) -> Task:
-        """The task, its data read."""
         return make_task(self.task, self.options)
 
     @property
     def course(self) -> Course:
-        """The steps of a run."""
         return self.recipe.course(self.make_task(), self.ranks)
 
     @property
@@ -79,14 +77,12 @@ class Comparison:
             yield configuration, TrainSpec(configuration=configuration.text, home=home, **shared)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         texts = [configuration.text for configuration in self.configurations]
         return values | {"configurations": texts, "recipe": asdict(self.recipe)}
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> Self:
-        """Reads the result of `to_json`."""
         parsed = {"configurations": parse_all(plain["configurations"]), "recipe": Recipe(**plain["recipe"])}
         return cls(**plain | parsed)
 

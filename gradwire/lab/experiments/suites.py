@@ -19,7 +19,6 @@ class SuiteRow:
 
     @property
     def note(self) -> str:
-        """The cuts, in words."""
         parts = [f"{self.setup.layers} of {sum(MODELS[self.setup.model].stages)} layers"] if self.setup.layers else []
         for name in ("ranks", "batch", "size", "link"):
             now, then = getattr(self.setup, name), getattr(self.published, name)

@@ -43,12 +43,10 @@ class TimedSteps:
     totals: Totals
 
     def to_line(self) -> dict[str, Any]:
-        """As a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> Self:
-        """Reads the result of `to_line`."""
         return cls(line["configuration"], line["repeat"], line["step_ms"], Totals(**line["totals"]))
 
 

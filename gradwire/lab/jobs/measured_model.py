@@ -68,7 +68,6 @@ class MeasuredModel:
 
     @property
     def every(self) -> int:
-        """Steps in a round."""
         return self._configuration.every
 
     def optimizer(self, inner: Optimizer) -> Optimizer:

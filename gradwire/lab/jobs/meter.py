@@ -26,7 +26,6 @@ class Meter:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Times one step."""
         start = time.perf_counter()
         yield
         self._replica.peers.synchronize()

@@ -56,7 +56,6 @@ class Planned:
     decisions: list[str]
 
     def to_line(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {
             "plan": self.plan.to_json(),
             "profile": self.profile.to_json(),
@@ -68,7 +67,6 @@ class Planned:
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> "Planned":
-        """Reads the result of `to_line`."""
         return cls(
             Plan.from_json(line["plan"]),
             Profile.from_json(line["profile"]),

@@ -33,7 +33,6 @@ class TrainSpec(Spec):
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Self:
-        """From plain values."""
         recipe: dict[str, Any] = {"recipe": Recipe(**plain["recipe"])}
         return cls(**plain | recipe)
 

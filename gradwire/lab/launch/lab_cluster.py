@@ -44,7 +44,6 @@ class LabCluster:
 
     @property
     def hosts(self) -> int:
-        """The number of hosts."""
         return self.ranks // self.shard
 
     def __str__(self) -> str:

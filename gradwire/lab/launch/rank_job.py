@@ -32,16 +32,13 @@ class Spec:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Reads what `write` wrote."""
         return cls.of(json.loads(path.read_text()))
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Self:
-        """Makes it from plain values."""
         return cls(**plain)
 
     def write(self, path: Path) -> None:
-        """Writes it as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 
@@ -56,13 +53,11 @@ class Peers:
     interface: str | None = None
 
     def sum(self, numbers: list[float]) -> list[float]:
-        """The sum over the ranks."""
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return total.tolist()
 
     def mean(self, numbers: list[float]) -> list[float]:
-        """The mean over the ranks."""
         return [total / self.world for total in self.sum(numbers)]
 
     def mean_of(self, totals: Totals) -> Totals:

@@ -62,7 +62,6 @@ class Answers(nn.Module):
         self.parts = getattr(model.config, "type_vocab_size", 0) > 1  # pyright: ignore[reportArgumentType]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits of where the answer begins and ends."""
         tokens, parts, mask = inputs.unbind(1)
         given: dict[str, Tensor] = {"token_type_ids": parts} if self.parts else {}
         found = self.model(input_ids=tokens, attention_mask=mask, **given)

@@ -90,7 +90,6 @@ class Soak:
             self.came.seconds = monotonic() - self._began
 
     def close(self) -> None:
-        """Ends all processes."""
         for rank in self._all:
             rank.end()
         for place in self._places:

@@ -84,7 +84,6 @@ class TextTask(Named, Task):
         return (self._cut(tokens, starts) for starts in endless(draw_epoch, seed, start))
 
     def epoch_steps(self, world: int) -> int:
-        """See `Task.epoch_steps`."""
         return steps_of(self._windows, self.batch, world)
 
     @property
@@ -101,7 +100,6 @@ class TextTask(Named, Task):
         return inputs, targets.masked_fill(seen, IGNORED)
 
     def figures(self, sums: list[float]) -> dict[str, float]:
-        """Also the perplexity."""
         figures = super().figures(sums)
         return figures | {"perplexity": perplexity(figures["loss"])}
 
@@ -153,7 +151,6 @@ class PennTreebank(TextTask):
 
     @property
     def corpus(self) -> text.Corpus:
-        """ptb.train.txt and ptb.valid.txt."""
         return text.penn_treebank(self.folder)
 
 
@@ -172,5 +169,4 @@ class WikiText(TextTask):
 
     @property
     def corpus(self) -> text.Corpus:
-        """wiki.train and wiki.valid."""
         return text.wikitext(self.folder, self.tokenizer_of(self.tokenizer, "words"))

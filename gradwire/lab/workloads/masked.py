@@ -52,7 +52,6 @@ class Masked(Named, Task):
 
     @property
     def corpus(self) -> text.Corpus:
-        """wiki.train and wiki.valid."""
         return text.wikitext(self.folder, self.tokenizer)
 
     def _module(self) -> nn.Module:
@@ -69,12 +68,10 @@ class Masked(Named, Task):
             yield self._pairs(self.corpus.train, index, numpy.random.default_rng([seed, step, rank]))
 
     def epoch_steps(self, world: int) -> int:
-        """See `Task.epoch_steps`."""
         return steps_of(_windows(self.corpus.train, self._words), self.batch, world)
 
     @property
     def held_out_size(self) -> int:
-        """The windows in the held-out text."""
         return _windows(self.corpus.held_out, self._words)
 
     def held_out_batch(self, index: Tensor) -> Batch:

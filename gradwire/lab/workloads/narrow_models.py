@@ -29,7 +29,6 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Next-token logits."""
         time = tokens.shape[1]
         hidden = self.embedding(tokens) + self.position[:time]
         # made anew each time: DDP would broadcast a buffer in every forward
@@ -52,7 +51,6 @@ class NarrowLSTM(nn.Module):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Next-token logits."""
         hidden, _ = self.lstm(self.embedding(tokens))
         return self.head(hidden)
 

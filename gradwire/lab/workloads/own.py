@@ -82,7 +82,6 @@ class Own(Task):
         return len(batches)  # pyright: ignore[reportArgumentType]
 
     def training_loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The function's own."""
         loss = self._made.loss(model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             raise ValueError(f"{self.function}: loss(model, batch) gives {_form(loss)}, not one number: {_CALL}")
@@ -95,11 +94,9 @@ class Own(Task):
 
     @property
     def held_out_size(self) -> int:
-        """The held-out batches."""
         return len(_held_out(self.function))
 
     def held_out_batch(self, index: Tensor) -> Any:
-        """Several batches."""
         return [_held_out(self.function)[number] for number in index.tolist()]
 
     def scores(self, model: nn.Module, batch: Any) -> list[float]:

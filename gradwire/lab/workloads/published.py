@@ -39,12 +39,10 @@ class Published(RandomTask):
 
     @property
     def published(self) -> Model:
-        """The model's row in the table."""
         return MODELS[self.model]
 
     @property
     def sized(self) -> Size:
-        """The published size but for what is cut."""
         return self.published.sized(layers=self.layers, length=self.size)
 
     @property

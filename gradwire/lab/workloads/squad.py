@@ -53,7 +53,6 @@ class Squad(Named, Task):
 
     @property
     def held_out_questions(self) -> tuple[Question, ...]:
-        """Those of dev-v1.1.json."""
         return squad_files.questions(self.folder / "dev-v1.1.json")
 
     def _module(self) -> nn.Module:
@@ -75,12 +74,10 @@ class Squad(Named, Task):
         return ((_inputs(train, index), train.spans[index].long()) for index in endless(draw_epoch, seed, start))
 
     def epoch_steps(self, world: int) -> int:
-        """See `Task.epoch_steps`."""
         return steps_of(len(self.windows[0].tokens), self.batch, world)
 
     @property
     def held_out_size(self) -> int:
-        """The questions of dev-v1.1.json."""
         return len(self.held_out_questions)
 
     def held_out_batch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:

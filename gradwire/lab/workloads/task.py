@@ -191,11 +191,9 @@ class RandomTask(Task):
 
     @property
     def held_out_size(self) -> int:
-        """One batch."""
         return 1
 
     def held_out_batch(self, index: Tensor) -> Batch:
-        """One fixed random batch."""
         return self._draw(Generator().manual_seed(_HELD_OUT_SEED))
 
     @abstractmethod
