@@ -78,7 +78,7 @@ def plan(
     return Planned.from_line(_run(job, spec, LabCluster(hosts, link_of(link), device))[-1]).plan
 
 
-def _run(job: "Job", spec: "Spec", place: "LabCluster") -> list[dict[str, Any]]:
+def _run(job: "Job", spec: "Spec", cluster: "LabCluster") -> list[dict[str, Any]]:
     """What rank 0 logged."""
     from gradwire.lab.launch.launched import is_launched
     from gradwire.lab.launch.runner import runner
@@ -86,6 +86,6 @@ def _run(job: "Job", spec: "Spec", place: "LabCluster") -> list[dict[str, Any]]:
     if is_launched():
         raise ValueError("this starts ranks of its own: call it where none run, or use torchrun -m gradwire")
     lines: list[dict[str, Any]] = []
-    with runner(place) as ranks, TemporaryDirectory() as folder:
+    with runner(cluster) as ranks, TemporaryDirectory() as folder:
         ranks.run(job, spec, Path(folder, "lines.jsonl"), lines.append)
     return lines

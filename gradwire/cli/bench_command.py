@@ -42,9 +42,9 @@ def bench(
             raise ValueError(f"{json_file} is a folder: name a file for --json")
         setup = Setup(**model | {"ranks": ranks_of(model["ranks"], model["shard"]), "link": model["link"] or LOOPBACK})
         named = texts(configurations, controller, plan)
-        place, spec = setup.cluster(timed.device), setup.spec(named, timed)
-    with runner(place) as ranks:
-        _time(spec, ranks, partial(_show_setup, setup, place, timed, json_file))
+        cluster, spec = setup.cluster(timed.device), setup.spec(named, timed)
+    with runner(cluster) as ranks:
+        _time(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
 
 
 def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path, own: Sequence[object]) -> None:
@@ -57,15 +57,15 @@ def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path
 
 
 def _show_setup(
-    setup: Setup, place: LabCluster, timed: TimingOptions, json_file: Path | None, samples: list[TimedSteps]
+    setup: Setup, cluster: LabCluster, timed: TimingOptions, json_file: Path | None, samples: list[TimedSteps]
 ) -> None:
     timings = summarize(samples)
     turns = f"{timed.repeats} x {timed.steps} steps"
-    heading = f"{setup.title}, {place}: {turns}; ms per step, where wires that overlap add up"
+    heading = f"{setup.title}, {cluster}: {turns}; ms per step, where wires that overlap add up"
     console().print(heading, highlight=False, markup=False)
     show(text_table.timings(timings))
     if json_file:
-        facts = {"model": setup.title, "parameters": setup.parameters(), **asdict(timed)} | circumstances(place)
+        facts = {"model": setup.title, "parameters": setup.parameters(), **asdict(timed)} | circumstances(cluster)
         figures = {"timings": [t.to_json() for t in timings], "samples": [s.to_line() for s in samples]}
         with named_if_full(json_file):
             json_file.write_text(json.dumps(facts | figures, indent=1) + "\n")
@@ -76,7 +76,7 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
     of = {setup: [row for row in rows if row.setup == setup] for setup in dict.fromkeys(row.setup for row in rows)}
     with mistakes():
         specs = {setup: setup.spec([row.configuration for row in mine], timed) for setup, mine in of.items()}
-        places = {setup: setup.cluster(timed.device) for setup in of}
+        clusters = {setup: setup.cluster(timed.device) for setup in of}
     titles = {setup: f"{number}/{len(of)} {setup.model}" for number, setup in enumerate(of, 1)}
     folder = run_folder(out, name, leads())
     measured: list[suites.Result] = []
@@ -84,12 +84,12 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
 
     def keep(setup: Setup, samples: list[TimedSteps]) -> None:
         measured.extend(suites.results(of[setup], summarize(samples), timed))
-        paths[:] = suites.write(folder, name, measured, asdict(timed) | circumstances(places[setup]))
+        paths[:] = suites.write(folder, name, measured, asdict(timed) | circumstances(clusters[setup]))
 
     try:
         with writing_to(folder, leads()):
-            for place, setups in groupby(of, key=places.__getitem__):
-                with runner(place) as ranks:  # once for a place: ranks that run already can meet only once
+            for cluster, setups in groupby(of, key=clusters.__getitem__):
+                with runner(cluster) as ranks:  # once for a cluster: ranks that run already can meet only once
                     for setup in setups:
                         _time(specs[setup], ranks, partial(keep, setup), titles[setup])
     finally:

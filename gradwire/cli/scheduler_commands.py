@@ -38,8 +38,8 @@ def find_plan(
 ) -> None:
     """Finds the plan with the most progress per second for a task on a network."""
     with mistakes():
-        place = cluster_of(hosts, link, device)
-        if place.ranks < 2:
+        cluster = cluster_of(hosts, link, device)
+        if cluster.ranks < 2:
             raise ValueError("1 rank sends nothing and needs no plan: give 2 or more --hosts")
         wanted = described(task, model, None, folder).altered(options=options or [])
         accepted = candidates_of(candidates) if candidates else []
@@ -47,12 +47,12 @@ def find_plan(
             task=wanted.task, options=list(wanted.options), seed=seed, candidates=accepted, fidelity=fidelity
         )
         Auto(fidelity=fidelity)  # refuses what is no share
-        next(make_task(spec.task, spec.options).batches(0, place.ranks, seed))
-    with runner(place) as ranks:
+        next(make_task(spec.task, spec.options).batches(0, cluster.ranks, seed))
+    with runner(cluster) as ranks:
         home = run_folder(out, f"plan-{spec.task}", ranks.leads)
         with writing_to(home, ranks.leads):
             if planned := _plan(spec, ranks, home):
-                paths = plan_report.write(home, f"A plan for {spec.task}: {place}", planned)
+                paths = plan_report.write(home, f"A plan for {spec.task}: {cluster}", planned)
                 show(plan_report.why(planned))
                 print(*paths, sep="\n")
 

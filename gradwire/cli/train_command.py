@@ -29,22 +29,22 @@ from gradwire.report.scalars import Scalars
 def demo() -> None:
     """The README's first command."""
     with mistakes():
-        place = _demo_place()
+        cluster = _demo_cluster()
         comparison = Comparison(
             configurations=parse_all(["dense", "topk:0.02", "powersgd:8"]),
             task="lm",
             options=["width=160", "batch=4"],
-            ranks=place.ranks,
+            ranks=cluster.ranks,
             recipe=Recipe(steps=120),
         )
-    compare(comparison, place, Path("runs"))
+    compare(comparison, cluster, Path("runs"))
 
 
-def _demo_place() -> LabCluster:
-    place = LabCluster(4, Link.parse("100mbit"))
+def _demo_cluster() -> LabCluster:
+    cluster = LabCluster(4, Link.parse("100mbit"))
     try:
-        with runner(place):
-            return place
+        with runner(cluster):
+            return cluster
     except NetworkUnavailable as reason:
         print(f"{reason}; so this goes over loopback, where bytes cost next to nothing")
         return LabCluster(4)
@@ -53,20 +53,20 @@ def _demo_place() -> LabCluster:
 def train(wanted: Wanted, hosts: int | None, link: str | None, shard: int, device: str, out: Path) -> None:
     """Trains configurations on one task."""
     with mistakes():
-        place = cluster_of(hosts, link, device, shard)
+        cluster = cluster_of(hosts, link, device, shard)
         training = described(wanted.task, wanted.model, wanted.preset, wanted.folder)
-        comparison = wanted.comparison(training, place)
-    compare(comparison, place, out)
+        comparison = wanted.comparison(training, cluster)
+    compare(comparison, cluster, out)
 
 
 def train_suite(suite: str, wanted: Wanted, hosts: int | None, link: str | None, device: str, out: Path) -> None:
     """Trains a published suite."""
     with mistakes():
-        place = cluster_of(hosts, link, device)
+        cluster = cluster_of(hosts, link, device)
         wanted.check_for_suite(suite)
         rows = suite_rows(suite, wanted.folder, wanted.task)
-        comparisons = [wanted.comparison(row, place) for row in rows]
-    _compare_all(suite, comparisons, place, out)
+        comparisons = [wanted.comparison(row, cluster) for row in rows]
+    _compare_all(suite, comparisons, cluster, out)
 
 
 def resume(folder: Path, wanted: Wanted, others: Sequence[Any]) -> None:
@@ -74,49 +74,49 @@ def resume(folder: Path, wanted: Wanted, others: Sequence[Any]) -> None:
     with mistakes():
         if not wanted.nothing or any(other is not None for other in others):
             raise ValueError(f"--resume {folder} goes on with what was begun there: give nothing else")
-        comparison, place = kept(folder)
-    with runner(place) as ranks, writing_to(folder, ranks.leads):
-        compare_in(folder, comparison, place, ranks)
+        comparison, cluster = kept(folder)
+    with runner(cluster) as ranks, writing_to(folder, ranks.leads):
+        compare_in(folder, comparison, cluster, ranks)
 
 
-def compare(comparison: Comparison, place: LabCluster, out: Path) -> None:
+def compare(comparison: Comparison, cluster: LabCluster, out: Path) -> None:
     """Trains all configurations; writes and prints the results."""
-    with runner(place) as ranks:
+    with runner(cluster) as ranks:
         folder = ranks.agreed(run_folder(out, comparison.task, ranks.leads))
         with writing_to(folder, ranks.leads):
-            compare_in(folder, comparison, place, ranks)
+            compare_in(folder, comparison, cluster, ranks)
 
 
-def _compare_all(name: str, comparisons: list[Comparison], place: LabCluster, out: Path) -> None:
+def _compare_all(name: str, comparisons: list[Comparison], cluster: LabCluster, out: Path) -> None:
     """Trains task after task, each with a folder in the suite's; results are written after each."""
-    with runner(place) as ranks:
+    with runner(cluster) as ranks:
         folder = ranks.agreed(run_folder(out, name, ranks.leads))
         with writing_to(folder, ranks.leads):
-            _compare_in(folder, name, comparisons, place, ranks)
+            _compare_in(folder, name, comparisons, cluster, ranks)
 
 
-def _compare_in(folder: Path, name: str, comparisons: list[Comparison], place: LabCluster, ranks: Runner) -> None:
+def _compare_in(folder: Path, name: str, comparisons: list[Comparison], cluster: LabCluster, ranks: Runner) -> None:
     trained: list[training_suite_report.TrainedTask] = []
     paths: list[Path] = []
     try:
         for number, comparison in enumerate(comparisons, 1):
-            if runs := compare_in(folder / f"{number}-{comparison.task}", comparison, place, ranks):
+            if runs := compare_in(folder / f"{number}-{comparison.task}", comparison, cluster, ranks):
                 model = str(getattr(comparison.make_task(), "model", ""))
                 trained.append(training_suite_report.TrainedTask(comparison.task, model, comparison.looked_at, runs))
-                paths = training_suite_report.write(folder, name, trained, circumstances(place))
+                paths = training_suite_report.write(folder, name, trained, circumstances(cluster))
     finally:
         if trained:
             show(training_suite_report.table(name, trained))
             print(*paths, sep="\n")
 
 
-def compare_in(folder: Path, comparison: Comparison, place: LabCluster, ranks: Runner) -> list[Run]:
+def compare_in(folder: Path, comparison: Comparison, cluster: LabCluster, ranks: Runner) -> list[Run]:
     """Trains the comparison's configurations; returns the runs on the process that leads. Where one fails, those before
     it are written all the same."""
     runs: list[Run] = []
     if ranks.leads and comparison.checkpoint_every:
         folder.mkdir(parents=True, exist_ok=True)
-        keep(folder, comparison, place)
+        keep(folder, comparison, cluster)
     try:
         with progress_bars() as progress:
             for configuration, spec in comparison.specs(folder):
@@ -125,14 +125,14 @@ def compare_in(folder: Path, comparison: Comparison, place: LabCluster, ranks: R
                     runs.append(run)
     finally:
         if runs:
-            _report(comparison, place, folder, runs)
+            _report(comparison, cluster, folder, runs)
     return runs
 
 
-def _report(comparison: Comparison, place: LabCluster, folder: Path, runs: list[Run]) -> None:
+def _report(comparison: Comparison, cluster: LabCluster, folder: Path, runs: list[Run]) -> None:
     metric = comparison.looked_at
     show(text_table.training(runs, metric))
-    print(*report.write(folder, runs, metric, comparison.facts() | circumstances(place)), sep="\n")
+    print(*report.write(folder, runs, metric, comparison.facts() | circumstances(cluster)), sep="\n")
 
 
 def _train(configuration: Configuration, spec: TrainSpec, steps: int, ranks: Runner, progress: Progress) -> Run:

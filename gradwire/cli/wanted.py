@@ -41,14 +41,14 @@ class Wanted:
         if any((*own, self.model, self.preset, self.pretrained)):
             raise ValueError(f"suite {suite} has configurations and options of its own: give none")
 
-    def comparison(self, training: Training, place: LabCluster) -> Comparison:
+    def comparison(self, training: Training, cluster: LabCluster) -> Comparison:
         """The runs of a training, with the user's changes.
 
         Raises ValueError for what cannot be."""
         chosen = texts(self.configurations, self.controller, self.plan, training.configurations)
         options = [*(self.options or []), *([f"pretrained={self.pretrained}"] if self.pretrained else [])]
         altered = training.altered(options=options, configurations=chosen, **self.recipe)
-        return altered.comparison(place.ranks, self.seed, self.checkpoint_every, place.shard)
+        return altered.comparison(cluster.ranks, self.seed, self.checkpoint_every, cluster.shard)
 
     def _recipe(self) -> bool:
         return any(value is not None for value in self.recipe.values())

@@ -53,10 +53,10 @@ class Setup:
 
     def cluster(self, device: str) -> LabCluster:
         """The ranks and their link. Raises ValueError for a link that is none, and where there is too little memory."""
-        place = LabCluster(self.ranks, link_of(self.link), device, self.shard)
+        cluster = LabCluster(self.ranks, link_of(self.link), device, self.shard)
         if device == "cpu" and not is_launched():
             _check_memory(self)
-        return place
+        return cluster
 
     def spec(self, configurations: Sequence[str], timed: TimingOptions) -> BenchSpec:
         """The ranks' job, always with `nocomm`. Raises ValueError for plans of another model, and for a user's model
@@ -73,8 +73,8 @@ class Setup:
     def command(self, configuration: str, timed: TimingOptions) -> str:
         """The shell command that times one configuration."""
         shard = {"shard": self.shard} if self.shard > 1 else {}
-        place = {"model": self.model, "hosts": self.ranks // self.shard, "link": self.link} | shard
-        options = place | self._sizes() | asdict(timed)
+        cluster = {"model": self.model, "hosts": self.ranks // self.shard, "link": self.link} | shard
+        options = cluster | self._sizes() | asdict(timed)
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return shlex.join(["gradwire", "bench", configuration, *words])
 

@@ -105,14 +105,14 @@ class Comparison:
         }
 
 
-def circumstances(place: LabCluster) -> dict[str, object]:
-    """Circumstances of a measurement: place, date and command."""
+def circumstances(cluster: LabCluster) -> dict[str, object]:
+    """Circumstances of a measurement: cluster, date and command."""
     return {
-        "place": str(place),
-        "hosts": place.hosts,
-        "ranks": place.ranks,
-        "link": str(place.link) if place.link else None,
-        "device": place.device,
+        "place": str(cluster),
+        "hosts": cluster.hosts,
+        "ranks": cluster.ranks,
+        "link": str(cluster.link) if cluster.link else None,
+        "device": cluster.device,
         "machine": f"{os.cpu_count()} cores, {platform.platform()}",
         "software": f"Python {platform.python_version()}, torch {torch.__version__}",
         "date": f"{datetime.now():%Y-%m-%d %H:%M}",

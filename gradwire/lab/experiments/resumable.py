@@ -13,9 +13,9 @@ FILE = "comparison.json"
 METRICS = "metrics.jsonl"
 
 
-def keep(folder: Path, comparison: Comparison, place: LabCluster) -> None:
+def keep(folder: Path, comparison: Comparison, cluster: LabCluster) -> None:
     """Writes a comparison, so that it can be resumed."""
-    where = {"link": str(place.link or LOOPBACK), "device": place.device}
+    where = {"link": str(cluster.link or LOOPBACK), "device": cluster.device}
     (folder / FILE).write_text(json.dumps(where | {"comparison": comparison.to_json()}, indent=1) + "\n")
 
 

@@ -29,7 +29,7 @@ _NCCL_OVER_THE_LINK = {
 
 
 class Runner(ABC):
-    """Runs one job after the other in the same place."""
+    """Runs one job after the other in the same cluster."""
 
     leads: bool = True
     """Whether this process gets the results and shows them."""
@@ -45,14 +45,14 @@ class Runner(ABC):
 
 
 @contextmanager
-def runner(place: LabCluster) -> Iterator[Runner]:
+def runner(cluster: LabCluster) -> Iterator[Runner]:
     """Context with a runner on the cluster. Raises NetworkUnavailable where a link may not be made."""
     if is_launched():
-        with meet(place.device) as peers:
+        with meet(cluster.device) as peers:
             yield _Joined(peers)
         return
-    with Network(place.hosts, place.link) if place.link else nullcontext() as network:
-        yield _Launcher(place, network)
+    with Network(cluster.hosts, cluster.link) if cluster.link else nullcontext() as network:
+        yield _Launcher(cluster, network)
 
 
 class _Joined(Runner):
@@ -75,19 +75,19 @@ class _Joined(Runner):
 class _Launcher(Runner):
     """Starts fresh processes for every job, each running the job's module."""
 
-    def __init__(self, place: LabCluster, network: Network | None) -> None:
-        self.place, self.network = place, network
+    def __init__(self, cluster: LabCluster, network: Network | None) -> None:
+        self.cluster, self.network = cluster, network
 
     def run(self, job: Job, spec: Spec, lines: Path, follow: Log) -> None:
         spec_path = lines.with_name("spec.json")
         spec.write(spec_path)
         interface = [self.network.interface] if self.network else []
-        arguments = ["-m", job.__module__, str(spec_path), str(lines), self.place.device, *interface]
+        arguments = ["-m", job.__module__, str(spec_path), str(lines), self.cluster.device, *interface]
         # ranks import what this process can, such as a user's model beside the script that was started
         env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         env |= _NCCL_OVER_THE_LINK if self.network else {}
         with _following(lines, follow):
-            launch(arguments, self.place.ranks, network=self.network, env=env)
+            launch(arguments, self.cluster.ranks, network=self.network, env=env)
 
 
 @contextmanager

@@ -72,12 +72,12 @@ class Soak:
         self._began, self._reports = monotonic(), list[str]()
         self._all: list[RankProcess] = []
         self._members: dict[int, RankProcess] = {}
-        self._places = [HostProcess(host, network, log, "gradwire.lab.soak.rank_main") for host in range(hosts)]
+        self._host_processes = [HostProcess(host, network, log, "gradwire.lab.soak.rank_main") for host in range(hosts)]
 
     def run(self, minutes: float, kinds: list[str], follow: Callable[[Followed], None]) -> None:
         """Strikes with one fault after another, for so many minutes after all processes have loaded."""
-        for place in self._places:
-            place.load()
+        for host in self._host_processes:
+            host.load()
         self._start("store", 0)
         self._began = monotonic()
         for fault in faults(self.came.seed, kinds):
@@ -92,14 +92,14 @@ class Soak:
     def close(self) -> None:
         for rank in self._all:
             rank.end()
-        for place in self._places:
-            place.close()
+        for host in self._host_processes:
+            host.close()
 
     # Processes
 
     def _start(self, what: str, host: int, **facts: Any) -> RankProcess:
         name = f"{what} {next(self._numbers)}"
-        rank = self._places[host].start(name, self._heard, what=what, address=self._address, **facts)
+        rank = self._host_processes[host].start(name, self._heard, what=what, address=self._address, **facts)
         self._all.append(rank)
         return rank
 
