@@ -138,7 +138,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(run_setup, "disk_usage", lambda path: Full)
     failure = RankFailed(0, 1, "unexpected pos 64 vs 0")  # what torch.save says then
     told = pytest.raises(OSError, match=f"no space is left on the disk of {tmp_path}: rank 0 ended")
-    with told, run_setup.told(tmp_path / "run"):
+    with told, run_setup.writing_to(tmp_path / "run"):
         raise failure
 
 

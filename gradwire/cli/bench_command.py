@@ -48,7 +48,7 @@ def bench(
 
 
 def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path, own: Sequence[object]) -> None:
-    """Times what a published system ran; `own` are options that a suite has by itself, and are refused."""
+    """Times a published suite; `own` are options that a suite has by itself, and are refused."""
     with mistakes():
         if any(own):
             raise ValueError(f"suite {name} has configurations of its own and writes suite.json: give neither")

@@ -33,7 +33,7 @@ def _options(
 
 @app.command("list")
 def list_(name: a.Name = None) -> None:
-    """Show what there is: compressors by family, memories, communicators, controllers, tasks, models, presets."""
+    """List compressors by family, memories, communicators, controllers, tasks, models, presets."""
     from gradwire.cli import list_command
 
     list_command.show(name)

@@ -2,7 +2,7 @@
 
 
 def configurations(incomplete: str) -> list[str]:
-    """Plain DDP, local steps, and compressors; after a + what may stand there."""
+    """Plain DDP, local steps, and compressors; after a + its other parts."""
     from gradwire.lab.catalogue import catalogue
 
     kinds = catalogue()

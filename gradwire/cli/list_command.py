@@ -15,7 +15,7 @@ from gradwire.report import depth
 
 
 def show(name: str | None) -> None:
-    """Prints everything, all of one kind, or one thing in depth. Raises a mistake for what there is not."""
+    """Prints everything, all of one kind, or one thing in depth. Raises a mistake for an unknown name."""
     kinds = catalogue()
     if name is None:
         for kind, entries in kinds.items():

@@ -30,7 +30,7 @@ def leads() -> bool:
 
 
 def cluster_of(hosts: int | None, link: str | None, device: str, shard: int = 1) -> LabCluster:
-    """The ranks and their links. Raises ValueError for what cannot be."""
+    """The ranks and their links. Raises ValueError for bad numbers and links."""
     return LabCluster(ranks_of(hosts, shard), link_of(link or LOOPBACK), device, shard)
 
 

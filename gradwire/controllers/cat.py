@@ -205,7 +205,7 @@ class CAT(Controller):
         return self._index if stays else best, "most gain per second:"
 
     def _model(self, step: int, dense_bytes: float) -> tuple[Costs, dict[float, float]]:
-        """Costs and known shares, from what is not older than the ends of the range may be."""
+        """Costs and known shares, from measurements of the last REVISIT_STEPS steps."""
         pairs = zip(self._factors, self._shown, strict=True)
         recent = [(factor, seen) for factor, seen in pairs if step - seen.step <= REVISIT_STEPS]
         alpha, beta = fit([(seen.wire_bytes, seen.seconds) for _, seen in recent])

@@ -98,10 +98,10 @@ class Controller(Options, ABC):
     reduces: ClassVar[bool] = False
 
     def check(self, plan: Plan) -> None:
-        """Raises ValueError, naming the call that works, where the plan's compressors do not give what this needs."""
+        """Raises ValueError, naming the call that works, where the plan's compressors do not fit this controller."""
 
     def describe(self) -> str:
-        """Its class and settings, the same on all ranks; what is code, such as a scheduler, left out."""
+        """Its class and settings, the same on all ranks; without fields that are code, such as a scheduler."""
         known = fields(self) if is_dataclass(self) else ()
         plain = [field.name for field in known if "code" not in field.metadata]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in plain)})"

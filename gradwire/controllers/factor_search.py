@@ -126,7 +126,7 @@ class FactorSearch:
         return f"{reason}: stay at {self.factor:g}x"
 
     def _stay(self, largest: int) -> None:
-        """Settles on the best up to the index `largest`; of those within the tolerance on the smallest."""
+        """Settles on the best factor up to the index `largest`; within the tolerance on the smallest."""
         tried = {index: t for index, t in enumerate(self.throughputs[: largest + 1]) if not isnan(t)}
         best = max(tried.values(), default=0.0)
         near = [index for index, throughput in tried.items() if throughput >= best * (1 - self.tolerance)]

@@ -35,7 +35,7 @@ class CompressionCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Attaches to the model as the trainer has wrapped it, and loads what the checkpoint has."""
+        """Attaches to the model as the trainer has wrapped it, and loads the checkpoint's state."""
         model = self._trainer.model_wrapped
         assert model is not None
         if model is not self._model:

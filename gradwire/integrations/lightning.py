@@ -26,7 +26,7 @@ class GradientCompression(lightning.Callback):
         self._unused = False
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Attaches to the strategy's model, which there is by now, and loads what a checkpoint had."""
+        """Attaches to the strategy's model, which exists by now, and loads a checkpoint's state."""
         model = trainer.strategy.model
         assert model is not None
         if model is not self._model:

@@ -133,8 +133,8 @@ class QuorumExchange:
         return without_memories(own) if own else {}
 
     def _heal(self, state: StateDict) -> None:
-        """Takes over what a replica further ahead has. A checkpoint's memories are then older than what this replica
-        has sent since."""
+        """Takes over the state of a replica further ahead. A checkpoint's memories are then older than what this
+        replica has sent since."""
         self._healed = state
         if not self._has_met:
             self._states = {}

@@ -61,7 +61,7 @@ def catalogue() -> dict[str, list[CatalogueEntry]]:
 
 
 def found(name: str) -> list[tuple[str, CatalogueEntry]]:
-    """Everything of this name, with its kind: gravac is a controller and a suite. Raises ValueError for nothing."""
+    """All entries of this name, with their kinds: gravac is a controller and a suite. Raises ValueError for none."""
     entries = [(kind, entry) for kind, own in catalogue().items() for entry in own]
     if named := [(kind, entry) for kind, entry in entries if entry.name == name]:
         return named

@@ -39,7 +39,7 @@ PLAN = "plan:"
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to reduce gradients; without a compressor, plain DDP or nothing at all."""
+    """One way to reduce gradients; without a compressor, plain DDP or no reduction."""
 
     text: str
     compressor: Compressor | None = None
@@ -69,7 +69,7 @@ class Configuration:
         return re.sub(r"[^\w.=]+", "-", self.text)
 
     def fresh_controller(self, scheduler: Any) -> Controller | None:
-        """A controller that has seen nothing yet, and reads the learning rate from `scheduler`."""
+        """A copy of the controller without state, which reads the learning rate from `scheduler`."""
         controller: Any = self.controller
         if controller is None:
             return None
@@ -175,7 +175,7 @@ def check_plans(configurations: Sequence[Configuration], make_model: Callable[[]
 
 
 def controlled(text: str, controller: str | None) -> str:
-    """The configuration with this controller; as it is where it sends everything, or nothing, or not every step."""
+    """The configuration with this controller; unchanged for dense ones, plans and local steps."""
     head, at, groups = text.partition("@")
     alone = controller is None or head.lower() in (*DENSE, NOCOMM) or head.lower().startswith((PLAN, LOCAL))
     return text if alone else f"{head}+{controller}{at}{groups}"

@@ -38,7 +38,7 @@ def default(cls: type[Any] | None) -> Any:
 
 
 def sent(entry: CatalogueEntry) -> TextTable | None:
-    """Bytes that a rank sends; None where the numbers decide on them, and for what sends nothing by itself."""
+    """Bytes that a rank sends; None where they depend on the gradient, and for entries that send nothing."""
     made = default(entry.cls)
     if not isinstance(made, Codec | LowRank):
         return None

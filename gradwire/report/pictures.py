@@ -30,7 +30,7 @@ STYLE: dict[Any, Any] = {
 
 
 def look(index: int, **other: Any) -> dict[str, Any]:
-    """Colour, marker and dashes of the line of run `index`, but for what is `other`; those of 147 runs differ."""
+    """Colour, marker and dashes of the line of run `index`, with `other` options; those of 147 runs differ."""
     turn, colour = divmod(index, len(COLOURS))
     marker = _MARKERS[(index + turn) % len(_MARKERS)]
     return {"color": COLOURS[colour], "marker": marker, "linestyle": _LINES[turn % len(_LINES)]} | other
@@ -42,7 +42,7 @@ def names(runs: Sequence[Run]) -> list[str]:
 
 
 def keep_in_sight(panel: Axes, runs: Sequence[Run]) -> None:
-    """Cuts an axis of losses at twice what training began with, for one run that diverges would flatten all others."""
+    """Cuts an axis of losses at twice the first loss, since a run that diverges would flatten all others."""
     top = 2 * min((run.records[0].loss for run in runs if isfinite(run.records[0].loss)), default=0.0)
     lowest, highest = panel.dataLim.intervaly
     if lowest < top < highest:

@@ -10,7 +10,7 @@ from gradwire.lab.results import Record
 
 
 class Scalars:
-    """Writes records as TensorBoard scalars into `folder`; their times leave out what stopped the clock."""
+    """Writes records as TensorBoard scalars into `folder`; at times of training alone."""
 
     def __init__(self, folder: Path) -> None:
         self._writer = SummaryWriter(str(folder))

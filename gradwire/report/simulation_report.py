@@ -34,7 +34,7 @@ _SHOWN = (
 
 
 def table(outcomes: Sequence[Outcome]) -> TextTable:
-    """A row for each cluster: the best plan, what it is made of, and a column for each other way."""
+    """A row for each cluster: the best plan, its groups, and a column for each other way."""
     ways = [BEST, *(way for way in dict.fromkeys(outcome.way for outcome in outcomes) if way != BEST)]
     rows: list[list[str]] = []
     for cluster in dict.fromkeys(outcome.cluster for outcome in outcomes):

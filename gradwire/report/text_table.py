@@ -25,7 +25,7 @@ class TextTable:
 
 
 def figure(number: float) -> str:
-    """Three significant digits, never an exponent; - for what is not finite."""
+    """The number with three significant digits and no exponent; - where it is not finite."""
     if not isfinite(number):
         return "-"
     digits = max(0, 2 - floor(log10(abs(number)))) if number else 0
@@ -33,7 +33,7 @@ def figure(number: float) -> str:
 
 
 def times(number: float) -> str:
-    """As a factor; - where it is infinite, because nothing was sent."""
+    """The number as a factor; - where it is infinite, because nothing was sent."""
     return f"{figure(number)}×" if isfinite(number) else "-"
 
 

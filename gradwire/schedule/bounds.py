@@ -61,7 +61,7 @@ class Bounds:
         self.is_near = np.ones(len(self.edges.start), bool)
 
     def drop(self, limit_s: float) -> None:
-        """Forgets the groups without which any plan that ends before `limit_s` does."""
+        """Drops the groups that are in no plan that ends before `limit_s`."""
         kept = self.least_s < limit_s
         if np.count_nonzero(kept) < DROP_BELOW * len(kept):
             self.edges, self.near = (
@@ -89,7 +89,7 @@ class Bounds:
         return float(rest[0]), _plan(self.edges, best) if rest[0] < np.inf else None
 
     def guess(self, shares: Array) -> Edges | None:
-        """The same plan of the near groups alone, and no bound: much faster."""
+        """The plan of `add` among the near groups alone, without a bound: much faster."""
         shares = self.completed(shares)
         rest, best = _backward(self.near, self._seconds(self.near, shares), self._last(shares))
         return _plan(self.near, best) if rest[0] < np.inf else None
@@ -119,7 +119,7 @@ class Bounds:
         return (shares @ states + np.array([[rest[k]] for _, rest in self.kept])).max(0)
 
     def _keep(self, shares: Array, rest: Array) -> bool:
-        """Of the many bounds, those that raised the step's are kept, and the first. Whether this one is."""
+        """Keeps the first bounds, and those that raised the step's; returns whether this one was kept."""
         keep = rest[0] > self.lower_s or len(self.kept) < len(WEIGHTS)
         if keep:
             self.kept.append((shares, rest))
@@ -130,7 +130,7 @@ class Bounds:
 
 
 def _backward(edges: Edges, seconds: Array, last_s: float) -> tuple[Array, Index]:
-    """The least seconds from each piece to the end, and the groups with which the ways begin."""
+    """The least seconds from each piece to the end, and the first group of each shortest way."""
     n, first = edges.problem.pieces, edges.first_from
     rest, best = np.full(n + 1, np.inf), np.zeros(n, np.intp)
     rest[n] = last_s

@@ -35,7 +35,7 @@ class Edges:
 
     @classmethod
     def of(cls, problem: Problem, regime: Regime, limit_s: float) -> "Edges":
-        """All that plans may have which end before `limit_s`."""
+        """All groups of plans that may end before `limit_s`."""
         rows = [_row(problem, regime, start, limit_s) for start in range(problem.pieces)]
         start = np.repeat(np.arange(problem.pieces), [len(ends) for ends, _, _ in rows])
         end = np.concatenate([ends for ends, _, _ in rows])

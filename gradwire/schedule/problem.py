@@ -82,7 +82,7 @@ class Problem:
 
     @cached_property
     def tail(self) -> int:
-        """The option with which small slots travel that no group took along: the fastest on the wire."""
+        """The option of the last group, of deferred slots: the lossless one that is fastest on the wire."""
         pending = np.array([self.elements[self.small].sum()])
         seconds = [o.wire(pending)[0] if o.lossless else np.inf for o in self.options]
         return int(np.argmin(seconds))

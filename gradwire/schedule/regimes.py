@@ -48,7 +48,7 @@ class Regime(ABC):
         """The state after one more group, which is ready at `ready` in backward alone, of all its `backward_s`."""
 
     def least(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
-        """No more than `step`, and convex: what `price` follows from."""
+        """A convex lower bound on `step`, from which `price` follows."""
         return self.step(state, ready, load, backward_s)
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Regime(ABC):
         """The time at which all means are in place."""
 
     def settle(self, state: State, ready: Array | float) -> State:
-        """The largest state from which all goes on as from this one, if the next group is not ready before `ready`."""
+        """The largest state that is equivalent to this one, if the next group is not ready before `ready`."""
         return self.step(state, ready, NO_LOAD, 0.0)
 
     @abstractmethod

@@ -147,7 +147,7 @@ class _Search:
         self.bounds.drop(self.limit_s - self.problem.around_s)
 
     def _play(self, eps: float) -> None:
-        """The game, with few groups; what comes of it is held against all of them."""
+        """Plays the game among the near groups, then bounds all groups by its mix."""
         for _ in range(GAMES):
             self._drop(eps)
             if not self._open:
@@ -286,8 +286,8 @@ class _Labels:
 
 
 def _front(states: Array, slack: Array, scale: Array) -> tuple[Array, Index]:
-    """The states (dims, n) of which no other is nowhere larger, and which these are; with `slack` (dims, 1), nowhere
-    larger by more than that, and each made the least of those it stands for."""
+    """The Pareto front of states (dims, n), and its indices; with `slack` (dims, 1), states that differ by less are
+    merged into one that takes the smallest of each number."""
     left = np.argsort((states * scale).sum(0), kind="stable")
     rest = states[:, left]
     kept: list[int] = []

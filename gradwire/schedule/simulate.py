@@ -78,7 +78,7 @@ class Outcome:
 
     @property
     def scaling_efficiency(self) -> float:
-        """The scaling factor: what N ranks do as a share of N times what one does."""
+        """The scaling factor: the throughput of N ranks over N times that of one."""
         return self.alone_s / self.step_s
 
 
@@ -130,7 +130,7 @@ def _outcome(
 
 
 def inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
-    """Seconds of a step of which nothing leaves a host; between ranks on hosts of their own, of one rank."""
+    """Seconds of an inner step, which sends nothing between hosts."""
     problem = profile.problem()
     if cluster.gpus_per_host == 1 or cluster.ranks <= cluster.gpus_per_host:
         return problem.around_s + float(problem.ready_s[-1])
@@ -189,7 +189,7 @@ def latency_of(profile: Profile) -> float:
 
 
 def names(candidates: Sequence[Candidate]) -> list[str]:
-    """Candidates by their compressors, and by what tells them apart where these are the same."""
+    """Names of candidates: their compressors, with the communicator where two have the same."""
     short = [_name(candidate.way.compressor) for candidate in candidates]
     return [
         f"{name} by {candidate.way.communicator.name}" if short.count(name) > 1 else name

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """One group's seconds: ready that long into backward alone, and what it takes."""
+    """One group's seconds: when it is ready, in backward alone, and its costs."""
 
     ready_s: float
     encode_s: float

@@ -39,7 +39,7 @@ MOST_REPEATS, BUDGET_S = 9, 0.25
 
 
 def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Profiler:
-    """Carries out a controller's requests for a profile, on all ranks together, while nothing else is under way."""
+    """The profiler that answers a controller's requests, on all ranks together, between steps."""
 
     def profile(request: ProfileRequest, trace: Trace, gradients: Sequence[Mapping[str, Tensor]]) -> Profiled:
         # compute: traced steps, slot by slot on the slowest rank
@@ -169,8 +169,8 @@ def _table(numbers: Sequence[float], mesh: Mesh, device: torch.device) -> Tensor
 
 
 def contention(mesh: Mesh, device: torch.device) -> float:
-    """The share of its speed that backward loses while the worker computes, where that is most: what one thread more
-    takes from threads that share their cores fairly, half of it at most; none on a GPU."""
+    """The largest share of its speed that backward loses on a rank while the worker computes: the share that one thread
+    more takes from threads that share their cores fairly, half of it at most; none on a GPU."""
     if not on_host(device):
         return 0.0
     machine = float(crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))

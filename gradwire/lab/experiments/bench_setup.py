@@ -31,7 +31,7 @@ class TimingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A published model, whole or cut, one of the tiny ones, which are always whole, or a user's own; ranks; a link.
+    """A model, a number of ranks and a link. The model is published, whole or cut; tiny, always whole; or a user's own.
 
     `layers`, `batch` and `size` are the published ones where they are None.
     """

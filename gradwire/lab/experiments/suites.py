@@ -48,7 +48,7 @@ class Cuts:
 
 
 def suite(name: str, cuts: Cuts) -> list[SuiteRow]:
-    """The rows of a suite, cut; those that have become the same are one.
+    """The rows of a suite, cut, without duplicates.
 
     Raises ValueError for an unknown suite, and for a model that it does not have."""
     if name not in SUITES:

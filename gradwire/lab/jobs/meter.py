@@ -50,7 +50,7 @@ class Meter:
         )
 
     def _take(self, *, whole: bool) -> list[float]:
-        """The steps' times, as those of mean steps of their rounds; only of `whole` rounds, or of all."""
+        """Takes the steps' times, averaged by rounds; of `whole` rounds alone, or of all."""
         every = self._replica.every
         there = len(self._step_ms) // every * every if whole else len(self._step_ms)
         taken, self._step_ms = self._step_ms[:there], self._step_ms[there:]

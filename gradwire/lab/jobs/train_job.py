@@ -80,8 +80,8 @@ class _Training:
             self.optimizer.zero_grad()
 
     def _evaluate(self, training_loss: float) -> dict[str, float]:
-        """Held-out figures, of which every rank computes a part, after epochs on all that is held out; the training
-        loss where nothing is."""
+        """Held-out figures, of which every rank computes a part, after epochs on the whole held-out set; the training
+        loss where there is none."""
         whole = self.course.epoch_steps is not None
         with self.replica.shared():
             module = self.replica.module

@@ -44,7 +44,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Peers:
-    """One rank among the others. `interface` is its emulated host's, whose counters it reads."""
+    """This rank and its group. `interface` is the emulated host's, whose counters it reads."""
 
     rank: int
     world: int
@@ -61,7 +61,7 @@ class Peers:
         return [total / self.world for total in self.sum(numbers)]
 
     def mean_of(self, totals: Totals) -> Totals:
-        """The mean over the ranks of what each counted."""
+        """The mean of the ranks' totals."""
         mean = Totals(*self.mean([number or 0 for number in astuple(totals)]))
         return mean if totals.interface_bytes is not None else replace(mean, interface_bytes=None)
 

@@ -40,7 +40,7 @@ class Runner(ABC):
         Raises RankFailed, or what the job raises."""
 
     def agreed(self, folder: Path) -> Path:
-        """The folder of the process that leads: those of ranks that were started beforehand may differ."""
+        """The leading process's folder: ranks that were started beforehand may have chosen others."""
         return folder
 
 

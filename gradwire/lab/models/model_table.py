@@ -34,7 +34,7 @@ class Model:
     by_transformers: bool = True
 
     def cut(self, layers: int) -> Stages:
-        """`layers` in total, taken out of the longest stage first. Raises ValueError where that cannot be."""
+        """Stages cut to `layers` in total, the longest first. Raises ValueError for too few or too many."""
         if not len(self.stages) <= layers <= sum(self.stages):
             raise ValueError(f"layers={layers} cannot be had: there are {len(self.stages)} to {sum(self.stages)}")
         stages = list(self.stages)
@@ -45,7 +45,7 @@ class Model:
     def sized(
         self, *, layers: int | None = None, length: int | None = None, width: int | None = None, **others: Any
     ) -> Size:
-        """The published size but for what is given. Raises ValueError for what does not fit."""
+        """The published size with these replacements. Raises ValueError for those that do not fit."""
         length, width = length or self.size, width or self.width
         _check("size", length, self.sizes)
         _check("width", width, self.widths)

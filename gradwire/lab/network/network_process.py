@@ -40,7 +40,7 @@ class Bridge:
         self.bridge_netlink: IPRoute | None = None
 
     def build(self, addresses: list[str], interface: str) -> list[list[str]]:
-        """Make a host per address ('10.0.0.1/24'); return what namespaces to enter to be on each."""
+        """Make a host per address ('10.0.0.1/24'); return the namespaces to enter to be on each."""
         user_namespace = isolate()
         self.bridge_netlink = bridge_netlink = IPRoute()
         bridge_netlink.link("add", ifname="bridge", kind="bridge")

@@ -149,7 +149,7 @@ def problem(model: str, cluster: Cluster, codec: str, sharded: bool = False) -> 
 
 
 def _dense(cluster: Cluster) -> Option:
-    """A ring's bytes; what is small goes by trees, up and down."""
+    """Horovod's float32: a ring's bytes, and a tree's latency, up and down."""
     seconds, latency_s = _link(cluster)
     peers = cluster.ranks if cluster.hosts == 1 else cluster.hosts
     wire = Affine(2 * depth(peers) * latency_s, 8 * (cluster.ranks - 1) / cluster.ranks * seconds)
@@ -167,7 +167,7 @@ def _compressed(cluster: Cluster, curve: Curve, sharded: bool) -> Option:
 
 
 def _link(cluster: Cluster) -> tuple[float, float]:
-    """Seconds per byte, and per message, of what the ranks or the hosts are joined by."""
+    """Seconds per byte and per message of the link between ranks or hosts."""
     if cluster.hosts == 1:
         return 1 / cluster.inside_bytes_per_s, cluster.inside_latency_s
     return 1 / cluster.bytes_per_s, cluster.latency_s

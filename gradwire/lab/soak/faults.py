@@ -50,7 +50,7 @@ def faults(seed: int, kinds: Sequence[str]) -> Iterator[Fault]:
 
 
 def read_kinds(text: str) -> list[str]:
-    """The kinds that `text` lists. Raises ValueError for a fault that there is not."""
+    """The kinds that `text` lists. Raises ValueError for an unknown one."""
     kinds = [kind.strip() for kind in text.split(",")]
     for kind in kinds:
         if kind not in KINDS:

@@ -92,7 +92,7 @@ class TextTask(Named, Task):
         return (len(self.corpus.held_out) - 2) // self.context + 1
 
     def held_out_batch(self, index: Tensor) -> Batch:
-        """Windows; what the last one has in common with the one before it does not count in it."""
+        """Windows; the part that the last one shares with the one before is ignored in its targets."""
         tokens = self.corpus.held_out
         starts, last = index * self.context, len(tokens) - self.context - 1
         inputs, targets = self._cut(tokens, starts.clamp(max=last))

@@ -58,7 +58,7 @@ class Own(Task):
         return _make(self.function).model
 
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Any]:
-        """The function's own, again and again; what comes before `start` is read and left out."""
+        """The function's batches, again and again; those before `start` are read and left out."""
         return islice(self._endless(rank, world, seed), start, None)
 
     def _endless(self, rank: int, world: int, seed: int) -> Iterator[Any]:
@@ -89,7 +89,7 @@ class Own(Task):
 
     @property
     def looked_at(self) -> str:
-        """The loss on what is held out, or, where nothing is, that of training."""
+        """The held-out loss, or that of training where nothing is held out."""
         return self.metric if self._made.held_out else TRAINING_LOSS
 
     @property

@@ -81,7 +81,7 @@ class Squad(Named, Task):
         return len(self.held_out_questions)
 
     def held_out_batch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All windows of these questions, which of the held-out windows they are, and of which question."""
+        """All windows of these questions, with their own numbers and those of their questions."""
         first = self.windows[1].first
         numbers = torch.cat([torch.arange(int(first[q]), int(first[q + 1])) for q in index.tolist()])
         of = index.repeat_interleave(first[index + 1] - first[index])

@@ -64,7 +64,7 @@ class Task(ABC):
 
     @abstractmethod
     def epoch_steps(self, world: int) -> int:
-        """The steps in which `world` ranks see every training sample once, but for those that fill no last step.
+        """Steps of an epoch on `world` ranks; samples that do not fill a last step are left out.
 
         Raises ValueError where there is not one."""
 
@@ -121,7 +121,7 @@ class Task(ABC):
         return total
 
     def figures(self, sums: list[float]) -> dict[str, float]:
-        """The means of what was summed up: `loss` in nats, others from 0 to 1."""
+        """Means by the sums of `scores`: `loss` in nats, others from 0 to 1."""
         *totals, count = sums
         return {name: total / count for name, total in zip(self.scored, totals, strict=True)}
 
