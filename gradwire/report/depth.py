@@ -44,7 +44,7 @@ def sent(entry: CatalogueEntry) -> TextTable | None:
         return None
     ways = {type(way): way for way in (default_communicator(made), *_others(made))}
     rows = [[kind.__name__.lower(), *(_sent(made, way, world) for world in WORLDS)] for kind, way in ways.items()]
-    return TextTable("What it sends", ["communicator", *(f"{world} ranks" for world in WORLDS)], rows)
+    return TextTable("Bytes sent", ["communicator", *(f"{world} ranks" for world in WORLDS)], rows)
 
 
 def _sent(compressor: Compressor, way: Communicator, world: int) -> str:
