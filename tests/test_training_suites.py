@@ -15,7 +15,7 @@ from gradwire.lab.experiments.training import Training
 from gradwire.lab.experiments.training_suites import training_suite
 from gradwire.lab.results import Record, Run, Totals
 from gradwire.lab.workloads.make_task import tasks
-from gradwire.report.training_suite_report import Trained, table
+from gradwire.report.training_suite_report import TrainedTask, table
 
 
 def test_the_published_rows() -> None:
@@ -68,7 +68,7 @@ def run(configuration: str, metrics: list[float], key: str) -> Run:
     ],
 )
 def test_the_time_to_the_metric_of_dense(metric: str, dense, other, expected) -> None:
-    trained = Trained("digits", "cnn", metric, [run("dense", dense, metric), run("topk:0.01", other, metric)])
+    trained = TrainedTask("digits", "cnn", metric, [run("dense", dense, metric), run("topk:0.01", other, metric)])
     assert trained.rows()[1]["seconds_to_dense"] == expected
     assert trained.rows()[1]["elements_factor"] == 100
     assert table("gravac", [trained]).rows[1][-3:] == ["100×", "1.00", "10.0×"]
