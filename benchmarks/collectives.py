@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def rank_job(options: argparse.Namespace) -> list[dict]:
-    from gradwire.lab.link import Link
+    from gradwire.lab.network.link import Link
 
     transport = gw.ProcessGroup.own()
     prices = calibrate(transport, Link.parse(options.link), options.repeats)

@@ -29,9 +29,9 @@ from ranks import as_rank, collect
 
 import gradwire as gw
 from gradwire.controllers.allocate import allocate
+from gradwire.lab.experiments.training import Training
+from gradwire.lab.experiments.training_suites import training_suite
 from gradwire.lab.results import Record, Run, read_lines
-from gradwire.lab.training import Training
-from gradwire.lab.training_suites import training_suite
 
 FACTORS = (10, 100, 1000)
 TASKS = {
@@ -94,8 +94,8 @@ def train(training: Training, compressor: gw.compressors.Compressor, seed: int, 
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel as DDP
 
-    from gradwire.lab.recipe import Recipe
-    from gradwire.lab.tasks import make_task
+    from gradwire.lab.experiments.recipe import Recipe
+    from gradwire.lab.workloads.make_task import make_task
 
     task = make_task(training.task, training.options)
     ddp = DDP(task.build_model(seed))

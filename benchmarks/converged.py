@@ -22,13 +22,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from provenance import RESULTS, ROOT, save
 
-from gradwire.lab.link import LOOPBACK, link_of
-from gradwire.lab.recipe import Recipe
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.experiments.resumable import METRICS, records_kept
+from gradwire.lab.experiments.training import Training
+from gradwire.lab.jobs.train_job import train
+from gradwire.lab.launch.lab_cluster import LabCluster
+from gradwire.lab.launch.runner import runner
+from gradwire.lab.network.link import LOOPBACK, link_of
 from gradwire.lab.results import LARGER_IS_BETTER, shown
-from gradwire.lab.resumable import METRICS, records_kept
-from gradwire.lab.runner import Place, runner
-from gradwire.lab.train import train
-from gradwire.lab.training import Training
 from gradwire.report.pictures import look
 
 CONFIGURATIONS = ("dense", "qsgd", "topk:0.01", "efsignsgd", "powersgd:4", "acpsgd:4")
@@ -73,7 +74,7 @@ def trained(task: str, seed: int, arguments: argparse.Namespace) -> list[dict]:
     training = TRAININGS[task].altered(configurations=CONFIGURATIONS, epochs=arguments.epochs)
     comparison = training.comparison(arguments.hosts, seed, checkpoint_every=1)
     rows = []
-    with runner(Place(arguments.hosts, link_of(arguments.link))) as ranks:
+    with runner(LabCluster(arguments.hosts, link_of(arguments.link))) as ranks:
         for configuration, spec in comparison.specs(RESULTS / ".converged" / f"{task}-{seed}"):
             home = Path(spec.home)
             home.mkdir(parents=True, exist_ok=True)

@@ -23,8 +23,8 @@ from torch.nn.utils import parameters_to_vector
 
 from gradwire.controllers.gain import Reading, share_of
 from gradwire.controllers.gravac import HORIZON_WINDOWS
-from gradwire.lab.recipe import Recipe
-from gradwire.lab.tasks import make_task
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.workloads.make_task import make_task
 
 RANKS, LOOK = 4, 4
 HORIZON = 8 * HORIZON_WINDOWS

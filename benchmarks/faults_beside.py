@@ -23,7 +23,7 @@ from page import markdown
 from provenance import save
 from torchft.coordination import LighthouseServer  # pyright: ignore
 
-from gradwire.lab.soak_processes import Heard, Host, Rank
+from gradwire.lab.soak.rank_processes import Heard, HostProcess, RankProcess
 
 FAULTS = ("kill", "stop", "corrupt", "overflow")
 RANKS, STOP_S, PATIENCE_S = 3, TIMEOUT_S + 3, 60.0
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    host = Host(0, None, sys.stderr.buffer, "faults_beside_rank")
+    host = HostProcess(0, None, sys.stderr.buffer, "faults_beside_rank")
     host.load()
     rows: list[dict[str, Any]] = []
     for fault in FAULTS:
@@ -55,7 +55,7 @@ def lighthouse() -> LighthouseServer:
 class Trial:
     """One job and one fault."""
 
-    def __init__(self, host: Host, port: int, system: str, fault: str, repeat: int) -> None:
+    def __init__(self, host: HostProcess, port: int, system: str, fault: str, repeat: int) -> None:
         self._host, self._fault, self._system, self._repeat = host, fault, system, repeat
         self._lighthouse = lighthouse() if system == "torchft" else None
         self._told = {
@@ -96,10 +96,10 @@ class Trial:
             "errors": self._errors,
         }  # fmt: skip
 
-    def _start(self, rank: int) -> Rank:
+    def _start(self, rank: int) -> RankProcess:
         return self._host.start(f"{rank}", self._heard, rank=rank, **self._told)
 
-    def _strike(self) -> list[Rank]:
+    def _strike(self) -> list[RankProcess]:
         """The ranks that are to go on, once it has happened."""
         victim = self._ranks[1]
         match self._fault:
@@ -109,7 +109,7 @@ class Trial:
                 victim.signal(signal.SIGSTOP)
                 self._wakes_at = monotonic() + STOP_S
             case _:
-                victim.tell(do=self._fault)
+                victim.send(do=self._fault)
                 assert self._wait(lambda: self._done), self._errors
                 return self._ranks
         return [self._ranks[0], self._ranks[2]]
@@ -124,10 +124,10 @@ class Trial:
             return self._wait(lambda: self._steps["1"] > made + 1, self._ranks[1:2])
         return None
 
-    def _made(self, ranks: Sequence[Rank], steps: int) -> bool:
+    def _made(self, ranks: Sequence[RankProcess], steps: int) -> bool:
         return all(self._steps.get(rank.name, 0) >= steps for rank in ranks)
 
-    def _wait(self, seen: Callable[[], bool], alive: Sequence[Rank] = ()) -> bool:
+    def _wait(self, seen: Callable[[], bool], alive: Sequence[RankProcess] = ()) -> bool:
         """Whether something is seen before patience is over, or one of those ended that are to live."""
         until = monotonic() + PATIENCE_S
         while not seen():

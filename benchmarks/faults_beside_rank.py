@@ -17,8 +17,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from gradwire.lab.soak_host import serve
-from gradwire.lab.soak_training import hash_of, say
+from gradwire.lab.soak.fork_server import serve
+from gradwire.lab.soak.rank_messages import report
+from gradwire.lab.soak.soaked_model import hash_of
 
 TIMEOUT_S, QUIET_S, PAUSE_S = 15.0, 2.0, 0.02
 TIMEOUT = timedelta(seconds=TIMEOUT_S)
@@ -55,11 +56,11 @@ class Loop:
         if "corrupt" in orders:
             next(self.model.parameters()).detach().view(-1).view(torch.int32)[7] ^= 1 << 20
         for order in orders:
-            say(did=order)
+            report(did=order)
 
     def tell(self, step: int, life: str = "") -> None:
         parameters = torch.cat([p.detach().flatten() for p in self.model.parameters()])
-        say(step=step, life=life, model=hash_of(parameters), finite=bool(parameters.isfinite().all()))
+        report(step=step, life=life, model=hash_of(parameters), finite=bool(parameters.isfinite().all()))
 
 
 def plain(loop: Loop) -> None:
@@ -106,10 +107,10 @@ def gradwire(loop: Loop) -> None:
                 loop.step(ddp, loop.inner, step)
                 step += 1
                 for name in handle.verify(heal=True):
-                    say(healed=name)
+                    report(healed=name)
                 loop.tell(step, life)
         except RuntimeError as error:
-            say(error=str(error))
+            report(error=str(error))
 
 
 def main() -> None:
@@ -118,7 +119,7 @@ def main() -> None:
     try:
         {"plain DDP": plain, "torchft": torchft, "Gradwire": gradwire}[told["system"]](Loop(told))
     except Exception as error:
-        say(error=f"{type(error).__name__}: {error}")
+        report(error=f"{type(error).__name__}: {error}")
         raise
 
 

@@ -20,7 +20,7 @@ from killed_rank import QUIET_S, TIMEOUT_S
 from page import markdown, middle, span
 from provenance import save
 
-from gradwire.lab.soak_processes import Heard, Host, Rank
+from gradwire.lab.soak.rank_processes import Heard, HostProcess, RankProcess
 
 RANKS, PATIENCE_S, A_STEP_S = 4, 90.0, 0.05
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=3, help="trainings of a seed with a fault")
     given = parser.parse_args()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    host = Host(0, None, sys.stderr.buffer, "killed_rank")
+    host = HostProcess(0, None, sys.stderr.buffer, "killed_rank")
     host.load()
     rows = []
     for seed in range(given.seeds):
@@ -55,18 +55,18 @@ def table(rows: Sequence[dict]) -> list[list[str]]:
 class Training:
     """One training of four ranks, of which one may be killed."""
 
-    def __init__(self, host: Host, port: int, seed: int, kill: int | None, steps: int) -> None:
+    def __init__(self, host: HostProcess, port: int, seed: int, kill: int | None, steps: int) -> None:
         self._chance = random.Random(f"{seed} {kill}")
         self._seed, self._kill = seed, kill
         self._at = None if kill is None else int(self._chance.uniform(0.2, 0.6) * steps)
         self._told = {"seed": seed, "steps": steps, "port": port, "job": f"{seed}/{kill}"}
         self._host, self._heard = host, SimpleQueue[Heard]()
-        self._killed: Rank | None = None
+        self._killed: RankProcess | None = None
         self._struck_at, self._went_on_s = 0.0, 0.0
         self._models: dict[tuple[str, int], str] = {}
         self._losses: dict[str, float] = {}
         self._stepped: set[str] = set()
-        self._newcomer: Rank | None = None
+        self._newcomer: RankProcess | None = None
         self._joined = False
         self._ranks = [self._start(f"rank {number}") for number in range(RANKS)]
 
@@ -83,10 +83,10 @@ class Training:
         loss = next(iter(self._losses.values()))
         return {"seed": self._seed, "kill": self._kill, "at": self._at, "loss": loss, "seconds": self._went_on_s}
 
-    def _start(self, name: str) -> Rank:
+    def _start(self, name: str) -> RankProcess:
         return self._host.start(name, self._heard, at_least=RANKS - 1, **self._told)
 
-    def _hear(self, rank: Rank, words: dict) -> None:
+    def _hear(self, rank: RankProcess, words: dict) -> None:
         if "loss" in words:
             self._losses[rank.name] = words["loss"]
         if "error" in words:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from gradwire.lab.soak_host import serve
-from gradwire.lab.soak_training import hash_of, say
+from gradwire.lab.soak.fork_server import serve
+from gradwire.lab.soak.rank_messages import report
+from gradwire.lab.soak.soaked_model import hash_of
 
 TIMEOUT_S, QUIET_S, PAUSE_S = 20.0, 2.0, 0.01
 INPUTS, CLASSES, BATCH, HELD_OUT = 32, 8, 32, 4096
@@ -73,10 +74,10 @@ def train(told: dict) -> None:
                 optimizer.step()
                 step += 1
                 parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
-                say(step=step, life=life, ranks=dist.get_world_size(), model=hash_of(parameters))
+                report(step=step, life=life, ranks=dist.get_world_size(), model=hash_of(parameters))
         except RuntimeError as error:
-            say(error=str(error))
-    say(loss=task.held_out(model))
+            report(error=str(error))
+    report(loss=task.held_out(model))
 
 
 def main() -> None:

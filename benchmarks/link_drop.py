@@ -26,9 +26,9 @@ def main() -> None:
     arguments = parse()
     if arguments.out:
         as_rank(arguments.out, lambda: rank_job(arguments))
-    from gradwire.lab.launch import launch
-    from gradwire.lab.link import Link
-    from gradwire.lab.network import Network
+    from gradwire.lab.launch.launch import launch
+    from gradwire.lab.network.link import Link
+    from gradwire.lab.network.network import Network
 
     with tempfile.TemporaryDirectory() as folder, Network(2, Link.parse(arguments.before)) as network:
         out, reached = Path(folder, "out.json"), Path(folder, "reached")

@@ -16,7 +16,7 @@ import numpy as np
 from provenance import save
 
 from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, problem
-from gradwire.lab.scheduling.regimes import ComputeStream
+from gradwire.lab.scheduling.published_regimes import ComputeStream
 from gradwire.schedule import baselines, evaluate, search
 from gradwire.schedule.problem import Choice, Problem
 

@@ -13,9 +13,9 @@ from provenance import CALLED, RESULTS, command
 def collect(script: str, arguments: list[str], ranks: int, link: str, hosts: int | None = None) -> Any:
     """Starts `script arguments --out FILE` on every rank, over "loopback" or emulated links between `hosts`, by default
     as many as ranks; what rank 0 wrote."""
-    from gradwire.lab.launch import launch
-    from gradwire.lab.link import Link
-    from gradwire.lab.network import Network
+    from gradwire.lab.launch.launch import launch
+    from gradwire.lab.network.link import Link
+    from gradwire.lab.network.network import Network
 
     RESULTS.mkdir(exist_ok=True)
     out = RESULTS / f".{os.getpid()}.json"

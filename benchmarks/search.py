@@ -20,7 +20,7 @@ import numpy as np
 from provenance import save
 from schedule_cases import REGIMES, random_problem
 
-from gradwire.schedule import Affine, Option, Problem, Regime, Table, search
+from gradwire.schedule import Affine, CostTable, Option, Problem, Regime, search
 from gradwire.schedule.costs import Array
 from gradwire.schedule.edges import load_of
 
@@ -126,10 +126,10 @@ def network(slots: int, bytes_per_s: float, share: int = 3) -> Problem:
     return Problem(np.cumsum(work) / work.sum() * 0.4, elements, small, options, around_s=0.2)
 
 
-def codec(floor_s: float, per_element_s: float) -> Table:
+def codec(floor_s: float, per_element_s: float) -> CostTable:
     """Flat, then linear."""
     sizes = np.array([1, 4e3, 6.4e4, 1e6, 1.6e7, 6.4e7])
-    return Table.of(sizes, np.maximum(floor_s, floor_s / 2 + per_element_s * sizes))
+    return CostTable.of(sizes, np.maximum(floor_s, floor_s / 2 + per_element_s * sizes))
 
 
 if __name__ == "__main__":

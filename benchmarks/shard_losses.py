@@ -69,8 +69,8 @@ def train(compressor: str, arguments: argparse.Namespace, sharded: bool) -> dict
 
     import gradwire as gw
     from gradwire.lab.configuration import parse as configured
-    from gradwire.lab.sharded import gather_into, mesh_of
-    from gradwire.lab.sharded import sharded as by_blocks
+    from gradwire.lab.jobs.sharded import gather_into, mesh_of
+    from gradwire.lab.jobs.sharded import sharded as by_blocks
     from gradwire.lab.workloads import LanguageModel
 
     task = LanguageModel(width=64, layers=2, batch=4)

@@ -73,7 +73,7 @@ def measured(name: str, steps: int) -> tuple[int, dict[str, Any]]:
     import torch.distributed as dist
 
     import gradwire as gw
-    from gradwire.lab.sharded import mesh_of
+    from gradwire.lab.jobs.sharded import mesh_of
     from gradwire.lab.workloads import LanguageModel
 
     task = LanguageModel(width=320, layers=4, batch=1, max_bytes=1_000_000)
@@ -118,7 +118,7 @@ def sent(handle: Any) -> Any:
     import torch
     import torch.distributed as dist
 
-    from gradwire.lab.traffic import interface_traffic
+    from gradwire.lab.network.traffic import interface_traffic
 
     dist.barrier()
     own = interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes  # of both of a host's ranks

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from provenance import save
 
-from gradwire.lab.faults import KINDS
-from gradwire.lab.link import LOOPBACK, link_of
-from gradwire.lab.soak import PATIENCE_S, soaking
-from gradwire.lab.soak_training import FRONT_ENDS
-from gradwire.report import soak as report
+from gradwire.lab.network.link import LOOPBACK, link_of
+from gradwire.lab.soak.faults import KINDS
+from gradwire.lab.soak.soak import PATIENCE_S, soaking
+from gradwire.lab.soak.soaked_model import FRONT_ENDS
+from gradwire.report import soak_report as report
 
 
 def main() -> None:

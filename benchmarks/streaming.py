@@ -68,7 +68,7 @@ def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, 
     import torch.distributed as dist
 
     import gradwire as gw
-    from gradwire.lab.link import Link
+    from gradwire.lab.network.link import Link
     from gradwire.lab.workloads import LanguageModel
 
     task = LanguageModel(width=256, layers=2, batch=1, max_bytes=1_000_000)
@@ -115,7 +115,7 @@ def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, 
 
 
 def sent_bytes() -> int:
-    from gradwire.lab.traffic import interface_traffic
+    from gradwire.lab.network.traffic import interface_traffic
 
     return interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes
 

@@ -57,7 +57,7 @@ def measure(model, compressor, communicator) -> dict:
     import torch
     import torch.distributed as dist
 
-    from gradwire.lab.traffic import interface_traffic
+    from gradwire.lab.network.traffic import interface_traffic
     from gradwire.plans import uniform
     from gradwire.runtime.job_options import JobOptions
     from gradwire.runtime.runtime import Runtime

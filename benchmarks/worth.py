@@ -16,7 +16,7 @@ import torch
 from fidelity import CONFIGURATIONS, STEPS, TASKS, against_dense, of_task
 from provenance import load, save
 
-from gradwire.controllers.gain import delay_of, worth_of
+from gradwire.controllers.gain import delay_of, efficiency_of
 from gradwire.lab.configuration import parse
 from gradwire.ops.sample import sampled
 from gradwire.plans import Group, default_communicator, default_memory
@@ -51,7 +51,7 @@ def rehearsed(task: str) -> list[dict[str, Any]]:
         way = Group((), compressor, default_memory(compressor), default_communicator(compressor))
         share = rehearsal.share(way, found)
         rows.append(
-            {"task": task, "name": name, "delay": delay_of(share), "worth": worth_of(share),
+            {"task": task, "name": name, "delay": delay_of(share), "worth": efficiency_of(share),
              "loss": fmean(gaps) if gaps else None}
         )  # fmt: skip
     return rows

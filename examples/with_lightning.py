@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gradwire as gw
-from gradwire.integrations.lightning import Compress
+from gradwire.integrations.lightning import GradientCompression
 
 
 class Classifier(lightning.LightningModule):  # any module
@@ -24,7 +24,7 @@ class Classifier(lightning.LightningModule):  # any module
 
 lightning.seed_everything(0)
 data = DataLoader(TensorDataset(torch.randn(512, 32), torch.randint(10, (512,))), batch_size=16)
-compress, model, ranks = Compress(gw.TopK(0.1)), Classifier(), int(os.environ.get("WORLD_SIZE", "1"))
+compress, model, ranks = GradientCompression(gw.TopK(0.1)), Classifier(), int(os.environ.get("WORLD_SIZE", "1"))
 trainer = lightning.Trainer(devices=ranks, strategy="ddp", max_epochs=1, callbacks=[compress])
 trainer.fit(model, data)
 print(f"{sum(p.detach().double().sum() for p in model.parameters()):.12f} {compress.handle}")

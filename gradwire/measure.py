@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradwire.compressors import Compressor
-    from gradwire.lab.job import Spec
-    from gradwire.lab.runner import Job, Place
+    from gradwire.lab.launch.lab_cluster import LabCluster
+    from gradwire.lab.launch.rank_job import Spec
+    from gradwire.lab.launch.runner import Job
     from gradwire.plans import Plan
     from gradwire.report.timing import Timing
 
@@ -32,15 +33,15 @@ def bench(
     Raises ValueError for what the command line refuses, and where this process is a rank itself.
     """
     from gradwire.construct import text_of
-    from gradwire.lab.bench import Sample
-    from gradwire.lab.bench import bench as job
-    from gradwire.lab.bench_setup import Setup, TimingOptions
+    from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
     from gradwire.lab.function import named
+    from gradwire.lab.jobs.bench_job import TimedSteps
+    from gradwire.lab.jobs.bench_job import bench as job
     from gradwire.report.timing import summarize
 
     setup = Setup(model=named(make), ranks=hosts, link=link)
     spec = setup.spec([text_of(each) for each in configurations], TimingOptions(steps, repeats, seed, device))
-    return summarize([Sample.from_line(line) for line in _run(job, spec, setup.place(device))])
+    return summarize([TimedSteps.from_line(line) for line in _run(job, spec, setup.cluster(device))])
 
 
 def plan(
@@ -62,10 +63,10 @@ def plan(
     """
     from gradwire.construct import text_of
     from gradwire.lab.function import named
-    from gradwire.lab.link import link_of
-    from gradwire.lab.planning import Planned, PlanSpec, candidate
-    from gradwire.lab.planning import plan as job
-    from gradwire.lab.runner import Place
+    from gradwire.lab.jobs.plan_job import Planned, PlanSpec, candidate
+    from gradwire.lab.jobs.plan_job import plan as job
+    from gradwire.lab.launch.lab_cluster import LabCluster
+    from gradwire.lab.network.link import link_of
     from gradwire.lab.workloads import Own
 
     texts = [text_of(each) for each in candidates]
@@ -74,17 +75,17 @@ def plan(
     own = Own(function=named(make))
     next(own.batches(0, hosts, seed))
     spec = PlanSpec(task=own.name, options=[f"function={own.function}"], seed=seed, candidates=texts, fidelity=fidelity)
-    return Planned.from_line(_run(job, spec, Place(hosts, link_of(link), device))[-1]).plan
+    return Planned.from_line(_run(job, spec, LabCluster(hosts, link_of(link), device))[-1]).plan
 
 
-def _run(job: "Job", spec: "Spec", place: "Place") -> list[dict[str, Any]]:
-    """The lines that rank 0 logged."""
-    from gradwire.lab.launched import is_launched
-    from gradwire.lab.runner import runner
+def _run(job: "Job", spec: "Spec", cluster: "LabCluster") -> list[dict[str, Any]]:
+    """What rank 0 logged."""
+    from gradwire.lab.launch.launched import is_launched
+    from gradwire.lab.launch.runner import runner
 
     if is_launched():
         raise ValueError("this starts ranks of its own: call it where none run, or use torchrun -m gradwire")
     lines: list[dict[str, Any]] = []
-    with runner(place) as ranks, TemporaryDirectory() as folder:
+    with runner(cluster) as ranks, TemporaryDirectory() as folder:
         ranks.run(job, spec, Path(folder, "lines.jsonl"), lines.append)
     return lines

@@ -172,8 +172,8 @@ FAULTS = [
     Fault("controllers/guard.py", "max(LOSS_RISE * before, before + 3 * noise)", "LOSS_RISE * before"),
     Fault("controllers/accordion.py", "self._began = seen.step + 1", "self._began = seen.step"),
     Fault("controllers/warm_up.py", "(self._done - self.dense) * stages", "self._done * stages"),
-    Fault("controllers/factors.py", "throughput < PAST_PEAK * best", "throughput < best / PAST_PEAK"),
-    Fault("controllers/factors.py", "max(0, self.index - 1), True", "self.index, True"),
+    Fault("controllers/factor_search.py", "throughput < PAST_PEAK * best", "throughput < best / PAST_PEAK"),
+    Fault("controllers/factor_search.py", "max(0, self.index - 1), True", "self.index, True"),
     Fault("controllers/gain.py", "return sqrt(share)", "return share"),
 ]  # fmt: skip
 

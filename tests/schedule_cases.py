@@ -5,8 +5,8 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from gradwire.lab.scheduling.regimes import ComputeStream, OwnStream, SideStream
-from gradwire.schedule.costs import NOTHING, Affine, Cost, Table
+from gradwire.lab.scheduling.published_regimes import ComputeStream, OwnStream, SideStream
+from gradwire.schedule.costs import NOTHING, Affine, Cost, CostTable
 from gradwire.schedule.problem import Choice, Option, Problem, assemble
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import evaluate
@@ -21,9 +21,9 @@ def random_cost(rng: np.random.Generator, per_unit: float) -> Cost:
     if shape == 0:
         return Affine(fixed, slope)
     if shape == 1:
-        return Table((0.0, 30.0, 60.0), (fixed, fixed, fixed + 30 * slope))
+        return CostTable((0.0, 30.0, 60.0), (fixed, fixed, fixed + 30 * slope))
     sizes = np.sort(rng.choice(np.arange(1, 120), 6, replace=False))
-    return Table.of(sizes.astype(float), np.cumsum(rng.exponential(20 * per_unit, 6)))
+    return CostTable.of(sizes.astype(float), np.cumsum(rng.exponential(20 * per_unit, 6)))
 
 
 def random_problem(seed: int, most: int = 14) -> Problem:

@@ -19,8 +19,8 @@ from gradwire.frontends.choices import StepChoices
 from gradwire.plans import Plan, uniform
 from gradwire.tuner import CHOOSING_STEPS, Auto
 from gradwire.tuner.auto import TIMED, TRACED, WARM
-from gradwire.tuner.plans import quiet, safe, ways_of
-from gradwire.tuner.profiler import Sample, _collectives
+from gradwire.tuner.candidate_plans import quiet, safe, ways_of
+from gradwire.tuner.profiler import ReductionTimes, _collectives
 from gradwire.tuner.trials import SETTLE, TRIED, Trials
 
 SLOTS = slots_of(SMALL)
@@ -103,7 +103,7 @@ def test_a_collective_of_two_messages_costs_what_both_took():
         gw.Group((), gw.QSGD(), gw.Residual(), gw.ScatterReduce()),
         gw.Group((), gw.FP32(), gw.NoMemory(), gw.AllReduce()),
     ]
-    rows = [[Sample(n, n, 0.0, 2e-6 * n, 0.0, 0.0) for n in (1000, 5000, 9000)]] * 2
+    rows = [[ReductionTimes(n, n, 0.0, 2e-6 * n, 0.0, 0.0) for n in (1000, 5000, 9000)]] * 2
     for cost in _collectives(ways, rows).values():
         assert float(cost(np.array(7000.0))) == pytest.approx(14e-3)
 

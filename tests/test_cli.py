@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 import gradwire as gw
-from gradwire.cli import main, training
-from gradwire.cli.places import place_of, run_folder
-from gradwire.lab.bench import Sample
+from gradwire.cli import main, train_command
+from gradwire.cli.run_setup import cluster_of, run_folder
 from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
-from gradwire.lab.launch import RankFailed, launch
-from gradwire.lab.network import Network, NetworkUnavailable
+from gradwire.lab.jobs.bench_job import TimedSteps
+from gradwire.lab.launch.lab_cluster import LabCluster
+from gradwire.lab.launch.launch import RankFailed, launch
+from gradwire.lab.launch.runner import _Launcher
+from gradwire.lab.network.network import Network, NetworkUnavailable
 from gradwire.lab.results import Totals
-from gradwire.lab.runner import Place, _Launcher
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -167,14 +168,14 @@ def test_a_started_rank_takes_no_link(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_loopback_is_a_place() -> None:
-    assert place_of(3, "loopback", "cpu") == place_of(3, None, "cpu") == Place(3)
+    assert cluster_of(3, "loopback", "cpu") == cluster_of(3, None, "cpu") == LabCluster(3)
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stopped(datetime):
         now = classmethod(lambda cls: cls(2026, 2, 1))
 
-    monkeypatch.setattr("gradwire.cli.places.datetime", Stopped)
+    monkeypatch.setattr("gradwire.cli.run_setup.datetime", Stopped)
     names = [run_folder(tmp_path / "runs", "lm").name for _ in range(3)]
     assert names == ["20260201-000000-lm", "20260201-000000-lm-2", "20260201-000000-lm-3"]
     assert all((tmp_path / "runs" / name).is_dir() for name in names)
@@ -205,14 +206,14 @@ def test_training_two_configurations_writes_everything(tmp_path: Path, capsys: p
 def test_what_was_trained_before_a_failure_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = training._train
+    real = train_command._train
 
     def train(configuration, *rest):
         if configuration.text == "dense":
             return real(configuration, *rest)
         raise RankFailed(0, 1, "it was shot")
 
-    monkeypatch.setattr(training, "_train", train)
+    monkeypatch.setattr(train_command, "_train", train)
     options = ["--task", "digits", "--set", "width=4", "--steps", "3", "--out", str(tmp_path)]
     assert main(["train", "dense", "topk:0.1", *options]) == 1
     captured = capsys.readouterr()
@@ -226,7 +227,7 @@ def test_what_was_timed_before_a_failure_is_told_and_written(
 ) -> None:
     def run(launcher, job, spec, lines, follow):
         for name in spec.configurations[:2]:
-            follow(Sample(name, 0, [1.0], Totals(2e6, 8e6, None, 0, 0, 0, 0)).to_line())
+            follow(TimedSteps(name, 0, [1.0], Totals(2e6, 8e6, None, 0, 0, 0, 0)).to_line())
         raise RankFailed(0, 1, "it was shot")
 
     monkeypatch.setattr(_Launcher, "run", run)
@@ -268,8 +269,9 @@ def test_bench_writes_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[
 DIVERGE = """
 import torch
 from gradwire.lab.configuration import parse
-from gradwire.lab.job import Replica, meet
-with meet("cpu") as peers, Replica(torch.nn.Linear(2, 2), parse("dense"), peers, 0) as replica:
+from gradwire.lab.jobs.measured_model import MeasuredModel
+from gradwire.lab.launch.rank_job import meet
+with meet("cpu") as peers, MeasuredModel(torch.nn.Linear(2, 2), parse("dense"), peers, 0) as replica:
     replica.hash()
     with torch.no_grad():
         replica.module.bias[peers.rank] += peers.rank
@@ -286,8 +288,9 @@ def test_replicas_that_differ_are_an_error() -> None:
 SILENT = """
 import torch
 from gradwire.lab.configuration import parse
-from gradwire.lab.job import Replica, meet
-with meet("cpu") as peers, Replica(torch.nn.BatchNorm1d(1), parse("nocomm"), peers, 0) as replica:
+from gradwire.lab.jobs.measured_model import MeasuredModel
+from gradwire.lab.launch.rank_job import meet
+with meet("cpu") as peers, MeasuredModel(torch.nn.BatchNorm1d(1), parse("nocomm"), peers, 0) as replica:
     for _ in range(2):
         replica.wrapped(torch.full((2, 1), float(peers.rank))).sum().backward()
     assert abs(replica.module.running_mean.item() - 0.19 * peers.rank) < 1e-6
@@ -328,19 +331,19 @@ SUITES = {
     "bench": """
 import sys
 from gradwire.cli import main
-from gradwire.lab.bench_setup import Setup
-from gradwire.lab.suites import SUITES, Row
+from gradwire.lab.experiments.bench_setup import Setup
+from gradwire.lab.experiments.suites import SUITES, SuiteRow
 setups = [Setup(model="resnet18", ranks=2, batch=batch, size=32) for batch in (2, 3)]
-SUITES["small"] = [Row(setup, "dense", setup) for setup in setups]
+SUITES["small"] = [SuiteRow(setup, "dense", setup) for setup in setups]
 options = ["--layers", "4", "--steps", "1", "--repeats", "1", "--out", sys.argv[1]]
 sys.exit(main(["bench", "--suite", "small", *options]))
 """,
     "train": """
 import sys
 from gradwire.cli import main
-from gradwire.lab import training_suites
-from gradwire.lab.recipe import Recipe
-from gradwire.lab.training import Training
+from gradwire.lab.experiments import training_suites
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.experiments.training import Training
 row = Training(task="digits", options=("width=4",), recipe=Recipe(steps=2), configurations=("dense",))
 training_suites._small_gravac = lambda: [row, row]
 sys.exit(main(["train", "--suite", "gravac", "--out", sys.argv[1]]))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.controllers import gravac
-from gradwire.controllers.factors import Factors, spaced
+from gradwire.controllers.factor_search import FactorSearch, spaced
 from gradwire.controllers.gain import LEAST_ENERGY, Gain, Reading, delay_of, share_of
 from gradwire.controllers.guard import Guard
 
@@ -59,11 +59,11 @@ def test_the_papers_factors(arguments, expected):
     assert list(spaced(*arguments)) == expected
 
 
-def candidates(least_gain: float = 0.0, reading: Reading = ENERGY) -> Factors:
-    return Factors(spaced(10, 1000, "exponential"), 0.01, reading, least_gain)
+def candidates(least_gain: float = 0.0, reading: Reading = ENERGY) -> FactorSearch:
+    return FactorSearch(spaced(10, 1000, "exponential"), 0.01, reading, least_gain)
 
 
-def judged(factors: Factors, throughputs: list[float], shares: list[float]) -> str:
+def judged(factors: FactorSearch, throughputs: list[float], shares: list[float]) -> str:
     for share, throughput in zip(shares, throughputs, strict=False):
         text = factors.judge(share, factors.reading.of(share) / throughput)
         if factors.frozen:
@@ -119,7 +119,7 @@ def test_a_gain_that_becomes_too_small_steps_back_though_nothing_is_faster():
 def test_where_steps_take_longer_smaller_factors_are_known_to_take_as_much_longer(link_s, compute_s, stays_at):
     """Whether the link or the machine became slower; an alarm in the midst of it says nothing of how much."""
     delays = {10: 1.5, 20: 4.0, 40: 10.0, 80: 22.0, 160: 45.0, 320: 90.0}
-    factors = Factors(spaced(10, 320, "geometric"), 0.01, Reading("delay", horizon=64), 0.7)
+    factors = FactorSearch(spaced(10, 320, "geometric"), 0.01, Reading("delay", horizon=64), 0.7)
     while not factors.frozen:
         factors.judge(share_of(delays[factors.factor]), 0.1 + 4 / factors.factor)
     assert factors.factor == 80

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.lab.launch import RankFailed, launch
-from gradwire.lab.launched import is_launched
+from gradwire.lab.launch.launch import RankFailed, launch
+from gradwire.lab.launch.launched import is_launched
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -50,7 +50,7 @@ dist.recv(torch.zeros(1), src=1)
 # Starts two ranks that write their process ids and sleep.
 LAUNCHER = """
 import sys
-from gradwire.lab.launch import launch
+from gradwire.lab.launch.launch import launch
 launch(["-c", sys.argv[1], sys.argv[2]], 2)
 """
 SLEEP = """
@@ -159,7 +159,7 @@ def test_no_rank_outlives_the_launcher(tmp_path: Path, kill: signal.Signals) -> 
 TWICE = """
 import signal, sys
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
-from gradwire.lab.launch import launch
+from gradwire.lab.launch.launch import launch
 close = SubprocessContext._close
 def interrupted(*arguments, **options):
     signal.raise_signal(signal.SIGTERM)

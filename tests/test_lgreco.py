@@ -183,7 +183,7 @@ def test_a_run_that_was_cut_goes_on_bit_for_bit(cut: int):
         ("is no budget", lambda: gw.LGreCo("bytes", -1)),
         ("e.g. interval=500", lambda: gw.LGreCo(interval=0)),
         ("use e.g. attach(ddp, PowerSGD(4), controller=LGreCo())", lambda: gw.LGreCo().check(fp32())),
-        ("does not know what it loses", lambda: gw.LGreCo(choices=(gw.MultiLevel(),))),
+        ("cannot predict its error", lambda: gw.LGreCo(choices=(gw.MultiLevel(),))),
         ("use up to 14", lambda: gw.LGreCo(choices=tuple(gw.TopK(i / 20) for i in range(1, 19))).check(sparse())),
     ],
 )

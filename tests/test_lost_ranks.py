@@ -16,7 +16,7 @@ from harness import SMALL, WAIT_S, draw, hand_over, job, slots_of, together
 
 import gradwire as gw
 from gradwire.collective import Collective
-from gradwire.lab.launch import free_port
+from gradwire.lab.launch.launch import free_port
 from gradwire.runtime import monitor
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.failures import Interrupted, ReductionError

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.lab.launch import launch
-from gradwire.lab.link import Link
-from gradwire.lab.network import Network, NetworkUnavailable
-from gradwire.lab.traffic import interface_traffic
+from gradwire.lab.launch.launch import launch
+from gradwire.lab.network.link import Link
+from gradwire.lab.network.network import Network, NetworkUnavailable
+from gradwire.lab.network.traffic import interface_traffic
 
 REPOSITORY = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(REPOSITORY)}
@@ -27,7 +27,7 @@ MEGABIT = Link.parse("100mbit")
 # All-reduces 4 MB as often as asked, and checks what this rank sees of it in its own interface's counters.
 RANK = """
 import os, sys, time, torch, torch.distributed as dist
-from gradwire.lab.traffic import interface_traffic
+from gradwire.lab.network.traffic import interface_traffic
 rounds = int(sys.argv[1])
 dist.init_process_group("gloo")
 for _ in range(rounds):
@@ -42,9 +42,9 @@ dist.destroy_process_group()
 # Runs RANK on two hosts and prints the user and what every interface sent and received meanwhile.
 ALL_REDUCE = """
 import json, os, sys
-from gradwire.lab.launch import launch
-from gradwire.lab.link import Link
-from gradwire.lab.network import Network
+from gradwire.lab.launch.launch import launch
+from gradwire.lab.network.link import Link
+from gradwire.lab.network.network import Network
 with Network(2, Link.parse("100mbit")) as network:
     before = network.counters()
     launch(["-c", sys.argv[1], "1"], 2, network=network, timeout_s=60)
@@ -66,7 +66,7 @@ print(json.dumps([rate, route.get("RTA_METRICS").get("RTAX_CC_ALGO")]))
 
 # Prints why there is no network.
 REFUSED = """
-from gradwire.lab.network import Network, NetworkUnavailable
+from gradwire.lab.network.network import Network, NetworkUnavailable
 try:
     Network(1, None).__enter__()
 except NetworkUnavailable as reason:
@@ -83,9 +83,9 @@ time.sleep(60)
 # Runs SLEEP on two hosts.
 OWNER = """
 import sys
-from gradwire.lab.launch import launch
-from gradwire.lab.link import Link
-from gradwire.lab.network import Network
+from gradwire.lab.launch.launch import launch
+from gradwire.lab.network.link import Link
+from gradwire.lab.network.network import Network
 with Network(2, Link.parse("100mbit")) as network:
     launch(["-c", sys.argv[1]], 2, network=network)
 """
@@ -148,7 +148,7 @@ def users_of(namespaces: set[str]) -> list[str]:
 
 def shape_of(network: Network) -> tuple[float | None, str]:
     """The rate in bit/s that limits host 1, and its congestion control, as a process there sees them."""
-    nsenter = REPOSITORY / "gradwire/lab/nsenter.py"
+    nsenter = REPOSITORY / "gradwire/lab/network/nsenter.py"
     prefix = [sys.executable, "-P", nsenter, str(os.getpid()), *network.namespaces(1), "--"]
     rate_bytes, congestion = json.loads(subprocess.check_output([*prefix, sys.executable, "-c", SHAPE]))
     return rate_bytes and rate_bytes * 8, congestion

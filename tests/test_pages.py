@@ -10,12 +10,19 @@ from browser import CHROMIUM, Page, browser
 from test_report import FACTS, RUNS, diverging, made_up
 from test_timeline_report import BOTH, TABLES
 
-from gradwire.lab.bench_setup import Setup, TimingOptions
 from gradwire.lab.configuration import NOCOMM
+from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
+from gradwire.lab.experiments.suites import SuiteRow
 from gradwire.lab.results import Run, Spread
 from gradwire.lab.scheduling.profiles import profile
-from gradwire.lab.suites import Row
-from gradwire.report import simulation, suite, timeline_page, training, training_suite, verdict
+from gradwire.report import (
+    simulation_report,
+    suite_report,
+    timeline_page,
+    training_report,
+    training_suite_report,
+    verdict,
+)
 from gradwire.report.timing import Timing
 from gradwire.schedule.simulate import Cluster, simulate
 
@@ -29,13 +36,13 @@ def adapting() -> Run:
 
 
 def write_training(folder: Path) -> Path:
-    return training.write(folder, [*MANY, adapting()], "loss", FACTS | {"command": "gradwire train " * 20})[-1]
+    return training_report.write(folder, [*MANY, adapting()], "loss", FACTS | {"command": "gradwire train " * 20})[-1]
 
 
 def write_simulation(folder: Path) -> Path:
     job, clusters = profile("resnet50"), [Cluster(ranks, rate / 8) for rate in (1e9, 25e9) for ranks in (8, 64)]
     outcomes = [outcome for cluster in clusters for outcome in simulate(job, cluster)]
-    return simulation.write(folder, "resnet50", outcomes, {"job": "resnet50"})[1]
+    return simulation_report.write(folder, "resnet50", outcomes, {"job": "resnet50"})[1]
 
 
 def write_suite(folder: Path) -> Path:
@@ -43,9 +50,9 @@ def write_suite(folder: Path) -> Path:
     results = []
     for setup in setups:
         timings = [timing(name, ms, NOCOMM) for name, ms in ((NOCOMM, 9.0), ("dense", 40.0), ("topk:0.01@0mb", 20.0))]
-        rows = [Row(setup, timing.configuration, setup) for timing in timings[1:]]
-        results += suite.results(rows, timings, TimingOptions(2, 1))
-    return suite.write(folder, "gravac", results, {"machine": "made up"})[1]
+        rows = [SuiteRow(setup, timing.configuration, setup) for timing in timings[1:]]
+        results += suite_report.results(rows, timings, TimingOptions(2, 1))
+    return suite_report.write(folder, "gravac", results, {"machine": "made up"})[1]
 
 
 def timing(name: str, ms: float, nocomm: str) -> Timing:
@@ -53,7 +60,8 @@ def timing(name: str, ms: float, nocomm: str) -> Timing:
 
 
 def write_trainings(folder: Path) -> Path:
-    return training_suite.write(folder, "gravac", [training_suite.Trained("lm", "lstm", "loss", RUNS)], {})[0]
+    trained = training_suite_report.TrainedTask("lm", "lstm", "loss", RUNS)
+    return training_suite_report.write(folder, "gravac", [trained], {})[0]
 
 
 def write_timeline(folder: Path) -> Path:

@@ -9,10 +9,10 @@ import pytest
 from gradwire.cli import main
 from gradwire.construct import options_of
 from gradwire.lab.configuration import parse_all
-from gradwire.lab.launch import launch
+from gradwire.lab.experiments.presets import PRESETS, preset
+from gradwire.lab.launch.launch import launch
 from gradwire.lab.models import MODELS
-from gradwire.lab.presets import PRESETS, preset
-from gradwire.lab.tasks import tasks
+from gradwire.lab.workloads.make_task import tasks
 from tests.small_files import (
     write_cifar10,
     write_cifar100,
@@ -51,10 +51,11 @@ SMALL = {
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
-from gradwire.cli.training import compare_in
-from gradwire.lab import train as job
-from gradwire.lab.presets import preset
-from gradwire.lab.runner import Place, runner
+from gradwire.cli.train_command import compare_in
+from gradwire.lab.jobs import train_job as job
+from gradwire.lab.experiments.presets import preset
+from gradwire.lab.launch.runner import runner
+from gradwire.lab.launch.lab_cluster import LabCluster
 
 class Stopped(Exception): pass
 step = job._Training._step
@@ -68,7 +69,7 @@ def counted(training, batch):
 job._Training._step = counted
 
 folder, small = Path(sys.argv[1]), json.loads(sys.argv[2])
-with runner(Place(2)) as ranks:
+with runner(LabCluster(2)) as ranks:
     assert ranks.agreed(Path("/of-rank", os.environ["RANK"])) == Path("/of-rank/0")
     for name, (files, options) in small.items():
         training = preset(name).on(files)
@@ -80,7 +81,7 @@ with runner(Place(2)) as ranks:
         ranks.run(job.train, spec, folder / "whole" / name / "metrics.jsonl", lambda line: None)
         for left[0] in (steps * 3 // 4, steps):
             try:
-                compare_in(folder / name, comparison, Place(2), ranks)
+                compare_in(folder / name, comparison, LabCluster(2), ranks)
             except Stopped:
                 pass
 sys.stdout.flush()

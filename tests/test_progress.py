@@ -1,4 +1,4 @@
-"""What a step is worth, and that plans are judged by it: rehearsals, the search, trials, the automatic plan."""
+"""The efficiency of steps, by which plans are judged: rehearsals, the search, trials, the automatic plan."""
 
 import logging
 from dataclasses import replace
@@ -9,17 +9,27 @@ from harness import SMALL, slots_of
 from test_auto import automatic_job, choose
 
 import gradwire as gw
-from gradwire.controllers.gain import delay_of, worth_of
+from gradwire.controllers.gain import delay_of, efficiency_of
 from gradwire.lab.scheduling.profiles import profile as published
 from gradwire.memories import Residual
 from gradwire.ops.sample import ELEMENTS, MATRICES, sampled
 from gradwire.plans import NATIVE, Group, Plan, default_communicator, default_memory
-from gradwire.report import simulation
-from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Worker, most, over_link, search, search_progress
-from gradwire.schedule import worth_of as worth_of_groups
+from gradwire.report import simulation_report
+from gradwire.schedule import (
+    Affine,
+    Candidate,
+    Profile,
+    SlotTime,
+    Worker,
+    most,
+    over_link,
+    plan_efficiency,
+    search,
+    search_progress,
+)
 from gradwire.schedule.simulate import Cluster, simulate
 from gradwire.tuner import Auto, auto, rehearsal, trials
-from gradwire.tuner.plans import allowed, shortlist, worth_of_plan
+from gradwire.tuner.candidate_plans import allowed, efficiency_of_plan, shortlist
 from gradwire.tuner.trials import Trials
 
 SLOTS = slots_of(SMALL)
@@ -63,9 +73,9 @@ def test_a_memory_that_holds_all_is_a_delay_and_no_memory_a_loss():
     ids=str,
 )
 def test_who_sends_more_is_expected_to_be_worth_more(ways: list[gw.Compressor]):
-    worths = [rehearsal.expected(way(each)) for each in ways]
-    assert worths == sorted(worths)
-    assert worths[0] < worths[-1]
+    efficiencies = [rehearsal.expected(way(each)) for each in ways]
+    assert efficiencies == sorted(efficiencies)
+    assert efficiencies[0] < efficiencies[-1]
 
 
 @pytest.mark.parametrize(
@@ -87,15 +97,15 @@ def test_warm_ups_are_over_in_a_rehearsal():
 
 def test_gradients_that_were_not_finite_do_not_count():
     spoilt = [{"w": torch.full((64, 48), torch.nan)}, *stream()]
-    assert rehearsal.worth(way(gw.TopK(0.1)), spoilt) == rehearsal.worth(way(gw.TopK(0.1)), stream())
-    assert rehearsal.worth(way(gw.TopK(0.1)), spoilt[:1]) == rehearsal.expected(way(gw.TopK(0.1)))
+    assert rehearsal.efficiency(way(gw.TopK(0.1)), spoilt) == rehearsal.efficiency(way(gw.TopK(0.1)), stream())
+    assert rehearsal.efficiency(way(gw.TopK(0.1)), spoilt[:1]) == rehearsal.expected(way(gw.TopK(0.1)))
 
 
 def test_of_smaller_matrices_ranks_that_count_rows_are_fewer():
-    halved = rehearsal.worth(way(gw.PowerSGD(8)), stream(), shrunk=0.5)
-    assert halved == rehearsal.worth(way(gw.PowerSGD(4)), stream())
+    halved = rehearsal.efficiency(way(gw.PowerSGD(8)), stream(), shrunk=0.5)
+    assert halved == rehearsal.efficiency(way(gw.PowerSGD(4)), stream())
     share = way(gw.PowerSGD(1 / 6))
-    assert rehearsal.worth(share, stream(), shrunk=0.5) == rehearsal.worth(share, stream())
+    assert rehearsal.efficiency(share, stream(), shrunk=0.5) == rehearsal.efficiency(share, stream())
 
 
 def test_a_few_small_matrices_stand_for_all_gradients():
@@ -112,22 +122,22 @@ def test_a_few_small_matrices_stand_for_all_gradients():
 
 
 def test_a_steps_worth_is_that_of_its_delay():
-    assert worth_of(1.0) == 1.0
+    assert efficiency_of(1.0) == 1.0
     shares = [0.02, 0.03, 0.1, 0.5, 0.99]
-    assert [worth_of(share) for share in shares] == sorted(worth_of(share) for share in shares)
-    assert worth_of(0.02) == 0.0
-    assert worth_of(1 / 9) == pytest.approx(0.5)  # a delay of 8
+    assert [efficiency_of(share) for share in shares] == sorted(efficiency_of(share) for share in shares)
+    assert efficiency_of(0.02) == 0.0
+    assert efficiency_of(1 / 9) == pytest.approx(0.5)  # a delay of 8
     assert delay_of(1 / 9) == pytest.approx(8)
 
 
 # Judging plans
 
 
-def profile(**worths: float) -> Profile:
+def profile(**efficiencies: float) -> Profile:
     """Six layers; each candidate sends, and costs, less than the one before it."""
     ways = {"dense": gw.FP32(), "four": gw.Quantized(4), "few": gw.TopK(0.01), "random": gw.RandomK(0.01)}
     candidates = tuple(
-        Candidate(way(each), Affine(1e-5), Affine(1e-5), worths.get(name, 1.0)) for name, each in ways.items()
+        Candidate(way(each), Affine(1e-5), Affine(1e-5), efficiencies.get(name, 1.0)) for name, each in ways.items()
     )
     slots = tuple(SlotTime(f"{i}.weight", (256, 256), 0.001 * (i + 1)) for i in range(6))
     return Profile(slots, 0.002, 0.001, candidates, over_link(candidates, 2, 1e-5, 1e7), ranks=2)
@@ -152,21 +162,21 @@ def test_no_candidate_makes_more_progress_than_what_is_found():
         job = profile(four=0.99, few=few, random=few / 2)
         problem = job.problem()
         best = search_progress(problem, Worker())
-        rate = worth_of_groups(problem, best.groups) / best.step_s
+        rate = plan_efficiency(problem, best.groups) / best.step_s
         for option in range(4):
             found = search(replace(problem, options=problem.options[option : option + 1]), Worker())
-            assert rate * 1.04 > problem.options[option].worth / found.step_s
+            assert rate * 1.04 > problem.options[option].efficiency / found.step_s
 
 
 def test_delays_count_by_elements_and_harm_spoils_all():
     job = profile(four=0.5, random=0.0)
     problem = job.problem()
     half = Plan(tuple(replace(job.candidates[i % 2].way, slots=(slot.name,)) for i, slot in enumerate(job.slots)))
-    assert worth_of_plan(job, half) == pytest.approx(1 / (0.5 / 1 + 0.5 / 0.5))
+    assert efficiency_of_plan(job, half) == pytest.approx(1 / (0.5 / 1 + 0.5 / 0.5))
     harmed = Plan((*half.groups[:-1], replace(half.groups[-1], compressor=gw.RandomK(0.01), memory=Residual(),
                                               communicator=gw.AllReduce())))  # fmt: skip
-    assert worth_of_groups(problem, job.choices(harmed)) == 0
-    assert worth_of_plan(job, NATIVE) == 1
+    assert plan_efficiency(problem, job.choices(harmed)) == 0
+    assert efficiency_of_plan(job, NATIVE) == 1
 
 
 def test_of_what_is_equally_good_the_one_that_keeps_more_wins():
@@ -193,7 +203,7 @@ def test_what_loses_too_much_is_not_even_tried():
     within = allowed(job, 0.01)
     found = search_progress(within.problem(), Worker())
     for plan in shortlist(within, found, Worker(), 10.0):
-        assert worth_of_plan(job, plan) >= 0.99
+        assert efficiency_of_plan(job, plan) >= 0.99
 
 
 def compressors_of(job: Profile) -> set[type]:
@@ -209,26 +219,26 @@ def test_simulated_best_plans_harm_no_training(every: int):
     assert found["RandomK(ratio=0.01)"].progress == 0
     assert all(1.03 * found["best plan"].progress >= each.progress for each in found.values())
     assert not [outcome for outcome in found.values() if "best" in outcome.way and "RandomK" in outcome.groups]
-    assert all((outcome.worth is None) == (outcome.every > 1) for outcome in found.values())
+    assert all((outcome.efficiency is None) == (outcome.every > 1) for outcome in found.values())
 
 
 def test_a_published_job_is_judged_by_what_is_assumed_of_its_compressors():
-    worths = {type(each.way.compressor): each.worth for each in published("resnet50").candidates}
-    assert worths[gw.FP32] == 1
-    assert worths[gw.RandomK] == 0
-    assert 0 < worths[gw.DGC] < 1
+    efficiencies = {type(each.way.compressor): each.efficiency for each in published("resnet50").candidates}
+    assert efficiencies[gw.FP32] == 1
+    assert efficiencies[gw.RandomK] == 0
+    assert 0 < efficiencies[gw.DGC] < 1
 
 
 def test_the_tables_show_what_steps_are_worth():
     job = profile(four=0.99, few=0.4, random=0.0)
     outcomes = list(simulate(job, Cluster(4, 1e6)))
-    shown = simulation.table(outcomes)
-    assert {"Quantized(bits=4), worth 0.99", "RandomK(ratio=0.01), worth 0.00"} <= set(shown.columns)
+    shown = simulation_report.table(outcomes)
+    assert {"Quantized(bits=4), efficiency 0.99", "RandomK(ratio=0.01), efficiency 0.00"} <= set(shown.columns)
     (groups,) = [row[shown.columns.index("groups of the best plan")] for row in shown.rows]
-    assert groups.endswith(f", worth {outcomes[-1].worth:.2f}")
-    assert simulation.verdict(outcomes).startswith("Beside FP32, the best plan makes ")
+    assert groups.endswith(f", efficiency {outcomes[-1].efficiency:.2f}")
+    assert simulation_report.verdict(outcomes).startswith("Beside FP32, the best plan makes ")
     harmful = profile(dense=0.0, four=0.0, few=0.0, random=0.0)
-    assert "harms training" in simulation.verdict(list(simulate(harmful, Cluster(4, 1e6))))
+    assert "harms training" in simulation_report.verdict(list(simulate(harmful, Cluster(4, 1e6))))
 
 
 # The automatic plan
@@ -255,14 +265,14 @@ def test_fidelity_bounds_what_may_be_lost_and_what_was_learnt_is_said(caplog: py
     with caplog.at_level(logging.INFO, "gradwire"):
         choose(running)
     controller = running.controllers[0]
-    worths = {type(each.way.compressor): each.worth for each in controller.measured.candidates}
-    assert worths[gw.RandomK] == 0
-    assert worths[gw.TopK] < 0.99 < worths[gw.Quantized]
+    efficiencies = {type(each.way.compressor): each.efficiency for each in controller.measured.candidates}
+    assert efficiencies[gw.RandomK] == 0
+    assert efficiencies[gw.TopK] < 0.99 < efficiencies[gw.Quantized]
     assert compressors_of(controller.profile) == {gw.FP32, gw.Quantized}
     assert {type(group.compressor) for group in running.runtimes[0].plan.groups} <= {gw.FP32, gw.Quantized}
     said = " ".join(record.getMessage() for record in caplog.records)
-    assert "RandomK(ratio=0.01) nothing (it harms training), left out" in said
-    assert "ms a step, worth" in said
+    assert "RandomK(ratio=0.01) 0 (it harms training), left out" in said
+    assert "ms a step, efficiency" in said
     assert "dense steps a second" in controller.decisions[-1].decision
     running.close()
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gradwire.lab.recipe import Course, Recipe
+from gradwire.lab.experiments.recipe import Course, Recipe
 from gradwire.lab.workloads import Digits, LanguageModel
 
 

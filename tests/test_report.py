@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gradwire.lab.bench import Sample
+from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.results import Record, Run, Spread, Totals, append, read_lines
-from gradwire.report import decisions, pictures, tables, terminal, training
-from gradwire.report.tables import Table, figure
+from gradwire.report import decisions, pictures, terminal, text_table, training_report
+from gradwire.report.text_table import TextTable, figure
 from gradwire.report.timing import summarize
 
 FACTS = {"task": "lm", "place": "2 ranks <over> loopback", "options": {"width": "8"}, "link": None}
@@ -80,7 +80,7 @@ def test_spread_is_median_and_quartiles() -> None:
 
 
 def test_the_training_table_compares_with_the_first_run() -> None:
-    table = tables.training(RUNS, "loss")
+    table = text_table.training(RUNS, "loss")
     row = dict(zip(table.columns, table.rows[1], strict=True))
     assert row["configuration"] == "topk:0.01+residual"
     assert row["held-out loss"] == "1.500"
@@ -92,7 +92,7 @@ def test_the_training_table_compares_with_the_first_run() -> None:
 
 
 def test_the_report_is_complete_by_itself(tmp_path: Path) -> None:
-    paths = training.write(tmp_path, RUNS, "accuracy", FACTS)
+    paths = training_report.write(tmp_path, RUNS, "accuracy", FACTS)
     assert [path.name for path in paths] == ["curves.png", "costs.png", "report.html"]
     for path in paths[:2]:
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -105,7 +105,7 @@ def test_the_report_is_complete_by_itself(tmp_path: Path) -> None:
 
 
 def test_pictures_and_tables_say_what_they_are(tmp_path: Path) -> None:
-    page = training.write(tmp_path, RUNS, "loss", FACTS)[-1].read_text()
+    page = training_report.write(tmp_path, RUNS, "loss", FACTS)[-1].read_text()
     assert page.count("<figure>") == page.count("<figcaption>") == 2
     assert 'alt="Held-out loss against steps, seconds of training, MB sent per rank; one line per' in page
     assert '<th scope="col">held-out loss</th>' in page
@@ -121,13 +121,13 @@ def diverging(configuration: str, losses: list[float]) -> Run:
 
 def test_a_run_that_diverges_is_named_and_hides_nothing(tmp_path: Path) -> None:
     runs = [RUNS[0], diverging("signsgd", [5.0, 1e9, float("inf"), float("nan")])]
-    assert [row[1] for row in tables.training(runs, "loss").rows] == ["1.500", "diverged"]
+    assert [row[1] for row in text_table.training(runs, "loss").rows] == ["1.500", "diverged"]
     assert pictures.names(runs) == ["dense", "signsgd (diverged)"]
     for picture in (pictures.curves(runs, "loss", ""), decisions.draw(runs)):
         low, high = picture.axes[0].get_ylim()
         assert -1 < low < 2
         assert high == 10
-    paths = training.write(tmp_path, runs, "loss", FACTS | {"lr": float("nan")})
+    paths = training_report.write(tmp_path, runs, "loss", FACTS | {"lr": float("nan")})
     assert all(path.exists() for path in paths)
     assert json.loads((tmp_path / "run.json").read_text())["lr"] is None
 
@@ -140,18 +140,18 @@ def test_curves_show_all_where_nothing_diverges() -> None:
 
 def test_a_run_that_was_never_evaluated_is_told_all_the_same(tmp_path: Path) -> None:
     run = Run("topk:0.01", [replace(record, held_out=None) for record in RUNS[1].records])
-    assert tables.training([run], "loss").rows[0][1] == "-"
-    assert all(path.exists() for path in training.write(tmp_path, [run], "loss", FACTS))
+    assert text_table.training([run], "loss").rows[0][1] == "-"
+    assert all(path.exists() for path in training_report.write(tmp_path, [run], "loss", FACTS))
 
 
 def test_one_rank_sends_nothing(tmp_path: Path) -> None:
     nothing = Totals(0, 0, None, 0, 0, 0, 0)
     runs = [Run(run.configuration, [replace(record, totals=nothing) for record in run.records]) for run in RUNS]
     assert len(pictures.curves(runs, "loss", "").axes) == 2
-    row = dict(zip(tables.training(runs, "loss").columns, tables.training(runs, "loss").rows[0], strict=True))
+    row = dict(zip(text_table.training(runs, "loss").columns, text_table.training(runs, "loss").rows[0], strict=True))
     assert (row["MB per rank"], row["fewer bytes"]) == ("0", "-")
-    assert tables.splits(runs).rows[0] == ["dense", "-", "-", "-", "-"]
-    assert all(path.exists() for path in training.write(tmp_path, runs, "loss", FACTS))
+    assert text_table.splits(runs).rows[0] == ["dense", "-", "-", "-", "-"]
+    assert all(path.exists() for path in training_report.write(tmp_path, runs, "loss", FACTS))
 
 
 def test_many_runs_look_different() -> None:
@@ -159,7 +159,7 @@ def test_many_runs_look_different() -> None:
 
 
 def test_the_terminal_shows_brackets_and_whole_sentences() -> None:
-    table = Table(
+    table = TextTable(
         "Runs [of] plan:runs/[a]/plan.json", ["[b]", "in words"], [["plan:runs/[c]", "word " * 30]], ["in words"]
     )
     console = Console(width=60, file=StringIO())
@@ -172,7 +172,7 @@ def test_the_terminal_shows_brackets_and_whole_sentences() -> None:
 
 def test_timings_are_pooled_over_repeats() -> None:
     samples = [
-        Sample(name, repeat, [ms + repeat, ms + repeat], totals(wire))
+        TimedSteps(name, repeat, [ms + repeat, ms + repeat], totals(wire))
         for repeat in range(2)
         for name, ms, wire in (("nocomm", 10, 0), ("bf16", 20, 2e6))
     ]
@@ -181,7 +181,7 @@ def test_timings_are_pooled_over_repeats() -> None:
     assert bf16.times_nocomm == pytest.approx(20.5 / 10.5)
     assert bf16.to_json()["per_step"]["wire_bytes"] == 1e6
     assert bf16.to_json()["per_step"]["interface_bytes"] is None
-    assert [row[0] for row in tables.timings([nocomm, bf16]).rows] == ["nocomm", "bf16"]
+    assert [row[0] for row in text_table.timings([nocomm, bf16]).rows] == ["nocomm", "bf16"]
 
 
 @pytest.mark.parametrize("factor", [None, 10.0], ids=["words alone", "windows"])
@@ -189,7 +189,7 @@ def test_a_controllers_decisions_are_drawn_and_told(tmp_path: Path, factor: floa
     run = made_up("topk:0.1+gravac", 2, 1e6)
     told = {"factor": factor, "gain": factor and 0.9, "throughput": factor and 12.0}
     run.records[1].decisions.append({"step": 2, "decision": "scale up to 20x"} | told)
-    paths = training.write(tmp_path, [RUNS[0], run], "loss", FACTS)
+    paths = training_report.write(tmp_path, [RUNS[0], run], "loss", FACTS)
     assert [path.name for path in paths] == ["curves.png", "decisions.png", "costs.png", "report.html"]
     report = paths[-1].read_text()
     assert "Decisions of topk:0.1+gravac" in report

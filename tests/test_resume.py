@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from gradwire.cli import main
-from gradwire.lab import checkpoints
-from gradwire.lab.launch import launch
+from gradwire.lab.jobs import checkpoints
+from gradwire.lab.launch.launch import launch
 from tests.small_files import write_ptb
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -27,9 +27,9 @@ CONFIGURATIONS = [
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
-from gradwire.lab import train as job
-from gradwire.lab.job import meet
-from gradwire.lab.recipe import Recipe
+from gradwire.lab.jobs import train_job as job
+from gradwire.lab.launch.rank_job import meet
+from gradwire.lab.experiments.recipe import Recipe
 
 class Stopped(Exception): pass
 step = job._Training._step
@@ -142,7 +142,7 @@ def test_a_checkpoint_is_one_only_when_what_all_ranks_share_is_there(tmp_path: P
     assert checkpoints.newest(tmp_path) == 5
     checkpoints.write(tmp_path, 10, checkpoints.SHARED, {"model": {}})
     assert checkpoints.newest(tmp_path) == 10
-    checkpoints.forget_before(tmp_path, 10)
+    checkpoints.remove_before(tmp_path, 10)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-10"]
     assert checkpoints.read(tmp_path, 10, "rank-0") == {"loss": torch.tensor(1.0)}
 

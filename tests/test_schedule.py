@@ -5,8 +5,8 @@ import pytest
 from schedule_cases import REGIMES, all_plans, brute_force, pieces, random_problem
 
 from gradwire.lab.scheduling import rules
-from gradwire.lab.scheduling.regimes import ComputeStream
-from gradwire.schedule import Affine, Option, Problem, Table, Worker, baselines, evaluate, search
+from gradwire.lab.scheduling.published_regimes import ComputeStream
+from gradwire.schedule import Affine, CostTable, Option, Problem, Worker, baselines, evaluate, search
 from gradwire.schedule.costs import theil_sen
 
 RULES = [
@@ -87,21 +87,21 @@ def test_brute_force_tries_every_way_to_cut():
 
 
 def test_a_table_is_flat_then_linear():
-    table = Table((10.0, 20.0), (1.0, 3.0))
+    table = CostTable((10.0, 20.0), (1.0, 3.0))
     assert table(np.array([0, 10, 15, 20, 30.0])).tolist() == [1, 1, 2, 3, 5]
-    assert Table.of(np.array([3.0, 1, 2]), np.array([2.0, 1, 4])).values == (1, 4, 4)
+    assert CostTable.of(np.array([3.0, 1, 2]), np.array([2.0, 1, 4])).values == (1, 4, 4)
 
 
 def test_one_slow_measurement_does_not_make_what_is_larger_cheap():
-    table = Table.of(np.array([1.0, 2, 3, 4]), np.array([1.0, 2, 4, 4]))
+    table = CostTable.of(np.array([1.0, 2, 3, 4]), np.array([1.0, 2, 4, 4]))
     assert float(table(np.array(104.0))) == pytest.approx(104)
 
 
 def test_costs_that_fall_are_refused():
     with pytest.raises(ValueError, match="never fall"):
-        Table((1.0, 2.0), (2.0, 1.0))
+        CostTable((1.0, 2.0), (2.0, 1.0))
     with pytest.raises(ValueError, match="never fall"):
-        Table((1.0, 2.0), (1.0, float("nan")))
+        CostTable((1.0, 2.0), (1.0, float("nan")))
     with pytest.raises(ValueError, match="never"):
         Affine(-1.0, 0.0)
 

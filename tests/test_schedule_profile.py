@@ -11,14 +11,14 @@ import torch
 
 import gradwire as gw
 from gradwire.lab.scheduling import rules as published
-from gradwire.lab.scheduling.regimes import ComputeStream, OwnStream, SideStream
+from gradwire.lab.scheduling.published_regimes import ComputeStream, OwnStream, SideStream
 from gradwire.plans import Plan, default_communicator, default_memory, uniform
 from gradwire.schedule import (
     Affine,
     Candidate,
+    CostTable,
     Profile,
     SlotTime,
-    Table,
     Worker,
     baselines,
     over_link,
@@ -27,7 +27,7 @@ from gradwire.schedule import (
 )  # fmt: skip
 from gradwire.schedule.profile import wire_bytes
 from gradwire.slots import Layout, Slot
-from gradwire.tuner.plans import learnt, shortlist
+from gradwire.tuner.candidate_plans import learnt, shortlist
 
 WAYS = [gw.FP32(), gw.QSGD(), gw.TopK(0.01), gw.PowerSGD(rank=2)]
 SLOTS = [
@@ -41,7 +41,7 @@ def profile(gpus_per_host: int = 1) -> Profile:
     candidates = tuple(
         Candidate(
             gw.Group((), way, default_memory(way), default_communicator(way)),
-            Table((1e3, 1e4), (1e-4, 3e-4)),
+            CostTable((1e3, 1e4), (1e-4, 3e-4)),
             Affine(1e-5),
             1.0,
         )

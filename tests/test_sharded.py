@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from gradwire.cli import main
-from gradwire.lab.comparison import Comparison
 from gradwire.lab.configuration import parse_all
-from gradwire.lab.recipe import Recipe
-from gradwire.lab.runner import Place
+from gradwire.lab.experiments.comparison import Comparison
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.launch.lab_cluster import LabCluster
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -65,7 +65,7 @@ def test_step_times_are_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_cannot_be_sharded_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="give a divisor to --shard"):
-        Place(3, shard=2)
+        LabCluster(3, shard=2)
     with pytest.raises(ValueError, match="leave --checkpoint-every or --shard out"):
         Comparison(
             configurations=parse_all(["dense"]), task="digits", options=[], ranks=4, recipe=Recipe(steps=2), shard=2,

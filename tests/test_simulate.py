@@ -1,4 +1,4 @@
-"""Jobs on other clusters: the moved profile's laws, the published set-up, and the commands from end to end."""
+"""Jobs on other clusters: the on_cluster profile's laws, the published set-up, and the commands from end to end."""
 
 import json
 from dataclasses import replace
@@ -10,13 +10,13 @@ from harness import place_bytes
 
 import gradwire as gw
 from gradwire.cli import main
-from gradwire.lab.planning import candidate, candidates
+from gradwire.lab.jobs.plan_job import candidate, candidates
 from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, MODELS, PCIE, problem, profile
-from gradwire.lab.scheduling.regimes import ComputeStream
-from gradwire.report.simulation import per_step_or_rounds
-from gradwire.report.tables import times
-from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Table, baselines, over_link
-from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, moved, names, simulate
+from gradwire.lab.scheduling.published_regimes import ComputeStream
+from gradwire.report.simulation_report import per_step_or_rounds
+from gradwire.report.text_table import times
+from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, baselines, over_link
+from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, names, on_cluster, simulate
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -25,7 +25,7 @@ WAYS = (
     gw.Group((), gw.TopK(0.01), gw.Residual(), gw.AllGather()),
     gw.Group((), gw.PowerSGD(4), gw.Residual(), gw.AllReduce()),
 )
-CANDIDATES = tuple(Candidate(way, Affine(1e-4, 1e-10), Table((1e4, 1e6), (1e-4, 1e-3)), 1.0) for way in WAYS)
+CANDIDATES = tuple(Candidate(way, Affine(1e-4, 1e-10), CostTable((1e4, 1e6), (1e-4, 1e-3)), 1.0) for way in WAYS)
 SLOTS = tuple(
     SlotTime(f"{i}.{part}", shape, 0.002 * (i + 1))
     for i in range(6) for part, shape in (("weight", (256, 512)), ("bias", (256,)))
@@ -45,7 +45,7 @@ def test_the_best_plan_is_no_slower_than_any_candidate_nor_faster_than_compute(r
         found = list(simulate(JOB, Cluster(ranks, bandwidth, gpus_per_host)))
         assert [outcome.way for outcome in found] == [*names(CANDIDATES), BEST]
         assert min(outcome.step_s for outcome in found) == found[-1].step_s
-        assert all(0 < outcome.efficiency <= 1 for outcome in found)
+        assert all(0 < outcome.scaling_efficiency <= 1 for outcome in found)
         assert [outcome.alone_s for outcome in found] == pytest.approx([0.018] * len(found))
 
 
@@ -56,21 +56,21 @@ def test_slower_links_and_more_hosts_make_no_step_shorter():
 
 
 def test_a_host_alone_has_its_bus():
-    there = moved(JOB, Cluster(8, 1, gpus_per_host=8, inside_bytes_per_s=1e9))
+    there = on_cluster(JOB, Cluster(8, 1, gpus_per_host=8, inside_bytes_per_s=1e9))
     assert (there.ranks, there.gpus_per_host, there.local) == (8, 1, {})
     assert float(there.collectives["AllGather"](np.array([1e9]))[0]) == pytest.approx(1, rel=0.01)
 
 
 def test_hosts_sum_inside_and_one_rank_sends():
-    there = moved(JOB, Cluster(64, 100 * MBIT, gpus_per_host=8))
+    there = on_cluster(JOB, Cluster(64, 100 * MBIT, gpus_per_host=8))
     assert there.hosts == 8
     assert set(there.local) == {"sum", "broadcast"}
-    flat = moved(JOB, Cluster(8, 100 * MBIT))
+    flat = on_cluster(JOB, Cluster(8, 100 * MBIT))
     assert there.collectives == flat.collectives
 
 
 def test_decoding_an_all_gather_grows_with_the_payloads_and_nothing_else_does():
-    there = moved(JOB, Cluster(16, 100 * MBIT))
+    there = on_cluster(JOB, Cluster(16, 100 * MBIT))
     size = np.array([1e3, 1e5, 1e7])
     growth = [t.decode(size) / c.decode(size) for t, c in zip(there.candidates, CANDIDATES, strict=True)]
     assert np.allclose(growth, np.array([1, 4, 1])[:, None])
@@ -88,7 +88,7 @@ def test_an_all_reduce_is_a_ring_or_trees_whichever_is_faster():
 def test_the_latency_is_the_profiles():
     assert latency_of(JOB) == pytest.approx(1e-4)
     for hosts in (2, 8, 100):
-        assert latency_of(moved(JOB, Cluster(hosts, 100 * MBIT, latency_s=3e-5))) == pytest.approx(3e-5)
+        assert latency_of(on_cluster(JOB, Cluster(hosts, 100 * MBIT, latency_s=3e-5))) == pytest.approx(3e-5)
 
 
 def test_a_given_plan_is_simulated_as_it_is():

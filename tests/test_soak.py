@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.cli import main
-from gradwire.lab.faults import KINDS, faults, read_kinds
-from gradwire.lab.soak import soaking
-from gradwire.lab.soak_laws import Laws
-from gradwire.lab.soak_training import BY_CHECKPOINT
+from gradwire.lab.soak.faults import KINDS, faults, read_kinds
+from gradwire.lab.soak.laws import Laws
+from gradwire.lab.soak.soak import soaking
+from gradwire.lab.soak.soaked_model import BY_CHECKPOINT
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -51,7 +51,7 @@ def test_laws_that_are_broken_are_told():
     assert broken({"step": 3, **KEPT}, {**again, "stayed": False}) == []
     assert "its memory is lost" in broken({**again, "stayed": False, "late": True})[0]
     assert broken({"error": "rank 2 on host b was lost", "phase": "training"}) == []
-    assert "names nobody" in broken({"error": "a rank was lost (closed by peer)", "phase": "training"})[0]
+    assert "names no rank" in broken({"error": "a rank was lost (closed by peer)", "phase": "training"})[0]
 
 
 def test_who_was_lost_is_to_be_named_alone():
@@ -80,7 +80,7 @@ def test_a_short_run_holds_all_laws(tmp_path, capsys):
 
 @pytest.mark.parametrize("front_end", BY_CHECKPOINT)
 def test_what_ends_where_a_rank_is_lost_begins_again_from_a_checkpoint(front_end, tmp_path, monkeypatch):
-    monkeypatch.setattr("gradwire.lab.soak.FRONT_ENDS", (front_end,))
+    monkeypatch.setattr("gradwire.lab.soak.soak.FRONT_ENDS", (front_end,))
     with soaking(2, None, 1, tmp_path) as job:
         job.run(0.2, ["kill", "overflow"], lambda followed: None)
     log = (tmp_path / "ranks.log").read_text()

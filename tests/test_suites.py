@@ -8,16 +8,16 @@ import torch
 
 import gradwire as gw
 from gradwire.cli import main
-from gradwire.lab import bench_setup
-from gradwire.lab.bench import Sample
-from gradwire.lab.bench_setup import Setup, TimingOptions
 from gradwire.lab.configuration import parse
-from gradwire.lab.launch import RankFailed
+from gradwire.lab.experiments import bench_setup
+from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
+from gradwire.lab.experiments.suites import SUITES, Cuts, SuiteRow, suite
+from gradwire.lab.jobs.bench_job import TimedSteps
+from gradwire.lab.launch.launch import RankFailed
+from gradwire.lab.launch.runner import _Launcher
 from gradwire.lab.results import Totals
-from gradwire.lab.runner import _Launcher
-from gradwire.lab.suites import SUITES, Cuts, Row, suite
 from gradwire.plans import Plan, uniform
-from gradwire.report import suite as report
+from gradwire.report import suite_report as report
 from gradwire.report.timing import summarize
 from gradwire.slots import Slot
 
@@ -146,8 +146,8 @@ def test_a_model_that_the_machine_cannot_hold_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(bench_setup.os, "sysconf", lambda name: 1 << 16)
     setup = Setup(model="lstm", ranks=32)
     with pytest.raises(ValueError, match="lstm with 66 M parameters on 32 ranks needs over 39 GB, this machine has 4"):
-        setup.place("cpu")
-    Setup(model="lstm", ranks=2).place("cpu")
+        setup.cluster("cpu")
+    Setup(model="lstm", ranks=2).cluster("cpu")
 
 
 # what is written
@@ -160,7 +160,7 @@ def test_a_suite_writes_a_table_a_picture_and_commands(tmp_path: Path) -> None:
         mine = [row for row in rows if row.setup == setup]
         totals = Totals(2e6, 8e6, None, 0.1, 0.2, 0.3, 0.4)
         names = ["nocomm", *(row.configuration for row in mine)]
-        samples = [Sample(name, 0, [20.0 + index, 22.0], totals) for index, name in enumerate(names)]
+        samples = [TimedSteps(name, 0, [20.0 + index, 22.0], totals) for index, name in enumerate(names)]
         results += report.results(mine, summarize(samples), TIMING_OPTIONS)
     paths = report.write(tmp_path / "out", "gravac", results, {"machine": "made up", "link": None})
     assert [path.name for path in paths] == ["suite.png", "report.html"]
@@ -202,7 +202,9 @@ def test_mistakes_get_one_line(arguments: list[str], message: str, capsys: pytes
 
 def two_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     setups = [Setup(model="resnet18", ranks=2, batch=batch, size=32) for batch in (2, 3)]
-    monkeypatch.setitem(SUITES, "small", [Row(setup, name, setup) for setup in setups for name in ("dense", "bf16")])
+    monkeypatch.setitem(
+        SUITES, "small", [SuiteRow(setup, name, setup) for setup in setups for name in ("dense", "bf16")]
+    )
 
 
 def test_what_was_timed_before_a_failure_is_told_and_written(
@@ -211,7 +213,7 @@ def test_what_was_timed_before_a_failure_is_told_and_written(
     def run(launcher, job, spec, lines, follow):
         whole = "batch=2" in spec.options
         for name in spec.configurations[: None if whole else 2]:
-            follow(Sample(name, 0, [1.0], Totals(2e6, 8e6, None, 0, 0, 0, 0)).to_line())
+            follow(TimedSteps(name, 0, [1.0], Totals(2e6, 8e6, None, 0, 0, 0, 0)).to_line())
         if not whole:
             raise RankFailed(0, 1, "it was shot")
 
@@ -240,7 +242,7 @@ def test_a_small_suite_runs_from_end_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     setup = Setup(model="resnet18", ranks=4, batch=2, size=32)
-    monkeypatch.setitem(SUITES, "small", [Row(setup, name, setup) for name in ("dense@1mb", "topk@hybrid")])
+    monkeypatch.setitem(SUITES, "small", [SuiteRow(setup, name, setup) for name in ("dense@1mb", "topk@hybrid")])
     options = ["--hosts", "2", "--layers", "4", "--steps", "1", "--repeats", "1", "--out", str(tmp_path)]
     assert main(["bench", "--suite", "small", *options]) == 0
     (folder,) = tmp_path.iterdir()

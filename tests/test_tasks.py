@@ -24,8 +24,8 @@ from gradwire.lab.workloads import (
     WikiText,
     squad_files,
 )
-from gradwire.lab.workloads.base import IGNORED
 from gradwire.lab.workloads.image_set import crop_and_flip
+from gradwire.lab.workloads.task import IGNORED
 from gradwire.lab.workloads.tokens import lines_of, tokenizer
 from tests.small_files import (
     squad,

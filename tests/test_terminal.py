@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 import gradwire
-from gradwire.cli import main, places
-from gradwire.lab import network
+from gradwire.cli import main, run_setup
 from gradwire.lab.catalogue import catalogue
-from gradwire.lab.launch import RankFailed
+from gradwire.lab.launch.launch import RankFailed
+from gradwire.lab.network import network
 from gradwire.report import terminal
-from gradwire.report.tables import Table
+from gradwire.report.text_table import TextTable
 
 REPOSITORY = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(REPOSITORY)}
@@ -27,7 +27,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, env=ENVIRONMENT | environment, capture_output=True, text=True, check=False)
 
 
-def printed(table: Table, width: int) -> str:
+def printed(table: TextTable, width: int) -> str:
     console = Console(width=width, file=StringIO())
     console.print(terminal.fitted(table, width))
     assert isinstance(console.file, StringIO)
@@ -42,7 +42,7 @@ SPARE = COLUMNS[2:]
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 150, 300])
 @pytest.mark.parametrize("spare", [SPARE, []])
 def test_a_table_fits_and_cuts_no_digit(width: int, spare: list[str]) -> None:
-    text = printed(Table("Training", COLUMNS, FIGURES, spare=spare), width)
+    text = printed(TextTable("Training", COLUMNS, FIGURES, spare=spare), width)
     assert all(len(line) <= width for line in text.splitlines())
     shown = [figure for figure in FIGURES[0][1:] if figure in text]
     assert "1001.2345" in shown
@@ -53,7 +53,7 @@ def test_a_table_fits_and_cuts_no_digit(width: int, spare: list[str]) -> None:
 
 
 def test_columns_go_in_the_order_in_which_they_may_and_are_named() -> None:
-    table = Table("Training", COLUMNS, FIGURES, spare=["figure number 3", "figure number 1"])
+    table = TextTable("Training", COLUMNS, FIGURES, spare=["figure number 3", "figure number 1"])
     text = printed(table, 120)
     assert "no room for: figure number 3" in text
     assert "1004.2345" not in text
@@ -135,10 +135,10 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     class Full:
         free = 0
 
-    monkeypatch.setattr(places, "disk_usage", lambda path: Full)
+    monkeypatch.setattr(run_setup, "disk_usage", lambda path: Full)
     failure = RankFailed(0, 1, "unexpected pos 64 vs 0")  # what torch.save says then
     told = pytest.raises(OSError, match=f"no space is left on the disk of {tmp_path}: rank 0 ended")
-    with told, places.told(tmp_path / "run"):
+    with told, run_setup.writing_to(tmp_path / "run"):
         raise failure
 
 

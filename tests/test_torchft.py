@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.lab.launch import free_port
+from gradwire.lab.launch.launch import free_port
 from tests.processes.test_elastic import Rank
 
 pytest.importorskip("torchft", reason="`make test-torchft` installs it")
@@ -157,13 +157,13 @@ def manager_like(**differs: Any) -> Any:
 
 
 def test_states_of_another_step_or_of_something_else_are_refused():
-    from gradwire.integrations.torchft import LocalSteps, Optimizer
+    from gradwire.integrations.torchft import FaultTolerantLocalSteps, Optimizer
 
     model = torch.nn.Linear(2, 2)
     inner = torch.optim.SGD(model.parameters())
     state = {"step": 40, "shard": "0 of 1", "memories": None, "anchors": {}, "outer": {}, "inner steps": 0}
     with pytest.raises(ValueError, match="lacks 'anchors'; pass what exchange_state"):
-        LocalSteps(manager_like(), inner, model, state={"step": 0, "shard": "0 of 1", "memories": None})
+        FaultTolerantLocalSteps(manager_like(), inner, model, state={"step": 0, "shard": "0 of 1", "memories": None})
     with pytest.raises(ValueError, match="that of shard 1 of 2; this rank has 0 of 1"):
         Optimizer(manager_like(), inner, model, "topk:0.1", state=state | {"shard": "1 of 2"})
     with pytest.raises(ValueError, match="lacks 'memories'; pass what exchange_state"):
@@ -172,7 +172,7 @@ def test_states_of_another_step_or_of_something_else_are_refused():
     with pytest.raises(ValueError, match=says):
         Optimizer(manager_like(), inner, model, "topk:0.1", state=state)
     with pytest.raises(ValueError, match=says):
-        LocalSteps(manager_like(), inner, model, state=state)
+        FaultTolerantLocalSteps(manager_like(), inner, model, state=state)
 
 
 def test_managers_that_do_not_fit_are_refused():

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gradwire.lab.launch import free_port
+from gradwire.lab.launch.launch import free_port
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "with_torchrun.py"
 STEP = 25

@@ -8,14 +8,14 @@ import pytest
 import gradwire as gw
 from gradwire.cli import main
 from gradwire.construct import options_of
-from gradwire.lab import training_suites
 from gradwire.lab.configuration import parse_all
-from gradwire.lab.recipe import Recipe
+from gradwire.lab.experiments import training_suites
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.experiments.training import Training
+from gradwire.lab.experiments.training_suites import training_suite
 from gradwire.lab.results import Record, Run, Totals
-from gradwire.lab.tasks import tasks
-from gradwire.lab.training import Training
-from gradwire.lab.training_suites import training_suite
-from gradwire.report.training_suite import Trained, table
+from gradwire.lab.workloads.make_task import tasks
+from gradwire.report.training_suite_report import TrainedTask, table
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -70,7 +70,7 @@ def run(configuration: str, metrics: list[float], key: str) -> Run:
     ],
 )
 def test_the_time_to_the_metric_of_dense(metric: str, dense, other, expected) -> None:
-    trained = Trained("digits", "cnn", metric, [run("dense", dense, metric), run("topk:0.01", other, metric)])
+    trained = TrainedTask("digits", "cnn", metric, [run("dense", dense, metric), run("topk:0.01", other, metric)])
     assert trained.rows()[1]["seconds_to_dense"] == expected
     assert trained.rows()[1]["elements_factor"] == 100
     assert table("gravac", [trained]).rows[1][-3:] == ["100×", "1.00", "10.0×"]

@@ -19,8 +19,8 @@ from gradwire.lab.workloads import (
     Synthetic,
     TextFiles,
 )
-from gradwire.lab.workloads.base import epoch
-from gradwire.lab.workloads.models import GPT, resnet18, vgg16
+from gradwire.lab.workloads.narrow_models import GPT, resnet18, vgg16
+from gradwire.lab.workloads.task import epoch
 from gradwire.lab.workloads.text import python_sources
 from tests.small_files import idx_bytes, labelled, write_cifar10, write_cifar100, write_idx, write_ptb, write_text
 

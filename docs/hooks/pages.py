@@ -19,9 +19,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from gradwire import api
-from gradwire.lab.catalogue import Entry, catalogue
+from gradwire.lab.catalogue import CatalogueEntry, catalogue
 from gradwire.report import depth
-from gradwire.report.tables import Table
+from gradwire.report.text_table import TextTable
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import document
@@ -52,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def _with_algorithms(entry: Any, kinds: dict[str, list[Entry]]) -> Any:
+def _with_algorithms(entry: Any, kinds: dict[str, list[CatalogueEntry]]) -> Any:
     """An entry of the navigation; that of the algorithms with the page of each."""
     if "Algorithms" not in entry:
         return entry
@@ -81,7 +81,7 @@ def _inserted(what: str, name: str, part: str | None) -> str:
     return "\n".join(["```python", *text.splitlines()[first - 1 : found.end_lineno], "```"])
 
 
-def _algorithm(kind: str, entry: Entry) -> str:
+def _algorithm(kind: str, entry: CatalogueEntry) -> str:
     facts = [f"- **{name}**: {text}" for name, text in depth.facts(entry).items()]
     parts = [f"# {entry.cls.__name__ if entry.cls else entry.name}", entry.text, "\n".join(facts)]
     parts.append(f"On the command line it is `{entry.name}`; `gradwire list {entry.name}` shows this page.")
@@ -95,11 +95,11 @@ def _algorithm(kind: str, entry: Entry) -> str:
     return "\n\n".join(parts)
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     return _grid(table.columns, table.rows)
 
 
-def _index(kinds: dict[str, list[Entry]]) -> str:
+def _index(kinds: dict[str, list[CatalogueEntry]]) -> str:
     lines = ["# All algorithms", "One page for each, made from its docstring, its formulas and what was measured."]
     for kind in KINDS:
         lines += [f"## {kind}", "\n".join(f"- [{e.name}]({e.name}.md): {e.summary}" for e in kinds[kind])]
@@ -134,7 +134,7 @@ def _measured(name: str) -> list[str]:
         if way.partition(":")[0] == name
     ]
     columns = ["configuration", "link", "ranks", "model", "step", "date", "results"]
-    return [_table(Table("", columns, lines))] if lines else []
+    return [_table(TextTable("", columns, lines))] if lines else []
 
 
 def _ladder(name: str) -> str:
@@ -146,7 +146,7 @@ def _ladder(name: str) -> str:
         "Held-out loss beside dense training's after 300 equal steps, mean (least to most) of three seeds; "
         f"{found['ranks']} ranks, {found['date']}, `benchmarks/results/{name}.json`."
     )
-    return f"{_table(Table('', ['one line', 'fewer bytes', *TRAINED.values()], rows))}\n\n{note}"
+    return f"{_table(TextTable('', ['one line', 'fewer bytes', *TRAINED.values()], rows))}\n\n{note}"
 
 
 def _losses(name: str, task: str) -> str:
@@ -190,4 +190,4 @@ def _steps(link: str) -> str:
     dates = ", ".join(sorted({row["date"] for row in rows}))
     sources = ", ".join(f"`{name}.json`" for name in dict.fromkeys(row["file"] for row in rows))
     note = f"{_RATIO} Two ranks, {link} each, {dates}; `benchmarks/results/`: {sources}."
-    return f"{_table(Table('', ['model', *ways], lines))}\n\n{note}"
+    return f"{_table(TextTable('', ['model', *ways], lines))}\n\n{note}"

@@ -8,7 +8,7 @@ import gradwire
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 2 for the user's mistake, 1 for a rank that failed."""
     try:
-        from gradwire.cli.ending import run
+        from gradwire.cli.exit_codes import run
 
         return run(arguments)
     except ModuleNotFoundError as error:

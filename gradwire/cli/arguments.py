@@ -1,4 +1,4 @@
-"""What commands take, one type for each argument. Nothing here loads torch, so that `--help` is there at once."""
+"""Arguments of the commands, one type for each. Nothing here loads torch, so that `--help` is fast."""
 
 from pathlib import Path
 from typing import Annotated
@@ -29,8 +29,7 @@ Configurations = Annotated[
     list[str] | None, typer.Argument(metavar="CONFIG...", help=_CONFIGURATION, autocompletion=configurations)
 ]
 ControllerName = Annotated[
-    str | None,
-    typer.Option("--controller", metavar="NAME[:VALUE,...]", help=_CONTROLLER, autocompletion=controllers),
+    str | None, typer.Option("--controller", metavar="NAME[:VALUE,...]", help=_CONTROLLER, autocompletion=controllers)
 ]
 PlanFile = Annotated[Path | None, typer.Option("--plan", help="one more to compare: a plan.json of `gradwire plan`")]
 Name = Annotated[
@@ -55,8 +54,7 @@ TaskOptions = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="option of the task; see `list tasks`")
 ]
 Folder = Annotated[
-    Path | None,
-    typer.Option("--folder", "--data", help="where the task's files are; a suite's: its tasks' folders"),
+    Path | None, typer.Option("--folder", "--data", help="where the task's files are; a suite's: its tasks' folders")
 ]
 OwnModel = Annotated[str | None, typer.Option("--model", help=_TRAIN_MODEL)]
 Preset = Annotated[str | None, typer.Option(help=_PRESET, autocompletion=presets)]
@@ -99,7 +97,7 @@ Latency = Annotated[
     float | None, typer.Option(help="microseconds of a message beside its bytes; by default as in the profile")
 ]
 
-Minutes = Annotated[float, typer.Option(help="for how long faults befall the ranks")]
+Minutes = Annotated[float, typer.Option(help="for how long faults strike the ranks")]
 Faults = Annotated[str, typer.Option(help="which ones, separated by commas")]
 SoakHosts = Annotated[int, typer.Option(min=2, help="ranks, each on a host of its own where there is a link")]
 FaultSeed = Annotated[int, typer.Option("--seed", help="of the faults: the same seed draws the same ones")]

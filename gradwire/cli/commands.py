@@ -1,4 +1,4 @@
-"""The command line: list, train, bench, plan, simulate, soak, demo. What a command does is loaded when it is called."""
+"""The commands list, train, bench, plan, simulate, soak and demo, whose modules are loaded when they are called."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +17,7 @@ app = typer.Typer(
 )
 
 
-def _tell_version(wanted: bool) -> None:
+def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"gradwire {gradwire.__version__}, torch {version('torch')}")
         raise typer.Exit
@@ -26,17 +26,17 @@ def _tell_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_tell_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None: ...
 
 
 @app.command("list")
 def list_(name: a.Name = None) -> None:
-    """Show what there is: compressors by family, memories, communicators, controllers, tasks, models, presets."""
-    from gradwire.cli import listing
+    """List compressors by family, memories, communicators, controllers, tasks, models, presets."""
+    from gradwire.cli import list_command
 
-    listing.show(name)
+    list_command.show(name)
 
 
 @app.command()
@@ -71,7 +71,7 @@ def train(
 ) -> None:
     """Train configurations on one task, a published training or a suite; write metrics, pictures and a report to
     runs/."""
-    from gradwire.cli import training
+    from gradwire.cli import train_command
     from gradwire.cli.wanted import Wanted
 
     recipe = {
@@ -85,12 +85,12 @@ def train(
     if resume:
         defaults = [(shard, 1), (device, "cpu"), (out, Path("runs"))]
         others = [hosts, link, suite, *(given for given, default in defaults if given != default)]
-        return training.resume(resume, wanted, others)
+        return train_command.resume(resume, wanted, others)
     if suite:
         if shard > 1:
             raise typer.BadParameter("a suite trains with DDP: leave --shard out")
-        return training.train_suite(suite, wanted, hosts, link, device, out)
-    return training.train(wanted, hosts, link, shard, device, out)
+        return train_command.train_suite(suite, wanted, hosts, link, device, out)
+    return train_command.train(wanted, hosts, link, shard, device, out)
 
 
 @app.command()
@@ -114,16 +114,18 @@ def bench(
     out: Annotated[Path, typer.Option(help="where a suite's folder goes")] = Path("runs"),
 ) -> None:
     """Time the steps of configurations that take turns, always with `nocomm`: no communication at all."""
-    from gradwire.cli import benching
-    from gradwire.lab.bench_setup import TimingOptions
+    from gradwire.cli import bench_command
+    from gradwire.lab.experiments.bench_setup import TimingOptions
 
     timed = TimingOptions(steps, repeats, seed, device)
     sizes = {"layers": layers, "batch": batch, "size": size}
     if suite:
         own = [configurations, json_file, controller, plan]
-        return benching.bench_suite(suite, {"model": model, "ranks": hosts, "link": link, **sizes}, timed, out, own)
+        return bench_command.bench_suite(
+            suite, {"model": model, "ranks": hosts, "link": link, **sizes}, timed, out, own
+        )
     setup = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, "shard": shard, **sizes}
-    return benching.bench(setup, configurations, controller, plan, timed, json_file)
+    return bench_command.bench(setup, configurations, controller, plan, timed, json_file)
 
 
 @app.command()
@@ -141,9 +143,9 @@ def plan(
     out: a.Out = Path("runs"),
 ) -> None:
     """Find the plan for a task on a network with the most progress per second; write it and its profile to runs/."""
-    from gradwire.cli import schedule
+    from gradwire.cli import scheduler_commands
 
-    schedule.find_plan(task, model, hosts, link, candidates, fidelity, options, folder, seed, device, out)
+    scheduler_commands.find_plan(task, model, hosts, link, candidates, fidelity, options, folder, seed, device, out)
 
 
 @app.command()
@@ -158,9 +160,9 @@ def simulate(
     out: a.Out = Path("runs"),
 ) -> None:
     """Predict a job's step time on clusters that you do not have, from its profile."""
-    from gradwire.cli import schedule
+    from gradwire.cli import scheduler_commands
 
-    schedule.predict(job, ranks, link, gpus_per_host, inside, latency_us, every, out)
+    scheduler_commands.predict(job, ranks, link, gpus_per_host, inside, latency_us, every, out)
 
 
 @app.command()
@@ -172,15 +174,15 @@ def soak(
     seed: a.FaultSeed = 0,
     out: a.Out = Path("runs"),
 ) -> None:
-    """Train while random faults befall the ranks; write what followed, and which laws did not hold, to runs/."""
-    from gradwire.cli import soaking
+    """Train under random faults; write recoveries, and laws that did not hold, to runs/."""
+    from gradwire.cli import soak_command
 
-    soaking.soak(minutes, faults, hosts, link, seed, out)
+    soak_command.soak(minutes, faults, hosts, link, seed, out)
 
 
 @app.command()
 def demo() -> None:
     """Train a small language model on 4 hosts joined at 100 Mbit/s, dense and compressed."""
-    from gradwire.cli import training
+    from gradwire.cli import train_command
 
-    training.demo()
+    train_command.demo()

@@ -1,8 +1,8 @@
-"""What the shell offers at the Tab key; loads torch only then."""
+"""Completions for the shell's Tab key; torch is loaded only then."""
 
 
 def configurations(incomplete: str) -> list[str]:
-    """Plain DDP, local steps, and compressors; after a + what may stand there."""
+    """Plain DDP, local steps, and compressors; after a + its other parts."""
     from gradwire.lab.catalogue import catalogue
 
     kinds = catalogue()

@@ -7,48 +7,41 @@ from contextlib import contextmanager
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from gradwire.report import terminal
-from gradwire.report.tables import Table
+from gradwire.report.text_table import TextTable
 
 _WIDTH_IN_FILES = 150
 
 
 class Mistake(typer.TyperException):
-    """The user's; told in one line, with exit code 2."""
+    """A mistake of the user's, printed in one line, with exit code 2."""
 
 
 @contextmanager
 def mistakes() -> Iterator[None]:
-    """Makes ValueErrors the user's mistakes."""
+    """Turns ValueErrors into the user's mistakes."""
     try:
         yield
     except ValueError as error:
         raise Mistake(str(error)) from error
 
 
-def show(table: Table) -> None:
+def show(table: TextTable) -> None:
     """Prints a table, as wide as there is room."""
     there = console()
     there.print(terminal.fitted(table, there.width))
 
 
 def console(stderr: bool = False) -> Console:
-    """As wide as the terminal, or as COLUMNS says; in files wide enough for the tables."""
+    """A console as wide as the terminal, or as COLUMNS says; in files wide enough for the tables."""
     measured = "COLUMNS" in os.environ or (sys.stderr if stderr else sys.stdout).isatty()
     return Console(stderr=stderr, width=None if measured else _WIDTH_IN_FILES)
 
 
 def progress_bars() -> Progress:
-    """Bars on standard error, each with a note."""
+    """Progress bars on standard error, each with a note."""
     return Progress(
         TextColumn("{task.description:<24}", markup=False),
         BarColumn(),

@@ -1,21 +1,21 @@
-"""What a user wants to train, as they typed it."""
+"""Options of `gradwire train`, as the user typed them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gradwire.lab.comparison import Comparison
 from gradwire.lab.configuration import PLAN, controlled
-from gradwire.lab.presets import preset as preset_of
-from gradwire.lab.runner import Place
-from gradwire.lab.training import Training
+from gradwire.lab.experiments.comparison import Comparison
+from gradwire.lab.experiments.presets import preset as preset_of
+from gradwire.lab.experiments.training import Training
+from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.workloads import Own
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Options of `gradwire train`; None is what was not given."""
+    """Options of `gradwire train`, None where they were not given."""
 
     configurations: Sequence[str] | None
     options: Sequence[str] | None
@@ -32,31 +32,30 @@ class Wanted:
 
     @property
     def nothing(self) -> bool:
-        """Whether nothing was given."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return not any(value for name, value in values.items() if name != "recipe") and not self._recipe()
 
     def check_for_suite(self, suite: str) -> None:
-        """Raises ValueError for what a suite has by itself."""
+        """Raises ValueError for options that a suite has by itself."""
         own = (self.configurations, self.options, self.controller, self.plan)
         if any((*own, self.model, self.preset, self.pretrained)):
             raise ValueError(f"suite {suite} has configurations and options of its own: give none")
 
-    def comparison(self, training: Training, place: Place) -> Comparison:
-        """What is to be run of a training, with what the user wants to be otherwise.
+    def comparison(self, training: Training, cluster: LabCluster) -> Comparison:
+        """The runs of a training, with the user's changes.
 
         Raises ValueError for what cannot be."""
         chosen = texts(self.configurations, self.controller, self.plan, training.configurations)
         options = [*(self.options or []), *([f"pretrained={self.pretrained}"] if self.pretrained else [])]
         altered = training.altered(options=options, configurations=chosen, **self.recipe)
-        return altered.comparison(place.ranks, self.seed, self.checkpoint_every, place.shard)
+        return altered.comparison(cluster.ranks, self.seed, self.checkpoint_every, cluster.shard)
 
     def _recipe(self) -> bool:
         return any(value is not None for value in self.recipe.values())
 
 
 def described(task: str | None, model: str | None, preset: str | None, folder: Path | None) -> Training:
-    """What the user names: a task, a function of their own, or a preset on the files in `folder`.
+    """The training that the user names: a task, a function of their own, or a preset on the files in `folder`.
 
     Raises ValueError for two of them, and for a preset without files."""
     if sum(each is not None for each in (task, model, preset)) > 1:
@@ -75,7 +74,7 @@ def described(task: str | None, model: str | None, preset: str | None, folder: P
 def texts(
     configurations: Sequence[str] | None, controller: str | None, plan: Path | None, others: Sequence[str] = ()
 ) -> list[str]:
-    """What is compared, as text. Raises ValueError for nothing at all, where there are no `others` to fall back on,
+    """The configurations to compare, as text. Raises ValueError for none, where there are no `others` to fall back on,
     and for a controller that controls nothing."""
     named = [controlled(text, controller) for text in configurations or []]
     if controller and named == list(configurations or []):

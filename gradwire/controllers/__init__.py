@@ -1,8 +1,8 @@
-"""Controllers: what changes a plan while training, from what the training itself shows."""
+"""Controllers: they change the plan while training, from what the training shows."""
 
 from gradwire.controllers.accordion import Accordion
-from gradwire.controllers.base import MESSAGE_NUMBERS, Controller, Decision, GroupView, Observation, StepView
 from gradwire.controllers.cat import CAT
+from gradwire.controllers.controller import MESSAGE_NUMBERS, Controller, Decision, GroupView, Observation, StepView
 from gradwire.controllers.gravac import GraVAC
 from gradwire.controllers.lgreco import LGreCo
 from gradwire.controllers.requests import NativeRequest, ProfileRequest

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import Compressor
-from gradwire.controllers.base import Controller, Decision, Observation, StepView, rate_dropped
-from gradwire.controllers.recompress import recompress, with_options
-from gradwire.controllers.settings import setting_of
+from gradwire.controllers.controller import Controller, Decision, Observation, StepView, rate_dropped
+from gradwire.controllers.recompress import recompress, setting_of, with_options
 from gradwire.ops.gradients import Share, add_unless
 from gradwire.plans import Group, Plan
 

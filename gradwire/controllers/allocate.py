@@ -5,13 +5,13 @@ from numpy.typing import NDArray
 
 Matrix = NDArray[np.float64]
 FRONT = 64
-"""Partial sums that are kept per layer. Where more are worth it, those that are best by value plus cost at its price:
+"""Partial sums that are kept per layer. Of more, those that are best by value plus cost at its price:
 the one at which each layer's own best choice would just fit the budget (Lagrange's multiplier)."""
 
 
 def allocate(values: Matrix, costs: Matrix, budget: float) -> list[int]:
     """The choice per layer with the least sum of `values` (layers, choices) whose `costs` add up to at most `budget`;
-    the cheapest of each layer where nothing does. Exact as long as at most 64 partial sums are worth keeping."""
+    the cheapest of each layer where nothing does. Exact as long as at most 64 partial sums are kept."""
     if costs.min(1).sum() > budget:
         return costs.argmin(1).tolist()
     rest = np.append(costs.min(1)[::-1].cumsum()[::-1], 0)  # what the layers that follow cost at least
@@ -21,7 +21,7 @@ def allocate(values: Matrix, costs: Matrix, budget: float) -> list[int]:
     for layer, (own_values, own_costs) in enumerate(zip(values, costs, strict=True)):
         all_costs = (cost[:, None] + own_costs).ravel()
         all_values = (value[:, None] + own_values).ravel()
-        kept = _worth_keeping(all_costs, all_values, budget * (1 + 1e-12) - rest[layer + 1], price)
+        kept = _pareto_front(all_costs, all_values, budget * (1 + 1e-12) - rest[layer + 1], price)
         cost, value = all_costs[kept], all_values[kept]
         steps.append((kept, len(own_costs)))
     at, chosen = len(value) - 1, []
@@ -31,8 +31,8 @@ def allocate(values: Matrix, costs: Matrix, budget: float) -> list[int]:
     return chosen[::-1]
 
 
-def _worth_keeping(costs: Matrix, values: Matrix, budget: float, price: float) -> NDArray[np.intp]:
-    """Indices by ascending cost, and so descending value, of what fits and is not worse than a cheaper one."""
+def _pareto_front(costs: Matrix, values: Matrix, budget: float, price: float) -> NDArray[np.intp]:
+    """The Pareto front within the budget: indices by ascending cost, and so descending value."""
     order = np.argsort(costs, kind="stable")
     order = order[costs[order] <= budget]
     sorted_values = values[order]
@@ -41,12 +41,12 @@ def _worth_keeping(costs: Matrix, values: Matrix, budget: float, price: float) -
     if len(front) <= FRONT:
         return front
     priced = values[front] + price * costs[front]
-    priced[0] = -np.inf  # the cheapest leaves room for whatever follows
+    priced[0] = -np.inf  # the cheapest leaves budget for all that follow
     return front[np.sort(np.argpartition(priced, FRONT)[:FRONT])]
 
 
 def _price(values: Matrix, costs: Matrix, budget: float) -> float:
-    """What a unit of cost is worth, in units of value."""
+    """Lagrange's multiplier: the value of a unit of cost, found by bisection."""
     finite = np.isfinite(values) & np.isfinite(costs)
     values, costs = np.where(finite, values, 1e300), np.where(finite, costs, 1e300)
     layers = np.arange(len(costs))

@@ -1,4 +1,4 @@
-"""CAT: in each step the factor that lets most through per second, by a model of both."""
+"""CAT: each step sends the factor with the greatest predicted gain per second."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.controllers.base import Controller, Decision, Observation, StepView
-from gradwire.controllers.factors import spaced
+from gradwire.controllers.controller import Controller, Decision, Observation, StepView
+from gradwire.controllers.factor_search import spaced
 from gradwire.controllers.gain import Gain, Reading
-from gradwire.controllers.levels import check_levels, levels_of, with_levels
+from gradwire.controllers.two_levels import check_levels, levels_of, with_levels
 from gradwire.plans import Plan
 
 SETTLE_STEPS, REVISIT_STEPS = 4, 300
@@ -33,14 +33,14 @@ def share_at(factor: float, known: Mapping[float, float]) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """A step's seconds, alpha + beta * bytes; at factor 1 there are `dense_bytes`, in the sparse format."""
+    """Model of a step's seconds: alpha + beta * bytes; at factor 1 there are `dense_bytes`, in the sparse format."""
 
     alpha: float
     beta: float
     dense_bytes: float
 
     def seconds(self, factor: float) -> float:
-        """Of a step with this factor."""
+        """Predicted seconds of a step with this factor."""
         return max(self.alpha + self.beta * self.dense_bytes / factor, 1e-9)
 
 
@@ -69,13 +69,15 @@ def rates(factors: Sequence[float], known: Mapping[float, float], costs: Costs, 
 
 @dataclass
 class FactorStats:
-    """What steps with one factor have shown, NaN before: the share that is sent, seconds, bytes sent per rank; and the
-    last step with it."""
+    """Statistics of the steps with one factor, NaN before the first."""
 
     share: float = nan
+    """Of gradient and residual, that is sent."""
     seconds: float = nan
     wire_bytes: float = nan
+    """Sent per rank."""
     step: float = -inf
+    """The last one with this factor."""
 
     def slower(self, seconds: float, wire_bytes: float) -> bool:
         """Whether a step took longer than those before, and not for its bytes."""
@@ -144,6 +146,7 @@ class CAT(Controller):
         numbers[3] = now - before if before else 0.0
 
     def decide(self, seen: Observation) -> Plan | None:
+        # update the model with this step
         whole, first, second, seconds, sent, dense_bytes = seen.sums.tolist()
         timed, self._sent = self._sent, sent  # the seconds are those of the step before
         self._stayed += 1
@@ -155,6 +158,7 @@ class CAT(Controller):
         self._shown[0].share, shown.share = max(first / whole, 1e-9), max(second / whole, 1e-9)
         if self._stayed < SETTLE_STEPS or isnan(shown.seconds):
             return None
+        # choose the factor of the next steps
         index, text = self._next(seen.step, dense_bytes / seen.ranks)
         if index == self._index:
             return None
@@ -189,9 +193,11 @@ class CAT(Controller):
 
     def _next(self, step: int, dense_bytes: float) -> tuple[int, str]:
         """The index of the factor to send next, and why."""
+        # measure both ends of the range
         for end in (0, len(self._factors) - 1):
             if step - self._shown[end].step > REVISIT_STEPS:
                 return end, "measure"
+        # maximise gain per second
         costs, known = self._model(step, dense_bytes)
         promised = rates(self._factors, known, costs, self._reading)
         best = max(range(len(promised)), key=promised.__getitem__)
@@ -199,7 +205,7 @@ class CAT(Controller):
         return self._index if stays else best, "most gain per second:"
 
     def _model(self, step: int, dense_bytes: float) -> tuple[Costs, dict[float, float]]:
-        """Costs and known shares, from what is not older than the ends of the range may be."""
+        """Costs and known shares, from measurements of the last REVISIT_STEPS steps."""
         pairs = zip(self._factors, self._shown, strict=True)
         recent = [(factor, seen) for factor, seen in pairs if step - seen.step <= REVISIT_STEPS]
         alpha, beta = fit([(seen.wire_bytes, seen.seconds) for _, seen in recent])

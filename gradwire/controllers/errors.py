@@ -1,4 +1,4 @@
-"""What compressors would leave of a layer."""
+"""Compression errors of a layer."""
 
 from collections.abc import Sequence
 

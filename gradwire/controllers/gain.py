@@ -1,4 +1,4 @@
-"""What of a gradient gets through: three readings of the share that is sent, and what a step is worth by it."""
+"""The gain of compressed steps: three readings of the share that is sent, and a step's efficiency by it."""
 
 from dataclasses import dataclass
 from math import inf, sqrt
@@ -24,14 +24,14 @@ ENERGY_HORIZON_STEPS = 8.0
 
 @dataclass(frozen=True)
 class Reading:
-    """A reading of the gain, and what it takes: the delay's horizon in steps."""
+    """A reading of the gain, with the delay's horizon in steps."""
 
     gain: Gain
     horizon: float = HORIZON_STEPS
 
     @property
     def measure(self) -> Measure:
-        """What the share is one of."""
+        """The measure of which the share is a part."""
         return "magnitude" if self.gain == "delay" else "energy"
 
     @property
@@ -60,14 +60,14 @@ class Reading:
                 return share_of(self.horizon * (1 / gain - 1) if gain else inf)
 
 
-def worth_of(share: float) -> float:
-    """How many dense steps a step makes up for that sends this share of the energy of gradient and residual: that of
-    their delay; 0 where so little is sent that training takes harm."""
+def efficiency_of(share: float) -> float:
+    """The statistical efficiency of steps that send this share of the energy of gradient and residual, in dense steps:
+    that of their delay; 0 where so little is sent that training takes harm."""
     return Reading("delay", ENERGY_HORIZON_STEPS).of(share) if share >= LEAST_ENERGY else 0.0
 
 
 def delay_of(share: float) -> float:
-    """The steps' worth of what is sent that stays behind."""
+    """The mean number of steps that an element waits, where this share is sent in each."""
     return 1 / share - 1 if share else inf
 
 

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.controllers.base import Controller, Decision, Observation, StepView, rate_dropped
-from gradwire.controllers.factors import Factors, Scaling, spaced
+from gradwire.controllers.controller import Controller, Decision, Observation, StepView, rate_dropped
+from gradwire.controllers.factor_search import FactorSearch, Scaling, spaced
 from gradwire.controllers.gain import Gain, Reading, delay_of
 from gradwire.controllers.guard import Guard
-from gradwire.controllers.levels import check_levels, levels_of, with_levels
+from gradwire.controllers.two_levels import check_levels, levels_of, with_levels
 from gradwire.controllers.window import Observed, Summary, Window
 from gradwire.plans import Plan
 
@@ -26,12 +26,13 @@ HORIZON_WINDOWS = 8
 
 @dataclass
 class Reference:
-    """What was found when a factor was settled on; NaN where none is. `seconds` are at first those of when it was
-    tried. `rate` is the largest learning rate since."""
+    """Measurements from when a factor was settled on; NaN before that."""
 
     share: float = nan
     seconds: float = nan
+    """Of a step; at first those from when the factor was tried."""
     rate: float = 0.0
+    """The largest learning rate since."""
 
 
 @dataclass
@@ -49,7 +50,7 @@ class GraVAC(Controller):
     `scheduler` drops to half, steps take longer or less long, the gain falls, or delays fall to half. Without
     `scheduler` it does not see the learning rate.
 
-    Tell it the loss with `report`, and it steps back where that rises suddenly.
+    Give it the loss by `report`, and it steps back where that rises suddenly.
     """
 
     min_factor: float = 10
@@ -79,7 +80,7 @@ class GraVAC(Controller):
         self._reading = Reading(self.gain, HORIZON_WINDOWS * self.window)
         least = self._reading.least if self.min_gain is None else self.min_gain
         factors = spaced(self.min_factor, self.max_factor, self.scaling)
-        self._factors = Factors(factors, self.tolerance, self._reading, least)
+        self._factors = FactorSearch(factors, self.tolerance, self._reading, least)
         self._window, self._guard = Window(self.window), Guard()
         self._reference = Reference()
         self._origin = Plan(())
@@ -94,7 +95,7 @@ class GraVAC(Controller):
         return self._plan()
 
     def report(self, loss: float | Tensor) -> None:
-        """Tells this step's training loss, before its backward pass; on all ranks, or on some."""
+        """Takes this step's training loss, before its backward pass; on all ranks, or on some."""
         self._losses.append(float(loss))
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
@@ -113,6 +114,7 @@ class GraVAC(Controller):
     def decide(self, seen: Observation) -> Plan | None:
         row = Observed(*seen.sums.tolist())
         self._window.add(row)
+        # explore anew where the training has changed, else when a window is full
         rate = row.learning_rate / seen.ranks
         if rate_dropped(rate, self._reference.rate):
             self._reference.rate = rate
@@ -150,13 +152,13 @@ class GraVAC(Controller):
         )
 
     def _begin_search(self, seen: Observation, reason: str) -> None:
-        """In the middle of a window."""
+        """Starts a search in the middle of a window."""
         self.decisions.append(Decision(seen.next_step, f"{reason}: explore from {self._factors.factor:g}x"))
         self._window.rows.clear()
         self._begin_anew()
 
     def _close_window(self, seen: Observation) -> None:
-        """Decides what follows from the window that is full."""
+        """Moves on after a full window."""
         summary, before = self._window.summarize(seen.ranks), (self._factors.factor, self._factors.frozen)
         gain = self._reading.of(summary.sent)
         throughput = gain / summary.seconds

@@ -1,4 +1,4 @@
-"""A guard for accuracy: notices when training takes harm."""
+"""A guard for accuracy: sudden rises of the loss or the residual."""
 
 from dataclasses import dataclass
 from math import hypot, isnan
@@ -20,7 +20,7 @@ class Guard:
     residual: float = float("nan")
 
     def notice(self, loss: float, error: float, residual: float) -> str | None:
-        """What rose suddenly, in words. `residual` is relative to what is sent."""
+        """A sentence about a sudden rise, or None. `residual` is relative to what is sent."""
         before, self.loss = self.loss, loss
         noise, self.error = hypot(self.error, error), error
         left, self.residual = self.residual, residual

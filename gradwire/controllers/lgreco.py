@@ -1,4 +1,4 @@
-"""L-GreCo: each layer's own compression, by what it costs and what it loses there."""
+"""L-GreCo: each layer's own compression, by its bytes and its error there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,10 +11,9 @@ from torch import Tensor
 
 from gradwire.compressors import FP16, QSGD, Compressor, GroupContext, Predictable, TernGrad
 from gradwire.controllers.allocate import allocate
-from gradwire.controllers.base import MESSAGE_NUMBERS, Controller, Decision, Observation, StepView
+from gradwire.controllers.controller import MESSAGE_NUMBERS, Controller, Decision, Observation, StepView
 from gradwire.controllers.errors import square_errors
-from gradwire.controllers.recompress import recompress, with_options
-from gradwire.controllers.settings import setting_of
+from gradwire.controllers.recompress import recompress, setting_of, with_options
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.plans import Group, Plan, sizes_follow_from_shapes
 from gradwire.schedule.profile import wire_bytes
@@ -41,7 +40,7 @@ class LGreCo(Controller):
 
     Layers are looked at a few per step, so that the message stays at 64 bytes; the first look is after `interval` / 10
     steps. After all were looked at the plan follows, and `interval` steps later they are looked at again. Which layers
-    are looked at in a step follows from its number, on all ranks alike.
+    are looked at in a step follows from its number alone.
     """
 
     budget: Budget = "error"
@@ -61,11 +60,11 @@ class LGreCo(Controller):
                 "or LGreCo('seconds', 0.05)"
             )
         if unfit := [choice for choice in self.choices or () if not isinstance(choice, Predictable)]:
-            raise ValueError(f"{unfit[0]} does not know what it loses of a layer; use e.g. choices=(gw.TopK(0.01),)")
+            raise ValueError(f"{unfit[0]} cannot predict its error on a layer; use e.g. choices=(gw.TopK(0.01),)")
         if self.interval < 1:
             raise ValueError(f"interval={self.interval} counts steps; use 1 or more, e.g. interval=500")
         self._wire = [0.0, 0.0]
-        self._told = (0, 0.0)
+        self._reported = (0, 0.0)
         self._begin_layers(Plan(()))
 
     def check(self, plan: Plan) -> None:
@@ -92,8 +91,8 @@ class LGreCo(Controller):
                 numbers[at : at + len(errors)] = numbers.new_tensor(errors)
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
-        numbers[-2], numbers[-1] = seen.wire_bytes - self._told[0], seen.wire_s - self._told[1]
-        self._told = (seen.wire_bytes, seen.wire_s)
+        numbers[-2], numbers[-1] = seen.wire_bytes - self._reported[0], seen.wire_s - self._reported[1]
+        self._reported = (seen.wire_bytes, seen.wire_s)
 
     def decide(self, seen: Observation) -> Plan | None:
         row = seen.sums.double()
@@ -160,6 +159,7 @@ class LGreCo(Controller):
 
     def _solve(self, seen: Observation) -> Plan:
         """The plan that follows from the curves."""
+        # errors and bytes of every choice (layers, choices)
         slots = {slot.name: slot for slot in seen.slots}
         most = max(map(len, self._choices.values()))
         errors, sizes = np.full((2, len(self._names), most), np.inf)
@@ -167,13 +167,16 @@ class LGreCo(Controller):
             count = len(self._choices[name])
             errors[row, :count] = [sqrt(error) for error in self._curves[name]]
             sizes[row, :count] = [choice.slot_bytes(slots[name]) for choice in self._choices[name]]
+        # those of the compressors given are the budget
         given = [self._choices[name].index(self._given[name]) for name in self._names]
         rows = range(len(given))
         error, size = float(errors[rows, given].sum()), float(sizes[rows, given].sum())
+        # knapsack
         if self.budget == "error":
             chosen = allocate(sizes, errors, error)
         else:
             chosen = allocate(errors, sizes, self._byte_budget(size, seen))
+        # regroup by choice
         picked = {name: self._choices[name][choice] for name, choice in zip(self._names, chosen, strict=True)}
         now = float(sizes[rows, chosen].sum()), float(errors[rows, chosen].sum())
         text = f"{now[0] / size:.3g} times the bytes at {now[1] / max(error, 1e-30):.3g} times the error"
@@ -195,7 +198,7 @@ class LGreCo(Controller):
 
 
 def _measured(compressor: Compressor) -> TypeGuard[Predictable]:
-    """Whether this loses something of a layer, and knows what."""
+    """Whether the compressor has an error, and can predict it."""
     return sizes_follow_from_shapes(compressor) and not compressor.is_cast
 
 
@@ -214,7 +217,7 @@ def _around(given: Predictable) -> list[Predictable]:
 
 
 def _joined(plan: Plan) -> Plan:
-    """The plan, or with too many groups the one that has one for each way to compress."""
+    """The plan, or with too many groups one with a group for each way to compress."""
     if len(plan.groups) <= MOST_GROUPS:
         return plan
     names: dict[tuple[Any, ...], list[str]] = {}

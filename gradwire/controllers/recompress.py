@@ -1,4 +1,4 @@
-"""Plans like another, but compressed in other ways."""
+"""Copies of a plan with other compressors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -25,7 +25,7 @@ def _parts(group: Group, compressor_of: Callable[[Group, str], Compressor]) -> l
 
 
 def _communicator(communicator: Communicator, compressor: Compressor) -> Communicator:
-    """What is summed anyway is summed by all-reduce, and the rest as the group was, where that can be."""
+    """All-reduce for summable codecs, else the group's own where it takes the compressor, else the default."""
     if compressor.summable and not compressor.sparse:
         return AllReduce()
     try:
@@ -38,6 +38,11 @@ def _communicator(communicator: Communicator, compressor: Compressor) -> Communi
 def has(compressor: Compressor, option: str) -> bool:
     """Whether the compressor has this hyperparameter."""
     return option in {field.name for field in fields(compressor)}  # pyright: ignore[reportArgumentType]
+
+
+def setting_of(compressor: Compressor) -> str | None:
+    """The name of the option that says how much a compressor sends; None where it has none, as casts."""
+    return next((name for name in ("ratio", "rank", "levels") if has(compressor, name)), None)
 
 
 def with_options(compressor: Compressor, options: Mapping[str, Any]) -> Any:

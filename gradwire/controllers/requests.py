@@ -1,4 +1,4 @@
-"""What a controller may ask for beside another plan: plain values, carried out by the runtime on all ranks alike."""
+"""Requests of controllers beside another plan: plain values, which the runtime carries out on all ranks."""
 
 import json
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from gradwire.schedule import Profile
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """Trace the next `steps` steps with `plan`, then measure each of the `ways`, groups without slots, on the job's own
-    network. The plan stays in force."""
+    """Request to trace `steps` steps with `plan`, then measure each of the `ways`, groups without slots, on the job's
+    own network. The plan stays in force."""
 
     plan: Plan
     ways: tuple[Group, ...]
@@ -19,16 +19,16 @@ class ProfileRequest:
 
 @dataclass(frozen=True)
 class Profiled:
-    """The answer: what was measured, the same on all ranks, and the share of its speed that backward loses while the
-    worker computes."""
+    """Answer to a `ProfileRequest`, the same on all ranks."""
 
     profile: Profile
     contention: float
+    """The share of its speed that backward loses while the worker computes."""
 
 
 @dataclass(frozen=True)
 class NativeRequest:
-    """Have the framework reduce by itself for so many steps, and ask again."""
+    """Request that the framework reduce by itself for so many steps."""
 
     steps: int
 

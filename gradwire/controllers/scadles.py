@@ -1,11 +1,11 @@
-"""ScaDLES: compressed where that loses little, else dense."""
+"""ScaDLES: groups are compressed where that loses little energy, else dense."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from gradwire.controllers.base import Controller, Decision, Observation, StepView
+from gradwire.controllers.controller import Controller, Decision, Observation, StepView
 from gradwire.controllers.gravac import GraVAC
 from gradwire.plans import Plan
 
@@ -14,7 +14,7 @@ from gradwire.plans import Plan
 class ScaDLES(Controller):
     """GraVAC with one level: each group sends `factor` times fewer elements where what is left behind is at most the
     share `loss` of the energy of gradient and residual, else it sends all (Tyagi and Swany, IEEE BigData 2022).
-    It says every `window` steps what that came to."""
+    It logs the result every `window` steps."""
 
     factor: float = 10
     loss: float = 0.3

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors import FP32, Compressor, Quantized
-from gradwire.controllers.base import Controller, Decision, Observation
+from gradwire.controllers.controller import Controller, Decision, Observation
 from gradwire.controllers.recompress import has, recompress, with_options
 from gradwire.memories import DGCMemory
 from gradwire.plans import Group, Plan
@@ -20,8 +20,8 @@ class WarmUp(Controller):
     https://arxiv.org/abs/1712.01887). Every stage divides the share by the same number, at most 4. The first `dense`
     steps send all.
 
-    With `bits`, such as 8 or 4, there is one stage instead, for whatever has a memory, low rank too: all elements in so
-    many bits (`Quantized`) for `steps` steps. Residuals go on from there.
+    With `bits`, such as 8 or 4, there is one stage instead, for every compressor with a memory, low rank too: all
+    elements in so many bits (`Quantized`) for `steps` steps. Residuals go on from there.
     """
 
     start: float = 0.25
@@ -119,7 +119,7 @@ class WarmUp(Controller):
         return has(group.compressor, "ratio")
 
     def _share(self, final: float) -> float:
-        """What is sent after the steps done so far."""
+        """The share that is sent after the steps done so far."""
         stages = ceil(log(self.start / final, 4) - 1e-9)
         stage = (self._done - self.dense) * stages // self.steps
         return max(final, self.start * (final / self.start) ** (stage / stages)) if stage < stages else final

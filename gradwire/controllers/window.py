@@ -1,4 +1,4 @@
-"""Steps of the same compression, summed up: what ranks observed of them together."""
+"""Windows of steps with the same compression, summed over steps and ranks."""
 
 from dataclasses import dataclass, field
 from math import isfinite, nan, sqrt
@@ -10,31 +10,37 @@ from torch import Tensor
 
 
 class Observed(NamedTuple):
-    """What ranks add up in a step: norms of gradient and residual (`whole`), of what the factor selects of them
-    (`held`) and of what is sent; the elements sent; all elements; the seconds since the last step, the learning rate,
-    the loss, and of how many ranks losses are."""
+    """One step's numbers, summed over the ranks."""
 
     whole: float
+    """Norm of gradient and residual."""
     held: float
+    """Norm of the part that the factor selects."""
     sent: float
+    """Norm of the part that is sent."""
     sent_elements: float
     elements: float
     seconds: float
+    """Since the last step."""
     learning_rate: float
     loss: float
     losses: float
+    """How many ranks reported a loss."""
 
 
 class Summary(NamedTuple):
-    """A window's shares of `whole` that were held and sent, the factor achieved, the median step's seconds, and the
-    mean loss, NaN where none was told, with its standard error."""
+    """A window's averages; `held` and `sent` are shares of `whole`."""
 
     held: float
     sent: float
     factor: float
+    """All elements over elements sent."""
     seconds: float
+    """Of the median step."""
     loss: float
+    """The mean, NaN where none was reported."""
     loss_error: float
+    """Standard error of the mean."""
 
 
 @dataclass
@@ -59,7 +65,7 @@ class Window:
         return median(row.seconds / ranks for row in self.rows[-half:]) if len(self.rows) >= half else nan
 
     def summarize(self, ranks: int) -> Summary:
-        """Sums over steps before any division: a step counts for what it holds."""
+        """The window's averages: sums over steps before any division, so that steps count by their norms."""
         rows = self.rows[self.steps // 4 :]
         whole, held, sent, sent_elements, elements, *_ = map(sum, zip(*rows, strict=True))
         seconds = [row.seconds / ranks for row in rows if row.seconds > 0]

@@ -14,22 +14,22 @@ from gradwire.plans import Plan
 def compress(
     accelerator: Accelerator, model: nn.Module, compressor: Compressor | Plan | str | None = None, **options: Any
 ) -> Handle:
-    """Compresses the gradients of what `accelerator.prepare` made of a model; `save_state` and `load_state` take its
-    state along. The `options` are those of `gradwire.attach`, which says what it raises."""
+    """Compresses the gradients of a model from `accelerator.prepare`; `save_state` and `load_state` include its state.
+    The `options` are those of `gradwire.attach`, which says what it raises."""
     options.setdefault("scaler", accelerator.scaler)
     handle = attach(model, compressor, **options)
-    accelerator.register_for_checkpointing(Saved(handle))
+    accelerator.register_for_checkpointing(CheckpointedHandle(handle))
     return handle
 
 
-class Saved:
-    """A handle's state as Accelerate saves it: all ranks ask for it, and rank 0 writes it."""
+class CheckpointedHandle:
+    """Adapter of a handle to Accelerate's checkpoints: all ranks ask for its state, and rank 0 writes it."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
     def state_dict(self) -> StateDict:
-        """Of all ranks."""
+        """The state of all ranks."""
         return self._handle.state_dict(all_ranks=True)
 
     def load_state_dict(self, state: StateDict) -> None:

@@ -18,9 +18,10 @@ FILE = "gradwire.pt"
 _log = logging.getLogger("gradwire")
 
 
-class Compress(TrainerCallback):
-    """Compresses gradients from the start of training: `trainer.add_callback(Compress(trainer, gw.TopK(0.01)))`. Every
-    checkpoint gets a file gradwire.pt, which is read where training resumes from it. The `options` are those of
+class CompressionCallback(TrainerCallback):
+    """Callback that compresses gradients: `trainer.add_callback(CompressionCallback(trainer, gw.TopK(0.01)))`.
+
+    Every checkpoint gets a file gradwire.pt, which is read where training resumes from it. The `options` are those of
     `gradwire.attach`, which says what it raises. `handle` is there once training has started."""
 
     def __init__(self, trainer: Trainer, compressor: Compressor | Plan | str | None = None, **options: Any) -> None:
@@ -34,7 +35,7 @@ class Compress(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Attaches to the model as the trainer has wrapped it, and loads what the checkpoint has."""
+        """Attaches to the model as the trainer has wrapped it, and loads the checkpoint's state."""
         model = self._trainer.model_wrapped
         assert model is not None
         if model is not self._model:
@@ -44,14 +45,14 @@ class Compress(TrainerCallback):
             self._load(Path(self._from) / FILE, self.handle)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """On all ranks, when the trainer has saved the rest."""
+        """Saves the state of all ranks beside what the trainer has saved."""
         assert self.handle
         own = self.handle.state_dict(all_ranks=True)
         if state.is_world_process_zero:
             save(own, Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / FILE)
 
     def _noting_checkpoint(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """`trainer.train`; no callback is told where it resumes from."""
+        """`trainer.train`, noting the checkpoint it resumes from, which callbacks are not given."""
         last = get_last_checkpoint(self._trainer.args.output_dir) if resume_from_checkpoint is True else None
         self._from = last or (str(resume_from_checkpoint) if resume_from_checkpoint else None)
         return self._train(resume_from_checkpoint, *args, **kwargs)
@@ -60,4 +61,4 @@ class Compress(TrainerCallback):
         if path.is_file():
             handle.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         else:
-            _log.warning("%s is not there: what memories held at that checkpoint is not known", path)
+            _log.warning("%s is not there: the residuals of that checkpoint are not known", path)

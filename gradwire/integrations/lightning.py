@@ -1,4 +1,4 @@
-"""Gradwire under Lightning: a callback for the strategy "ddp", or a strategy that brings it along."""
+"""Gradwire under Lightning: a callback for the strategy "ddp", or a strategy that includes it."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from gradwire.frontends import Handle, attach
 from gradwire.plans import Plan
 
 
-class Compress(lightning.Callback):
-    """Compresses gradients from the start of `fit`; Lightning's checkpoints take the state along. Under automatic
+class GradientCompression(lightning.Callback):
+    """Callback that compresses gradients in `fit`; Lightning's checkpoints take the state along. Under automatic
     optimization a step is taken back, as by `handle.skip()`, where the module's `optimizer_step` calls the closure and
     leaves the optimizer's step out. The `options` are those of `gradwire.attach`, which says what it raises; `handle`
     is there once training has started."""
@@ -26,7 +26,7 @@ class Compress(lightning.Callback):
         self._unused = False
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Attaches to the strategy's model, which there is by now, and loads what a checkpoint had."""
+        """Attaches to the strategy's model, which exists by now, and loads a checkpoint's state."""
         model = trainer.strategy.model
         assert model is not None
         if model is not self._model:
@@ -40,7 +40,7 @@ class Compress(lightning.Callback):
         self._loaded = {}
 
     def on_after_backward(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """There are gradients for a step, but where they only accumulate."""
+        """Notes that there are gradients for a step, unless they only accumulate."""
         self._unused = pl_module.automatic_optimization and getattr(self._model, "require_backward_grad_sync", False)
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
@@ -53,19 +53,19 @@ class Compress(lightning.Callback):
         self._unused = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Of all ranks, all of which Lightning has come here."""
+        """The state of all ranks, which Lightning has all call this."""
         return self.handle.state_dict(all_ranks=True) if self.handle else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Lightning reads checkpoints before there is a DDP."""
+        """Keeps the state until there is a DDP: Lightning reads checkpoints before."""
         self._loaded = state_dict
 
 
 class CompressedDDP(DDPStrategy):
-    """Lightning's strategy "ddp" under `compress`: `Trainer(strategy=CompressedDDP(Compress(gw.TopK(0.01))))`. The
-    `options` are those of `DDPStrategy`."""
+    """Lightning's DDP with compression: `Trainer(strategy=CompressedDDP(GradientCompression(gw.TopK(0.01))))`.
+    The `options` are those of `DDPStrategy`."""
 
-    def __init__(self, compress: Compress, **options: Any) -> None:
+    def __init__(self, compress: GradientCompression, **options: Any) -> None:
         super().__init__(**options)
         self.compress = compress
 

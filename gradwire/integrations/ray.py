@@ -20,9 +20,9 @@ FILE = "gradwire.pt"
 def compress(
     model: nn.Module, compressor: Compressor | Plan | str | None = None, *, checkpoint: Any = None, **options: Any
 ) -> Handle:
-    """Compresses the gradients of what `ray.train.torch.prepare_model` made of a model, and loads what `checkpoint`
-    has, by default the one that Ray starts workers again from. All workers call it; the `options` are those of
-    `gradwire.attach`, which says what it raises. Raises FileNotFoundError for a checkpoint without Gradwire's state."""
+    """Compresses the gradients of a model from `ray.train.torch.prepare_model`, and loads `checkpoint`, by default the
+    one that Ray restarts workers from. All workers call it; the `options` are those of `gradwire.attach`, which says
+    what it raises. Raises FileNotFoundError for a checkpoint without Gradwire's state."""
     handle = attach(model, compressor, **options)
     found = checkpoint or train.get_checkpoint()
     if found:

@@ -1,5 +1,5 @@
-"""Gradwire under torchft, on a plain model: `Optimizer` in place of torchft's and of its DDP, `LocalSteps` in place of
-its DiLoCo and LocalSGD. What happens at their quorums and votes is in `gradwire.integrations.quorum`."""
+"""Gradwire under torchft, on a plain model: `Optimizer` in place of torchft's and of its DDP, `FaultTolerantLocalSteps`
+in place of its DiLoCo and LocalSGD. Their quorums and votes are in `gradwire.integrations.quorum_exchange`."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -20,8 +20,8 @@ from gradwire.frontends.idle import Nothing
 from gradwire.frontends.local_optimizer import DILOCO
 from gradwire.frontends.rounds import OuterOptimizer, go_back, outer_step
 from gradwire.groups import Grouping
-from gradwire.integrations.quorum import Exchange
-from gradwire.integrations.replica import ReplicaGradients, least, replica_of
+from gradwire.integrations.quorum_exchange import QuorumExchange
+from gradwire.integrations.torchft_replica import ReplicaGradients, least, replica_of
 from gradwire.memories import Memory
 from gradwire.plans import Plan
 from gradwire.runtime.failures import Interrupted
@@ -39,11 +39,11 @@ class Optimizer(torchft.Optimizer):
     `gradwire.attach` that say how gradients are reduced: memory, communicator, dense, groups, controller.
 
     `handle` is that of the present quorum. Memories of replicas that stay are those after the last step that counts,
-    whatever happens; a replica that comes begins with empty ones, or with those of `state`: what `exchange_state()`
+    whatever is lost; a new replica begins with empty ones, or with those of `state`: what `exchange_state()`
     gave on this rank after the step from which the manager goes on.
 
     Raises ValueError for what `attach` refuses, for a manager with `use_async_quorum`, with which replicas are not yet
-    alike when the forward pass begins, for a replica of several ranks whose model is whole, and for another step's
+    equal when the forward pass begins, for a replica of several ranks whose model is whole, and for another step's
     state.
     """
 
@@ -67,16 +67,16 @@ class Optimizer(torchft.Optimizer):
         self._choices.check()
         self._model, self._replica = model, replica_of(model, manager)
         self._find_unused = find_unused_parameters
-        self._exchange = Exchange(manager, self._make, partial(least, self._replica), state)
+        self._exchange = QuorumExchange(manager, self._make, partial(least, self._replica), state)
         self._front_end = self._new_front_end(1)
 
     @property
     def handle(self) -> Handle:
-        """Looks into what this replica exchanges in the present quorum."""
+        """The handle of the exchange in the present quorum."""
         return self._exchange.handle
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """A step begins, with whoever is there."""
+        """Begins a step with the replicas of the quorum."""
         self._exchange.begin()
         self._front_end.reduced = False
         self.optim.zero_grad(set_to_none)
@@ -88,8 +88,8 @@ class Optimizer(torchft.Optimizer):
             self.optim.step(closure)
 
     def exchange_state(self) -> dict[str, Any]:
-        """What this replica keeps of what the others have yet to get. Save it after a step, on every rank of every
-        replica, beside the model, the inner optimizer and the manager's state."""
+        """This replica's memories: gradients that the others have yet to get. Save it after a step, on every rank of
+        every replica, beside the model, the inner optimizer and the manager's state."""
         return self._exchange.state()
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -109,14 +109,14 @@ class Optimizer(torchft.Optimizer):
         return runtime, self._front_end
 
 
-class LocalSteps(torchft.Optimizer):
+class FaultTolerantLocalSteps(torchft.Optimizer):
     """`gradwire.LocalSteps` on the replicas of `manager`: each takes `inner_steps` steps by itself, then comes a round,
     with quorum and vote. One that does not count is dropped: parameters go back to what replicas share. Its arguments
     are those of `gradwire.LocalSteps`, and `state`: what `exchange_state()` gave on this rank, where model and manager
     go on from.
 
-    Whoever makes one without a state waits for the others' next round, and takes part in it with nothing moved: it
-    begins with what they share from there. Raises ValueError as `Optimizer` does.
+    Without a state, the constructor waits for the others' next round and takes part in it with a pseudo-gradient of
+    zero; then it begins with the shared parameters. Raises ValueError as `Optimizer` does.
     """
 
     def __init__(
@@ -143,13 +143,13 @@ class LocalSteps(torchft.Optimizer):
         schedule = Schedule(inner_steps, 1)
         (self._fragment,) = fragments_of(self._plan(), [tuple(own.parameters)], own.local, schedule)
         self.outer = outer(list(self._fragment.anchors.values()))
-        facts = {"front end": "torchft's LocalSteps", "inner_steps": str(inner_steps)}
+        facts = {"front end": "torchft's local steps", "inner_steps": str(inner_steps)}
         self._settings = JobOptions(
             seed=seed, others=own.others, facts=facts, planned=own.planned, elastic=True, voted=True
         )
         self._step, self._inner_steps = 0, inner_steps
         has = ("anchors", "outer", "inner steps")
-        self._exchange = Exchange(manager, self._make, partial(least, own), state, has)
+        self._exchange = QuorumExchange(manager, self._make, partial(least, own), state, has)
         manager.register_state_dict_fn("gradwire's local steps", self._heal, self._shared)
         if state:
             self._load_shared(state)
@@ -160,11 +160,11 @@ class LocalSteps(torchft.Optimizer):
 
     @property
     def handle(self) -> Handle:
-        """Looks into what this replica exchanges in the present quorum."""
+        """The handle of the exchange in the present quorum."""
         return self._exchange.handle
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """An inner step begins."""
+        """Begins an inner step."""
         self.optim.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -175,20 +175,23 @@ class LocalSteps(torchft.Optimizer):
             self._round()
 
     def exchange_state(self) -> dict[str, Any]:
-        """What replicas share, and what this one keeps of what the others have yet to get. Save it after any step, on
+        """The shared state, and this replica's memories. Save it after any step, on
         every rank of every replica, beside the model, the inner optimizer's state and the manager's."""
         return {**deepcopy(self._shared()), "inner steps": self._step, **self._exchange.state()}
 
     def _round(self) -> bool:
-        """Whether it counts."""
+        """Exchanges pseudo-gradients and votes; returns whether the round counts."""
+        # quorum
         self._exchange.begin()
+        # average pseudo-gradients
         if runtime := self._exchange.runtime:
             try:
                 self._average(runtime)
             except Interrupted as error:
                 self.manager.report_error(error)
             if not self._fragment.is_finite():  # as all replicas see by this shard's mean
-                self.manager.report_error(RuntimeError("what a replica has moved is not finite"))
+                self.manager.report_error(RuntimeError("a replica's pseudo-gradient is not finite"))
+        # vote: outer step, or back to the shared parameters
         counts = self._exchange.vote()
         if counts:
             outer_step(self.outer, self._fragment, self._fragment.pseudo_gradients)
@@ -198,7 +201,7 @@ class LocalSteps(torchft.Optimizer):
         return counts
 
     def _average(self, runtime: Runtime) -> None:
-        """What this replica has moved becomes what they have on average."""
+        """Averages the pseudo-gradients of the replicas."""
         self._fragment.measure()
         runtime.reduce(self._fragment.pseudo_gradients)
         runtime.finish()
@@ -212,7 +215,7 @@ class LocalSteps(torchft.Optimizer):
         return {"anchors": self._fragment.anchors, "outer": self.outer.state_dict()}
 
     def _heal(self, state: dict[str, Any]) -> None:
-        """Takes over what the others share; what this replica has moved is dropped."""
+        """Takes over the shared state; this replica's pseudo-gradient is dropped."""
         self._load_shared(state)
         self._fragment.reset()
 
@@ -226,7 +229,7 @@ class LocalSteps(torchft.Optimizer):
 
 
 class _Shared(Nothing):
-    """Of local steps the replicas hold the anchors alike."""
+    """Front end whose shared tensors are the anchors of local steps."""
 
     def __init__(self, fragment: Fragment) -> None:
         self._fragment = fragment

@@ -1,1 +1,1 @@
-"""lab"""
+"""The lab: emulated networks, workloads, models, and the jobs that compare configurations on them."""

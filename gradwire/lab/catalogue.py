@@ -1,4 +1,4 @@
-"""What there is to choose from, found among Gradwire's exports and described by its own docstrings."""
+"""The catalogue of compressors, tasks, models and all else that has a name, described by its docstrings."""
 
 import inspect
 import re
@@ -10,35 +10,37 @@ from gradwire.communicators import Communicator
 from gradwire.compressors import Cast, Compressor, LowRank
 from gradwire.construct import exported, options_of
 from gradwire.controllers import Controller
+from gradwire.lab.experiments.presets import PRESETS
+from gradwire.lab.experiments.suites import SUITES
 from gradwire.lab.local import LOCAL, Local
 from gradwire.lab.models import MODELS, Model
-from gradwire.lab.presets import PRESETS
-from gradwire.lab.suites import SUITES
-from gradwire.lab.tasks import tasks
+from gradwire.lab.workloads.make_task import tasks
 from gradwire.memories import Memory
 
 _CITATION = re.compile(r"\s*\(([^()]*\b(?:19|20)\d\d\b[^()]*|https?://[^()]*)\)")
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One thing to choose: its name on the command line, what it is, its paper, its options, and the class if any."""
+class CatalogueEntry:
+    """One thing to choose."""
 
     name: str
+    """On the command line."""
     summary: str
     family: str = ""
     paper: str = ""
     defaults: str = ""
+    """Its options with their defaults."""
     cls: type[Any] | None = None
 
     @property
     def text(self) -> str:
-        """All that its docstring says, without the paper; a line for each paragraph."""
+        """The docstring without the paper; a line for each paragraph."""
         paragraphs = (inspect.getdoc(self.cls) or "").split("\n\n") if self.cls else [self.summary]
         return "\n\n".join(_CITATION.sub("", " ".join(paragraph.split())) for paragraph in paragraphs)
 
 
-def catalogue() -> dict[str, list[Entry]]:
+def catalogue() -> dict[str, list[CatalogueEntry]]:
     """All entries by kind."""
     controllers = {name: cls for name, cls in exported(Controller).items() if is_dataclass(cls)}
     return {
@@ -48,14 +50,18 @@ def catalogue() -> dict[str, list[Entry]]:
         "Controllers": _entries(controllers),
         "Rounds": _entries({LOCAL: Local}),
         "Tasks": _entries(tasks()),
-        "Models": [Entry(name, _described(model)) for name, model in MODELS.items()],
-        "Presets": [Entry(name, training.summary, defaults=training.files) for name, training in PRESETS.items()],
-        "Suites": [Entry(name, f"{len(rows)} rows of `gradwire bench --suite`.") for name, rows in SUITES.items()],
+        "Models": [CatalogueEntry(name, _described(model)) for name, model in MODELS.items()],
+        "Presets": [
+            CatalogueEntry(name, training.summary, defaults=training.files) for name, training in PRESETS.items()
+        ],
+        "Suites": [
+            CatalogueEntry(name, f"{len(rows)} rows of `gradwire bench --suite`.") for name, rows in SUITES.items()
+        ],
     }
 
 
-def found(name: str) -> list[tuple[str, Entry]]:
-    """Everything of this name, with its kind: gravac is a controller and a suite. Raises ValueError for nothing."""
+def found(name: str) -> list[tuple[str, CatalogueEntry]]:
+    """All entries of this name, with their kinds: gravac is a controller and a suite. Raises ValueError for none."""
     entries = [(kind, entry) for kind, own in catalogue().items() for entry in own]
     if named := [(kind, entry) for kind, entry in entries if entry.name == name]:
         return named
@@ -79,16 +85,16 @@ def _family(cls: type) -> str:
     return _SIGNS if cls.__module__.endswith(".sign") else _QUANTIZED
 
 
-def _entries(classes: dict[str, type[Any]]) -> list[Entry]:
+def _entries(classes: dict[str, type[Any]]) -> list[CatalogueEntry]:
     return [_entry(name, cls) for name, cls in classes.items()]
 
 
-def _entry(name: str, cls: type) -> Entry:
+def _entry(name: str, cls: type) -> CatalogueEntry:
     paragraph = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
     whole = " ".join((inspect.getdoc(cls) or "").split())
     citation = _CITATION.search(whole)
     summary = re.split(r"(?<=\.)\s", _CITATION.sub("", paragraph))[0]
-    return Entry(name, summary, _family(cls), citation[1] if citation else "", _defaults(cls), cls)
+    return CatalogueEntry(name, summary, _family(cls), citation[1] if citation else "", _defaults(cls), cls)
 
 
 def _defaults(cls: type) -> str:

@@ -1,8 +1,8 @@
-"""What is compared: plain DDP, no communication, or a compressor with a memory and a communicator.
+"""Configurations to compare: plain DDP, no communication, or a compressor with a memory and a communicator.
 
 Written as `dense` (or `ddp`), `nocomm`, or `compressor[:value,...][+memory][+communicator][+controller]`, such as
 `topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`, `topk:0.1+gravac:10,1000,window=50`.
-`localsteps[:value,...]+` in front: not every step, but what parameters have moved in 30, as in
+`localsteps[:value,...]+` in front sends pseudo-gradients every 30 steps, as in
 `localsteps:30+chunktopk:64+residual:0.95`; alone, it sends float32.
 `@25mb`, `@4` or `@hybrid` after a compressor say how it groups gradients: up to 25 MB each, 4 groups, or small matrices
 dense; `dense@25mb` sets DDP's. `plan:FILE` is a plan that was saved.
@@ -39,7 +39,7 @@ PLAN = "plan:"
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to reduce gradients; without a compressor, plain DDP or nothing at all."""
+    """One way to reduce gradients; without a compressor, plain DDP or no reduction."""
 
     text: str
     compressor: Compressor | None = None
@@ -52,7 +52,7 @@ class Configuration:
 
     @property
     def silent(self) -> bool:
-        """Whether the ranks do not talk: for measuring what a step costs by itself."""
+        """Whether nothing is sent: for timing a step by itself."""
         return self.text == NOCOMM
 
     @property
@@ -62,16 +62,14 @@ class Configuration:
 
     @property
     def every(self) -> int:
-        """How many steps make a round."""
         return self.local.inner_steps if self.local else 1
 
     @property
     def slug(self) -> str:
-        """The text as a folder's name."""
         return re.sub(r"[^\w.=]+", "-", self.text)
 
     def fresh_controller(self, scheduler: Any) -> Controller | None:
-        """A controller that has seen nothing yet, and reads the learning rate from `scheduler`."""
+        """A copy of the controller without state, which reads the learning rate from `scheduler`."""
         controller: Any = self.controller
         if controller is None:
             return None
@@ -109,8 +107,8 @@ class Configuration:
     def local_steps(
         self, inner: Optimizer, model: nn.Module, transport: Transport | None, mesh: DeviceMesh | None, seed: int
     ) -> LocalSteps | None:
-        """Local steps around the optimizer of a `model` that nobody reduces between replicas, which are ranks, or those
-        of a `mesh`; None where every step is reduced."""
+        """Local steps around the optimizer of a `model` that is not reduced between replicas (ranks, or those of a
+        `mesh`); None where every step is reduced."""
         if (local := self.local) is None:
             return None
         return LocalSteps(
@@ -152,7 +150,7 @@ def parse(text: str) -> Configuration:
 
 
 def _local(parts: list[str]) -> tuple[Local | None, list[str]]:
-    """The first of `parts`, if that is local steps, and the others, which are not empty."""
+    """Local steps, if they are the first of `parts`, and the other parts, which are not empty."""
     name, colon, arguments = parts[0].partition(":")
     if name != LOCAL:
         return None, parts
@@ -177,7 +175,7 @@ def check_plans(configurations: Sequence[Configuration], make_model: Callable[[]
 
 
 def controlled(text: str, controller: str | None) -> str:
-    """The configuration with this controller; as it is where it sends everything, or nothing, or not every step."""
+    """The configuration with this controller; unchanged for dense ones, plans and local steps."""
     head, at, groups = text.partition("@")
     alone = controller is None or head.lower() in (*DENSE, NOCOMM) or head.lower().startswith((PLAN, LOCAL))
     return text if alone else f"{head}+{controller}{at}{groups}"

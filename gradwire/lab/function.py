@@ -1,4 +1,4 @@
-"""A function of the user's, named in text so that every rank's process can import it."""
+"""Functions of the user's, by a name with which every rank can import them."""
 
 import sys
 from collections.abc import Callable
@@ -27,7 +27,8 @@ def imported(text: str) -> Callable[[], Any]:
 
 
 def named(function: Callable[[], Any]) -> str:
-    """What `imported` finds it by. Raises ValueError for a function that no other process can import."""
+    """The text by which `imported` finds a function. Raises ValueError for a function that no other process can
+    import."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     main = getattr(sys.modules["__main__"], "__file__", None)
     if not module or not name.isidentifier() or (module == "__main__" and main is None):

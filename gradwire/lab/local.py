@@ -11,7 +11,7 @@ LOCAL = "localsteps"
 
 @dataclass(frozen=True)
 class Local:
-    """Before a compressor: `inner_steps` steps by each replica itself, then what was moved is averaged; `lr` and
+    """Before a compressor: `inner_steps` steps by each replica itself, then pseudo-gradients are averaged; `lr` and
     Nesterov `momentum` are the outer optimizer's. As it is, DiLoCo (Douillard et al., 2023,
     https://arxiv.org/abs/2311.08105).
 
@@ -32,6 +32,6 @@ class Local:
 
 
 def over_rounds(step_ms: Sequence[float], every: int) -> list[float]:
-    """As many steps, each as long as the mean step of its round of `every`."""
+    """The steps' times, each replaced by the mean of its round of `every`."""
     rounds = [step_ms[i : i + every] for i in range(0, len(step_ms), every)]
     return [sum(own) / len(own) for own in rounds for _ in own]

@@ -1,4 +1,4 @@
-"""What ranks measured, as JSON lines: written by rank 0 while they run, read by whoever follows."""
+"""Measurements of ranks as JSON lines, which rank 0 writes while they run."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -15,14 +15,15 @@ from gradwire.runtime.stats import Stats
 class Totals:
     """Bytes sent and seconds spent, per rank (the mean over the ranks), since the first step.
 
-    `wire_bytes` are counted at the transport; for plain DDP they are what its ring all-reduce sends.
-    `dense_bytes` are what plain DDP sends in as many steps. `interface_bytes`, headers included, are known
-    on the emulated network alone. The seconds are those of `gradwire.Stats`, 0 without Gradwire.
+    The seconds are those of `gradwire.Stats`, 0 without Gradwire.
     """
 
     wire_bytes: float
+    """Counted at the transport; for plain DDP those of its ring all-reduce."""
     dense_bytes: float
+    """Of plain DDP in as many steps."""
     interface_bytes: float | None
+    """With headers; known on the emulated network alone."""
     encode_s: float
     wire_s: float
     decode_s: float
@@ -30,12 +31,11 @@ class Totals:
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes than plain DDP."""
+        """Bytes of plain DDP over bytes sent."""
         return self.dense_bytes / self.wire_bytes if self.wire_bytes else float("inf")
 
     @classmethod
     def of(cls, stats: Stats, interface_bytes: int | None) -> Self:
-        """One rank's totals."""
         seconds = {name: getattr(stats, name) for name in ("encode_s", "wire_s", "decode_s", "wait_s")}
         return cls(stats.wire_bytes, stats.dense_bytes, interface_bytes, **seconds)
 
@@ -52,32 +52,29 @@ class Totals:
 
 @dataclass(frozen=True)
 class Record:
-    """Where a training run stands after `step`.
-
-    `loss` is the mean training loss over ranks and steps since the last record. `wall_s` is rank 0's time in
-    steps: evaluating and recording stop the clock. `step_ms` are the single steps since the last record,
-    or mean ones of the rounds that ended.
-    `held_out` has loss and accuracy where they were evaluated; `replicas` is the parameters' hash, on all
-    ranks the same, in the last record. `decisions` are what a controller has decided since the last record.
-    """
+    """State of a training run after `step`."""
 
     step: int
     wall_s: float
+    """Rank 0's time in steps: evaluating and recording stop the clock."""
     loss: float
+    """Mean training loss over ranks and steps since the last record."""
     totals: Totals
     step_ms: list[float] = field(default_factory=list)
+    """Of the steps since the last record, or mean ones of the rounds that ended."""
     held_out: dict[str, float] | None = None
+    """Loss, accuracy and other figures, where they were evaluated."""
     replicas: str | None = None
+    """Hash of the parameters, the same on all ranks, in the last record."""
     decisions: list[dict[str, Any]] = field(default_factory=list)
+    """A controller's, since the last record."""
 
     def to_line(self) -> dict[str, Any]:
-        """As one flat JSON object."""
         flat = asdict(self)
         return flat | flat.pop("totals")
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> Self:
-        """What `to_line` returned."""
         rest = dict(line)
         totals = Totals(**{name: rest.pop(name) for name in Totals.__dataclass_fields__})
         return cls(**rest, totals=totals)
@@ -93,7 +90,6 @@ class Spread:
 
     @classmethod
     def of(cls, samples: list[float]) -> Self:
-        """Of at least one sample."""
         low, median, high = quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
         return cls(median, low, high)
 
@@ -106,7 +102,7 @@ LARGER_IS_BETTER = ("accuracy", "top5", "exact_match", "f1")
 
 
 def shown(metric: str) -> str:
-    """A figure as a report calls it."""
+    """A figure's name in reports."""
     return metric if metric == TRAINING_LOSS else f"held-out {metric.replace('_', ' ')}"
 
 
@@ -123,16 +119,14 @@ class Run:
 
     @property
     def evaluated(self) -> list[Record]:
-        """The records that have held-out figures."""
         return [record for record in self.records if record.held_out]
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
-        """All that a controller has decided."""
         return [decision for record in self.records for decision in record.decisions]
 
     def step_ms(self) -> Spread:
-        """Of all steps but the first tenth, where buffers are made and plans settle."""
+        """Spread of all steps but the first tenth, where buffers are made and plans settle."""
         samples = [duration for record in self.records for duration in record.step_ms]
         return Spread.of(samples[len(samples) // 10 :])
 

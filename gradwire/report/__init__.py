@@ -1,1 +1,1 @@
-"""Reports: what the lab measured as tables, pictures, a page and TensorBoard scalars."""
+"""Reports of the lab's measurements: tables, pictures, pages and TensorBoard scalars."""

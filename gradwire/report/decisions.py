@@ -1,4 +1,4 @@
-"""What controllers decided: under the loss curve, and as a table."""
+"""Controllers' decisions, under the loss curve and as a table."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from gradwire.lab.results import Run
 from gradwire.report.pictures import NARROW, STYLE, keep_in_sight, legend, look, names
-from gradwire.report.tables import Table, figure
+from gradwire.report.text_table import TextTable, figure
 
 _PANELS = (("factor", "fewer elements by"), ("gain", "gain"), ("throughput", "steps per s × gain"))
 _MEANINGS = {
     "factor": "Factor: how many times fewer elements were sent since the decision before; with WarmUp, are sent now.",
-    "gain": "Gain: what of gradients and residuals got through, from 0 to 1, as the controller reads it.",
+    "gain": "Gain: the share of gradients and residuals that got through, from 0 to 1, as the controller reads it.",
     "throughput": "Throughput: steps per second times gain; GraVAC and CAT look for the most of it.",
 }
 
@@ -22,18 +22,18 @@ _MEANINGS = {
 def draw(runs: Sequence[Run], narrow: bool = False) -> Figure:
     """The training loss of all runs, and under it each window's factor, gain and throughput, for those that have a
     controller; colours are those of the other pictures."""
-    told = _told(runs)
+    known = _panels(runs)
     with rc_context(STYLE):
-        picture = Figure(figsize=(NARROW if narrow else 12, 3.6 + 1.8 * len(told)), layout="constrained")
-        loss, *panels = picture.subplots(1 + len(told), 1, sharex=True, squeeze=False)[:, 0]
+        picture = Figure(figsize=(NARROW if narrow else 12, 3.6 + 1.8 * len(known)), layout="constrained")
+        loss, *panels = picture.subplots(1 + len(known), 1, sharex=True, squeeze=False)[:, 0]
         for index, run in enumerate(runs):
             steps, losses = zip(*((record.step, record.loss) for record in run.records), strict=True)
             loss.plot(steps, losses, **look(index, marker=""), linewidth=1.6)
-            for panel, (name, _) in zip(panels, told, strict=True):
+            for panel, (name, _) in zip(panels, known, strict=True):
                 _windows(panel, run, name, index)
         loss.set_ylabel("training loss")
         keep_in_sight(loss, runs)
-        for panel, (name, label) in zip(panels, told, strict=True):
+        for panel, (name, label) in zip(panels, known, strict=True):
             panel.set_ylabel(label)
             if name == "factor":
                 panel.set_yscale("log", base=2)
@@ -47,22 +47,22 @@ def draw(runs: Sequence[Run], narrow: bool = False) -> Figure:
     return picture
 
 
-def table(run: Run) -> Table:
-    """Every decision of a run, with those figures that its controller tells."""
-    told = [name for name, _ in _told([run])]
+def table(run: Run) -> TextTable:
+    """Every decision of a run, with the figures that its controller records."""
+    known = [name for name, _ in _panels([run])]
     rows = [
-        [str(decision["step"]), *(_shown(decision[name]) for name in told), decision["decision"]]
+        [str(decision["step"]), *(_shown(decision[name]) for name in known), decision["decision"]]
         for decision in run.decisions
     ]
-    return Table(f"Decisions of {run.configuration}", ["step", *told, "decision"], rows, texts=("decision",))
+    return TextTable(f"Decisions of {run.configuration}", ["step", *known, "decision"], rows, texts=("decision",))
 
 
 def note(run: Run) -> str:
-    """What the figures in a run's table mean."""
-    return " ".join(_MEANINGS[name] for name, _ in _told([run]))
+    """Meanings of the figures in a run's table."""
+    return " ".join(_MEANINGS[name] for name, _ in _panels([run]))
 
 
-def _told(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def _panels(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """The panels for which some decision has a figure."""
     return [panel for panel in _PANELS if any(d[panel[0]] is not None for run in runs for d in run.decisions)]
 

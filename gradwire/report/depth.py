@@ -1,4 +1,4 @@
-"""One algorithm in depth: what it is, what it takes, what it sends, what it keeps."""
+"""One algorithm in depth: its paper, options, bytes sent, and state."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING
@@ -9,10 +9,10 @@ import torch
 from gradwire.communicators import Communicator
 from gradwire.compressors import Codec, Compressor, LowRank
 from gradwire.construct import exported, options_of
-from gradwire.lab.catalogue import Entry
+from gradwire.lab.catalogue import CatalogueEntry
 from gradwire.memories import Memory
 from gradwire.plans import default_communicator, default_memory
-from gradwire.report.tables import Table, figure, times
+from gradwire.report.text_table import TextTable, figure, times
 from gradwire.slots import Layout, Slot
 
 WORLDS = (2, 4, 8, 64)
@@ -21,12 +21,12 @@ SENT_NOTE = """kB that a rank sends in a step, and how many times fewer than den
 1024 x 1024, 4.19 MB of gradient, by formula, with the default options."""
 
 
-def facts(entry: Entry) -> Mapping[str, str]:
-    """In words: paper, options; of a compressor also what it goes with and what it keeps."""
-    told = {"paper": entry.paper, "options": entry.defaults}
+def facts(entry: CatalogueEntry) -> Mapping[str, str]:
+    """Paper and options, in words; of a compressor also the parts that it goes with and its state."""
+    known = {"paper": entry.paper, "options": entry.defaults}
     if isinstance(made := default(entry.cls), Compressor):
-        told |= {"sent by": _sent_by(made), "memory": _memory(made), "keeps": _kept(made)}
-    return {name: text for name, text in told.items() if text}
+        known |= {"sent by": _sent_by(made), "memory": _memory(made), "keeps": _kept(made)}
+    return {name: text for name, text in known.items() if text}
 
 
 def default(cls: type[Any] | None) -> Any:
@@ -37,14 +37,14 @@ def default(cls: type[Any] | None) -> Any:
     return cls()
 
 
-def sent(entry: Entry) -> Table | None:
-    """Bytes that a rank sends; None where the numbers decide on them, and for what sends nothing by itself."""
+def sent(entry: CatalogueEntry) -> TextTable | None:
+    """Bytes that a rank sends; None where they depend on the gradient, and for entries that send nothing."""
     made = default(entry.cls)
     if not isinstance(made, Codec | LowRank):
         return None
     ways = {type(way): way for way in (default_communicator(made), *_others(made))}
     rows = [[kind.__name__.lower(), *(_sent(made, way, world) for world in WORLDS)] for kind, way in ways.items()]
-    return Table("What it sends", ["communicator", *(f"{world} ranks" for world in WORLDS)], rows)
+    return TextTable("Bytes sent", ["communicator", *(f"{world} ranks" for world in WORLDS)], rows)
 
 
 def _sent(compressor: Compressor, way: Communicator, world: int) -> str:

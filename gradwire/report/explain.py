@@ -1,10 +1,10 @@
-"""Why a plan is what it is, in words and in figures."""
+"""Explanations of a plan, in words and in figures."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from gradwire.plans import Group, Plan
-from gradwire.report.tables import Table, figure
+from gradwire.report.text_table import TextTable, figure
 from gradwire.report.timeline_rows import LANES
 from gradwire.report.timeline_shares import COMPUTE, Shares, of_slowest_rank
 from gradwire.schedule.timeline import Span, Timeline
@@ -17,9 +17,9 @@ gradient was there, and until its mean was."""
 LANES_NOTE = """Milliseconds in which a lane is busy, of the rank that ends last; what overlaps counts once."""
 
 
-def explain(plan: Plan, timeline: Timeline, others: Mapping[str, float]) -> Table:
-    """What `plan` does with a step that goes as in `timeline`, and what it is better than: `others` are the
-    seconds of a step with other plans, by name, when these were tried."""
+def explain(plan: Plan, timeline: Timeline, others: Mapping[str, float]) -> TextTable:
+    """The explanation of `plan` by a step's `timeline`, beside `others`: the seconds of a step with other plans, by
+    name, when these were tried."""
     shares = Shares.of(timeline)
     sent = sum(span.wire_bytes for span in of_slowest_rank(timeline))
     rows = [
@@ -30,24 +30,24 @@ def explain(plan: Plan, timeline: Timeline, others: Mapping[str, float]) -> Tabl
         ["what sets the pace", _pace(shares)],
         ["groups", _groups(plan)],
     ]
-    return Table("Why this plan", ["", "in words"], rows + _others(timeline.step_s, others), texts=("in words",))
+    return TextTable("Why this plan", ["", "in words"], rows + _others(timeline.step_s, others), texts=("in words",))
 
 
-def groups(plan: Plan, timeline: Timeline) -> Table:
-    """What becomes of each group, in the order in which they are sent."""
+def groups(plan: Plan, timeline: Timeline) -> TextTable:
+    """Times of each group, in the order of sending."""
     columns = ["group", "tensors", "how", "ready", "encode", "wire", "decode", "done", "kB sent"]
     spans = of_slowest_rank(timeline)
     rows = [_group(index, group, spans) for index, group in enumerate(plan.groups)]
-    return Table("Group by group", columns, rows, texts=("how",))
+    return TextTable("Group by group", columns, rows, texts=("how",))
 
 
-def lanes(timelines: Mapping[str, Timeline]) -> Table:
-    """How long each lane is busy in each of the named timelines, and how long their steps are."""
+def lanes(timelines: Mapping[str, Timeline]) -> TextTable:
+    """Busy milliseconds of each lane, and of steps, in each of the named timelines."""
     shares = [Shares.of(timeline) for timeline in timelines.values()]
     rows = [[lane, *(_ms(each.busy_s.get(lane, 0.0)) for each in shares)] for lane in LANES]
     rows += [["exposed wire", *(_ms(each.wire_exposed_s) for each in shares)]]
     rows += [["step", *(_ms(each.step_s) for each in shares)]]
-    return Table(" and ".join(timelines).capitalize(), ["lane", *timelines], rows)
+    return TextTable(" and ".join(timelines).capitalize(), ["lane", *timelines], rows)
 
 
 def _step(shares: Shares) -> str:

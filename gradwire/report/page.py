@@ -9,12 +9,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from gradwire.report.tables import Table
+from gradwire.report.text_table import TextTable
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its caption, and the same for a narrow screen; `shown` says what is to be seen, for those who
+    """A figure with its caption, and the same for a narrow screen; `shown` describes it, for readers who
     cannot see it."""
 
     caption: str
@@ -27,7 +27,7 @@ def render(
     title: str,
     verdict: str,
     pictures: Sequence[Picture],
-    tables: Sequence[tuple[Table, str]],
+    tables: Sequence[tuple[TextTable, str]],
     facts: Mapping[str, str],
 ) -> str:
     """The page's text: the verdict in a sentence, pictures, tables with a note each, and facts about the run."""
@@ -44,7 +44,7 @@ def filled(template: str, **values: Any) -> str:
 
 
 def _svg(picture: Figure) -> str:
-    """As a data: URL, on whatever is behind it."""
+    """The figure as a data: URL, without a background."""
     buffer = BytesIO()
     picture.savefig(buffer, format="svg", transparent=True)
     return f"data:image/svg+xml;base64,{b64encode(buffer.getvalue()).decode()}"

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from gradwire.lab.results import Record, Run, shown
-from gradwire.report.tables import diverged, figure
+from gradwire.report.text_table import diverged, figure
 
 COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 NARROW = 4.4
@@ -30,7 +30,7 @@ STYLE: dict[Any, Any] = {
 
 
 def look(index: int, **other: Any) -> dict[str, Any]:
-    """Colour, marker and dashes of the line of run `index`, but for what is `other`; those of 147 runs differ."""
+    """Colour, marker and dashes of the line of run `index`, with `other` options; those of 147 runs differ."""
     turn, colour = divmod(index, len(COLOURS))
     marker = _MARKERS[(index + turn) % len(_MARKERS)]
     return {"color": COLOURS[colour], "marker": marker, "linestyle": _LINES[turn % len(_LINES)]} | other
@@ -42,7 +42,7 @@ def names(runs: Sequence[Run]) -> list[str]:
 
 
 def keep_in_sight(panel: Axes, runs: Sequence[Run]) -> None:
-    """Cuts an axis of losses at twice what training began with, for one run that diverges would flatten all others."""
+    """Cuts an axis of losses at twice the first loss, since a run that diverges would flatten all others."""
     top = 2 * min((run.records[0].loss for run in runs if isfinite(run.records[0].loss)), default=0.0)
     lowest, highest = panel.dataLim.intervaly
     if lowest < top < highest:
@@ -97,7 +97,7 @@ def curves(runs: Sequence[Run], metric: str, title: str, narrow: bool = False) -
 
 
 def costs(runs: Sequence[Run], narrow: bool = False) -> Figure:
-    """What a step costs: milliseconds, with the quartiles, and megabytes sent per rank."""
+    """Costs of a step: milliseconds, with the quartiles, and megabytes sent per rank."""
     with rc_context({**STYLE, "axes.grid.axis": "x"}):
         picture, (time, size) = sheet(2, 6, 1.4 + (0.6 if narrow else 0.42) * len(runs), narrow, sharey=True)
         colours = [COLOURS[index % len(COLOURS)] for index in range(len(runs))]

@@ -10,7 +10,7 @@ from gradwire.lab.results import Record
 
 
 class Scalars:
-    """Writes records as TensorBoard scalars into `folder`; their times leave out what stopped the clock."""
+    """Writes records as TensorBoard scalars into `folder`; at times of training alone."""
 
     def __init__(self, folder: Path) -> None:
         self._writer = SummaryWriter(str(folder))
@@ -23,7 +23,6 @@ class Scalars:
         self._writer.close()
 
     def add(self, record: Record) -> None:
-        """One record."""
         held_out = {f"held_out/{name}": value for name, value in (record.held_out or {}).items()}
         sent = {"sent_per_rank/MB": record.totals.wire_bytes / 1e6}
         for tag, value in ({"train/loss": record.loss} | held_out | sent).items():

@@ -8,13 +8,13 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from gradwire.report.tables import Table
+from gradwire.report.text_table import TextTable
 
 _WORDS_WIDTH = 24
 """Columns of words fold; narrower than this they are hard to read."""
 
 
-def fitted(table: Table, width: int) -> RenderableType:
+def fitted(table: TextTable, width: int) -> RenderableType:
     """The table in at most `width` columns of text."""
     spare = [column for column in table.spare if column in table.columns]
     tries = [([], False), *((spare[:count], True) for count in range(len(spare) + 1))]
@@ -25,9 +25,11 @@ def fitted(table: Table, width: int) -> RenderableType:
     return _stacked(table)
 
 
-def _grid(table: Table, left_out: Sequence[str], folded: bool) -> Grid:
-    said = f"no room for: {', '.join(left_out)}" if left_out else None
-    grid = Grid(title=escape(table.title), title_justify="left", box=SIMPLE_HEAD, caption=said, caption_justify="left")
+def _grid(table: TextTable, left_out: Sequence[str], folded: bool) -> Grid:
+    caption = f"no room for: {', '.join(left_out)}" if left_out else None
+    grid = Grid(
+        title=escape(table.title), title_justify="left", box=SIMPLE_HEAD, caption=caption, caption_justify="left"
+    )
     kept = [index for index, column in enumerate(table.columns) if column not in left_out]
     for index in kept:
         heading, widest = table.columns[index], max((len(row[index]) for row in table.rows), default=0)
@@ -53,8 +55,8 @@ def _folded(heading: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _stacked(table: Table) -> Grid:
-    """Two columns: what, and the figure; rows one after another."""
+def _stacked(table: TextTable) -> Grid:
+    """Two columns, names and figures; rows one after another."""
     grid = Grid(title=escape(table.title), title_justify="left", box=None, show_header=False)
     grid.add_column(justify="left", overflow="fold")
     grid.add_column(justify="left", overflow="fold")

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradwire.report.page import filled
-from gradwire.report.tables import Table
-from gradwire.report.timeline_rows import LANES, Row, rows
+from gradwire.report.text_table import TextTable
+from gradwire.report.timeline_rows import LANES, TimelineRow, rows
 from gradwire.schedule.timeline import Timeline
 
 
 def render(
-    title: str, timelines: Mapping[str, Timeline], tables: Sequence[tuple[Table, str]] = (), verdict: str = ""
+    title: str, timelines: Mapping[str, Timeline], tables: Sequence[tuple[TextTable, str]] = (), verdict: str = ""
 ) -> str:
     """The page's text: the verdict, named timelines ("predicted", "measured") on one scale of time, each rank's lanes
     below each other, then tables with a note each."""
@@ -31,7 +31,7 @@ def _in_words(steps_s: Mapping[str, float]) -> dict[str, str]:
 
 
 def _data(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
-    """What the page's script draws; a tensor's name is written once and meant by its index."""
+    """Input of the page's script; a tensor's name is written once and meant by its index."""
     index: dict[str, int] = {}
     panels = [
         {"name": name, "step_s": timeline.step_s, "rows": [_row(row, index) for row in rows(timeline)]}
@@ -40,7 +40,7 @@ def _data(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
     return {"panels": panels, "slots": list(index)}
 
 
-def _row(row: Row, index: dict[str, int]) -> dict[str, Any]:
+def _row(row: TimelineRow, index: dict[str, int]) -> dict[str, Any]:
     spans = [
         [
             round(span.start_s, 7),

@@ -1,4 +1,4 @@
-"""Which spans of a timeline are drawn beside which: a row holds spans that do not overlap."""
+"""Rows of a timeline's picture, each of spans that do not overlap."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _TOLERANCE_S = 1e-9
 
 
 @dataclass(frozen=True)
-class Row:
+class TimelineRow:
     """Spans of one lane of one rank, by start; `track` counts the rows of a lane whose spans overlap."""
 
     rank: int
@@ -20,14 +20,16 @@ class Row:
     spans: list[Span]
 
 
-def rows(timeline: Timeline) -> list[Row]:
+def rows(timeline: Timeline) -> list[TimelineRow]:
     """The rows of all ranks: rank by rank, lane by lane, with as few tracks as the overlaps allow."""
     of: dict[tuple[int, str], list[Span]] = {}
     for span in sorted(timeline.spans, key=lambda span: (span.start_s, span.end_s)):
         of.setdefault((span.rank, span.lane), []).append(span)
     ordered = sorted(of, key=lambda place: (place[0], LANES.index(place[1])))
     return [
-        Row(rank, lane, track, spans) for rank, lane in ordered for track, spans in enumerate(_tracks(of[rank, lane]))
+        TimelineRow(rank, lane, track, spans)
+        for rank, lane in ordered
+        for track, spans in enumerate(_tracks(of[rank, lane]))
     ]
 
 

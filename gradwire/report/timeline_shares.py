@@ -1,4 +1,4 @@
-"""Who has the step's time: compute, and what of communication and codecs compute does not hide."""
+"""Shares of a step's time: compute, and the parts of communication and codecs that are not hidden behind it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from gradwire.schedule.timeline import Span, Timeline
 
 COMPUTE = ("forward", "backward", "optimizer")
 
-_Stretches = list[tuple[float, float]]
+_Parts = list[tuple[float, float]]
 """Apart and in order."""
 
 
@@ -69,8 +69,8 @@ def of_slowest_rank(timeline: Timeline) -> list[Span]:
     return [span for span in timeline.spans if span.rank == slowest]
 
 
-def _union(spans: Iterable[Span], lanes: tuple[str, ...]) -> _Stretches:
-    joined: _Stretches = []
+def _union(spans: Iterable[Span], lanes: tuple[str, ...]) -> _Parts:
+    joined: _Parts = []
     for start_s, end_s in sorted((span.start_s, span.end_s) for span in spans if span.lane in lanes):
         if joined and start_s <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(joined[-1][1], end_s))
@@ -79,8 +79,8 @@ def _union(spans: Iterable[Span], lanes: tuple[str, ...]) -> _Stretches:
     return joined
 
 
-def _minus(whole: _Stretches, taken: _Stretches) -> _Stretches:
-    left: _Stretches = []
+def _minus(whole: _Parts, taken: _Parts) -> _Parts:
+    left: _Parts = []
     for start_s, end_s in whole:
         for from_s, to_s in taken:
             if from_s < end_s and to_s > start_s:
@@ -90,5 +90,5 @@ def _minus(whole: _Stretches, taken: _Stretches) -> _Stretches:
     return [(start_s, end_s) for start_s, end_s in left if end_s > start_s]
 
 
-def _length(stretches: _Stretches) -> float:
-    return sum(end_s - start_s for start_s, end_s in stretches)
+def _length(parts: _Parts) -> float:
+    return sum(end_s - start_s for start_s, end_s in parts)

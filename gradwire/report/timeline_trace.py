@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gradwire.report.timeline_rows import LANES, Row, rows
+from gradwire.report.timeline_rows import LANES, TimelineRow, rows
 from gradwire.schedule.timeline import Span, Timeline
 
 _TRACKS = 64
@@ -35,7 +35,7 @@ def _process(pid: int, name: str) -> Iterator[dict[str, Any]]:
     yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
 
 
-def _thread(pid: int, row: Row) -> Iterator[dict[str, Any]]:
+def _thread(pid: int, row: TimelineRow) -> Iterator[dict[str, Any]]:
     tid = 1 + LANES.index(row.lane) * _TRACKS + row.track
     name = f"{row.lane} {row.track + 1}" if row.track else row.lane
     yield _metadata("thread_name", pid, tid, {"name": name})

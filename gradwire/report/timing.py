@@ -6,8 +6,8 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from gradwire.lab.bench import Sample
 from gradwire.lab.configuration import NOCOMM
+from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.results import Spread, Totals
 
 
@@ -22,7 +22,6 @@ class Timing:
     totals: Totals
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, bytes and seconds per step."""
         return {
             "configuration": self.configuration,
             "step_ms": asdict(self.step_ms),
@@ -32,7 +31,7 @@ class Timing:
         }
 
 
-def summarize(samples: Sequence[Sample]) -> list[Timing]:
+def summarize(samples: Sequence[TimedSteps]) -> list[Timing]:
     """One `Timing` per configuration, in the order of the first repeat; `nocomm` must be among them."""
     of = {name: [s for s in samples if s.configuration == name] for name in _names(samples)}
     spreads = {name: Spread.of([ms for s in mine for ms in s.step_ms]) for name, mine in of.items()}
@@ -49,5 +48,5 @@ def summarize(samples: Sequence[Sample]) -> list[Timing]:
     ]
 
 
-def _names(samples: Sequence[Sample]) -> list[str]:
+def _names(samples: Sequence[TimedSteps]) -> list[str]:
     return list(dict.fromkeys(sample.configuration for sample in samples))

@@ -1,17 +1,17 @@
-"""What came of it, in one sentence."""
+"""Verdicts on training runs, in one sentence."""
 
 from collections.abc import Sequence
 from math import isnan, nan
 
 from gradwire.lab.results import LARGER_IS_BETTER, Run, shown
-from gradwire.report.tables import diverged, figure
+from gradwire.report.text_table import diverged, figure
 
 _POINTS, _SHARE = 0.005, 0.01
 """As good as the first: within half a point of what lies between 0 and 1, or 1 % of a loss."""
 
 
 def of_training(runs: Sequence[Run], metric: str) -> str:
-    """The fastest of those that reached what the first did, or that there was none."""
+    """A sentence on the fastest of the runs that are as good as the first."""
     first, *others = runs
     if not others:
         return f"{first.configuration} reached {shown(metric)} {_reached(first, metric):.3f}."

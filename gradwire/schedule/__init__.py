@@ -1,16 +1,16 @@
 """The scheduler's pure core: from a profile to the plan with the shortest step. No network, no clock, no printing."""
 
 from gradwire.schedule import baselines
-from gradwire.schedule.costs import Affine, Fit, Table, theil_sen
+from gradwire.schedule.costs import Affine, CostTable, Fit, theil_sen
 from gradwire.schedule.problem import Choice, Option, Problem
 from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
-from gradwire.schedule.progress import most, search_progress, worth_of
+from gradwire.schedule.progress import most, plan_efficiency, search_progress
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Solution, evaluate, search
 from gradwire.schedule.timeline import Span, Timeline, timeline
 
 __all__ = [
-    "Affine", "Candidate", "Choice", "Fit", "Option", "Problem", "Profile", "Regime", "SlotTime", "Solution", "Span",
-    "Table", "Timeline", "Worker", "baselines", "evaluate", "most", "over_link", "search", "search_progress",
-    "theil_sen", "timeline", "worth_of",
+    "Affine", "Candidate", "Choice", "CostTable", "Fit", "Option", "Problem", "Profile", "Regime", "SlotTime",
+    "Solution", "Span", "Timeline", "Worker", "baselines", "evaluate", "most", "over_link", "plan_efficiency", "search",
+    "search_progress", "theil_sen", "timeline",
 ]  # fmt: skip

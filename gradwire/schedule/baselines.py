@@ -14,12 +14,12 @@ BUCKET_BYTES = 25 << 20
 
 
 def layer_wise(problem: Problem, regime: Regime, option: int) -> Solution:
-    """Every slot a group."""
+    """The plan with a group for every slot."""
     return cut(problem, regime, option, range(1, problem.pieces + 1))
 
 
 def one_group(problem: Problem, regime: Regime, option: int) -> Solution:
-    """All slots in one group, after backward."""
+    """The plan with all slots in one group, after backward."""
     return cut(problem, regime, option, [problem.pieces])
 
 
@@ -36,7 +36,7 @@ def whole_buckets(problem: Problem, regime: Regime, option: int, size_bytes: flo
 
 
 def _ends(elements: Array, size_bytes: float) -> list[int]:
-    """Where groups end that are as large or larger; of prefix sums of elements, from 0."""
+    """Ends of groups of `size_bytes` or more; `elements` are prefix sums, from 0."""
     ends: list[int] = []
     last = len(elements) - 1
     while not ends or ends[-1] < last:
@@ -55,5 +55,5 @@ def best_buckets(problem: Problem, regime: Regime, option: int, sizes: int = 40)
 
 
 def cut(problem: Problem, regime: Regime, option: int, ends: Iterable[int]) -> Solution:
-    """One option, and groups that end before these slots."""
+    """The plan of one option whose groups end before these pieces."""
     return evaluate(problem, assemble(problem, [(end, option) for end in ends]), regime)

@@ -22,8 +22,8 @@ MOST_KEPT = 12
 ROUGH = 1e-6
 NEAR = 8
 """So many groups a piece are near, those that look best to a bound."""
-WORTH = 0.9
-"""Groups are dropped where no more than this part is left."""
+DROP_BELOW = 0.9
+"""Groups are dropped where no more than this share is left."""
 SAFE = 1 - 1e-8
 """Shares are known to some ten digits; a bound is taken so much lower."""
 
@@ -57,13 +57,13 @@ class Bounds:
         self.kept: list[tuple[Array, Array]] = []
         self.lower_s = 0.0
         self.least_s = np.zeros(len(self.edges.start))
+        """The earliest end of plans with each group."""
         self.is_near = np.ones(len(self.edges.start), bool)
-        """When plans with each group end at the earliest."""
 
     def drop(self, limit_s: float) -> None:
-        """Forgets the groups without which any plan that ends before `limit_s` does."""
+        """Drops the groups that are in no plan that ends before `limit_s`."""
         kept = self.least_s < limit_s
-        if np.count_nonzero(kept) < WORTH * len(kept):
+        if np.count_nonzero(kept) < DROP_BELOW * len(kept):
             self.edges, self.near = (
                 self.edges.only(np.flatnonzero(kept)),
                 self.edges.only(np.flatnonzero(kept & self.is_near)),
@@ -74,10 +74,12 @@ class Bounds:
         """Keeps the bound of these shares. Returns the bound on the whole step, and the plan that attains it: the
         bound is infinite and there is none where the groups left make no plan."""
         shares = self.completed(shares)
+        # shortest ways: backward to the end, forward from the start
         seconds = self._seconds(self.edges, shares)
         rest, best = _backward(self.edges, seconds, self._last(shares))
         through_s = _forward(self.edges, seconds)[self.edges.start] + seconds + rest[self.edges.end]
         self.least_s = np.maximum(self.least_s, through_s)
+        # mark the groups that look best
         few = NEAR * self.problem.pieces
         nearest = through_s <= np.partition(through_s, few)[few] if few < len(through_s) else True
         if self._keep(shares, rest):
@@ -87,23 +89,23 @@ class Bounds:
         return float(rest[0]), _plan(self.edges, best) if rest[0] < np.inf else None
 
     def guess(self, shares: Array) -> Edges | None:
-        """The same plan of the near groups alone, and no bound: much faster."""
+        """The plan of `add` among the near groups alone, without a bound: much faster."""
         shares = self.completed(shares)
         rest, best = _backward(self.near, self._seconds(self.near, shares), self._last(shares))
         return _plan(self.near, best) if rest[0] < np.inf else None
 
     def of(self, plan: Edges, shares: Array) -> Array:
-        """What a plan comes to by completed `shares` (dims + 1, mixes, pieces + 1)."""
+        """A plan's bounds by completed `shares` (dims + 1, mixes, pieces + 1)."""
         last = [self._last(own) for own in shares.swapaxes(0, 1)]
         return self._seconds(plan, shares).sum(-1) + last
 
     def completed(self, shares: Array) -> Array:
-        """With those of the elements deferred."""
+        """Shares completed by the weights of deferred elements."""
         tail = bool(self.problem.small.any())
         return np.vstack([self.regime.due(shares, tail), self.slope * _least_after(shares[self.regime.wire])])
 
     def _seconds(self, edges: Edges, shares: Array) -> Array:
-        """By how much each group raises the mean."""
+        """Seconds that each group adds to the weighted mean."""
         before, after = (np.take(shares, at, axis=-1) for at in (edges.start, edges.end))
         seconds = self.regime.price(before, after, edges.ready_s, Load(*edges.load))
         return SAFE * (seconds + after[-1] * edges.deferred)
@@ -117,7 +119,7 @@ class Bounds:
         return (shares @ states + np.array([[rest[k]] for _, rest in self.kept])).max(0)
 
     def _keep(self, shares: Array, rest: Array) -> bool:
-        """Of the many bounds, those that raised the step's are kept, and the first. Whether this one is."""
+        """Keeps the first bounds, and those that raised the step's; returns whether this one was kept."""
         keep = rest[0] > self.lower_s or len(self.kept) < len(WEIGHTS)
         if keep:
             self.kept.append((shares, rest))
@@ -128,7 +130,7 @@ class Bounds:
 
 
 def _backward(edges: Edges, seconds: Array, last_s: float) -> tuple[Array, Index]:
-    """The least seconds from each piece to the end, and the groups with which the ways begin."""
+    """The least seconds from each piece to the end, and the first group of each shortest way."""
     n, first = edges.problem.pieces, edges.first_from
     rest, best = np.full(n + 1, np.inf), np.zeros(n, np.intp)
     rest[n] = last_s
@@ -167,17 +169,20 @@ def _least_wire(problem: Problem) -> float:
 
 
 def longest(problem: Problem, regime: Regime, cuts: Cuts) -> tuple[float, Array]:
-    """When all means of a plan are there at the earliest, and the shares of its longest chain: 1 or 0 at the groups'
-    ends, in proportion between them."""
+    """The earliest end of a plan's last mean, and the shares of its longest chain: 1 or 0 at the groups' ends, in
+    proportion between them."""
     loads, ready = _loads_of(problem, cuts)
+    # play the plan through
     states, backward_s = np.zeros((regime.dims, len(ready) + 1)), float(problem.ready_s[-1])
     for group, (load, at) in enumerate(zip(loads.T, ready, strict=True)):
         states[:, group + 1] = regime.least(tuple(states[:, group]), at, Load(*load), backward_s)
+    # derivatives, propagated from the end
     growth = _growth(lambda state: regime.least(state, ready, Load(*loads), backward_s), states[:, :-1])
     last = _growth(lambda state: (regime.finish(state, backward_s),), states[:, -1:])[0, :, 0]
     shares = [last]
     for group in range(len(ready) - 1, -1, -1):
         shares.append(growth[:, :, group].T @ shares[-1])
+    # interpolate between the groups' ends
     ends = [0, *(end for end, _ in cuts)]
     between = [np.interp(np.arange(problem.pieces + 1), ends, own) for own in np.array(shares[::-1])[: len(ends)].T]
     return float(regime.finish(tuple(states[:, -1]), backward_s)), np.array(between)
@@ -206,7 +211,7 @@ def _loads_of(problem: Problem, cuts: Cuts) -> tuple[Array, Array]:
 
 def _growth(step: Callable[[State], tuple[Array, ...]], states: Array) -> Array:
     """By how much each result grows with each number of the states (dims, n): (results, dims, n). One number after the
-    other grows and stays so, that where two decide alike only one counts."""
+    other grows and stays so, so that of two equal maxima only one counts."""
     nudge = 1e-6 * states.max() + 1e-300
     grown = np.tril(np.full((len(states), len(states)), nudge))
     results = np.array([step(tuple(states)), *(step(tuple(states + own[:, None])) for own in grown)])

@@ -31,20 +31,20 @@ class Affine:
         return self.fixed + self.per_unit * np.asarray(size, float)
 
     def plus(self, fixed: float) -> "Affine":
-        """So much more for any size."""
+        """The cost with `fixed` added for any size."""
         return Affine(self.fixed + fixed, self.per_unit)
 
     def times(self, factor: float) -> "Affine":
-        """So many times as much for any size."""
+        """The cost times `factor` for any size."""
         return Affine(factor * self.fixed, factor * self.per_unit)
 
     def to_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """As plain values for JSON; `from_data` reads it back."""
         return {"fixed": self.fixed, "per_unit": self.per_unit}
 
 
 @dataclass(frozen=True)
-class Table:
+class CostTable:
     """Measured points: flat before the first, linear between them, and beyond the last as between the last two, but no
     flatter than from the first to the last: real curves do not bend down, and one slow measurement is soon made."""
 
@@ -57,10 +57,10 @@ class Table:
                 f"a cost table needs as many values as sizes, not {len(self.values)} for {len(self.sizes)}"
             )
         if not (np.all(np.diff(self.sizes) > 0) and np.all(np.diff(self.values) >= 0) and self.values[0] >= 0):
-            raise ValueError("a cost table needs ascending sizes and values that never fall; see Table.of()")
+            raise ValueError("a cost table needs ascending sizes and values that never fall; see CostTable.of()")
 
     @classmethod
-    def of(cls, sizes: Array, values: Array) -> "Table":
+    def of(cls, sizes: Array, values: Array) -> "CostTable":
         """The nearest table that never falls: of measured points in any order, the running maximum."""
         order = np.argsort(sizes)
         rising = np.maximum.accumulate(np.maximum(np.asarray(values, float)[order], 0))
@@ -70,16 +70,16 @@ class Table:
         inside = np.interp(size, self.sizes, self.values)
         return inside + self._last_slope * np.maximum(np.asarray(size, float) - self.sizes[-1], 0)
 
-    def plus(self, fixed: float) -> "Table":
-        """So much more for any size."""
-        return Table(self.sizes, tuple(value + fixed for value in self.values))
+    def plus(self, fixed: float) -> "CostTable":
+        """The cost with `fixed` added for any size."""
+        return CostTable(self.sizes, tuple(value + fixed for value in self.values))
 
-    def times(self, factor: float) -> "Table":
-        """So many times as much for any size."""
-        return Table(self.sizes, tuple(factor * value for value in self.values))
+    def times(self, factor: float) -> "CostTable":
+        """The cost times `factor` for any size."""
+        return CostTable(self.sizes, tuple(factor * value for value in self.values))
 
     def to_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """As plain values for JSON; `from_data` reads it back."""
         return {"sizes": list(self.sizes), "values": list(self.values)}
 
     @property
@@ -134,8 +134,8 @@ def theil_sen(sizes: Array, values: Array) -> Fit:
     return Fit(line, float(np.median(np.abs(y / np.maximum(line(x), 1e-12) - 1))))
 
 
-def from_data(data: dict[str, Any]) -> Affine | Table:
+def from_data(data: dict[str, Any]) -> Affine | CostTable:
     """A cost whose `to_data` this is. Raises KeyError, TypeError or ValueError for anything else."""
     if "fixed" in data:
         return Affine(float(data["fixed"]), float(data["per_unit"]))
-    return Table(tuple(map(float, data["sizes"])), tuple(map(float, data["values"])))
+    return CostTable(tuple(map(float, data["sizes"])), tuple(map(float, data["values"])))

@@ -14,7 +14,7 @@ from gradwire.schedule.regimes import Load, Regime
 def load_of(
     problem: Problem, option: int, first: Index | int, last: Index | int, deferred: Array | float = 0.0
 ) -> Load:
-    """What groups of the pieces first..last-1 and `deferred` elements of small slots cost."""
+    """Costs of groups of the pieces first..last-1 and `deferred` elements of small slots."""
     how, view = problem.options[option], problem.views[option]
     elements = view.elements[last] - view.elements[first] + deferred
     units = elements if how.units is None else view.units[last] - view.units[first]
@@ -35,7 +35,7 @@ class Edges:
 
     @classmethod
     def of(cls, problem: Problem, regime: Regime, limit_s: float) -> "Edges":
-        """All that plans may have which end before `limit_s`."""
+        """All groups of plans that may end before `limit_s`."""
         rows = [_row(problem, regime, start, limit_s) for start in range(problem.pieces)]
         start = np.repeat(np.arange(problem.pieces), [len(ends) for ends, _, _ in rows])
         end = np.concatenate([ends for ends, _, _ in rows])
@@ -48,7 +48,7 @@ class Edges:
         return list(zip(self.end.tolist(), self.option.tolist(), strict=True))
 
     def only(self, taken: Index | list[int]) -> "Edges":
-        """Some of them."""
+        """The edges with these indices."""
         load = np.take(self.load, taken, axis=1)
         return Edges(self.problem, self.start[taken], self.end[taken], self.option[taken], load)
 
@@ -62,7 +62,7 @@ class Edges:
 
     @cached_property
     def deferred(self) -> Array:
-        """How many elements of small slots each defers."""
+        """Elements of small slots that each defers."""
         deferred = self.problem.deferred
         return np.where(self.lossless, 0, deferred[self.end] - deferred[self.start])
 
@@ -95,14 +95,14 @@ def _row(problem: Problem, regime: Regime, start: int, limit_s: float) -> tuple[
     for number, (load, view) in enumerate(zip(loads, problem.views, strict=True)):
         end_s = regime.finish(regime.step(zero, view.ready_s[ends], Load(*load), backward_s), backward_s)
         kept[number] = (view.count[start] < view.count[ends]) & (end_s < limit_s)
-        for other in _alike(problem, number):
+        for other in _comparable(problem, number):
             as_fast = (loads[other] <= load).all(0)
             kept[number] &= ~as_fast if other < number else ~(as_fast & (loads[other] < load).any(0))
     options, chosen = np.nonzero(kept)
     return ends[chosen], options, loads[options, :, chosen].T
 
 
-def _alike(problem: Problem, number: int) -> list[int]:
+def _comparable(problem: Problem, number: int) -> list[int]:
     """The other options that take the same slots whatever was deferred."""
     if not problem.small.any():
         return [other for other in range(len(problem.options)) if other != number]

@@ -14,7 +14,7 @@ STEPS = 100
 
 
 class Game:
-    """See the module."""
+    """Matrix game between plans and chains, solved by regret matching."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -36,15 +36,18 @@ class Game:
         self.regret = np.append(self.regret[0], 0), np.append(self.regret[1], 0)
 
     def mix(self) -> Array:
-        """Shares against which every plan comes to about the same at best."""
+        """The mix of chains that bounds every plan about equally, by regret matching+."""
         plans, chains = (regret + 1e-9 for regret in self.regret)
         total = np.zeros(len(chains))
         for step in range(STEPS):
+            # regrets of the plans, which minimise
             weights = chains / chains.sum()
             cost = self.costs @ weights
             plans = np.maximum(plans + plans @ cost / plans.sum() - cost, 0) + 1e-15
+            # regrets of the chains, which maximise
             gain = plans @ self.costs / plans.sum()
             chains = np.maximum(chains + gain - gain @ weights, 0) + 1e-15
+            # linear averaging
             total += step * chains / chains.sum()
         self.regret = plans, chains
         return (total / total.sum() * np.stack(self.chains, -1)).sum(-1)

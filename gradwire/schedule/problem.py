@@ -15,18 +15,21 @@ Cuts = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Option:
-    """One way to send a group: seconds to encode and decode against its elements, and on the wire against the sum
-    of its slots' `units` (N,), by default their elements; `local` is what the wire takes on top against the elements,
-    inside hosts. Only a `lossless` one may carry small slots. A step that sends all large slots so is `worth` this
-    share of a dense one's progress."""
+    """One way to send a group, with the costs of its parts."""
 
     encode: Cost
+    """Seconds against the group's elements."""
     wire: Cost
+    """Seconds against the sum of the slots' `units`."""
     decode: Cost
     lossless: bool = False
+    """Only then may it carry small slots."""
     units: Array | None = None
+    """Of each slot (N,); by default its elements."""
     local: Cost = NOTHING
-    worth: float = 1.0
+    """Seconds inside hosts, on top of `wire`, against elements."""
+    efficiency: float = 1.0
+    """Progress of a step that sends all large slots so, in dense steps."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,11 @@ class Problem:
 
     @property
     def pieces(self) -> int:
-        """How many there are."""
         return len(self.bounds) - 1
 
     @cached_property
     def deferred(self) -> Array:
-        """How many elements the small slots of the first pieces have (pieces + 1,)."""
+        """Elements in small slots of the first pieces (pieces + 1,)."""
         return np.concatenate([[0.0], np.cumsum(self.elements * self.small)])[self.bounds]
 
     @cached_property
@@ -80,7 +82,7 @@ class Problem:
 
     @cached_property
     def tail(self) -> int:
-        """The option with which small slots travel that no group took along: the fastest on the wire."""
+        """The option of the last group, of deferred slots: the lossless one that is fastest on the wire."""
         pending = np.array([self.elements[self.small].sum()])
         seconds = [o.wire(pending)[0] if o.lossless else np.inf for o in self.options]
         return int(np.argmin(seconds))
@@ -98,7 +100,7 @@ class View:
 
     @classmethod
     def of(cls, problem: Problem, option: Option) -> "View":
-        """What `option` takes of `problem`."""
+        """The slots of `problem` that `option` takes."""
         taken = np.ones(len(problem.small), bool) if option.lossless else ~problem.small
         units = problem.elements if option.units is None else option.units
         sums = [

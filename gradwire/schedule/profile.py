@@ -1,4 +1,4 @@
-"""The profile: what was measured of a job, or written by hand, and from which plans are made."""
+"""The profile of a job, measured or written by hand, from which plans are made."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gradwire.plans import Group, Plan, from_file, sized_by_elements
-from gradwire.schedule.costs import NOTHING, Affine, Chain, Table, Total, from_data
+from gradwire.schedule.costs import NOTHING, Affine, Chain, CostTable, Total, from_data
 from gradwire.schedule.problem import Choice, Option, Problem
 from gradwire.slots import Layout, Slot
 
@@ -37,32 +37,33 @@ class SlotTime:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to send a group: `way` is a Group without slots; seconds to encode and decode against elements; and how
-    many dense steps a step is worth that sends everything so, by its progress."""
+    """A way to send a group, and its costs."""
 
     way: Group
-    encode: Affine | Table
-    decode: Affine | Table
-    worth: float
+    """Without slots."""
+    encode: Affine | CostTable
+    """Seconds against elements."""
+    decode: Affine | CostTable
+    efficiency: float
+    """Progress of a step that sends everything so, in dense steps."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A job: its slots in the order in which they become ready, the candidates, and its network.
-
-    `collectives` are, by the communicator's name, seconds against the bytes that one rank sends (`Communicator.wire`),
-    among all ranks; where hosts have several GPUs, among one rank of each host. Then `local` are the seconds of "sum"
-    and "broadcast" inside a host against the bytes of the dense gradient.
-    """
+    """A job's compute times, candidates, and network."""
 
     slots: tuple[SlotTime, ...]
+    """In the order in which they become ready."""
     forward_s: float
     optimizer_s: float
     candidates: tuple[Candidate, ...]
-    collectives: Mapping[str, Affine | Table]
+    collectives: Mapping[str, Affine | CostTable]
+    """By the communicator's name, seconds against the bytes that one rank sends (`Communicator.wire`), among all ranks;
+    where hosts have several GPUs, among one rank of each host."""
     ranks: int
     gpus_per_host: int = 1
-    local: Mapping[str, Affine | Table] = field(default_factory=dict)
+    local: Mapping[str, Affine | CostTable] = field(default_factory=dict)
+    """Seconds of "sum" and "broadcast" inside a host of several GPUs against the bytes of the dense gradient."""
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -78,7 +79,7 @@ class Profile:
 
     @property
     def hosts(self) -> int:
-        """How many take part in the collectives between hosts."""
+        """The number of hosts, which take part in the collectives between them."""
         return self.ranks // self.gpus_per_host
 
     def check(self, slots: Sequence[Slot]) -> None:
@@ -96,7 +97,7 @@ class Profile:
             raise ValueError(f"the profile has parameter {min(unknown)!r}, which the model lacks; profile this model")
 
     def problem(self) -> Problem:
-        """What the search solves; its slots are this profile's, in this order."""
+        """The search's problem; its slots are this profile's, in this order."""
         return Problem(
             ready_s=np.maximum.accumulate(np.array([slot.ready_s for slot in self.slots])),
             elements=np.array([float(slot.numel) for slot in self.slots]),
@@ -106,7 +107,6 @@ class Profile:
         )
 
     def plan(self, groups: Sequence[Choice]) -> Plan:
-        """The plan of these groups."""
         return Plan(tuple(
             dataclasses.replace(self.candidates[group.option].way, slots=tuple(self.slots[i].name for i in group.slots))
             for group in groups
@@ -127,7 +127,7 @@ class Profile:
         return tuple(groups)
 
     def wire_bytes(self, group: Choice) -> int:
-        """What one rank, or one host, sends for the group."""
+        """Bytes that one rank, or one host, sends for the group."""
         return wire_bytes(
             self.candidates[group.option].way, _layout([self.slots[i].shape for i in group.slots]), self.hosts
         )
@@ -141,12 +141,12 @@ class Profile:
             wire = Total(((wire, 1), *((wire, 0) for _ in range(way.compressor.rounds - 1))))
         local = Total(tuple((self.local[name], 4) for name in LOCAL)) if self.gpus_per_host > 1 else NOTHING
         lossless = way.compressor.is_cast
-        return Option(candidate.encode, wire, candidate.decode, lossless, units, local, candidate.worth)
+        return Option(candidate.encode, wire, candidate.decode, lossless, units, local, candidate.efficiency)
 
-    def _bytes(self, way: Group) -> Table:
+    def _bytes(self, way: Group) -> CostTable:
         """Bytes on the wire against elements."""
         sizes = np.unique(np.geomspace(1, max(2, sum(slot.numel for slot in self.slots)), 64).astype(int))
-        return Table.of(
+        return CostTable.of(
             sizes.astype(float), np.array([wire_bytes(way, _layout([(int(n),)]), self.hosts) for n in sizes])
         )
 
@@ -156,7 +156,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | Path) -> "Profile":
-        """What `save` wrote. Raises ValueError, naming the file, where it cannot be read or holds no profile."""
+        """Reads what `save` wrote. Raises ValueError, naming the file, where it cannot be read or holds no profile."""
         return from_file(path, cls.from_json)
 
     def to_json(self) -> str:
@@ -166,7 +166,7 @@ class Profile:
             "version": VERSION,
             "slots": [dataclasses.asdict(slot) for slot in self.slots],
             "candidates": [
-                way | {"encode": each.encode.to_data(), "decode": each.decode.to_data(), "worth": each.worth}
+                way | {"encode": each.encode.to_data(), "decode": each.decode.to_data(), "efficiency": each.efficiency}
                 for way, each in zip(ways, self.candidates, strict=True)
             ],
             "collectives": {name: cost.to_data() for name, cost in self.collectives.items()},
@@ -177,7 +177,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str) -> "Profile":
-        """Raises ValueError, naming what does not fit, for text that is no profile of this version."""
+        """Reads `to_json`'s text. Raises ValueError, naming what does not fit, for other text or another version."""
         data = json.loads(text)
         version = data.get("version") if isinstance(data, dict) else None
         if version != VERSION:
@@ -189,7 +189,7 @@ class Profile:
                 forward_s=float(data["forward_s"]),
                 optimizer_s=float(data["optimizer_s"]),
                 candidates=tuple(
-                    Candidate(way, from_data(part["encode"]), from_data(part["decode"]), float(part["worth"]))
+                    Candidate(way, from_data(part["encode"]), from_data(part["decode"]), float(part["efficiency"]))
                     for way, part in zip(ways, data["candidates"], strict=True)
                 ),
                 collectives=_costs(data["collectives"]),
@@ -204,9 +204,9 @@ class Profile:
 
 def over_link(
     candidates: Sequence[Candidate], hosts: int, latency_s: float, bytes_per_s: float
-) -> dict[str, Affine | Table]:
+) -> dict[str, Affine | CostTable]:
     """The `collectives` of a profile by the alpha-beta model: `latency_s` for each message, one after another."""
-    costs: dict[str, Affine | Table] = {}
+    costs: dict[str, Affine | CostTable] = {}
     for way in (candidate.way for candidate in candidates):
         messages = way.communicator.wire(way.compressor, _layout([(64, 64)]), hosts, STEADY).messages
         costs[way.communicator.name] = Affine(messages / way.compressor.rounds * latency_s, 1 / bytes_per_s)
@@ -218,12 +218,12 @@ def describe(way: Group) -> str:
     return f"{way.compressor} with {way.memory} by {way.communicator}"
 
 
-def _costs(data: dict[str, Any]) -> dict[str, Affine | Table]:
+def _costs(data: dict[str, Any]) -> dict[str, Affine | CostTable]:
     return {name: from_data(cost) for name, cost in data.items()}
 
 
 def wire_bytes(way: Group, layout: Layout, hosts: int) -> int:
-    """What one of `hosts` sends per step, on average, of a group that is laid out so, once warm-ups are over."""
+    """Bytes that one of `hosts` sends per step, on average, of a group with this layout, once warm-ups are over."""
     steps = range(STEADY, STEADY + way.compressor.period)
     return sum(way.communicator.wire(way.compressor, layout, hosts, step).wire_bytes for step in steps) // len(steps)
 

@@ -1,6 +1,6 @@
-"""Where encoding, the wire and decoding run, and what therefore waits for what.
+"""Regimes: on which streams encoding, the wire and decoding run, and which therefore wait for which.
 
-A regime says it twice, and tests hold one against the other. `run` plays groups through and records spans. `step` is
+A regime is written twice, and tests compare the two. `run` plays groups through and records spans. `step` is
 the same as a recurrence over states, vectorised for the search: a state is a tuple of numbers, and all that follows
 never gets faster when one of them grows. `price` follows from `step`, or from `least`, and serves lower bounds, see
 `bounds`. Time zero is the start of backward. The wire carries one group at a time, in order.
@@ -32,7 +32,7 @@ NO_LOAD = Load(np.zeros(1), np.zeros(1), np.zeros(1))
 
 
 class Regime(ABC):
-    """See the module."""
+    """Rules by which groups are encoded, sent and decoded beside backward."""
 
     dims: int
     wire: int
@@ -41,22 +41,22 @@ class Regime(ABC):
 
     @abstractmethod
     def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
-        """When each group is encoded, sent and decoded."""
+        """The intervals in which each group is encoded, sent and decoded."""
 
     @abstractmethod
     def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
         """The state after one more group, which is ready at `ready` in backward alone, of all its `backward_s`."""
 
     def least(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
-        """No more than `step`, and convex: what `price` follows from."""
+        """A convex lower bound on `step`, from which `price` follows."""
         return self.step(state, ready, load, backward_s)
 
     @abstractmethod
     def finish(self, state: State, backward_s: float) -> Array:
-        """When all means are there."""
+        """The time at which all means are in place."""
 
     def settle(self, state: State, ready: Array | float) -> State:
-        """The largest state from which all goes on as from this one, if the next group is not ready before `ready`."""
+        """The largest state that is equivalent to this one, if the next group is not ready before `ready`."""
         return self.step(state, ready, NO_LOAD, 0.0)
 
     @abstractmethod
@@ -69,14 +69,14 @@ class Regime(ABC):
 
     @abstractmethod
     def balance(self, weight: float) -> Array:
-        """Shares (dims,) of which `weight` is the wire's, and what is left is that of whatever computes."""
+        """Shares (dims,) of which `weight` is the wire's, and the rest that of the stream that computes."""
 
     def due(self, shares: Array, tail: bool) -> Array:
         """`shares` (dims, n) completed; `tail` says whether another group may follow the last."""
         return shares
 
     def last(self, shares: Array, backward_s: float) -> float:
-        """What the end is later than the mean of the last state's numbers, at least."""
+        """A lower bound on the end minus the mean of the last state's numbers."""
         return 0.0
 
 
@@ -136,16 +136,19 @@ class Worker(Regime):
     def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
         worker, wire, due, late, work = state
         work = self._worked(work, late, ready, load.encode + due)
+        # encode
         encoded = self._computed(np.maximum(worker, ready + late), load.encode, backward_s + late)
         late = late + self.lag * load.encode
+        # send
         sent = np.maximum(wire, encoded) + load.wire
+        # decode the group before
         worker = self._computed(np.maximum(encoded, wire), due, backward_s + late)
         late = late + self.lag * due  # too much once backward has ended, when the worker is later still: no matter
         work = np.maximum(work, worker - self.lag * backward_s)
         return worker, sent, load.decode + 0 * worker, late, np.maximum(work, worker - self.lag * (worker - late))
 
     def _computed(self, start: Array, seconds: Array, backward_ends: Array) -> Array:
-        """When the worker is done, if it begins at `start`."""
+        """The time at which the worker is done, if it begins at `start`."""
         return start + seconds + self.lag * np.minimum(seconds, np.maximum(0, backward_ends - start))
 
     def _worked(self, work: Array, late: Array, ready: Array | float, computed: Array) -> Array:

@@ -42,16 +42,17 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Solution:
-    """Groups in the order of sending, the step's seconds, and by what factor at most a plan may be faster than
-    this: 1.0 is proven optimal, infinity says nothing."""
+    """A plan that the search found."""
 
     groups: tuple[Choice, ...]
+    """In the order of sending."""
     step_s: float
     bound: float = float("inf")
+    """The factor by which another plan may be faster at most: 1.0 is proven optimal, infinity proves nothing."""
 
 
 def works_of(problem: Problem, groups: Sequence[Choice]) -> list[Work]:
-    """When the groups are ready, and what they take."""
+    """The groups' ready times and costs."""
     works: list[Work] = []
     for group in groups:
         option, slots = problem.options[group.option], list(group.slots)
@@ -63,7 +64,7 @@ def works_of(problem: Problem, groups: Sequence[Choice]) -> list[Work]:
 
 
 def evaluate(problem: Problem, groups: tuple[Choice, ...], regime: Regime) -> Solution:
-    """The groups, and how long a step with them takes."""
+    """The solution with these groups, timed by the regime."""
     intervals = regime.run(works_of(problem, groups), Backward(regime.slow))
     return Solution(groups, problem.around_s + max(interval.end_s for interval in intervals))
 
@@ -79,7 +80,7 @@ def search(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[S
 
 
 class _Search:
-    """The best plan so far, and `lower_s`: no plan's step is shorter."""
+    """State of one search: the best plan so far, and the lower bound `lower_s` on every plan's step."""
 
     def __init__(self, problem: Problem, regime: Regime, eps: float, known: list[Solution]) -> None:
         self.problem, self.regime, self.eps = problem, regime, eps
@@ -95,13 +96,16 @@ class _Search:
         self.game = Game(self.bounds)
 
     def found(self) -> Solution:
+        # first bounds
         for weight in WEIGHTS:
             self._bound(np.repeat(self.regime.balance(weight)[:, None], self.problem.pieces + 1, 1))
         self._bound(self.chain)
+        # beams, and the game between planner and chains
         for width in BEAMS:
             if self._open:
                 self._pass(0.0, width)
                 self._play(0.0 if width < BEAMS[-1] else self.eps)
+        # label setting, refined until proven
         part = COARSE
         while self._open and self._pass(self.best.step_s / part):
             part *= 2
@@ -143,7 +147,7 @@ class _Search:
         self.bounds.drop(self.limit_s - self.problem.around_s)
 
     def _play(self, eps: float) -> None:
-        """The game, with few groups; what comes of it is held against all of them."""
+        """Plays the game among the near groups, then bounds all groups by its mix."""
         for _ in range(GAMES):
             self._drop(eps)
             if not self._open:
@@ -217,7 +221,7 @@ class _Labels:
         return self._cuts(last.start + label), float(ends[label])
 
     def _ends(self, states: Array) -> Array:
-        """When all means are there, after a last group of what was deferred, which follows the last slot."""
+        """The ends of steps, after a last group of the deferred slots."""
         problem, regime, deferred = self.problem, self.regime, states[-1]
         ends = regime.finish(tuple(states[:-1]), self.backward_s)
         if not self.deferred[-1]:
@@ -282,8 +286,8 @@ class _Labels:
 
 
 def _front(states: Array, slack: Array, scale: Array) -> tuple[Array, Index]:
-    """The states (dims, n) of which no other is nowhere larger, and which these are; with `slack` (dims, 1), nowhere
-    larger by more than that, and each made the least of those it stands for."""
+    """The Pareto front of states (dims, n), and its indices; with `slack` (dims, 1), states that differ by less are
+    merged into one that takes the smallest of each number."""
     left = np.argsort((states * scale).sum(0), kind="stable")
     rest = states[:, left]
     kept: list[int] = []

@@ -1,4 +1,4 @@
-"""What a job's step would take elsewhere: its profile moved to other ranks, hosts and links, and planned anew."""
+"""Simulation: a job's profile on other ranks, hosts and links, planned anew."""
 
 import dataclasses
 from collections import Counter
@@ -12,11 +12,10 @@ from gradwire.communicators.wire import depth
 from gradwire.compressors import Compressor
 from gradwire.plans import Plan
 from gradwire.schedule import baselines
-from gradwire.schedule.costs import Affine, Table
-from gradwire.schedule.local_steps import at_once
+from gradwire.schedule.costs import Affine, CostTable
 from gradwire.schedule.problem import Problem
 from gradwire.schedule.profile import Candidate, Profile, over_link
-from gradwire.schedule.progress import levels, search_progress, search_worth, worth_of
+from gradwire.schedule.progress import levels, plan_efficiency, search_efficiency, search_progress
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Solution, evaluate
 
@@ -29,13 +28,14 @@ _MOST_BYTES = 1e13
 
 @dataclass(frozen=True)
 class Cluster:
-    """`ranks` in hosts of `gpus_per_host`. Between hosts a message takes `latency_s` beside its bytes, inside them
-    `inside_latency_s`. Ranks of one host that have it to themselves are joined by what is inside alone."""
+    """Ranks in hosts. Ranks of a single host use its inside links alone."""
 
     ranks: int
     bytes_per_s: float
+    """Of a link between hosts."""
     gpus_per_host: int = 1
     latency_s: float = 50e-6
+    """Of a message between hosts, beside its bytes."""
     inside_bytes_per_s: float = 12e9
     inside_latency_s: float = 10e-6
 
@@ -54,28 +54,31 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One way to send gradients on one cluster: the seconds of a step, and of a step without communication; `groups`
-    says how many are sent by which compressor, `wire_bytes` what a rank, or of several ranks a host, sends in a step.
-    With local steps both are those of a mean step, of which `every` make a round. `worth` is how many dense steps a
-    step is worth, None for local ones."""
+    """Prediction for one way to send gradients on one cluster."""
 
     cluster: Cluster
     way: str
     step_s: float
+    """Seconds of a step; with local steps of a mean one."""
     alone_s: float
+    """Seconds of a step without communication."""
     groups: str
+    """How many groups each compressor sends."""
     wire_bytes: float
+    """Sent by a rank, or by a host of several ranks, in a (mean) step."""
     every: int = 1
-    worth: float | None = None
+    """Steps in a round of local steps."""
+    efficiency: float | None = None
+    """Progress of a step in dense steps; None for local steps."""
 
     @property
     def progress(self) -> float:
-        """How many dense steps' progress a second makes, 0 where that is not known."""
-        return (self.worth or 0.0) / self.step_s
+        """Dense steps' progress per second, 0 where that is not known."""
+        return (self.efficiency or 0.0) / self.step_s
 
     @property
-    def efficiency(self) -> float:
-        """The scaling factor: what N ranks do as a share of N times what one does."""
+    def scaling_efficiency(self) -> float:
+        """The scaling factor: the throughput of N ranks over N times that of one."""
         return self.alone_s / self.step_s
 
 
@@ -87,24 +90,29 @@ def simulate(
     more than 1, also all of these with local steps, of which so many make a round; the best plan's round is the
     shortest that harms no training. Raises ValueError for a plan that the profile does not know."""
     regime = regime or Worker()
-    there = moved(profile, cluster)
+    there = on_cluster(profile, cluster)
     problem = there.problem()
     alone_s = problem.around_s + float(problem.ready_s[-1])
     for way, found in _ways(there, problem, regime, plan).items():
-        worth = worth_of(problem, found.groups)
-        yield dataclasses.replace(_outcome(there, cluster, way, found, found.step_s, alone_s), worth=worth)
+        efficiency = plan_efficiency(problem, found.groups)
+        yield dataclasses.replace(_outcome(there, cluster, way, found, found.step_s, alone_s), efficiency=efficiency)
     if every > 1:
         inside_s = inner_s(profile, cluster, regime)
         rounds = at_once(problem)
-        named = _ways(there, rounds, regime, plan) | {BEST: search_worth(rounds, regime, EPS, levels(rounds)[0])}
+        named = _ways(there, rounds, regime, plan) | {BEST: search_efficiency(rounds, regime, EPS, levels(rounds)[0])}
         for way, found in named.items():
             yield _outcome(
                 there, cluster, f"{way} every {every}", found, inside_s + found.step_s / every, alone_s, every
             )
 
 
+def at_once(problem: Problem) -> Problem:
+    """A round of local steps: all slots are ready at the same time, and backward hides nothing."""
+    return dataclasses.replace(problem, ready_s=np.zeros(len(problem.ready_s)), around_s=0.0)
+
+
 def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -> dict[str, Solution]:
-    """How the problem's slots may be sent, by name."""
+    """The best solution of each way to send the problem's slots, by name."""
     options = range(len(there.candidates))
     found = [baselines.best_buckets(problem, regime, option, SIZES) for option in options]
     named = dict(zip(names(there.candidates), found, strict=True))
@@ -122,17 +130,17 @@ def _outcome(
 
 
 def inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
-    """Seconds of a step of which nothing leaves a host; between ranks on hosts of their own, of one rank."""
+    """Seconds of an inner step, which sends nothing between hosts."""
     problem = profile.problem()
     if cluster.gpus_per_host == 1 or cluster.ranks <= cluster.gpus_per_host:
         return problem.around_s + float(problem.ready_s[-1])
-    host = moved(profile, dataclasses.replace(cluster, ranks=cluster.gpus_per_host))
+    host = on_cluster(profile, dataclasses.replace(cluster, ranks=cluster.gpus_per_host))
     options = range(len(host.candidates))
     return min(baselines.best_buckets(host.problem(), regime, option, SIZES).step_s for option in options)
 
 
-def moved(profile: Profile, cluster: Cluster) -> Profile:
-    """The profile of the same job on `cluster`: each rank computes as it did, the network is another. What decodes an
+def on_cluster(profile: Profile, cluster: Cluster) -> Profile:
+    """The profile of the same job on `cluster`: each rank computes as it did, the network is another. Decoding an
     all-gather grows with the number of payloads."""
     alone = cluster.ranks <= cluster.gpus_per_host
     hosts = cluster.ranks if alone else cluster.hosts
@@ -151,7 +159,7 @@ def moved(profile: Profile, cluster: Cluster) -> Profile:
     )
 
 
-def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> Table:
+def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> CostTable:
     """Seconds against the bytes that one rank sends around a ring, by a ring or by two trees, whichever is faster, as
     NCCL chooses (Sanders, Speck and Träff, Parallel Computing 2009, https://doi.org/10.1016/j.parco.2009.09.001)."""
     ring = Affine(2 * (hosts - 1) * latency_s, 1 / bytes_per_s)
@@ -159,10 +167,10 @@ def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> Table:
     gain = ring.fixed - trees.fixed
     even = gain / (trees.per_unit - ring.per_unit) if gain > 0 else 1.0
     sizes = np.array([0.0, even, _MOST_BYTES])  # beyond the last a table is no flatter than on the whole
-    return Table.of(sizes, np.minimum(ring(sizes), trees(sizes)))
+    return CostTable.of(sizes, np.minimum(ring(sizes), trees(sizes)))
 
 
-def inside(cluster: Cluster) -> dict[str, Affine | Table]:
+def inside(cluster: Cluster) -> dict[str, Affine | CostTable]:
     """Seconds of the dense sum, and of handing the mean around, inside a host, against the gradient's bytes: rings,
     which pass pieces on as they come."""
     others, bytes_per_s = cluster.gpus_per_host - 1, cluster.inside_bytes_per_s
@@ -171,17 +179,17 @@ def inside(cluster: Cluster) -> dict[str, Affine | Table]:
 
 
 def latency_of(profile: Profile) -> float:
-    """What a message cost beside its bytes where the profile was taken."""
+    """Latency of a message where the profile was taken."""
     unit = over_link(profile.candidates, profile.hosts, 1.0, float("inf"))
     messages = {name: float(np.asarray(cost(np.zeros(1)))[0]) for name, cost in unit.items()}
-    if isinstance(profile.collectives.get("AllReduce"), Table):  # that of `all_reduce`, where trees have fewer
+    if isinstance(profile.collectives.get("AllReduce"), CostTable):  # that of `all_reduce`, where trees have fewer
         messages["AllReduce"] = 2 * min(profile.hosts - 1, depth(profile.hosts))
     fixed = {name: float(profile.collectives[name](np.zeros(1))[0]) for name in messages}
     return min(fixed[name] / count for name, count in messages.items())
 
 
 def names(candidates: Sequence[Candidate]) -> list[str]:
-    """Candidates by their compressors, and by what tells them apart where these are the same."""
+    """Names of candidates: their compressors, with the communicator where two have the same."""
     short = [_name(candidate.way.compressor) for candidate in candidates]
     return [
         f"{name} by {candidate.way.communicator.name}" if short.count(name) > 1 else name
@@ -190,16 +198,16 @@ def names(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _composed(found: Solution, names: Sequence[str]) -> str:
-    """How many groups are sent in which way."""
+    """The number of groups of each candidate, in words."""
     counts = Counter(names[group.option] for group in found.groups)
     return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
 
 def _name(compressor: Compressor) -> str:
-    """Its class, first option, and others that are not as by default."""
+    """A compressor's class, its first option, and others that differ from their defaults."""
     options = [(field.name, getattr(compressor, field.name), field.default) for field in dataclasses.fields(compressor)]  # pyright: ignore[reportArgumentType]
-    said = [f"{name}={value}" for i, (name, value, default) in enumerate(options) if not i or value != default]
-    return f"{type(compressor).__name__}({', '.join(said)})" if said else type(compressor).__name__
+    shown = [f"{name}={value}" for i, (name, value, default) in enumerate(options) if not i or value != default]
+    return f"{type(compressor).__name__}({', '.join(shown)})" if shown else type(compressor).__name__
 
 
 def _decoding(candidate: Candidate, times: float) -> Candidate:

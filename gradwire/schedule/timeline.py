@@ -1,4 +1,4 @@
-"""What happens when in a step: spans on lanes."""
+"""Timelines: spans of time on the lanes of a step."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,17 +13,15 @@ from gradwire.schedule.work import Backward, Interval
 
 @dataclass(frozen=True)
 class Span:
-    """Something that takes time, from `start_s` to `end_s` after the step began.
-
-    `lane` is one of "forward", "backward", "encode", "wire", "decode", "wait" and "optimizer"; `group` is the group's
-    place in the plan, -1 where there is none.
-    """
+    """Work on a lane, from `start_s` to `end_s` after the step began."""
 
     lane: str
+    """"forward", "backward", "encode", "wire", "decode", "wait" or "optimizer"."""
     start_s: float
     end_s: float
     label: str
     group: int
+    """Its index in the plan, -1 where there is none."""
     rank: int
     wire_bytes: int = 0
     slots: tuple[str, ...] = ()
@@ -37,12 +35,11 @@ class Timeline:
 
     @property
     def step_s(self) -> float:
-        """When the last span ends."""
         return max((span.end_s for span in self.spans), default=0.0)
 
 
 def timeline(profile: Profile, plan: Plan, regime: Regime | None = None) -> Timeline:
-    """What a step with `plan` looks like, in the engine's regime unless another is given.
+    """The predicted timeline of a step with `plan`, in the engine's regime unless another is given.
 
     Raises ValueError, naming it, for a slot or a candidate of the plan that was not profiled.
     """
@@ -52,8 +49,8 @@ def timeline(profile: Profile, plan: Plan, regime: Regime | None = None) -> Time
     backward = Backward(regime.slow)
     intervals = [*regime.run(works, backward)]
     done = backward.at(float(problem.ready_s[-1]))
-    told = max([done, *(interval.end_s for interval in intervals)])
-    start, end = profile.forward_s, profile.forward_s + told
+    reduced = max([done, *(interval.end_s for interval in intervals)])
+    start, end = profile.forward_s, profile.forward_s + reduced
     spans = [
         Span("forward", 0.0, start, "forward", -1, 0),
         *_backward(profile, problem, backward),

@@ -1,11 +1,11 @@
-"""What groups take, when they are at work, and backward meanwhile."""
+"""Costs of groups, their intervals on lanes, and backward's slowdown meanwhile."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """One group's seconds: ready that long into backward alone, and what it takes."""
+    """One group's seconds: when it is ready, in backward alone, and its costs."""
 
     ready_s: float
     encode_s: float
@@ -24,13 +24,13 @@ class Interval(NamedTuple):
 
 @dataclass
 class Backward:
-    """Backward, which loses a share `slow` of its speed while somebody else computes, in `busy`."""
+    """Backward, which loses a share `slow` of its speed in the intervals `busy`, while the worker computes."""
 
     slow: float
     busy: list[tuple[float, float]] = field(default_factory=list)
 
     def at(self, work_s: float) -> float:
-        """When it has done so many seconds of work."""
+        """The time at which so many seconds of work are done."""
         now, left = 0.0, work_s
         for start, end in self.busy:
             if left <= start - now:

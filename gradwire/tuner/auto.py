@@ -1,4 +1,4 @@
-"""The plan that suits the job: profiled, searched, tried, and tried again when the job changes."""
+"""The automatic plan: profiled, searched, tried, and tried again when the job changes."""
 
 import json
 import logging
@@ -16,17 +16,17 @@ from gradwire.controllers import Controller, Decision, Observation, StepView
 from gradwire.controllers.requests import Change, NativeRequest, Profiled, ProfileRequest
 from gradwire.plans import NATIVE, Group, Plan
 from gradwire.schedule import Profile, Solution, Worker, search_progress
-from gradwire.tuner import words
-from gradwire.tuner.plans import (
+from gradwire.tuner import messages
+from gradwire.tuner.candidate_plans import (
     allowed,
     compressor_of,
+    efficiency_of_plan,
     is_dense,
     learnt,
     quiet,
     safe,
     shortlist,
     ways_of,
-    worth_of_plan,
 )
 from gradwire.tuner.trials import FAR, SETTLE, STILL_CLOSE, TRIED, Trials, turns_in
 
@@ -34,7 +34,7 @@ WARM, TIMED, TRACED = 2, 6, 6
 WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
 MOST_LEARNT, WORTH_TRYING, CLEARLY = 1, 1.25, 0.97
 CHOOSING_STEPS, BEFORE_TRIALS = 150, WARM + TIMED + TRACED + 8
-"""The most that a job takes to choose its plan, fewer where fewer plans are worth trying; what passes before."""
+"""The most steps that choosing takes; the steps before the trials."""
 LEFT_FOR_DUEL = 2
 LEFT_TO_LEARN = LEFT_FOR_DUEL + 1 + MOST_LEARNT
 """Turns that the first trials leave for those after them."""
@@ -47,23 +47,23 @@ _logger = logging.getLogger("gradwire")
 class Auto(Controller):
     """Finds the plan from `candidates` that makes the most progress per second while the job trains, and keeps it so.
 
-    It traces some dense steps, has each candidate measured on the job's own network between two steps, and finds out
-    what of these steps' gradients each leaves behind, by which its steps are worth less than dense ones. It searches
-    the plan with the most predicted progress per second, tries the best few in turn, and keeps the one that was best
-    in reality; of several that are equally good, the one that keeps most of a step: dense, where nothing beats it.
-    With `fidelity`, say 0.01, steps may be worth that much less than dense ones, and no more. Choosing takes 150 steps
-    at most. When steps later take much longer or shorter than they did, it measures and searches anew.
+    It traces some dense steps, has each candidate measured on the job's own network between two steps, and rehearses
+    each on these steps' gradients for its efficiency: the progress of a step, in dense steps. It searches the plan with
+    the most predicted progress per second, tries the best few in turn, and keeps the one that was best in reality; of
+    several that are equally good, the most efficient: dense, where nothing beats it. With `fidelity`, say 0.01, steps
+    may lose that share of a dense step's progress, and no more. Choosing takes 150 steps at most. When steps later take
+    much longer or shorter than they did, it measures and searches anew.
 
     A candidate is a compressor, or a `Group` without slots that names memory and communicator as well. By default
-    only such as need no tuning and no leap of faith: fp32, bf16, and 8 bits with a residual.
+    those that need no tuning: fp32, bf16, and 8 bits with a residual.
 
     Where nothing beats DDP without a hook, the plan is native: DDP reduces by itself, and Auto looks only at how long
     steps take.
 
     `chosen` says whether it has settled on a plan, with which it expects steps of `expected_s`, where dense ones took
-    `dense_s`; `profile`, `regime` and `found` are what the last search saw and found, `measured` the profile before
-    tried plans had taught it anything; `dense_plan` is what it begins with; `decisions` tells what was done and why,
-    as does the logger "gradwire".
+    `dense_s`; `profile` and `regime` are the last search's input and `found` its result, `measured` the profile before
+    corrections by tried plans; `dense_plan` is the first plan; `decisions` lists what was done and why, as does the
+    logger "gradwire".
     """
 
     numbers: ClassVar[int] = 2
@@ -157,30 +157,30 @@ class Auto(Controller):
         return ProfileRequest(quiet(plan), tuple(ways), TRACED)
 
     def _profiled(self, seen: Observation, answer: Profiled) -> Change | None:
-        self.measured, self.regime = self._with_known_worths(answer.profile, seen), Worker(answer.contention)
+        self.measured, self.regime = self._with_known_efficiencies(answer.profile, seen), Worker(answer.contention)
         self.profile = allowed(self.measured, self.fidelity)
         self.found = search_progress(self.profile.problem(), self.regime, EPS)
         self.predicted_s = self.found.step_s
         self._turns_left = turns_in(CHOOSING_STEPS - BEFORE_TRIALS, seen.next_step - seen.step)
-        self._log(seen, words.worths(self.measured, self.profile))
+        self._log(seen, messages.efficiencies(self.measured, self.profile))
         plans = shortlist(self.profile, self.found, self.regime, WORTH_TRYING)
         return self._begin_trials("first trials", plans, LEFT_TO_LEARN, seen)
 
-    def _with_known_worths(self, profile: Profile, seen: Observation) -> Profile:
-        """What steps are worth is found out from dense ones; where none were traced, it is what it was."""
+    def _with_known_efficiencies(self, profile: Profile, seen: Observation) -> Profile:
+        """The profile; where no dense steps were traced, with the efficiencies known before."""
         if self.measured is None or is_dense(seen.plan):
             return profile
         pairs = zip(profile.candidates, self.measured.candidates, strict=True)
-        return replace(profile, candidates=tuple(replace(now, worth=before.worth) for now, before in pairs))
+        return replace(profile, candidates=tuple(replace(now, efficiency=before.efficiency) for now, before in pairs))
 
     # Trials
 
     def _begin_trials(self, phase: Phase, plans: list[Plan], left: int, seen: Observation) -> Change | None:
-        """As many rounds as there are turns for that leave so many."""
+        """Begins rounds of trials that leave so many turns."""
         assert self.measured
-        worths = [worth_of_plan(self.measured, plan) for plan in plans]
-        self._phase, self._trials = phase, Trials(plans, worths, self._turns_left - left)
-        self._log(seen, words.tried(phase, plans))
+        efficiencies = [efficiency_of_plan(self.measured, plan) for plan in plans]
+        self._phase, self._trials = phase, Trials(plans, efficiencies, self._turns_left - left)
+        self._log(seen, messages.tried(phase, plans))
         return self._turn(seen)
 
     def _turn(self, seen: Observation) -> Change | None:
@@ -194,7 +194,7 @@ class Auto(Controller):
         if not self._trials.add(_step_s(seen)):
             return None
         self._turns_left -= 1
-        self._log(seen, words.turn(self._trials, tried))
+        self._log(seen, messages.turn(self._trials, tried))
         if not self._trials.done:
             return self._turn(seen)
         if self._phase == "first trials":
@@ -204,7 +204,7 @@ class Auto(Controller):
         return self._settle(seen, self._winner_of_duel())
 
     def _learn(self, seen: Observation) -> Change | None:
-        """What tried plans teach may make others look better; those are tried, too."""
+        """Corrects the profile by the tried plans, and tries others that look better by it."""
         tried = self._trials
         profile, found = self._search_again()
         rivals = shortlist(profile, found, self.regime, STILL_CLOSE)
@@ -229,7 +229,7 @@ class Auto(Controller):
         dense = NATIVE if seen.can_be_native else self.dense_plan
         if dense is None or best == dense or rate * self.dense_s >= FAR:
             return self._settle(seen, best)
-        self._say(seen, "no plan is far better than dense steps were: the best and dense in turns")
+        self._decide_on(seen, "no plan is far better than dense steps were: the best and dense in turns")
         return self._begin_trials("duel", [dense, best], 0, seen)
 
     def _winner_of_duel(self) -> Plan:
@@ -239,7 +239,7 @@ class Auto(Controller):
 
     def _settle(self, seen: Observation, plan: Plan) -> Change | None:
         self.expected_s = median(self._trials.seconds[self._trials.plans.index(plan)])
-        self._say(seen, words.chosen(self._trials, plan, self.predicted_s, self.dense_s))
+        self._decide_on(seen, messages.chosen(self._trials, plan, self.predicted_s, self.dense_s))
         self._phase, self._seconds, self._strange = "watch", [], 0
         if plan.native:
             return NativeRequest(WINDOW)
@@ -258,25 +258,25 @@ class Auto(Controller):
         if self._strange < PATIENCE:
             return NativeRequest(WINDOW) if seen.plan.native else None
         expected = 1e3 * self.expected_s
-        self._say(seen, f"steps take {1e3 * now:.0f} ms, not {expected:.0f} ms any more: planning anew")
+        self._decide_on(seen, f"steps take {1e3 * now:.0f} ms, not {expected:.0f} ms any more: planning anew")
         if seen.can_be_native:  # meanwhile memories keep what they hold, which a dense plan would send at once
             return self._time_dense(seen)
         return self._ask_for_profile(seen, seen.plan)
 
-    def _say(self, seen: Observation, decision: str) -> None:
+    def _decide_on(self, seen: Observation, decision: str) -> None:
         self.decisions.append(Decision(seen.step, decision))
         self._log(seen, decision)
 
     def _log(self, seen: Observation, text: str) -> None:
-        """Says while it goes on what it has learnt."""
+        """Logs on rank 0."""
         if seen.rank == 0:
             _logger.info("step %d: %s", seen.step, text)
 
     # State
 
     def state_dict(self) -> dict[str, Tensor]:
-        """In the middle of timing or measuring dense steps, that begins again; trials go on where they were."""
-        said = {
+        """The controller's state; timing and measuring dense steps begin again, trials go on where they were."""
+        known = {
             "phase": "begin" if self._phase in ("dense", "profile") else self._phase,
             "trials": self._trials.to_json(),
             "measured": self.measured.to_json() if self.measured else None,
@@ -284,17 +284,17 @@ class Auto(Controller):
             "seconds": self._seconds,
             "numbers": [self.dense_s, self.expected_s, self.predicted_s, self._strange, self._turns_left],
         }
-        return {"auto": torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)}
+        return {"auto": torch.frombuffer(bytearray(json.dumps(known).encode()), dtype=torch.uint8)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        said = json.loads(bytes(state["auto"].tolist()))
-        self._phase, self._trials = said["phase"], Trials.from_json(said["trials"])
-        self.measured = Profile.from_json(said["measured"]) if said["measured"] else None
-        self.regime, self._seconds = Worker(said["contention"]), said["seconds"]
-        self.dense_s, self.expected_s, self.predicted_s, *counts = said["numbers"]
+        known = json.loads(bytes(state["auto"].tolist()))
+        self._phase, self._trials = known["phase"], Trials.from_json(known["trials"])
+        self.measured = Profile.from_json(known["measured"]) if known["measured"] else None
+        self.regime, self._seconds = Worker(known["contention"]), known["seconds"]
+        self.dense_s, self.expected_s, self.predicted_s, *counts = known["numbers"]
         self._strange, self._turns_left = map(int, counts)
 
 
 def _step_s(seen: Observation) -> float:
-    """The seconds of a step, or of the median one of those that the framework made."""
+    """Seconds of a step, or of the median step where the framework reduced by itself."""
     return seen.seconds if seen.plan.native else float(seen.sums[0] / seen.sums[1])

@@ -1,8 +1,8 @@
-"""The profiler: what a step's compute and each way to send a group cost on this job, on the network it runs on.
+"""The profiler: costs of a step's compute and of each way to send a group, measured on the job's own network.
 
 It runs on every rank's worker at the end of the same step, when nothing else is under way, and every measurement is
-made together: all ranks reduce the same group, then one sum over all of them makes a table of everybody's seconds. What
-is read from a table, such as how often to repeat, is therefore the same on all ranks.
+made together: all ranks reduce the same group, then one sum over all of them makes a table of everybody's seconds. So
+decisions by a table, such as how often to repeat, are the same on all ranks.
 """
 
 import os
@@ -28,7 +28,7 @@ from gradwire.runtime.host_exchange import HostExchange
 from gradwire.runtime.job_options import Profiler
 from gradwire.runtime.store import Store
 from gradwire.runtime.trace import Trace
-from gradwire.schedule import Affine, Candidate, Profile, SlotTime, Table, Timeline, theil_sen
+from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, Timeline, theil_sen
 from gradwire.schedule.profile import wire_bytes
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
@@ -39,18 +39,21 @@ MOST_REPEATS, BUDGET_S = 9, 0.25
 
 
 def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Profiler:
-    """Carries out a controller's requests for a profile, on all ranks together, while nothing else is under way."""
+    """The profiler that answers a controller's requests, on all ranks together, between steps."""
 
     def profile(request: ProfileRequest, trace: Trace, gradients: Sequence[Mapping[str, Tensor]]) -> Profiled:
+        # compute: traced steps, slot by slot on the slowest rank
         planned = {name for group in request.plan.groups for name in group.slots}
         trained = [slot for slot in slots if slot.name in planned]
         times = Times.of(trace.timelines(), trained).on_slowest(mesh, device)
         ordered = sorted(trained, key=lambda slot: times.ready_s[slot.name])
+        # network: every way at several sizes, all ranks together
         sizes = [_first(ordered, elements) for elements in PROBED_ELEMENTS]
         pieces = [own for i, own in enumerate(sizes) if not i or own != sizes[i - 1]]
         samples = [[measure(way, own, mesh, device) for own in pieces] for way in request.ways]
-        worths = _worths(request.ways, gradients, trained, mesh, device)
-        found = _profile(request.ways, samples, worths, ordered, times, mesh, device)
+        # rehearsals, each rank alone
+        efficiencies = _efficiencies(request.ways, gradients, trained, mesh, device)
+        found = _profile(request.ways, samples, efficiencies, ordered, times, mesh, device)
         return Profiled(found, contention(mesh, device))
 
     return profile
@@ -58,9 +61,10 @@ def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Pro
 
 @dataclass(frozen=True)
 class Times:
-    """What a step's compute takes: when after backward began each slot is ready, and the rest."""
+    """Seconds of a step's compute."""
 
     ready_s: dict[str, float]
+    """Of each slot, after backward began."""
     forward_s: float
     optimizer_s: float
 
@@ -89,19 +93,20 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One reduction alone on the network: of `elements`, of which each rank sent `wire_bytes` in `wire_s`; inside the
-    host `host_s`."""
+class ReductionTimes:
+    """Seconds of one reduction alone on the network."""
 
     elements: int
     wire_bytes: int
+    """Sent by each rank."""
     encode_s: float
     wire_s: float
     decode_s: float
     host_s: float
+    """Of collectives inside the host."""
 
 
-def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Sample:
+def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> ReductionTimes:
     """Reduces noise as large as the slots, as often as is possible in a quarter of a second; the medians, the same on
     all ranks. Computing takes as long as on the slowest rank; a collective as long as on the rank that came last, for
     the others waited for it. All ranks call this together."""
@@ -114,7 +119,7 @@ def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device)
     table = _table(mine, mesh, device).reshape(mesh.ranks, repeats, -1)
     encode_s, decode_s = table[..., :2].amax(0).quantile(0.5, dim=0).tolist()
     wire_s, host_s = table[..., 2:].amin(0).quantile(0.5, dim=0).tolist()
-    return Sample(layout.numel, wire_bytes(way, layout, mesh.replica.world), encode_s, wire_s, decode_s, host_s)
+    return ReductionTimes(layout.numel, wire_bytes(way, layout, mesh.replica.world), encode_s, wire_s, decode_s, host_s)
 
 
 def _exchange(group: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> GroupExchange:
@@ -166,8 +171,8 @@ def _table(numbers: Sequence[float], mesh: Mesh, device: torch.device) -> Tensor
 
 
 def contention(mesh: Mesh, device: torch.device) -> float:
-    """The share of its speed that backward loses while the worker computes, where that is most: what one thread more
-    takes from threads that share their cores fairly, half of it at most; none on a GPU."""
+    """The largest share of its speed that backward loses on a rank while the worker computes: the share that one thread
+    more takes from threads that share their cores fairly, half of it at most; none on a GPU."""
     if not on_host(device):
         return 0.0
     machine = float(crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
@@ -179,8 +184,8 @@ def contention(mesh: Mesh, device: torch.device) -> float:
 
 def _profile(
     ways: Sequence[Group],
-    samples: Sequence[Sequence[Sample]],
-    worths: Sequence[float],
+    samples: Sequence[Sequence[ReductionTimes]],
+    efficiencies: Sequence[float],
     slots: Sequence[Slot],
     times: Times,
     mesh: Mesh,
@@ -190,7 +195,7 @@ def _profile(
         slots=tuple(SlotTime(slot.name, tuple(slot.shape), times.ready_s[slot.name]) for slot in slots),
         forward_s=times.forward_s,
         optimizer_s=times.optimizer_s,
-        candidates=tuple(_candidate(*each) for each in zip(ways, samples, worths, strict=True)),
+        candidates=tuple(_candidate(*each) for each in zip(ways, samples, efficiencies, strict=True)),
         collectives=_collectives(ways, samples),
         ranks=mesh.averaged,
         gpus_per_host=mesh.host.world if mesh.host else 1,
@@ -210,30 +215,30 @@ def _first(slots: Sequence[Slot], elements: int) -> list[Slot]:
     return taken
 
 
-def _worths(
+def _efficiencies(
     ways: Sequence[Group],
     gradients: Sequence[Mapping[str, Tensor]],
     slots: Sequence[Slot],
     mesh: Mesh,
     device: torch.device,
 ) -> list[float]:
-    """What each way's steps are worth; the mean over the ranks, which may hold different parts of the model."""
+    """The efficiency of each way, averaged over the ranks, which may hold different parts of the model."""
     sides = {slot.name: min(slot.matrix) for slot in slots}
     shrunk = [min(each.shape) / sides[name] for step in gradients[:1] for name, each in step.items()]
     by = min(1.0, fmean(shrunk)) if shrunk else 1.0
-    return _table([rehearsal.worth(way, gradients, by) for way in ways], mesh, device).mean(0).tolist()
+    return _table([rehearsal.efficiency(way, gradients, by) for way in ways], mesh, device).mean(0).tolist()
 
 
-def _candidate(way: Group, samples: Sequence[Sample], worth: float) -> Candidate:
+def _candidate(way: Group, samples: Sequence[ReductionTimes], efficiency: float) -> Candidate:
     sizes = np.array([float(sample.elements) for sample in samples])
     encode = np.array([sample.encode_s for sample in samples])
     decode = np.array([sample.decode_s for sample in samples])
-    return Candidate(way, Table.of(sizes, encode), Table.of(sizes, decode), worth)
+    return Candidate(way, CostTable.of(sizes, encode), CostTable.of(sizes, decode), efficiency)
 
 
-def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> dict[str, Affine | Table]:
+def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[ReductionTimes]]) -> dict[str, Affine | CostTable]:
     """Seconds against bytes sent, by communicator: from codecs, whose messages are large and small, where there are."""
-    costs: dict[str, Affine | Table] = {}
+    costs: dict[str, Affine | CostTable] = {}
     for name in {way.communicator.name for way in ways}:
         own = [(way, row) for way, row in zip(ways, samples, strict=True) if way.communicator.name == name]
         codecs = [(way, row) for way, row in own if sized_by_elements(way.compressor)]
@@ -241,7 +246,7 @@ def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[Sample]]) -> 
     return costs
 
 
-def _local(samples: Sequence[Sequence[Sample]]) -> dict[str, Affine | Table]:
+def _local(samples: Sequence[Sequence[ReductionTimes]]) -> dict[str, Affine | CostTable]:
     """Seconds inside a host against bytes of the gradient; the two collectives share them."""
     cost = _line([(4 * sample.elements, sample.host_s / 2) for row in samples for sample in row])
     return {"sum": cost, "broadcast": cost}

@@ -1,7 +1,7 @@
-"""Rehearsals: what ways to send would leave behind of a job's gradients, found without a network.
+"""Rehearsals: the statistical efficiency of compressors on a job's gradients, measured without a network.
 
-A rank alone sends a few small gradients in turns, with its memory and as often as it takes until what waits is as much
-as it stays. What is left of gradient and residual then says what a step is worth (`gradwire.controllers.gain`).
+A rank alone sends a few small gradients in turns, with its memory, until its residual has stopped growing. The share
+of gradient and residual that is left gives the efficiency of a step (`gradwire.controllers.gain`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gradwire.controllers.gain import worth_of
+from gradwire.controllers.gain import efficiency_of
 from gradwire.controllers.recompress import with_options
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
@@ -24,29 +24,29 @@ from gradwire.slots import Slot
 from gradwire.transports import Mesh, Recording
 
 STEPS = 64
-"""In 32 what low rank leaves behind was half of what it comes to; top-k's has settled by then."""
+"""In 32 the residual of low rank was half of its final size; top-k's has settled by then."""
 SIDE, KINDS = 256, 8
 SCALE = 1e-3
-"""Of made-up gradients: votes are numbers of another size than gradients, and no step of theirs is worth anything."""
+"""Of made-up gradients: votes are numbers of another size than gradients, with which no step makes progress."""
 
 
-def worth(way: Group, gradients: Sequence[Mapping[str, Tensor]], shrunk: float = 1.0) -> float:
-    """How many dense steps a step is worth that sends `gradients` (those of some steps, matrices of `shrunk` times
-    their real sides) in this way; without any, made-up ones."""
+def efficiency(way: Group, gradients: Sequence[Mapping[str, Tensor]], shrunk: float = 1.0) -> float:
+    """The progress, in dense steps, of a step that sends `gradients` in this way: those of some steps, matrices of
+    `shrunk` times their real sides; without any, made-up ones."""
     finite = [step for step in gradients if step and all(each.isfinite().all() for each in step.values())]
     if way.compressor.is_cast:
         return 1.0
-    return worth_of(share(_shrunk(way, shrunk), finite)) if finite else expected(way)
+    return efficiency_of(share(_shrunk(way, shrunk), finite)) if finite else expected(way)
 
 
 @cache
 def expected(way: Group) -> float:
-    """`worth` where nobody has seen the gradients: made-up ones, which are low-rank and heavy-tailed like real ones."""
-    return worth(way, [{"made up": gradient} for gradient in made_up()])
+    """`efficiency` by made-up gradients, which are low-rank and heavy-tailed like real ones."""
+    return efficiency(way, [{"made up": gradient} for gradient in made_up()])
 
 
 def share(way: Group, gradients: Sequence[Mapping[str, Tensor]]) -> float:
-    """The share of the energy of gradient and residual that this way comes to send of the gradients, in turns."""
+    """The share of the energy of gradient and residual that is sent, once the residual is steady."""
     vectors = [torch.cat([each.flatten() for each in step.values()]) for step in gradients]
     slots = [Slot.of(name, each) for name, each in gradients[0].items()]
     exchange = _alone(replace(way, slots=tuple(slot.name for slot in slots)), slots, vectors[0].device)
@@ -85,7 +85,7 @@ def _alone(group: Group, slots: Sequence[Slot], device: torch.device) -> Replica
 
 
 def _send(exchange: ReplicaExchange, gradient: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """One step: what is left of gradient and residual (n,), and what was sent."""
+    """One step: the part of gradient and residual that is left (n,), and the part that was sent."""
     sent = gradient.clone()
     for op in exchange.run(GroupInput(Gradients.of_vector(exchange.stored.layout, sent)), STEADY + step):
         if op is not None:

@@ -1,4 +1,4 @@
-"""Trials: plans take turns, their steps are timed, and who makes the most progress per second wins."""
+"""Trials: plans take turns, their steps are timed, and the one with the most progress per second wins."""
 
 import json
 from dataclasses import dataclass, field
@@ -15,25 +15,29 @@ where the machine does something else meanwhile."""
 
 
 def turns_in(steps: int, delay: int) -> int:
-    """How many turns so many steps are enough for, where what is decided after a step is in force `delay` steps on."""
+    """The number of turns in so many steps, where decisions are in force `delay` steps later."""
     return steps // (SETTLE + TRIED + delay - 1)
 
 
 @dataclass
 class Trials:
-    """`plans`, whose steps are worth `worths` dense ones, in turns, while there are `turns` left for two of them. Who
-    falls far behind drops out, as do the last where a round would have more turns than are left; one that is left alone
-    has won. `seconds` are the median steps of each plan's turns, `turn` those of the steps in the present one; a native
-    plan's turn gives one number, their median."""
+    """Plans in turns, while there are turns left for two of them. Plans far behind drop out, as do the last where a
+    round would have more turns than are left; the last one has won."""
 
     plans: list[Plan]
-    worths: list[float]
+    efficiencies: list[float]
+    """Of each plan's steps."""
     turns: int
+    """Left for all of them."""
     seconds: list[list[float]] = field(default_factory=list)
+    """The median steps of each plan's turns."""
     alive: list[int] = field(default_factory=list)
+    """Indices of the plans that have not dropped out."""
     round: int = 0
     at: int = 0
+    """Index in `alive` of the plan in force."""
     turn: list[float] = field(default_factory=list)
+    """Seconds of the steps in this turn; of a native plan one number, their median."""
 
     def __post_init__(self) -> None:
         if not self.seconds:
@@ -42,35 +46,36 @@ class Trials:
 
     @property
     def current(self) -> Plan:
-        """Whose turn it is."""
+        """The plan in force."""
         return self.plans[self.index]
 
     @property
     def index(self) -> int:
-        """Which plan's turn it is."""
+        """Index of the plan in force."""
         return self.alive[self.at]
 
     @property
     def done(self) -> bool:
-        """Whether all turns are over."""
         enough = self.round == ROUNDS or len(self.alive) == 1 or self.turns < len(self.alive)
         return self.round > 0 and self.at == 0 and enough
 
     @property
     def best(self) -> int:
-        """Of those that ran to the end, who makes the most progress per second."""
-        return self.alive[most([self.rate(plan) for plan in self.alive], [self.worths[plan] for plan in self.alive])]
+        """Index of the plan with the most progress per second, of those that did not drop out."""
+        return self.alive[
+            most([self.rate(plan) for plan in self.alive], [self.efficiencies[plan] for plan in self.alive])
+        ]
 
     def step_s(self, plan: int) -> float:
         """The seconds of a step in the plan's fastest turn: what else a machine does makes turns slower only."""
         return min(self.seconds[plan])
 
     def rate(self, plan: int) -> float:
-        """How many dense steps' progress a second with the plan makes."""
-        return self.worths[plan] / self.step_s(plan)
+        """Progress per second with the plan, in dense steps."""
+        return self.efficiencies[plan] / self.step_s(plan)
 
     def add(self, seconds: float) -> bool:
-        """One more step of the current plan; whether its turn is over."""
+        """Counts one more step of the plan in force; True when its turn is over."""
         self.turn.append(seconds)
         if self.current.native:
             self._pass_on(seconds)
@@ -83,17 +88,16 @@ class Trials:
         self.turn, self.turns, self.at = [], self.turns - 1, self.at + 1
         if self.at < len(self.alive):
             return
+        # a round is over: drop the plans far behind
         self.at, self.round = 0, self.round + 1
         margin, best = FAR if self.round == 1 else STILL_CLOSE, self.rate(self.best)
         near = sorted((plan for plan in self.alive if margin * self.rate(plan) >= best), key=self.rate, reverse=True)
         self.alive = sorted(near[: self.turns] if self.turns > 1 else near)
 
     def to_json(self) -> str:
-        """As text; `from_json` reads it back."""
         return json.dumps(vars(self) | {"plans": [plan.to_json() for plan in self.plans]})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The inverse of `to_json`."""
         data = json.loads(text)
         return cls(**data | {"plans": [Plan.from_json(plan) for plan in data["plans"]]})

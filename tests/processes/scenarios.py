@@ -32,8 +32,8 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
 from gradwire import tuner
-from gradwire.lab import planning
-from gradwire.lab.job import Peers
+from gradwire.lab.jobs import plan_job
+from gradwire.lab.launch.rank_job import Peers
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.transports.connections import Connections
 
@@ -308,13 +308,13 @@ def what_memories_hold_survives_a_native_plan() -> None:
 def a_plan_is_shown_where_ddp_by_itself_is_faster() -> None:
     cpu, lines = torch.device("cpu"), []
     peers = Peers(dist.get_rank(), 2, cpu, gw.transports.ProcessGroup.own())
-    spec = planning.PlanSpec(task="digits", options=["width=4"], candidates=[])
+    spec = plan_job.PlanSpec(task="digits", options=["width=4"], candidates=[])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner.auto, "WORTH_TRYING", 1e9)
         patch.setattr(tuner.auto, "CLEARLY", 0.0)
         patch.setattr(tuner.auto, "FAR", float("inf"))
-        planning.plan(spec, peers, lines.append)
-    planned = planning.Planned.from_line(lines[-1])
+        plan_job.plan(spec, peers, lines.append)
+    planned = plan_job.Planned.from_line(lines[-1])
     assert "DDP by itself" in planned.decisions[-1]
     assert {"encode", "wire"} <= {span.lane for span in planned.timeline.spans}
 

@@ -7,7 +7,7 @@ from socket import gethostname
 
 import pytest
 
-from gradwire.lab.launch import free_port
+from gradwire.lab.launch.launch import free_port
 from tests.support.warm import Forked
 
 

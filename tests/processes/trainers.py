@@ -97,7 +97,7 @@ def with_lightning(folder: Path, model: Net, resume: bool, as_strategy: bool = F
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    from gradwire.integrations.lightning import Compress, CompressedDDP
+    from gradwire.integrations.lightning import CompressedDDP, GradientCompression
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -118,7 +118,7 @@ def with_lightning(folder: Path, model: Net, resume: bool, as_strategy: bool = F
                 optimizer.step(closure=optimizer_closure)
 
     data = examples()[: 8 * HALF * WORLD]
-    compress, keep = Compress(COMPRESSOR), ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
+    compress, keep = GradientCompression(COMPRESSOR), ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
     trainer = lightning.Trainer(
         devices=WORLD, strategy=CompressedDDP(compress) if as_strategy else "ddp", accelerator="cpu", max_epochs=2,
         logger=False, enable_progress_bar=False, callbacks=[keep] if as_strategy else [compress, keep],
@@ -134,7 +134,7 @@ def with_lightning(folder: Path, model: Net, resume: bool, as_strategy: bool = F
 def with_huggingface(folder: Path, model: Net, resume: bool) -> None:
     from transformers import Trainer, TrainingArguments
 
-    from gradwire.integrations.huggingface import Compress
+    from gradwire.integrations.huggingface import CompressionCallback
 
     arguments = TrainingArguments(
         str(folder), max_steps=STEPS, save_steps=HALF, use_cpu=True, report_to=[], disable_tqdm=True,
@@ -142,7 +142,7 @@ def with_huggingface(folder: Path, model: Net, resume: bool) -> None:
         ddp_backend="gloo" if WORLD > 1 else None,
     )  # fmt: skip
     trainer = Trainer(model, arguments, train_dataset=examples())
-    trainer.add_callback(Compress(trainer, COMPRESSOR))
+    trainer.add_callback(CompressionCallback(trainer, COMPRESSOR))
     trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{HALF}") if resume else None)
 
 

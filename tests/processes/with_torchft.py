@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torchft import Manager, ProcessGroupGloo
 
 from gradwire.frontends.values import local
-from gradwire.integrations.torchft import LocalSteps, Optimizer
+from gradwire.integrations.torchft import FaultTolerantLocalSteps, Optimizer
 from tests.processes.elastic import flat, gradients, hash_of, plan, residuals, say
 
 torch.set_num_threads(1)
@@ -57,7 +57,7 @@ class Replica:
         )  # fmt: skip
         kept = self._load_checkpoint() if told["resumes"] else None
         if told["local"]:
-            self.optimizer = LocalSteps(
+            self.optimizer = FaultTolerantLocalSteps(
                 self.manager, self.inner, self.model, plan(), inner_steps=told["local"], state=kept
             )
             say(begins=self.manager.current_step(), new=True, **self.what_it_has())

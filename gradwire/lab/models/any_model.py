@@ -82,7 +82,7 @@ def _option(option: str, known: dict[str, Any], model: str) -> tuple[str, Any]:
 
 
 def _forget_special_tokens(config: Any) -> None:
-    """Those of the type's own vocabulary, which the data's has not."""
+    """Clears special tokens beyond the data's vocabulary."""
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if (getattr(config, name, None) or 0) >= getattr(config, "vocab_size", 0):
             setattr(config, name, None)

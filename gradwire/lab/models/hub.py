@@ -62,7 +62,6 @@ class Answers(nn.Module):
         self.parts = getattr(model.config, "type_vocab_size", 0) > 1  # pyright: ignore[reportArgumentType]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits of where the answer begins and ends."""
         tokens, parts, mask = inputs.unbind(1)
         given: dict[str, Tensor] = {"token_type_ids": parts} if self.parts else {}
         found = self.model(input_ids=tokens, attention_mask=mask, **given)
@@ -128,7 +127,7 @@ def gpt2(size: Size) -> Logits:
 
 
 def _encoder(size: Size) -> dict[str, Any]:
-    """What BERT and ViT have in common; their hidden layers are four times as wide."""
+    """Options that BERT and ViT share; their hidden layers are four times as wide."""
     (layers,), width = size.stages, size.width
     names = ("hidden_dropout_prob", "attention_probs_dropout_prob")
     dropped = {} if size.dropout is None else dict.fromkeys(names, size.dropout)

@@ -23,6 +23,5 @@ class LSTM(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Next-token logits."""
         hidden, _ = self.lstm(self.dropout(self.embedding(tokens)))
         return self.head(self.dropout(hidden))

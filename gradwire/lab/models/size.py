@@ -1,4 +1,4 @@
-"""How large a model is built."""
+"""Sizes of models."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,16 @@ Stages = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What one building function is told.
-
-    `stages` are the layers, part by part; `length` is a side of the image in pixels, or a window's tokens; `width` is
-    the channels of the first stage of a convolutional model, and the size of a hidden state elsewhere. `outputs` are
-    classes or words. `dropout` is a share, or None for the model's own.
-    """
+    """Size of a model to build."""
 
     stages: Stages
+    """Layers, part by part."""
     length: int
+    """A side of the image in pixels, or a window's tokens."""
     width: int
+    """Channels of the first stage of a convolutional model, else the size of a hidden state."""
     outputs: int
+    """Classes or words."""
     channels: int = 3
     dropout: float | None = None
+    """None for the model's own."""

@@ -34,7 +34,6 @@ class VGG(nn.Module):
         self.apply(_start)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of the classes."""
         return self.classifier(self.features(images))
 
 

@@ -1,2 +1,2 @@
-"""What others published about scheduling: their profiles, the regimes that they assume, and the rules by which they
-plan. Benchmarks and tests set the scheduler beside them."""
+"""Published schedulers: their profiles, the regimes that they assume, and their rules, with which benchmarks and tests
+compare ours."""

@@ -18,10 +18,10 @@ from gradwire.communicators.wire import depth
 from gradwire.compressors import DGC, FP32, Compressor, EFSignSGD, OneBit, RandomK
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group
-from gradwire.schedule.costs import NOTHING, Affine, Table
+from gradwire.schedule.costs import NOTHING, Affine, CostTable
 from gradwire.schedule.problem import Option, Problem
 from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
-from gradwire.schedule.simulate import Cluster, moved
+from gradwire.schedule.simulate import Cluster, on_cluster
 from gradwire.tuner.rehearsal import expected
 
 MS = 1e-3
@@ -130,7 +130,7 @@ def profile(model: str, cluster: Cluster = PCIE) -> Profile:
         ranks=8,
         device="cuda",
     )
-    return moved(plain, cluster)
+    return on_cluster(plain, cluster)
 
 
 def problem(model: str, cluster: Cluster, codec: str, sharded: bool = False) -> Problem:
@@ -149,7 +149,7 @@ def problem(model: str, cluster: Cluster, codec: str, sharded: bool = False) -> 
 
 
 def _dense(cluster: Cluster) -> Option:
-    """A ring's bytes; what is small goes by trees, up and down."""
+    """Horovod's float32: a ring's bytes, and a tree's latency, up and down."""
     seconds, latency_s = _link(cluster)
     peers = cluster.ranks if cluster.hosts == 1 else cluster.hosts
     wire = Affine(2 * depth(peers) * latency_s, 8 * (cluster.ranks - 1) / cluster.ranks * seconds)
@@ -167,15 +167,15 @@ def _compressed(cluster: Cluster, curve: Curve, sharded: bool) -> Option:
 
 
 def _link(cluster: Cluster) -> tuple[float, float]:
-    """Seconds per byte, and per message, of what the ranks or the hosts are joined by."""
+    """Seconds per byte and per message of the link between ranks or hosts."""
     if cluster.hosts == 1:
         return 1 / cluster.inside_bytes_per_s, cluster.inside_latency_s
     return 1 / cluster.bytes_per_s, cluster.latency_s
 
 
-def _curve(milliseconds: float, shares: int = 1) -> Table:
+def _curve(milliseconds: float, shares: int = 1) -> CostTable:
     sizes = (float(shares * FLAT_ELEMENTS), 2.0 * shares * FLAT_ELEMENTS)
-    return Table(sizes, (milliseconds * MS, 2 * milliseconds * MS))
+    return CostTable(sizes, (milliseconds * MS, 2 * milliseconds * MS))
 
 
 def _slots(tensors: tuple[Tensor, ...], backward_s: float) -> tuple[SlotTime, ...]:

@@ -1,6 +1,5 @@
 """Workloads on real data that needs no download, on data sets the user has, and on random data."""
 
-from gradwire.lab.workloads.base import Batch, Task
 from gradwire.lab.workloads.images import Cifar10, Cifar100, Digits, FashionMnist, ImageFolder, ImageTask, Mnist
 from gradwire.lab.workloads.language import LanguageModel, PennTreebank, TextFiles, TextTask, WikiText
 from gradwire.lab.workloads.masked import Masked
@@ -8,45 +7,16 @@ from gradwire.lab.workloads.own import Own
 from gradwire.lab.workloads.published import Published
 from gradwire.lab.workloads.squad import Squad
 from gradwire.lab.workloads.synthetic import Synthetic
+from gradwire.lab.workloads.task import Batch, Task
 
 TASKS: tuple[type[Task], ...] = (
-    LanguageModel,
-    TextFiles,
-    PennTreebank,
-    WikiText,
-    Masked,
-    Squad,
-    Digits,
-    Mnist,
-    FashionMnist,
-    Cifar10,
-    Cifar100,
-    ImageFolder,
-    Synthetic,
-    Published,
-    Own,
-)
+    LanguageModel, TextFiles, PennTreebank, WikiText, Masked, Squad, Digits, Mnist, FashionMnist, Cifar10, Cifar100,
+    ImageFolder, Synthetic, Published, Own,
+)  # fmt: skip
 """Every task that can be made."""
 
 __all__ = [
-    "TASKS",
-    "Batch",
-    "Cifar10",
-    "Cifar100",
-    "Digits",
-    "FashionMnist",
-    "ImageFolder",
-    "ImageTask",
-    "LanguageModel",
-    "Masked",
-    "Mnist",
-    "Own",
-    "PennTreebank",
-    "Published",
-    "Squad",
-    "Synthetic",
-    "Task",
-    "TextFiles",
-    "TextTask",
+    "TASKS", "Batch", "Cifar10", "Cifar100", "Digits", "FashionMnist", "ImageFolder", "ImageTask", "LanguageModel",
+    "Masked", "Mnist", "Own", "PennTreebank", "Published", "Squad", "Synthetic", "Task", "TextFiles", "TextTask",
     "WikiText",
-]
+]  # fmt: skip

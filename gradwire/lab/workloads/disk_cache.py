@@ -15,9 +15,9 @@ from torch import Tensor
 def cached(
     name: str, files: Sequence[Path], make: Callable[[], Mapping[str, NDArray[numpy.generic]]]
 ) -> dict[str, Tensor]:
-    """What `make` makes of `files`, mapped into memory; `name` says what that is, with all that it depends on.
+    """The arrays that `make` makes of `files`, mapped into memory; `name` has all else that they depend on.
 
-    It is made anew when a file has another size or time than when it was kept. It lies below $XDG_CACHE_HOME/gradwire,
+    They are made anew when a file's size or time changes, and lie below $XDG_CACHE_HOME/gradwire,
     by default ~/.cache/gradwire."""
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     home = _cache() / f"{name.partition(' ')[0]}-{sha256(repr((name, stats)).encode()).hexdigest()[:16]}"
@@ -32,7 +32,7 @@ def _cache() -> Path:
 
 
 def _keep(home: Path, arrays: Mapping[str, NDArray[numpy.generic]]) -> None:
-    """Written beside and then renamed: other ranks see all of it or nothing."""
+    """Writes the arrays beside and renames the folder, so that other ranks see all of them or none."""
     beside = home.with_name(f"{home.name}.{os.getpid()}")
     beside.mkdir(parents=True)
     for name, array in arrays.items():

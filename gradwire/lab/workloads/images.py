@@ -12,12 +12,12 @@ from torch import Generator, Tensor, nn
 
 from gradwire.lab.models import any_model
 from gradwire.lab.workloads import image_files
-from gradwire.lab.workloads.ahead import ahead
-from gradwire.lab.workloads.base import Batch, Task, endless, epoch, steps_of
 from gradwire.lab.workloads.image_folder import image_folder
 from gradwire.lab.workloads.image_set import Splits
-from gradwire.lab.workloads.models import cnn, lenet, resnet18, vgg16
 from gradwire.lab.workloads.named import Named
+from gradwire.lab.workloads.narrow_models import cnn, lenet, resnet18, vgg16
+from gradwire.lab.workloads.prefetch import prefetch
+from gradwire.lab.workloads.task import Batch, Task, endless, epoch, steps_of
 
 _WIDTH = 16
 
@@ -60,7 +60,6 @@ class ImageTask(Named, Task):
 
     @property
     def labels(self) -> int:
-        """How many classes there are."""
         return self.classes
 
     def _module(self) -> nn.Module:
@@ -89,16 +88,13 @@ class ImageTask(Named, Task):
             yield train.load(index, draw), train.labels[index]
 
     def epoch_steps(self, world: int) -> int:
-        """See `Task.epoch_steps`."""
         return steps_of(len(self.splits[0].labels), self.batch, world)
 
     @property
     def held_out_size(self) -> int:
-        """The images that are held out."""
         return len(self.splits[1].labels)
 
     def held_out_batch(self, index: Tensor) -> Batch:
-        """Images as they are."""
         held_out = self.splits[1]
         return held_out.load(index, None), held_out.labels[index]
 
@@ -127,7 +123,6 @@ class Mnist(ImageTask):
 
     @property
     def splits(self) -> Splits:
-        """The train and t10k files."""
         return image_files.idx(self.folder)
 
 
@@ -150,7 +145,6 @@ class Cifar10(ImageTask):
 
     @property
     def splits(self) -> Splits:
-        """data_batch_1.bin to data_batch_5.bin, and test_batch.bin."""
         return image_files.cifar10(self.folder)
 
 
@@ -165,7 +159,6 @@ class Cifar100(ImageTask):
 
     @property
     def splits(self) -> Splits:
-        """train.bin and test.bin."""
         return image_files.cifar100(self.folder)
 
 
@@ -182,7 +175,6 @@ class ImageFolder(ImageTask):
 
     @property
     def splits(self) -> Splits:
-        """train and val."""
         return image_folder(self.folder, self.size)
 
     @property
@@ -192,4 +184,4 @@ class ImageFolder(ImageTask):
 
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Batch]:
         """Read while the step before is computed."""
-        return ahead(super().batches(rank, world, seed, start))
+        return prefetch(super().batches(rank, world, seed, start))

@@ -11,9 +11,9 @@ from torch import Generator, Tensor, nn
 
 from gradwire.lab.models import any_model
 from gradwire.lab.workloads import text
-from gradwire.lab.workloads.base import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
-from gradwire.lab.workloads.models import GPT, LSTM
 from gradwire.lab.workloads.named import Named
+from gradwire.lab.workloads.narrow_models import GPT, NarrowLSTM
+from gradwire.lab.workloads.task import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
 
 _WIDTH, _LAYERS = 256, 2
 
@@ -70,7 +70,7 @@ class TextTask(Named, Task):
             return any_model.chosen("text", self.model, vocab_size=words, use_cache=False)
         width, layers = self.width or _WIDTH, self.layers or _LAYERS
         if self.model == "lstm":
-            return LSTM(words, width, layers)
+            return NarrowLSTM(words, width, layers)
         return GPT(words, self.context, width, layers, self.heads)
 
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Batch]:
@@ -84,7 +84,6 @@ class TextTask(Named, Task):
         return (self._cut(tokens, starts) for starts in endless(draw_epoch, seed, start))
 
     def epoch_steps(self, world: int) -> int:
-        """See `Task.epoch_steps`."""
         return steps_of(self._windows, self.batch, world)
 
     @property
@@ -93,7 +92,7 @@ class TextTask(Named, Task):
         return (len(self.corpus.held_out) - 2) // self.context + 1
 
     def held_out_batch(self, index: Tensor) -> Batch:
-        """Windows; what the last one has in common with the one before it does not count in it."""
+        """Windows; the part that the last one shares with the one before is ignored in its targets."""
         tokens = self.corpus.held_out
         starts, last = index * self.context, len(tokens) - self.context - 1
         inputs, targets = self._cut(tokens, starts.clamp(max=last))
@@ -101,7 +100,6 @@ class TextTask(Named, Task):
         return inputs, targets.masked_fill(seen, IGNORED)
 
     def figures(self, sums: list[float]) -> dict[str, float]:
-        """Also the perplexity."""
         figures = super().figures(sums)
         return figures | {"perplexity": perplexity(figures["loss"])}
 
@@ -124,7 +122,7 @@ class LanguageModel(TextTask):
 
     @property
     def corpus(self) -> text.Corpus:
-        """Whole files are held out."""
+        """Python's sources, of which whole files are held out."""
         return text.python_sources(self.max_bytes)
 
 
@@ -153,7 +151,6 @@ class PennTreebank(TextTask):
 
     @property
     def corpus(self) -> text.Corpus:
-        """ptb.train.txt and ptb.valid.txt."""
         return text.penn_treebank(self.folder)
 
 
@@ -172,5 +169,4 @@ class WikiText(TextTask):
 
     @property
     def corpus(self) -> text.Corpus:
-        """wiki.train and wiki.valid."""
         return text.wikitext(self.folder, self.tokenizer_of(self.tokenizer, "words"))

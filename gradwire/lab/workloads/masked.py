@@ -11,8 +11,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradwire.lab.workloads import text
-from gradwire.lab.workloads.base import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
 from gradwire.lab.workloads.named import Named
+from gradwire.lab.workloads.task import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
 
 _GUESSED, _MASKED, _REPLACED = 0.15, 0.8, 0.9
 _SPECIAL = 3  # [CLS] before the first piece, [SEP] after each
@@ -52,7 +52,6 @@ class Masked(Named, Task):
 
     @property
     def corpus(self) -> text.Corpus:
-        """wiki.train and wiki.valid."""
         return text.wikitext(self.folder, self.tokenizer)
 
     def _module(self) -> nn.Module:
@@ -69,12 +68,10 @@ class Masked(Named, Task):
             yield self._pairs(self.corpus.train, index, numpy.random.default_rng([seed, step, rank]))
 
     def epoch_steps(self, world: int) -> int:
-        """See `Task.epoch_steps`."""
         return steps_of(_windows(self.corpus.train, self._words), self.batch, world)
 
     @property
     def held_out_size(self) -> int:
-        """The windows in the held-out text."""
         return _windows(self.corpus.held_out, self._words)
 
     def held_out_batch(self, index: Tensor) -> Batch:

@@ -14,7 +14,7 @@ PUBLISHED = "published-"
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """The options that say which model is trained.
+    """Options for the model to train.
 
     `pretrained` is a folder with config.json and model.safetensors, as transformers writes them, whose model is taken
     instead.
@@ -26,7 +26,7 @@ class Named:
     whole: ClassVar[tuple[str, ...]] = ("layers", "dropout")
     """The options that its narrow models do not have."""
     data: ClassVar[str]
-    """What published models it can train are fed."""
+    """The data of the published models that it can train."""
 
     model: str
     width: int | None = None
@@ -40,16 +40,16 @@ class Named:
         return MODELS[self.model.removeprefix(PUBLISHED)] if self.model.startswith(PUBLISHED) else None
 
     def sized(self, **sizes: Any) -> Size:
-        """How large the published model is built. Raises ValueError for what does not fit."""
+        """The size of the published model. Raises ValueError for what does not fit."""
         assert self.published
         return self.published.sized(layers=self.layers, width=self.width, dropout=self.dropout, **sizes)
 
     def tokenizer_of(self, text: str | None, default: str) -> str:
-        """What the user names, else that of the weights, else the default."""
+        """The tokenizer that the user names, else that of the weights, else the default."""
         return text or (str(self.pretrained) if self.pretrained else default)
 
     def check_model(self) -> None:
-        """Raises ValueError for a model that there is not, for options that it does not have, and where transformers
+        """Raises ValueError for an unknown model, for options that it does not have, and where transformers
         is needed and missing."""
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} is not a share from 0 to below 1")

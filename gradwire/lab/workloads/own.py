@@ -12,19 +12,20 @@ from torch import Tensor, nn
 
 from gradwire.lab.function import imported
 from gradwire.lab.results import TRAINING_LOSS
-from gradwire.lab.workloads.base import Task
+from gradwire.lab.workloads.task import Task
 
 _CALL = "return model, batches, loss (and, if you like, held_out)"
 
 
 @dataclass(frozen=True)
 class Made:
-    """What the function gave: `batches(rank, world)` is an iterable, `loss(model, batch)` a scalar, and `held_out()`,
-    where there is one, an iterable too."""
+    """Result of the user's function."""
 
     model: nn.Module
     batches: Callable[[int, int], Iterable[Any]]
+    """Of a rank and the number of ranks."""
     loss: Callable[[nn.Module, Any], Tensor]
+    """Of a model and a batch: a scalar."""
     held_out: Callable[[], Iterable[Any]] | None
 
 
@@ -57,7 +58,7 @@ class Own(Task):
         return _make(self.function).model
 
     def batches(self, rank: int, world: int, seed: int, start: int = 0) -> Iterator[Any]:
-        """The function's own, again and again; what comes before `start` is read and left out."""
+        """The function's batches, again and again; those before `start` are read and left out."""
         return islice(self._endless(rank, world, seed), start, None)
 
     def _endless(self, rank: int, world: int, seed: int) -> Iterator[Any]:
@@ -81,7 +82,6 @@ class Own(Task):
         return len(batches)  # pyright: ignore[reportArgumentType]
 
     def training_loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The function's own."""
         loss = self._made.loss(model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             raise ValueError(f"{self.function}: loss(model, batch) gives {_form(loss)}, not one number: {_CALL}")
@@ -89,16 +89,14 @@ class Own(Task):
 
     @property
     def looked_at(self) -> str:
-        """The loss on what is held out, or, where nothing is, that of training."""
+        """The held-out loss, or that of training where nothing is held out."""
         return self.metric if self._made.held_out else TRAINING_LOSS
 
     @property
     def held_out_size(self) -> int:
-        """The held-out batches."""
         return len(_held_out(self.function))
 
     def held_out_batch(self, index: Tensor) -> Any:
-        """Several batches."""
         return [_held_out(self.function)[number] for number in index.tolist()]
 
     def scores(self, model: nn.Module, batch: Any) -> list[float]:
@@ -112,7 +110,7 @@ class Own(Task):
 
 @cache
 def _first(function: str) -> Made:
-    """What is taken for batches and loss: models are made anew."""
+    """The result from which batches and loss are taken; models are made anew."""
     with _drawing_from(0):
         return _make(function)
 
@@ -150,7 +148,7 @@ def _form(value: Any) -> str:
 
 @contextmanager
 def _drawing_from(seed: int) -> Iterator[None]:
-    """torch's global generator starts from `seed`, and is afterwards as it was."""
+    """Context in which torch's global generator starts from `seed`; afterwards it is as before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

@@ -9,7 +9,7 @@ from torch import Generator, nn
 from gradwire.construct import unknown
 from gradwire.lab.models import MODELS, Model, Size
 from gradwire.lab.models.hub import require_transformers
-from gradwire.lab.workloads.base import Batch, RandomTask
+from gradwire.lab.workloads.task import Batch, RandomTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +39,10 @@ class Published(RandomTask):
 
     @property
     def published(self) -> Model:
-        """The model's row in the table."""
         return MODELS[self.model]
 
     @property
     def sized(self) -> Size:
-        """The published size but for what is cut."""
         return self.published.sized(layers=self.layers, length=self.size)
 
     @property
@@ -53,7 +51,7 @@ class Published(RandomTask):
         return self.batch or self.published.batch, self.sized.length
 
     def parameters(self) -> int:
-        """How many there are; counted without making them."""
+        """The number of parameters, counted without making them."""
         with torch.device("meta"):
             return sum(parameter.numel() for parameter in self._module().parameters())
 

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from gradwire.lab.models import any_model, hub
 from gradwire.lab.workloads import squad_files
-from gradwire.lab.workloads.base import Batch, Task, endless, epoch, steps_of
 from gradwire.lab.workloads.named import Named
 from gradwire.lab.workloads.squad_files import Question, Windows
+from gradwire.lab.workloads.task import Batch, Task, endless, epoch, steps_of
 
 _LONGEST_ANSWER = 30
 
@@ -53,7 +53,6 @@ class Squad(Named, Task):
 
     @property
     def held_out_questions(self) -> tuple[Question, ...]:
-        """Those of dev-v1.1.json."""
         return squad_files.questions(self.folder / "dev-v1.1.json")
 
     def _module(self) -> nn.Module:
@@ -75,16 +74,14 @@ class Squad(Named, Task):
         return ((_inputs(train, index), train.spans[index].long()) for index in endless(draw_epoch, seed, start))
 
     def epoch_steps(self, world: int) -> int:
-        """See `Task.epoch_steps`."""
         return steps_of(len(self.windows[0].tokens), self.batch, world)
 
     @property
     def held_out_size(self) -> int:
-        """The questions of dev-v1.1.json."""
         return len(self.held_out_questions)
 
     def held_out_batch(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All windows of these questions, which of the held-out windows they are, and of which question."""
+        """All windows of these questions, with their own numbers and those of their questions."""
         first = self.windows[1].first
         numbers = torch.cat([torch.arange(int(first[q]), int(first[q + 1])) for q in index.tolist()])
         of = index.repeat_interleave(first[index + 1] - first[index])

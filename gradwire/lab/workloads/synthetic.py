@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, nn
 
-from gradwire.lab.workloads.base import Batch, RandomTask
-from gradwire.lab.workloads.models import GPT, LSTM, resnet18, vgg16
+from gradwire.lab.workloads.narrow_models import GPT, NarrowLSTM, resnet18, vgg16
+from gradwire.lab.workloads.task import Batch, RandomTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Synthetic(RandomTask):
             case "resnet18":
                 return resnet18()
             case "lstm":
-                return LSTM(vocabulary=2000)
+                return NarrowLSTM(vocabulary=2000)
             case "gpt":
                 return GPT(vocabulary=4096, context=64)
 

@@ -33,7 +33,6 @@ class Tokens:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
         return self.core.get_vocab_size()
 
     def encode(self, path: Path) -> NDArray[numpy.int32]:

@@ -1,0 +1,116 @@
+"""`gradwire bench`: step times of configurations on one model, and of published suites."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gradwire.cli.console import console, mistakes, progress_bars, show
+from gradwire.cli.run_setup import leads, named_if_full, ranks_of, run_folder, writing_to
+from gradwire.cli.wanted import texts
+from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
+from gradwire.lab.experiments.comparison import circumstances
+from gradwire.lab.experiments.suites import Cuts, SuiteRow
+from gradwire.lab.experiments.suites import suite as rows_of
+from gradwire.lab.jobs.bench_job import BenchSpec, TimedSteps
+from gradwire.lab.jobs.bench_job import bench as time_steps
+from gradwire.lab.launch.lab_cluster import LabCluster
+from gradwire.lab.launch.runner import Runner, runner
+from gradwire.lab.network.link import LOOPBACK
+from gradwire.report import suite_report as suites
+from gradwire.report import text_table
+from gradwire.report.timing import summarize
+
+
+def bench(
+    model: dict[str, Any],
+    configurations: list[str] | None,
+    controller: str | None,
+    plan: Path | None,
+    timed: TimingOptions,
+    json_file: Path | None,
+) -> None:
+    """Times configurations on one model; `model` has a set-up's values, None where they are not given."""
+    with mistakes():
+        if json_file and not json_file.absolute().parent.is_dir():
+            raise ValueError(f"there is no folder {json_file.parent} for {json_file.name}")
+        if json_file and json_file.is_dir():
+            raise ValueError(f"{json_file} is a folder: name a file for --json")
+        setup = Setup(**model | {"ranks": ranks_of(model["ranks"], model["shard"]), "link": model["link"] or LOOPBACK})
+        named = texts(configurations, controller, plan)
+        cluster, spec = setup.cluster(timed.device), setup.spec(named, timed)
+    with runner(cluster) as ranks:
+        _time(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
+
+
+def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path, own: Sequence[object]) -> None:
+    """Times a published suite; `own` are options that a suite has by itself, and are refused."""
+    with mistakes():
+        if any(own):
+            raise ValueError(f"suite {name} has configurations of its own and writes suite.json: give neither")
+        rows = rows_of(name, Cuts(**cuts))
+    _bench_rows(name, rows, timed, out)
+
+
+def _show_setup(
+    setup: Setup, cluster: LabCluster, timed: TimingOptions, json_file: Path | None, samples: list[TimedSteps]
+) -> None:
+    timings = summarize(samples)
+    turns = f"{timed.repeats} x {timed.steps} steps"
+    heading = f"{setup.title}, {cluster}: {turns}; ms per step, where wires that overlap add up"
+    console().print(heading, highlight=False, markup=False)
+    show(text_table.timings(timings))
+    if json_file:
+        facts = {"model": setup.title, "parameters": setup.parameters(), **asdict(timed)} | circumstances(cluster)
+        figures = {"timings": [t.to_json() for t in timings], "samples": [s.to_line() for s in samples]}
+        with named_if_full(json_file):
+            json_file.write_text(json.dumps(facts | figures, indent=1) + "\n")
+
+
+def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path) -> None:
+    """Times set-up after set-up; results are written after each, also of one that fails, and shown in the end."""
+    of = {setup: [row for row in rows if row.setup == setup] for setup in dict.fromkeys(row.setup for row in rows)}
+    with mistakes():
+        specs = {setup: setup.spec([row.configuration for row in mine], timed) for setup, mine in of.items()}
+        clusters = {setup: setup.cluster(timed.device) for setup in of}
+    titles = {setup: f"{number}/{len(of)} {setup.model}" for number, setup in enumerate(of, 1)}
+    folder = run_folder(out, name, leads())
+    measured: list[suites.Result] = []
+    paths: list[Path] = []
+
+    def keep(setup: Setup, samples: list[TimedSteps]) -> None:
+        measured.extend(suites.results(of[setup], summarize(samples), timed))
+        paths[:] = suites.write(folder, name, measured, asdict(timed) | circumstances(clusters[setup]))
+
+    try:
+        with writing_to(folder, leads()):
+            for cluster, setups in groupby(of, key=clusters.__getitem__):
+                with runner(cluster) as ranks:  # once for a cluster: ranks that run already can meet only once
+                    for setup in setups:
+                        _time(specs[setup], ranks, partial(keep, setup), titles[setup])
+    finally:
+        if measured:
+            show(suites.table(name, measured))
+            print(*paths, sep="\n")
+
+
+def _time(spec: BenchSpec, ranks: Runner, keep: Callable[[list[TimedSteps]], None], title: str = "timing") -> None:
+    """Times the configurations; on the process that leads, `keep` gets the samples, also those before a failure."""
+    samples: list[TimedSteps] = []
+    try:
+        with TemporaryDirectory() as folder, progress_bars() as progress:
+            turns = spec.repeats * len(spec.configurations)
+            bar = progress.add_task(title, total=turns, note="starting", visible=ranks.leads)
+
+            def follow(line: dict[str, Any]) -> None:
+                samples.append(TimedSteps.from_line(line))
+                progress.update(bar, advance=1, note=samples[-1].configuration)
+
+            ranks.run(time_steps, spec, Path(folder, "samples.jsonl"), follow)
+    finally:
+        if samples:
+            keep(samples)

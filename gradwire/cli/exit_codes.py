@@ -1,0 +1,55 @@
+"""Exit codes of the command line, with one line for an error; signals end it as Ctrl-C does."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from signal import SIG_DFL, SIGHUP, SIGTERM, getsignal, signal
+
+import typer
+
+from gradwire.cli.commands import app
+from gradwire.cli.plain import spell_out
+from gradwire.lab.network.network import NetworkUnavailable
+
+
+def run(arguments: list[str] | None) -> int:
+    """Runs a command, without one `--help`; returns its exit code."""
+    wanted = sys.argv[1:] if arguments is None else arguments
+    spell_out()
+    with _ended_in_order():
+        try:
+            return app(wanted or ["--help"], standalone_mode=False) or 0
+        except typer.TyperException as mistake:
+            return _fail(mistake.format_message(), 2)
+        except NetworkUnavailable as mistake:
+            return _fail(str(mistake), 2)
+        except OSError as failure:
+            return _fail(str(failure), 1)
+        except RuntimeError as failure:
+            from gradwire.lab.launch.launch import RankFailed  # loads torch
+
+            if not isinstance(failure, RankFailed):
+                raise
+            return _fail(str(failure), 1)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process as Ctrl-C does: temporary folders go, and what was measured is shown."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    deadly = [number for number in (SIGTERM, SIGHUP) if getsignal(number) == SIG_DFL]  # nohup has SIGHUP ignored
+    for number in deadly:
+        signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in deadly:
+            signal(number, SIG_DFL)
+
+
+def _fail(message: str, exit_code: int) -> int:
+    print(f"gradwire: {' '.join(message.split())}", file=sys.stderr)
+    return exit_code

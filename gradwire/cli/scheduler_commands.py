@@ -1,0 +1,130 @@
+"""`gradwire plan` and `gradwire simulate`."""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gradwire.cli.console import console, mistakes, progress_bars, show
+from gradwire.cli.run_setup import cluster_of, run_folder, writing_to
+from gradwire.cli.wanted import described
+from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, plan
+from gradwire.lab.jobs.plan_job import candidates as candidates_of
+from gradwire.lab.launch.runner import Runner, runner
+from gradwire.lab.network.link import Link
+from gradwire.lab.scheduling.profiles import MODELS, profile
+from gradwire.lab.workloads.make_task import make_task
+from gradwire.plans import Plan, from_file
+from gradwire.report import plan_report, simulation_report
+from gradwire.schedule.profile import Profile
+from gradwire.schedule.simulate import Cluster, Outcome, latency_of, simulate
+from gradwire.tuner import Auto
+
+
+def find_plan(
+    task: str | None,
+    model: str | None,
+    hosts: int | None,
+    link: str | None,
+    candidates: str | None,
+    fidelity: float | None,
+    options: list[str] | None,
+    folder: Path | None,
+    seed: int,
+    device: str,
+    out: Path,
+) -> None:
+    """Finds the plan with the most progress per second for a task on a network."""
+    with mistakes():
+        cluster = cluster_of(hosts, link, device)
+        if cluster.ranks < 2:
+            raise ValueError("1 rank sends nothing and needs no plan: give 2 or more --hosts")
+        wanted = described(task, model, None, folder).altered(options=options or [])
+        accepted = candidates_of(candidates) if candidates else []
+        spec = PlanSpec(
+            task=wanted.task, options=list(wanted.options), seed=seed, candidates=accepted, fidelity=fidelity
+        )
+        Auto(fidelity=fidelity)  # refuses what is no share
+        next(make_task(spec.task, spec.options).batches(0, cluster.ranks, seed))
+    with runner(cluster) as ranks:
+        home = run_folder(out, f"plan-{spec.task}", ranks.leads)
+        with writing_to(home, ranks.leads):
+            if planned := _plan(spec, ranks, home):
+                paths = plan_report.write(home, f"A plan for {spec.task}: {cluster}", planned)
+                show(plan_report.why(planned))
+                print(*paths, sep="\n")
+
+
+def predict(
+    job: str, ranks: str, links: str, gpus_per_host: int, inside: str, latency_us: float | None, every: int, out: Path
+) -> None:
+    """Predicts a job's step time on clusters."""
+    with mistakes():
+        measured, chosen = _read(job)
+        latency_s = latency_of(measured) if latency_us is None else 1e-6 * latency_us
+        clusters = [
+            Cluster(count, bytes_per_s, gpus_per_host, latency_s, Link.parse(inside).bits_per_second / 8)
+            for bytes_per_s in [Link.parse(text).bits_per_second / 8 for text in links.split(",")]
+            for count in _numbers(ranks)
+        ]
+        if chosen:
+            measured.choices(chosen)
+    facts = {
+        "job": job,
+        "profiled": f"{measured.ranks} ranks, {measured.device}, {len(measured.slots)} tensors",
+        "latency of a message": f"{1e6 * latency_s:.0f} µs",
+        "inside a host": inside,
+        "command": shlex.join(["gradwire", *sys.argv[1:]]),
+    }
+    title = f"{Path(job).stem}: {gpus_per_host} ranks a host" if gpus_per_host > 1 else Path(job).stem
+    home = run_folder(out, "simulate")
+    with writing_to(home):
+        outcomes = _simulated(measured, clusters, chosen, every)
+        show(simulation_report.table(outcomes))
+        if sentence := simulation_report.per_step_or_rounds(outcomes):
+            console().print(sentence, highlight=False)
+        print(*simulation_report.write(home, title, outcomes, facts), sep="\n")
+
+
+def _simulated(measured: Profile, clusters: list[Cluster], chosen: Plan | None, every: int) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    with mistakes(), progress_bars() as progress:
+        bar = progress.add_task("simulating", total=len(clusters), note="")
+        for cluster in clusters:
+            progress.update(bar, note=f"{cluster.ranks} ranks")
+            outcomes += simulate(measured, cluster, plan=chosen, every=every)
+            progress.advance(bar)
+    return outcomes
+
+
+def _plan(spec: PlanSpec, ranks: Runner, home: Path) -> Planned | None:
+    """The plan that the ranks found; None where another process leads."""
+    lines: list[dict[str, Any]] = []
+    with progress_bars() as progress:
+        bar = progress.add_task("planning", total=MOST_STEPS, note="starting", visible=ranks.leads)
+
+        def follow(line: dict[str, Any]) -> None:
+            lines.append(line)
+            progress.update(bar, completed=line.get("step", MOST_STEPS), note=line.get("doing", "done"))
+
+        ranks.run(plan, spec, home / "steps.jsonl", follow)
+    return Planned.from_line(lines[-1]) if ranks.leads else None
+
+
+def _read(job: str) -> tuple[Profile, Plan | None]:
+    """A profile, with a plan where the file is one."""
+    if job in MODELS:
+        return profile(job), None
+    data = from_file(job, json.loads)
+    if isinstance(data, dict) and "groups" in data:
+        return Profile.load(Path(job).with_name("profile.json")), Plan.load(job)
+    return Profile.load(job), None
+
+
+def _numbers(text: str) -> Iterator[int]:
+    for part in text.split(","):
+        if not part.strip().isdecimal():
+            raise ValueError(f"--ranks takes whole numbers separated by commas, such as 8,64, not {part!r}")
+        yield int(part)

@@ -1,0 +1,38 @@
+"""`gradwire soak`: long runs under faults."""
+
+from pathlib import Path
+
+import typer
+
+from gradwire.cli.console import mistakes, show
+from gradwire.cli.run_setup import run_folder, writing_to
+from gradwire.lab.network.link import LOOPBACK, link_of
+from gradwire.lab.soak.faults import read_kinds
+from gradwire.lab.soak.soak import Followed, Soaked, soaking
+from gradwire.report import soak_report as report
+
+
+def soak(minutes: float, faults: str, hosts: int, link: str | None, seed: int, out: Path) -> None:
+    """Runs a job under faults; writes and prints the recoveries. Ends with exit code 1 where a law
+    did not hold."""
+    with mistakes():
+        kinds, shaped = read_kinds(faults), link_of(link or LOOPBACK)
+    folder = run_folder(out, "soak")
+    with writing_to(folder), soaking(hosts, shaped, seed, folder) as job:
+        try:
+            job.run(minutes, kinds, lambda followed: _show(job.came, followed))
+        finally:
+            if job.came.faults or job.came.broken:
+                show(report.table(job.came))
+                show(report.by_front_end(job.came))
+                print(*report.write(folder, job.came), report.verdict(job.came), sep="\n")
+    if job.came.broken:
+        raise typer.Exit(1)
+
+
+def _show(came: Soaked, followed: Followed) -> None:
+    number, went_on = (
+        len(came.faults),
+        "hung" if followed.seconds is None else f"went on after {followed.seconds:.1f} s",
+    )
+    print(f"{number}. {followed.front_end}, {followed.kind} of {followed.victim}: {went_on}", flush=True)

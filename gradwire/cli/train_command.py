@@ -1,0 +1,155 @@
+"""`gradwire train` and `gradwire demo`: configurations on one task, and suites of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from gradwire.cli.console import mistakes, progress_bars, show
+from gradwire.cli.run_setup import cluster_of, run_folder, writing_to
+from gradwire.cli.wanted import Wanted, described
+from gradwire.lab.configuration import Configuration, parse_all
+from gradwire.lab.experiments.comparison import Comparison, circumstances
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.experiments.resumable import METRICS, keep, kept, records_kept
+from gradwire.lab.experiments.training_suites import training_suite as suite_rows
+from gradwire.lab.jobs.train_job import TrainSpec
+from gradwire.lab.jobs.train_job import train as train_rank
+from gradwire.lab.launch.lab_cluster import LabCluster
+from gradwire.lab.launch.runner import Runner, runner
+from gradwire.lab.network.link import Link
+from gradwire.lab.network.network import NetworkUnavailable
+from gradwire.lab.results import Record, Run
+from gradwire.report import text_table, training_suite_report
+from gradwire.report import training_report as report
+from gradwire.report.scalars import Scalars
+
+
+def demo() -> None:
+    """The README's first command."""
+    with mistakes():
+        cluster = _demo_cluster()
+        comparison = Comparison(
+            configurations=parse_all(["dense", "topk:0.02", "powersgd:8"]),
+            task="lm",
+            options=["width=160", "batch=4"],
+            ranks=cluster.ranks,
+            recipe=Recipe(steps=120),
+        )
+    compare(comparison, cluster, Path("runs"))
+
+
+def _demo_cluster() -> LabCluster:
+    cluster = LabCluster(4, Link.parse("100mbit"))
+    try:
+        with runner(cluster):
+            return cluster
+    except NetworkUnavailable as reason:
+        print(f"{reason}; so this goes over loopback, where bytes cost next to nothing")
+        return LabCluster(4)
+
+
+def train(wanted: Wanted, hosts: int | None, link: str | None, shard: int, device: str, out: Path) -> None:
+    """Trains configurations on one task."""
+    with mistakes():
+        cluster = cluster_of(hosts, link, device, shard)
+        training = described(wanted.task, wanted.model, wanted.preset, wanted.folder)
+        comparison = wanted.comparison(training, cluster)
+    compare(comparison, cluster, out)
+
+
+def train_suite(suite: str, wanted: Wanted, hosts: int | None, link: str | None, device: str, out: Path) -> None:
+    """Trains a published suite."""
+    with mistakes():
+        cluster = cluster_of(hosts, link, device)
+        wanted.check_for_suite(suite)
+        rows = suite_rows(suite, wanted.folder, wanted.task)
+        comparisons = [wanted.comparison(row, cluster) for row in rows]
+    _compare_all(suite, comparisons, cluster, out)
+
+
+def resume(folder: Path, wanted: Wanted, others: Sequence[Any]) -> None:
+    """Goes on with an interrupted run, as it was begun."""
+    with mistakes():
+        if not wanted.nothing or any(other is not None for other in others):
+            raise ValueError(f"--resume {folder} goes on with what was begun there: give nothing else")
+        comparison, cluster = kept(folder)
+    with runner(cluster) as ranks, writing_to(folder, ranks.leads):
+        compare_in(folder, comparison, cluster, ranks)
+
+
+def compare(comparison: Comparison, cluster: LabCluster, out: Path) -> None:
+    """Trains all configurations; writes and prints the results."""
+    with runner(cluster) as ranks:
+        folder = ranks.agreed(run_folder(out, comparison.task, ranks.leads))
+        with writing_to(folder, ranks.leads):
+            compare_in(folder, comparison, cluster, ranks)
+
+
+def _compare_all(name: str, comparisons: list[Comparison], cluster: LabCluster, out: Path) -> None:
+    """Trains task after task, each with a folder in the suite's; results are written after each."""
+    with runner(cluster) as ranks:
+        folder = ranks.agreed(run_folder(out, name, ranks.leads))
+        with writing_to(folder, ranks.leads):
+            _compare_in(folder, name, comparisons, cluster, ranks)
+
+
+def _compare_in(folder: Path, name: str, comparisons: list[Comparison], cluster: LabCluster, ranks: Runner) -> None:
+    trained: list[training_suite_report.TrainedTask] = []
+    paths: list[Path] = []
+    try:
+        for number, comparison in enumerate(comparisons, 1):
+            if runs := compare_in(folder / f"{number}-{comparison.task}", comparison, cluster, ranks):
+                model = str(getattr(comparison.make_task(), "model", ""))
+                trained.append(training_suite_report.TrainedTask(comparison.task, model, comparison.looked_at, runs))
+                paths = training_suite_report.write(folder, name, trained, circumstances(cluster))
+    finally:
+        if trained:
+            show(training_suite_report.table(name, trained))
+            print(*paths, sep="\n")
+
+
+def compare_in(folder: Path, comparison: Comparison, cluster: LabCluster, ranks: Runner) -> list[Run]:
+    """Trains the comparison's configurations; returns the runs on the process that leads. Where one fails, those before
+    it are written all the same."""
+    runs: list[Run] = []
+    if ranks.leads and comparison.checkpoint_every:
+        folder.mkdir(parents=True, exist_ok=True)
+        keep(folder, comparison, cluster)
+    try:
+        with progress_bars() as progress:
+            for configuration, spec in comparison.specs(folder):
+                run = _train(configuration, spec, comparison.course.steps, ranks, progress)
+                if ranks.leads:
+                    runs.append(run)
+    finally:
+        if runs:
+            _report(comparison, cluster, folder, runs)
+    return runs
+
+
+def _report(comparison: Comparison, cluster: LabCluster, folder: Path, runs: list[Run]) -> None:
+    metric = comparison.looked_at
+    show(text_table.training(runs, metric))
+    print(*report.write(folder, runs, metric, comparison.facts() | circumstances(cluster)), sep="\n")
+
+
+def _train(configuration: Configuration, spec: TrainSpec, steps: int, ranks: Runner, progress: Progress) -> Run:
+    run, home = Run(configuration.text), Path(spec.home)
+    if not ranks.leads:
+        ranks.run(train_rank, spec, home, lambda line: None)
+        return run
+    home.mkdir(parents=True, exist_ok=True)
+    run.records += records_kept(home)
+    bar = progress.add_task(run.configuration, total=steps, note="starting")
+    with Scalars(home) as scalars:
+
+        def follow(line: dict[str, Any]) -> None:
+            record = Record.from_line(line)
+            run.records.append(record)
+            scalars.add(record)
+            progress.update(bar, completed=record.step, note=f"loss {record.loss:.3f}")
+
+        ranks.run(train_rank, spec, home / METRICS, follow)
+    return run

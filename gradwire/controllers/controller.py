@@ -1,0 +1,144 @@
+"""The interface of controllers: numbers that are summed over all ranks, and the plan that follows from the sums."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from torch import Tensor
+
+from gradwire.compressors import GroupContext
+from gradwire.controllers.requests import Profiled, Request
+from gradwire.ops.gradients import Share
+from gradwire.ops.lazy_sum import LazySum
+from gradwire.options import Options
+from gradwire.plans import Group, Plan
+from gradwire.slots import Slot
+
+MESSAGE_NUMBERS = 16
+RATE_DROP = 0.5
+
+
+def rate_dropped(rate: float, before: float) -> bool:
+    """Whether the learning rate has fallen to half of what it was, or below; rounding aside. A rate that falls from
+    step to step drops now and then, not all the time."""
+    return rate <= RATE_DROP * before * (1 + 1e-6) and before > 0
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """A group that this rank has just encoded. `nonfinite` (1,) is NaN where a gradient was not finite."""
+
+    group: Group
+    context: GroupContext
+    nonfinite: Tensor
+
+
+@dataclass(frozen=True)
+class StepView:
+    """This rank's view of a step whose groups are all encoded."""
+
+    step: int
+    groups: Sequence[GroupView]
+    """Those that this rank compresses."""
+    wire_bytes: int
+    """Sent since the job began."""
+    wire_s: float
+    """Seconds of collectives since the job began."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Input of a controller's decision after a step."""
+
+    step: int
+    next_step: int
+    """The first step with what is decided now."""
+    plan: Plan
+    """In force in the step."""
+    slots: Sequence[Slot]
+    rank: int
+    ranks: int
+    replicas: int
+    sums: Tensor
+    """Of the controller's numbers over all ranks, (numbers,) float32 on the CPU."""
+    can_be_native: bool = False
+    seconds: float = 0.0
+    """Of the median step where the framework reduced by itself."""
+    answer: Profiled | None = None
+    """To a request; the plan has not changed meanwhile."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Record of a controller's decision after `step` steps."""
+
+    step: int
+    decision: str
+    factor: float | None = None
+    """How many times fewer elements were sent since the decision before."""
+    gain: float | None = None
+    throughput: float | None = None
+    """Gain per second."""
+
+
+class Controller(Options, ABC):
+    """Changes the plan between steps. `numbers` float32 values per rank and step, at most 16 (64 bytes), travel for it.
+
+    On every rank `look` and `observe` write that rank's numbers, and `decide` makes of their sums what is to change.
+    Rank 0's decision is broadcast and is in force on all ranks from the same step on; the controller does not see the
+    step or few that pass meanwhile. So ranks whose arithmetic differs by a bit stay together.
+
+    All but `report`-like methods of its own run on the runtime's thread. Nothing here may wait for a GPU.
+    """
+
+    numbers: ClassVar[int] = 0
+    looks: ClassVar[bool] = False
+    reduces: ClassVar[bool] = False
+
+    def check(self, plan: Plan) -> None:
+        """Raises ValueError, naming the call that works, where the plan's compressors do not fit this controller."""
+
+    def describe(self) -> str:
+        """Its class and settings, the same on all ranks; without fields that are code, such as a scheduler."""
+        known = fields(self) if is_dataclass(self) else ()
+        plain = [field.name for field in known if "code" not in field.metadata]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in plain)})"
+
+    def begin(self, plan: Plan) -> Plan:
+        """The plan to start with, instead of the user's `plan`; asked once more when the order of gradients is known,
+        and where a user replans or resumes."""
+        return plan
+
+    @property
+    def status(self) -> str:
+        """Its present activity in a few words, or nothing."""
+        return ""
+
+    @cached_property
+    def decisions(self) -> list[Decision]:
+        """All decisions so far, or since they were last removed; not part of the state."""
+        return []
+
+    def look(self, context: GroupContext, vector: LazySum, numbers: Tensor) -> None:
+        """Called with each group before it is encoded, if `looks`: gradient and residual are x (n,) = `vector.total()`,
+        which takes a pass over memory that the kernels would do while they encode."""
+
+    def observe(self, seen: StepView, numbers: Tensor) -> None:
+        """Writes this rank's `numbers` (numbers,), or adds to what `look` has written."""
+
+    def reduced(self, means: Mapping[str, Tensor], nonfinite: Tensor, scale: Share) -> None:
+        """Called with the step's means by parameter, times the loss's `scale`, before the optimizer, if `reduces`. They
+        are equal on all ranks, and to be ignored where `nonfinite` (1,) is NaN."""
+
+    @abstractmethod
+    def decide(self, seen: Observation) -> Plan | Request | None:
+        """The plan or request for `seen.next_step` and after; None to go on as before."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that the next decision depends on, equal on all ranks."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Takes over what `state_dict` returned."""

@@ -1,0 +1,54 @@
+"""Plans whose sparsifiers select two nested levels, of which each step sends one."""
+
+from collections.abc import Iterator
+
+from gradwire.communicators import AllGather, AllReduce
+from gradwire.compressors import Compressor, MultiLevel, Sparsifier
+from gradwire.controllers.controller import GroupView, StepView
+from gradwire.controllers.gain import Reading
+from gradwire.controllers.recompress import recompress, with_options
+from gradwire.plans import Group, Plan
+
+
+def with_levels(
+    plan: Plan, smaller: float, factor: float, reading: Reading, least_gain: float, smoothing: float = 1.0
+) -> Plan:
+    """`plan` with its sparsifiers at `factor` times fewer elements where that gains `least_gain`, else `smaller`; gains
+    with `smoothing`, see `MultiLevel`."""
+    least = reading.share(least_gain)
+
+    def compressor_of(group: Group, name: str) -> Compressor:
+        if not _selects(group.compressor):
+            return group.compressor
+        first = with_options(group.compressor, {"ratio": 1 / smaller})
+        return MultiLevel(first, factor / smaller, least, reading.measure, smoothing)
+
+    return recompress(plan, compressor_of)
+
+
+def levels_of(seen: StepView) -> Iterator[tuple[MultiLevel, GroupView]]:
+    """The groups of a step that have levels."""
+    for view in seen.groups:
+        if isinstance(view.group.compressor, MultiLevel):
+            yield view.group.compressor, view
+
+
+def check_levels(plan: Plan, controller: str) -> None:
+    """Raises ValueError, naming the call that works, where the plan gives the `controller` no levels."""
+    leveled = [group for group in plan.groups if _selects(group.compressor)]
+    if not leveled:
+        raise ValueError(
+            f"{controller} needs the norms of a sparsifier's selections, and {plan.groups[0].compressor} gives none; "
+            f"use attach(ddp, TopK(0.1), controller={controller}())"
+        )
+    for group in leveled:
+        if not group.memory.remembers:
+            raise ValueError(f"{controller}'s gain is that of gradient and residual; use memory=Residual()")
+        if not isinstance(group.communicator, AllGather | AllReduce):
+            name = type(group.communicator).__name__
+            raise ValueError(f"{controller}'s levels are gathered, not sent by {name}(); leave communicator= out")
+
+
+def _selects(compressor: Compressor) -> bool:
+    """Whether `MultiLevel` can select levels by it."""
+    return isinstance(compressor, Sparsifier) and compressor.biased

@@ -1,0 +1,159 @@
+"""The exchange of replicas under torchft: quorum, reduction and vote.
+
+On all replicas that are in the quorum together, all on the thread that trains. Where a replica has several ranks, each
+exchanges its shard with the same shard's ranks, over a group of their own, and no more: that all ranks of a replica
+come, heal and count a step together, or none of them, is what torchft's quorum and vote are for.
+
+    begin       the quorum of replicas. A replica that is behind loads what one further ahead has, its model included.
+                Where the quorum is another one, memories are kept, a group is made anew, and all go on from there
+    a step      gradients become means. At its end each promises the others that it has all of the step
+    vote        Yes: the step counts for the memories as well. No: the exchange ends; memories are kept as they were
+                before the step, and as they are after it, for other replicas may have said yes
+
+The next quorum says after which step all go on, and so which of the two it is. Others may have gone further, without
+this replica; what its memory holds, they have yet to get.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from gradwire.checkpoint import StateDict, unpack
+from gradwire.frontends import Handle
+from gradwire.frontends.handing_on import go_on, memories_alone, without_memories
+from gradwire.frontends.handle import FrontEnd
+from gradwire.frontends.idle import Nothing
+from gradwire.runtime.runtime import Runtime
+from gradwire.transports import Mesh, ProcessGroup
+
+
+class QuorumExchange:
+    """The exchange of gradients in one quorum after another. `make` gives the runtime of a group and its front end;
+    `least` the minimum over a replica's ranks. `state` is this replica's `state()` from a checkpoint, which `has` some
+    keys beside. `runtime` is None while no step can count."""
+
+    def __init__(
+        self,
+        manager: Any,
+        make: Callable[[Mesh], tuple[Runtime, FrontEnd]],
+        least: Callable[[int], int],
+        state: Mapping[str, Any] | None,
+        has: Collection[str] = (),
+    ) -> None:
+        if manager._use_async_quorum:
+            raise ValueError("replicas must be equal before the forward pass; pass Manager(use_async_quorum=False)")
+        self._manager, self._make, self._least = manager, make, least
+        self.handle = Handle(None, Nothing())
+        self.runtime: Runtime | None = None
+        self._quorum, self._has_met = -1, False
+        self._states: dict[int, StateDict] = {}
+        if state is not None:
+            _check(state, {"step", "shard", "memories", *has}, manager)
+            if memories := state["memories"]:
+                unpack(memories)
+                self._states[state["step"]] = memories
+        self._healed: StateDict = {}
+        manager.register_state_dict_fn("gradwire", self._heal, self._shared)
+
+    def begin(self) -> None:
+        """Begins a step with the replicas of the quorum."""
+        # quorum
+        step = self._manager.current_step()
+        self._manager.start_quorum()
+        if self._manager._quorum_id == self._quorum:
+            if not self.runtime:
+                self._manager.report_error(RuntimeError("this rank's exchange has ended in this quorum"))
+            return
+        # another quorum: leave the old group, heal, make a new one
+        self._leave(step)
+        self._quorum = self._manager._quorum_id
+        if not self._healed_whole() or self._manager.errored():
+            return
+        try:
+            self._meet()
+        except RuntimeError as error:  # a replica was lost meanwhile: no replica takes this step
+            self.handle.leave()
+            self._manager.report_error(error)
+
+    def _healed_whole(self) -> bool:
+        """Whether all ranks of this replica are after the same step. They are not where some could not heal because the
+        rank with the state was lost: then the replica goes on from the least of their steps, and all of them heal
+        again."""
+        step = self._manager.current_step()
+        least = self._least(step)
+        if least != step:
+            self._manager.load_state_dict(self._manager.state_dict() | {"step": least})
+            self._manager.report_error(RuntimeError("another rank of this replica has not healed"))
+        return least == step
+
+    def vote(self) -> bool:
+        """Votes; returns whether the step counts."""
+        step = self._manager.current_step()
+        if not self._manager.should_commit():
+            self._leave(step)
+            return False
+        assert self.runtime
+        self.runtime.commit()
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """This replica's part of a checkpoint, after the last step that counts."""
+        return {"step": self._manager.current_step(), "shard": _shard(self._manager), "memories": self._own()}
+
+    def _own(self) -> StateDict | None:
+        """This replica's state after the last step in which it took part; None before the first quorum."""
+        if self.runtime:
+            return self.handle.state_dict()
+        now = self._manager.current_step()
+        if not (known := [step for step in self._states if step <= now]):
+            return None
+        own = self._states[last := max(known)]
+        return own if last == now else memories_alone(own)
+
+    def _leave(self, step: int) -> None:
+        """Ends the exchange, after so many steps; the others' collectives end as well."""
+        if self.runtime:
+            self.runtime = None
+            self._states = {step + more: state for more, state in enumerate(self.handle.leave())}
+
+    def _meet(self) -> None:
+        """All replicas of the quorum make a group, compare what must be equal, and load what each has kept."""
+        mesh = Mesh.of(ProcessGroup.beside(self._manager._pg.parent))
+        runtime, front_end = self._make(mesh)
+        self.handle = Handle(runtime, front_end)
+        shared = self._shared() or without_memories(self.handle.state_dict())
+        go_on(self.handle, shared, self._own(), mesh.rank, mesh.ranks)
+        self.runtime, self._states, self._healed, self._has_met = runtime, {}, {}, True
+
+    def _shared(self) -> StateDict:
+        """The state that all replicas share after the last step that counts; empty before the first quorum. Called on
+        torchft's thread, while the training thread waits, or on that."""
+        if self._healed:
+            return self._healed
+        own = self._own()
+        return without_memories(own) if own else {}
+
+    def _heal(self, state: StateDict) -> None:
+        """Takes over the state of a replica further ahead. A checkpoint's memories are then older than what this
+        replica has sent since."""
+        self._healed = state
+        if not self._has_met:
+            self._states = {}
+
+
+def _shard(manager: Any) -> str:
+    """The name of this rank's shard."""
+    return f"{manager._group_rank} of {manager._group_world_size}"
+
+
+def _check(state: Mapping[str, Any], keys: set[str], manager: Any) -> None:
+    """Raises ValueError where a state lacks some of its keys, is another shard's, or another step's than the one from
+    which the manager goes on."""
+    if keys - state.keys():
+        raise ValueError(f"the state lacks {min(keys - state.keys())!r}; pass what exchange_state() returned")
+    if state["shard"] != _shard(manager):
+        raise ValueError(f"the state is that of shard {state['shard']}; this rank has {_shard(manager)}: load its own")
+    if state["step"] != manager.current_step():
+        raise ValueError(
+            f"the state was saved after step {state['step']}, and the manager goes on from step "
+            f"{manager.current_step()}; call manager.load_state_dict() with what was saved beside it, before this"
+        )

@@ -1,0 +1,113 @@
+"""Replicas under torchft, and the front end that hands their gradients over."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from gradwire.frontends import model_replica
+from gradwire.frontends.choices import device_of, parameters_of
+from gradwire.frontends.hooks import GradientHooks, Whole
+from gradwire.frontends.model_replica import ModelReplica
+from gradwire.frontends.shards import Shards, locals_of, reshard
+from gradwire.frontends.stateful import Placed
+from gradwire.frontends.values import local
+from gradwire.runtime.failures import Interrupted
+from gradwire.runtime.runtime import Runtime
+from gradwire.torch_private.fully_shard import fsdp_groups
+
+
+def replica_of(model: nn.Module, manager: Any) -> ModelReplica:
+    """A whole model on one rank, or one that fully_shard has wrapped on the ranks of torch.distributed, which are those
+    of one replica under torchft. Raises ValueError for a whole model on several, and for other ranks than the
+    manager's."""
+    if isinstance(model, FSDPModule):
+        own, managed = (dist.get_rank(), dist.get_world_size()), (manager._group_rank, manager._group_world_size)
+        if own != managed:
+            raise ValueError(
+                f"this is rank {own[0]} of {own[1]} in torch.distributed, and rank {managed[0]} of {managed[1]} to the "
+                "manager; give both those of the replica: Manager(rank=..., world_size=...)"
+            )
+        kind = device_of(parameters_of(model)[0]).type
+        mesh = init_device_mesh(kind, (1, dist.get_world_size()), mesh_dim_names=("replicate", "shard"))
+        return model_replica.replica_of(model, mesh, None)
+    if manager._group_world_size > 1:
+        raise ValueError(
+            f"a replica of {manager._group_world_size} ranks holds its model in shards; call fully_shard(model) first, "
+            "or start replicas of one rank"
+        )
+    return model_replica.replica_of(model, None, None)
+
+
+def least(own: ModelReplica, number: int) -> int:
+    """The minimum of a number over the ranks of a replica, which all call this."""
+    if not isinstance(next(iter(own.parameters.values())), DTensor):
+        return number
+    smallest = torch.tensor(number, dtype=torch.int64, device=device_of(own.parameters))
+    dist.all_reduce(smallest, dist.ReduceOp.MIN)
+    return int(smallest)
+
+
+class ReplicaGradients(GradientHooks):
+    """Hooks on a replica's gradients, whole or in shards that FSDP has averaged inside it. Where a replica is lost,
+    the step goes on without means, and the manager gets the error. `reduced` is whether the step has its means."""
+
+    def __init__(
+        self, report: Callable[[Exception], None], model: nn.Module, own: ModelReplica, replicas: int, find_unused: bool
+    ) -> None:
+        places = Shards(fsdp_groups(model), replicas) if isinstance(model, FSDPModule) else Whole()
+        super().__init__(own.parameters, model, places, find_unused)
+        self._report, self._own, self.reduced = report, own, False
+
+    def placed(self) -> Mapping[str, Placed]:
+        """Where the parameters lie on this replica's ranks."""
+        return self._own.placed()
+
+    def held(self) -> Mapping[str, Tensor]:
+        """This rank's part of the parameters."""
+        reshard(self._model)
+        return locals_of(self._parameters) if isinstance(self._model, FSDPModule) else self._parameters
+
+    def check(self) -> None:
+        """Checks the means before a vote. Raises RuntimeError, on all replicas, where there are none; reports means
+        that are not finite, which the others see as well."""
+        if self._runtime is None:  # a replica was lost, which is reported
+            return
+        if not self.reduced:
+            self._runtime.refuse(
+                "optimizer.step() without means: call zero_grad() first, and one backward pass outside no_sync()"
+            )
+        self.reduced = False
+        present = [local(p.grad) for p in self._parameters.values() if p.grad is not None]
+        smallest = min((each for each in present if each.numel()), key=Tensor.numel, default=None)
+        if smallest is not None and not smallest.isfinite().all():  # where there are memories, then none of them is
+            self._report(RuntimeError("the means of this step are not finite; it counts for no replica"))
+
+    def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
+        self._unless_lost(super()._forward_begins, module, arguments)
+
+    def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
+        self._unless_lost(super()._gradient_ready, slot, parameter)
+
+    def _backward_begins(self, runtime: Runtime) -> None:
+        if self.reduced:
+            runtime.refuse("two backward passes in one step; all but the last belong under optimizer.no_sync()")
+        super()._backward_begins(runtime)
+
+    def _backward_done(self) -> None:
+        self._unless_lost(super()._backward_done)
+        self.reduced = True
+
+    def _unless_lost(self, call: Callable[..., None], *arguments: Any) -> None:
+        if self._runtime is None:
+            return
+        try:
+            call(*arguments)
+        except Interrupted as error:
+            self.unhook()
+            self._report(error)

@@ -1,0 +1,1 @@
+"""Experiments: comparisons of configurations, recipes, published suites and trainings."""

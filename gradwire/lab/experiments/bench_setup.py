@@ -1,0 +1,123 @@
+"""Set-ups of a benchmark: one model on one cluster."""
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+
+from gradwire.lab.configuration import NOCOMM, check_plans, parse_all
+from gradwire.lab.jobs.bench_job import BenchSpec
+from gradwire.lab.launch.lab_cluster import LabCluster
+from gradwire.lab.launch.launched import is_launched
+from gradwire.lab.models import MODELS
+from gradwire.lab.network.link import LOOPBACK, link_of
+from gradwire.lab.workloads import Own, Published, Task
+from gradwire.lab.workloads.make_task import make_task
+
+_TINY = "tiny-"
+_BYTES_PER_PARAMETER = 20  # weight, gradient, DDP's bucket, residual, mean
+
+
+@dataclass(frozen=True)
+class TimingOptions:
+    """Steps, repeats, seed and device of a timing."""
+
+    steps: int
+    repeats: int
+    seed: int = 0
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A model, a number of ranks and a link. The model is published, whole or cut; tiny, always whole; or a user's own.
+
+    `layers`, `batch` and `size` are the published ones where they are None.
+    """
+
+    model: str
+    ranks: int
+    link: str = LOOPBACK
+    shard: int = 1
+    layers: int | None = None
+    batch: int | None = None
+    size: int | None = None
+
+    def task(self) -> Task:
+        """The task of every rank. Raises ValueError for an unknown model, and sizes that it cannot have."""
+        return make_task(*self._task())
+
+    def parameters(self) -> int:
+        return _parameters(self.task())
+
+    def cluster(self, device: str) -> LabCluster:
+        """The ranks and their link. Raises ValueError for a link that is none, and where there is too little memory."""
+        cluster = LabCluster(self.ranks, link_of(self.link), device, self.shard)
+        if device == "cpu" and not is_launched():
+            _check_memory(self)
+        return cluster
+
+    def spec(self, configurations: Sequence[str], timed: TimingOptions) -> BenchSpec:
+        """The ranks' job, always with `nocomm`. Raises ValueError for plans of another model, and for a user's model
+        that gives no batches."""
+        parsed = parse_all(configurations)
+        next(self.task().batches(0, self.ranks, timed.seed))
+        check_plans(parsed, lambda: self.task().build_model(timed.seed))
+        names = [configuration.text for configuration in parsed]
+        texts = [NOCOMM, *(name for name in names if name != NOCOMM)]
+        task, options = self._task()
+        timing = {"steps": timed.steps, "repeats": timed.repeats, "seed": timed.seed, "shard": self.shard}
+        return BenchSpec(task=task, options=options, configurations=texts, **timing)
+
+    def command(self, configuration: str, timed: TimingOptions) -> str:
+        """The shell command that times one configuration."""
+        shard = {"shard": self.shard} if self.shard > 1 else {}
+        cluster = {"model": self.model, "hosts": self.ranks // self.shard, "link": self.link} | shard
+        options = cluster | self._sizes() | asdict(timed)
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return shlex.join(["gradwire", "bench", configuration, *words])
+
+    @property
+    def title(self) -> str:
+        """The model, and its sizes where they are not the published ones."""
+        words = {"layers": "{} of {} layers", "batch": "batch {}", "size": "size {}"}
+        whole = sum(MODELS[self.model].stages) if self.model in MODELS else 0
+        return ", ".join([self.model, *(words[name].format(value, whole) for name, value in self._sizes().items())])
+
+    def __str__(self) -> str:
+        return f"{self.title}, {self.ranks} ranks, {self.link}"
+
+    def _sizes(self) -> dict[str, int]:
+        sizes = {"layers": self.layers, "batch": self.batch, "size": self.size}
+        return {name: value for name, value in sizes.items() if value is not None}
+
+    def _task(self) -> tuple[str, list[str]]:
+        sizes = self._sizes()
+        if ":" in self.model and not sizes:
+            return Own.name, [f"function={self.model}"]
+        if ":" in self.model:
+            raise ValueError(f"{self.model} has sizes of its own: {', '.join(sizes)} are for the published models")
+        if not self.model.startswith(_TINY):
+            return Published.name, [f"model={self.model}", *(f"{name}={value}" for name, value in sizes.items())]
+        if sizes:
+            raise ValueError(f"{self.model} has one size only: {', '.join(sizes)} are for the published models")
+        return "synthetic", [f"model={self.model.removeprefix(_TINY)}"]
+
+
+@cache
+def _parameters(task: Task) -> int:
+    """Number of a task's parameters, counted without making them if possible."""
+    if isinstance(task, Published):
+        return task.parameters()
+    return sum(parameter.numel() for parameter in task.build_model(0).parameters())
+
+
+def _check_memory(setup: Setup) -> None:
+    needed = setup.ranks * setup.parameters() * _BYTES_PER_PARAMETER
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > present:
+        raise ValueError(
+            f"{setup.model} with {setup.parameters() / 1e6:.0f} M parameters on {setup.ranks} ranks needs over "
+            f"{needed >> 30} GB, this machine has {present >> 30}: take fewer --hosts or --layers"
+        )

@@ -1,0 +1,120 @@
+"""Comparisons: training runs that differ in their configuration alone."""
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from gradwire.lab.configuration import NOCOMM, Configuration, check_plans, parse_all
+from gradwire.lab.experiments.recipe import Course, Recipe
+from gradwire.lab.jobs.train_job import TrainSpec
+from gradwire.lab.launch.lab_cluster import LabCluster
+from gradwire.lab.workloads import Task
+from gradwire.lab.workloads.make_task import make_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """`configurations` on one task with the same recipe and seed, with a checkpoint after every `checkpoint_every`
+    steps or epochs. `metric` is the held-out figure to look at, by default the task's; `published` says what was
+    reached elsewhere.
+
+    Raises ValueError for what would fail on `ranks` ranks: a task that cannot be made or has too little data,
+    an optimizer that does not have what the recipe says, and `nocomm`, which does not train.
+    """
+
+    configurations: list[Configuration]
+    task: str
+    options: list[str]
+    ranks: int
+    recipe: Recipe
+    seed: int = 0
+    shard: int = 1
+    checkpoint_every: int | None = None
+    metric: str | None = None
+    published: str | None = None
+
+    def __post_init__(self) -> None:
+        if any(configuration.silent for configuration in self.configurations):
+            raise ValueError(f"{NOCOMM} measures step times and trains nothing: it is for `gradwire bench`")
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise ValueError(
+                f"checkpoint_every={self.checkpoint_every} is no number of steps or epochs: give 1 or more"
+            )
+        if self.checkpoint_every and self.shard > 1:
+            raise ValueError("the lab keeps no checkpoints of sharded models: leave --checkpoint-every or --shard out")
+        task = self.make_task()
+        next(task.batches(0, self.ranks, self.seed))
+        self.course  # noqa: B018
+        self.recipe.optimizer_of(task)
+        check_plans(self.configurations, lambda: task.build_model(self.seed))
+
+    def make_task(self) -> Task:
+        return make_task(self.task, self.options)
+
+    @property
+    def course(self) -> Course:
+        return self.recipe.course(self.make_task(), self.ranks)
+
+    @property
+    def looked_at(self) -> str:
+        """The held-out figure that the report shows."""
+        return self.metric or self.make_task().looked_at
+
+    def specs(self, folder: Path) -> Iterator[tuple[Configuration, TrainSpec]]:
+        """Each configuration with its ranks' job, which has a folder of its own in `folder`."""
+        names = ("task", "options", "recipe", "seed", "shard", "checkpoint_every")
+        shared = {name: getattr(self, name) for name in names}
+        for configuration in self.configurations:
+            home = str((folder / configuration.slug).absolute())
+            yield configuration, TrainSpec(configuration=configuration.text, home=home, **shared)
+
+    def to_json(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        texts = [configuration.text for configuration in self.configurations]
+        return values | {"configurations": texts, "recipe": asdict(self.recipe)}
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> Self:
+        parsed = {"configurations": parse_all(plain["configurations"]), "recipe": Recipe(**plain["recipe"])}
+        return cls(**plain | parsed)
+
+    def facts(self) -> dict[str, object]:
+        """Facts about the runs, for reports."""
+        task = self.make_task()
+        optimizer, options = self.recipe.optimizer_of(task)
+        given = {name: value for name, value in asdict(self.recipe).items() if name in ("epochs", "warm_up", "clip")}
+        return {
+            "task": self.task,
+            "options": {field.name: str(getattr(task, field.name)) for field in fields(task)},
+            "parameters": sum(parameter.numel() for parameter in task.build_model(self.seed).parameters()),
+            "steps": self.course.steps,
+            "optimizer": optimizer,
+            "optimizer_options": options,
+            "schedule": self.recipe.schedule,
+            **given,
+            "seed": self.seed,
+            "published": self.published,
+        }
+
+
+def circumstances(cluster: LabCluster) -> dict[str, object]:
+    """Circumstances of a measurement: cluster, date and command."""
+    return {
+        "place": str(cluster),
+        "hosts": cluster.hosts,
+        "ranks": cluster.ranks,
+        "link": str(cluster.link) if cluster.link else None,
+        "device": cluster.device,
+        "machine": f"{os.cpu_count()} cores, {platform.platform()}",
+        "software": f"Python {platform.python_version()}, torch {torch.__version__}",
+        "date": f"{datetime.now():%Y-%m-%d %H:%M}",
+        "command": shlex.join(["gradwire", *sys.argv[1:]]),
+    }

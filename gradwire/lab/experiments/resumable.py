@@ -1,0 +1,39 @@
+"""A comparison in a run's folder, so that it can go on where it was interrupted."""
+
+import json
+from pathlib import Path
+
+from gradwire.lab.experiments.comparison import Comparison
+from gradwire.lab.jobs import checkpoints
+from gradwire.lab.launch.lab_cluster import LabCluster
+from gradwire.lab.network.link import LOOPBACK, link_of
+from gradwire.lab.results import Record, append, read_lines
+
+FILE = "comparison.json"
+METRICS = "metrics.jsonl"
+
+
+def keep(folder: Path, comparison: Comparison, cluster: LabCluster) -> None:
+    """Writes a comparison, so that it can be resumed."""
+    where = {"link": str(cluster.link or LOOPBACK), "device": cluster.device}
+    (folder / FILE).write_text(json.dumps(where | {"comparison": comparison.to_json()}, indent=1) + "\n")
+
+
+def kept(folder: Path) -> tuple[Comparison, LabCluster]:
+    """Reads what `keep` wrote. Raises ValueError for a folder of another kind, and for a cluster that cannot be."""
+    path = folder / FILE
+    if not path.is_file():
+        raise ValueError(f"no file {path}: a run that can be resumed was started with --checkpoint-every")
+    data = json.loads(path.read_text())
+    comparison = Comparison.from_json(data["comparison"])
+    return comparison, LabCluster(comparison.ranks, link_of(data["link"]), data["device"], comparison.shard)
+
+
+def records_kept(home: Path) -> list[Record]:
+    """The records up to the newest checkpoint of one configuration; removes later ones, which will come again."""
+    newest = checkpoints.newest(home)
+    lines = [line for line, _ in read_lines(home / METRICS) if line["step"] <= newest]
+    (home / METRICS).unlink(missing_ok=True)
+    for line in lines:
+        append(home / METRICS, line)
+    return [Record.from_line(line) for line in lines]

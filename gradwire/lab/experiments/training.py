@@ -1,0 +1,74 @@
+"""Descriptions of trainings: a task, its recipe, and configurations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gradwire.lab.configuration import parse_all
+from gradwire.lab.experiments.comparison import Comparison
+from gradwire.lab.experiments.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One task, trained by one recipe in each configuration."""
+
+    task: str
+    options: tuple[str, ...] = ()
+    recipe: Recipe = field(default_factory=lambda: Recipe(steps=300))
+    configurations: tuple[str, ...] = ()
+    rate_per_rank: bool = False
+    """Whether the learning rate is multiplied by the number of ranks."""
+    metric: str | None = None
+    """The held-out figure to report, by default the task's."""
+    files: str = ""
+    """The data set's files, of a published training."""
+    published: str = ""
+    """Results of the publication."""
+    assumed: str = ""
+    """Parts that the publication does not state."""
+
+    @property
+    def summary(self) -> str:
+        """Model, task, length and published results, in a sentence."""
+        length = f"{self.recipe.epochs} epochs" if self.recipe.epochs else f"{self.recipe.steps} steps"
+        model = dict(option.split("=", 1) for option in self.options).get("model", "its model")
+        results = f" Published: {self.published}." if self.published else ""
+        return f"{model} on {self.task}, {length}.{results}"
+
+    def on(self, data: Path) -> "Training":
+        """This training on the files in `data`."""
+        return self.altered(options=[f"folder={data}"])
+
+    def altered(self, *, options: Sequence[str] = (), configurations: Sequence[str] = (), **recipe: Any) -> "Training":
+        """This training with other options, configurations, and parts of the recipe, where they are not None; steps
+        take the place of epochs, and epochs of steps."""
+        merged = {option.partition("=")[0]: option for option in (*self.options, *options)}
+        given = {name: value for name, value in recipe.items() if value is not None}
+        if len(given.keys() & {"steps", "epochs"}) == 1:
+            given = {"steps": None, "epochs": None} | given
+        return replace(
+            self,
+            options=tuple(merged.values()),
+            configurations=tuple(configurations) or self.configurations,
+            recipe=replace(self.recipe, **given),
+            rate_per_rank=self.rate_per_rank and "lr" not in given,
+        )
+
+    def comparison(self, ranks: int, seed: int = 0, checkpoint_every: int | None = None, shard: int = 1) -> Comparison:
+        """The comparison on `ranks` ranks. Raises ValueError for data that is not there."""
+        rate = self.recipe.lr * ranks if self.rate_per_rank and self.recipe.lr else self.recipe.lr
+        notes = [self.published, f"assumed: {self.assumed}" if self.assumed else ""]
+        return Comparison(
+            configurations=parse_all(self.configurations),
+            task=self.task,
+            options=list(self.options),
+            ranks=ranks,
+            recipe=replace(self.recipe, lr=rate),
+            seed=seed,
+            shard=shard,
+            checkpoint_every=checkpoint_every,
+            metric=self.metric,
+            published="; ".join(filter(None, notes)) or None,
+        )

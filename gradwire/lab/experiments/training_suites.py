@@ -1,0 +1,42 @@
+"""Suites of trainings: those of a published system, or small ones of GraVAC's shapes."""
+
+from pathlib import Path
+
+from gradwire.construct import unknown
+from gradwire.lab.experiments.presets import SYSTEMS, adaptive
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.experiments.training import Training
+from gradwire.lab.workloads import FashionMnist
+
+
+def training_suite(name: str, data: Path | None, task: str | None = None) -> list[Training]:
+    """The published rows of a suite on the sets below `data`, each in the folder of its task; without it GraVAC's small
+    ones. `task` picks one task's.
+
+    Raises ValueError for an unknown suite, for one that needs data, and for a task that it does not have."""
+    if name not in TRAINING_SUITES:
+        raise unknown("suite to train", name, TRAINING_SUITES)
+    if not data and name != "gravac":
+        raise ValueError(f"suite {name} trains on data that you have: give --data with a folder for each task")
+    rows = [row.on(data / row.task) for row in SYSTEMS[name].values()] if data else _small_gravac()
+    chosen = [row for row in rows if task in (None, row.task)]
+    if not chosen:
+        raise unknown(f"task of {name} named", task or "", [row.task for row in rows])
+    return chosen
+
+
+TRAINING_SUITES = tuple(SYSTEMS)
+
+
+def _small_gravac() -> list[Training]:
+    """A narrow ResNet, VGG and LSTM on what every machine has; Fashion-MNIST where it is installed."""
+    configurations = adaptive("topk", (10, 100, 1000), window=8, interval=20)
+    fashion = FashionMnist.folder.is_dir()
+    resnet, vgg = ("model=resnet18", "width=8", "batch=16"), ("model=vgg16", "width=8", "batch=16")
+    lstm = ("model=lstm", "width=128", "layers=2", "context=35", "batch=16")
+    dropping = Recipe(steps=300, schedule="drop:200")
+    return [
+        Training(task="digits", options=resnet, recipe=dropping, configurations=configurations),
+        Training(task="fashion-mnist" if fashion else "digits", options=vgg, configurations=configurations),
+        Training(task="lm", options=lstm, configurations=configurations),
+    ]

@@ -1,0 +1,137 @@
+"""A model that reduces gradients as a configuration says, and counts what it sends."""
+
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from gradwire.controllers import Decision, GraVAC
+from gradwire.frontends import LocalSteps
+from gradwire.lab.configuration import Configuration
+from gradwire.lab.jobs.sharded import gather_into, mesh_of, sharded
+from gradwire.lab.launch.rank_job import Peers
+from gradwire.lab.results import Totals
+from gradwire.lab.workloads import Task
+from gradwire.lab.workloads.to_device import to_device
+from gradwire.runtime.stats import Stats
+
+
+class Rate:
+    """A scheduler's interface to the learning rate of an optimizer that is made later; 0 without one."""
+
+    optimizer: Optimizer | None = None
+
+    def get_last_lr(self) -> list[float]:
+        return [self.optimizer.param_groups[0]["lr"] if self.optimizer else 0.0]
+
+
+class MeasuredModel:
+    """A model under DDP that reduces as a configuration says, and counts what it sends. With `shard` ranks to a
+    replica, FSDP2 instead of DDP. With local steps neither, and `optimizer` is to take the steps.
+
+    Use as a context manager: leaving it ends the engine.
+    """
+
+    def __init__(self, model: nn.Module, configuration: Configuration, peers: Peers, seed: int, shard: int = 1) -> None:
+        self._whole, self.peers, self.silent = model.to(peers.device), peers, configuration.silent
+        self._sharded, self.rate, self._seed = shard > 1, Rate(), seed
+        self._configuration, self.local = configuration, configuration.local is not None
+        self._local_steps: LocalSteps | None = None
+        self._mesh: DeviceMesh | None = None
+        self.controller = configuration.fresh_controller(self.rate)
+        gradient_bytes, replicas = sum(p.nbytes for p in model.parameters() if p.requires_grad), peers.world // shard
+        self._dense_bytes = 2 * (replicas - 1) * gradient_bytes // replicas // shard
+        self.wrapped: nn.Module
+        if self._sharded:
+            self._mesh = mesh_of(shard, peers.device)
+            self.wrapped = sharded(deepcopy(self._whole), self._mesh, configuration)
+            self.handle = configuration.attach_shards(self.wrapped, self._mesh, seed, self.controller)
+        elif self.local:
+            self.wrapped, self.handle = self._whole, None
+        else:
+            self.wrapped = _ddp(self._whole, configuration)
+            self.handle = configuration.attach(self.wrapped, peers.transport, seed, self.controller)
+        self._interface_start = peers.interface_bytes()
+
+    @property
+    def module(self) -> nn.Module:
+        """The model as it is now, whole; all ranks ask for it together."""
+        return gather_into(self._whole, self.wrapped) if self._sharded else self._whole
+
+    @property
+    def every(self) -> int:
+        return self._configuration.every
+
+    def optimizer(self, inner: Optimizer) -> Optimizer:
+        """The optimizer to step: `inner`, with local steps around it where the configuration says so."""
+        self.rate.optimizer = inner
+        transport = None if self._mesh else self.peers.transport
+        self._local_steps = self._configuration.local_steps(inner, self.wrapped, transport, self._mesh, self._seed)
+        if self._local_steps is None:
+            return inner
+        self.handle = self._local_steps.handle
+        return self._local_steps
+
+    def shared(self) -> AbstractContextManager[None]:
+        """Context in which parameters are those that all replicas share, after local steps those of the last round."""
+        return self._local_steps.shared_parameters() if self._local_steps else nullcontext()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.handle:
+            self.handle.detach()
+
+    def backward(self, task: Task, batch: Any) -> Tensor:
+        """Forward and backward of one batch; returns its loss."""
+        loss = task.training_loss(self.wrapped, to_device(batch, self.peers.device))
+        if isinstance(self.controller, GraVAC):
+            self.controller.report(loss.detach())
+        loss.backward()
+        return loss.detach()
+
+    def decisions(self) -> list[Decision]:
+        """The controller's decisions since the last call."""
+        known = self.controller.decisions if self.controller else []
+        new = list(known)
+        known.clear()
+        return new
+
+    def totals(self, steps: int) -> Totals:
+        """This rank's bytes and seconds in `steps` steps."""
+        dense_bytes = steps * self._dense_bytes
+        stats = self.handle.stats() if self.handle else None
+        stats = stats or Stats(steps, 0 if self.silent else dense_bytes, dense_bytes, 0, 0, 0, 0)
+        stats = replace(stats, dense_bytes=dense_bytes) if self.local else stats  # those counted only rounds
+        sent = self.peers.interface_bytes()
+        start = self._interface_start
+        return Totals.of(stats, None if sent is None or start is None else sent - start)
+
+    def hash(self) -> str:
+        """The parameters' SHA-256, the same on all ranks. Raises RuntimeError where it is not."""
+        digest = sha256()
+        with self.shared():
+            for parameter in self.module.parameters():
+                digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        mine = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=self.peers.device)
+        everyones = [torch.empty_like(mine) for _ in range(self.peers.world)]
+        dist.all_gather(everyones, mine)
+        for rank, other in enumerate(everyones):
+            if not torch.equal(other, everyones[0]):
+                raise RuntimeError(f"the replicas differ: rank {rank} has other parameters than rank 0")
+        return digest.hexdigest()
+
+
+def _ddp(model: nn.Module, configuration: Configuration) -> DistributedDataParallel:
+    ddp = DistributedDataParallel(model, bucket_cap_mb=configuration.bucket_mb)  # pyright: ignore[reportArgumentType]
+    ddp.broadcast_buffers = not configuration.silent  # BatchNorm's, before each step; torch 2.13 warns of the argument
+    return ddp

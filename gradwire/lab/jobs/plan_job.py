@@ -1,0 +1,194 @@
+"""A rank's planning job: train under `Auto` until it has chosen, then trace steps with the chosen plan."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.compressors import FP32, Compressor
+from gradwire.frontends import Handle, attach
+from gradwire.lab.configuration import parse
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
+from gradwire.lab.workloads import Task
+from gradwire.lab.workloads.make_task import make_task
+from gradwire.lab.workloads.to_device import to_device
+from gradwire.plans import Group, Plan, default_communicator, default_memory
+from gradwire.schedule import Profile, Span, Timeline
+from gradwire.tuner import CHOOSING_STEPS, Auto
+from gradwire.tuner.trials import SETTLE
+
+SHOWN = 5
+IN_FORCE = 3
+"""Steps after which a decision is in force."""
+MOST_STEPS = CHOOSING_STEPS + IN_FORCE + SETTLE + SHOWN + 1
+"""Planning ends sooner where fewer plans are tried."""
+_ARGUMENT = re.compile(r"\w+=|[\d.]+(e-?\d+)?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSpec(Spec):
+    """A planning job; without candidates, with Auto's own. `fidelity` is Auto's."""
+
+    candidates: list[str]
+    fidelity: float | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Result of a planning job."""
+
+    plan: Plan
+    profile: Profile
+    contention: float
+    """Of the regime."""
+    tried_s: dict[Plan, float]
+    """Seconds of a step with each plan that was in force."""
+    timeline: Timeline
+    """Of the median traced step, with all ranks."""
+    decisions: list[str]
+
+    def to_line(self) -> dict[str, Any]:
+        return {
+            "plan": self.plan.to_json(),
+            "profile": self.profile.to_json(),
+            "contention": self.contention,
+            "tried_s": [[plan.to_json(), seconds] for plan, seconds in self.tried_s.items()],
+            "timeline": [astuple(span) for span in self.timeline.spans],
+            "decisions": self.decisions,
+        }
+
+    @classmethod
+    def from_line(cls, line: dict[str, Any]) -> "Planned":
+        return cls(
+            Plan.from_json(line["plan"]),
+            Profile.from_json(line["profile"]),
+            line["contention"],
+            {Plan.from_json(plan): seconds for plan, seconds in line["tried_s"]},
+            _timeline(line["timeline"]),
+            line["decisions"],
+        )
+
+
+def candidates(text: str) -> list[str]:
+    """`bf16,qsgd:127,block=512,topk:0.01` cut into configurations, each of them checked.
+
+    Raises ValueError for what is none, and for what the search cannot choose among."""
+    found: list[str] = []
+    for part in text.split(","):
+        if found and _ARGUMENT.match(part):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    for each in found:
+        candidate(each)
+    return found
+
+
+def candidate(text: str) -> Compressor | Group:
+    """One candidate: a compressor, or with the memory and communicator that it names."""
+    read = parse(text)
+    if not read.compressor or read.grouping or read.controller or read.local:
+        raise ValueError(f"{text!r} is no candidate: write compressor[:value,...][+memory][+communicator], as in fp32")
+    if not (read.memory or read.communicator):
+        return read.compressor
+    memory, communicator = read.memory or default_memory(read.compressor), read.communicator
+    return Group((), read.compressor, memory, communicator or default_communicator(read.compressor))
+
+
+def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
+    """Trains until a plan is found; `log` gets a line for each step, and at last a `Planned`."""
+    task = make_task(spec.task, spec.options)
+    ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device))
+    accepted = [candidate(text) for text in spec.candidates]
+    if accepted and FP32() not in accepted:
+        accepted.append(FP32())  # the first plan, and the one to go back to
+    controller = Auto(accepted, spec.fidelity)
+    handle = attach(ddp, FP32(), controller=controller, transport=peers.transport, seed=spec.seed)
+    steps = _steps(task, ddp, peers, spec.seed)
+    # try plans
+    seconds: dict[Plan, list[float]] = {}
+    for number, taken_s in enumerate(steps, 1):
+        seconds.setdefault(_plan(handle), []).append(taken_s)
+        log({"step": number, "doing": "trying plans" if controller.found else "measuring dense steps"})
+        if controller.chosen:
+            break
+    # let the chosen one come into force
+    for _ in range(IN_FORCE):
+        next(steps)
+    if _plan(handle).native:  # a plan is to be traced, though DDP by itself may be faster
+        assert controller.dense_plan
+        handle.replan(controller.dense_plan)
+    for _ in range(SETTLE):
+        next(steps)
+    # trace
+    trace = handle.trace(SHOWN)
+    for _ in range(SHOWN + 1):
+        next(steps)
+    tried_s = {plan: median(own[SETTLE:]) for plan, own in seconds.items() if len(own) > SETTLE}
+    assert controller.profile
+    log(
+        Planned(
+            _plan(handle),
+            controller.profile,
+            controller.regime.contention,
+            tried_s,
+            _median_step(trace.timelines(), peers),
+            [decision.decision for decision in controller.decisions],
+        ).to_line()
+    )
+    handle.detach()
+
+
+def _steps(task: Task, ddp: DistributedDataParallel, peers: Peers, seed: int) -> Iterator[float]:
+    """Trains, and yields the seconds of each step."""
+    optimizer = Recipe().make_optimizer(task, ddp.parameters())
+    for batch in task.batches(peers.rank, peers.world, seed):
+        start = perf_counter()
+        optimizer.zero_grad()
+        task.training_loss(ddp, to_device(batch, peers.device)).backward()
+        optimizer.step()
+        peers.synchronize()
+        yield perf_counter() - start
+
+
+def _plan(handle: Handle) -> Plan:
+    assert handle.plan
+    return handle.plan
+
+
+def _median_step(timelines: list[Timeline], peers: Peers) -> Timeline:
+    """The median step by the slowest rank's seconds, with the spans of all ranks; each rank's clock starts at 0."""
+    mine = json.dumps([[astuple(span) for span in timeline.spans] for timeline in timelines])
+    ranks = [json.loads(text) for text in _gathered(mine, peers)]
+    steps = [_timeline([span for rank in ranks for span in rank[step]]) for step in range(len(timelines))]
+    return sorted(steps, key=lambda timeline: timeline.step_s)[len(steps) // 2]
+
+
+def _gathered(text: str, peers: Peers) -> list[str]:
+    """Every rank's text, on all ranks."""
+    mine = torch.tensor(list(text.encode()), dtype=torch.uint8, device=peers.device)
+    lengths = [torch.zeros(1, dtype=torch.long, device=peers.device) for _ in range(peers.world)]
+    dist.all_gather(lengths, torch.tensor([len(mine)], device=peers.device))
+    longest = max(int(length) for length in lengths)
+    padded = torch.zeros(longest, dtype=torch.uint8, device=peers.device)
+    padded[: len(mine)] = mine
+    everyones = [torch.empty_like(padded) for _ in range(peers.world)]
+    dist.all_gather(everyones, padded)
+    pairs = zip(everyones, lengths, strict=True)
+    return [bytes(letters[: int(length)].tolist()).decode() for letters, length in pairs]
+
+
+def _timeline(spans: list[list[Any]]) -> Timeline:
+    return Timeline(tuple(Span(*span[:-1], slots=tuple(span[-1])) for span in spans))
+
+
+if __name__ == "__main__":
+    run_rank(plan, PlanSpec)

@@ -1,0 +1,149 @@
+"""A rank's training job: one configuration on one task."""
+
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from gradwire.lab.configuration import parse
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.jobs import checkpoints
+from gradwire.lab.jobs.measured_model import MeasuredModel
+from gradwire.lab.jobs.meter import Meter
+from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
+from gradwire.lab.results import TRAINING_LOSS
+from gradwire.lab.workloads import Task
+from gradwire.lab.workloads.make_task import make_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSpec(Spec):
+    """A training run. It goes on from the newest checkpoint in `home`, and makes one after every `checkpoint_every`
+    steps or epochs, whatever the recipe counts in, and at the end."""
+
+    configuration: str
+    recipe: Recipe
+    home: str = ""
+    checkpoint_every: int | None = None
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Self:
+        recipe: dict[str, Any] = {"recipe": Recipe(**plain["recipe"])}
+        return cls(**plain | recipe)
+
+
+def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
+    """Trains as the recipe says; `log` gets a `Record` about 50 times, about 25 of them evaluated, or after each epoch.
+
+    Raises RuntimeError where the replicas differ at the end."""
+    task = make_task(spec.task, spec.options)
+    with MeasuredModel(task.build_model(spec.seed), parse(spec.configuration), peers, spec.seed, spec.shard) as replica:
+        _Training(spec, task, replica).run(log)
+
+
+class _Training:
+    """State of one rank's training."""
+
+    def __init__(self, spec: TrainSpec, task: Task, replica: MeasuredModel) -> None:
+        self.spec, self.task, self.replica, self.peers = spec, task, replica, replica.peers
+        self.course = spec.recipe.course(task, self.peers.world)
+        self.optimizer = replica.optimizer(spec.recipe.make_optimizer(task, replica.wrapped.parameters()))
+        self.schedule = LambdaLR(self.optimizer, self.course.share_of_rate)
+        self.meter = Meter(replica)
+
+    def run(self, log: Log) -> None:
+        """Trains to the end, from the newest checkpoint if there is one."""
+        torch.manual_seed(self.spec.seed * self.peers.world + self.peers.rank)  # for dropout
+        start = self._resume() if self.spec.checkpoint_every else 0
+        batches = self.task.batches(self.peers.rank, self.peers.world, self.spec.seed, start)
+        for number, batch in enumerate(islice(batches, self.course.steps - start), start + 1):
+            self._step(batch)
+            if self.course.recorded(number):
+                record = self.meter.record(number, last=number == self.course.steps)
+                held_out = self._evaluate(record.loss) if self.course.evaluated(number) else None
+                log(replace(record, held_out=held_out).to_line())
+            if self.course.kept(number, self.spec.checkpoint_every):
+                self._keep(number)
+
+    def _step(self, batch: Any) -> None:
+        with self.meter.step():
+            self.meter.loss += self.replica.backward(self.task, batch)
+            if self.spec.recipe.clip:
+                nn.utils.clip_grad_norm_(self.replica.wrapped.parameters(), self.spec.recipe.clip)
+            self.optimizer.step()
+            self.schedule.step()
+            self.optimizer.zero_grad()
+
+    def _evaluate(self, training_loss: float) -> dict[str, float]:
+        """Held-out figures, of which every rank computes a part, after epochs on the whole held-out set; the training
+        loss where there is none."""
+        whole = self.course.epoch_steps is not None
+        with self.replica.shared():
+            module = self.replica.module
+            for buffer in module.buffers():
+                dist.broadcast(buffer, 0)  # as DDP does before it trains on: BatchNorm's are those of the last step
+            sums = self.task.sums(module, self.peers.rank, self.peers.world, whole)
+        return self.task.figures(self.peers.sum(sums)) or {TRAINING_LOSS: training_loss}
+
+    def _keep(self, number: int) -> None:
+        home, handle = Path(self.spec.home), self.replica.handle
+        own = {"random": _random_state(self.peers.device), "meter": self.meter.state_dict(number)}
+        parts = {name: part.state_dict() for name, part in self._parts().items()}
+        local = self.replica.local  # then replicas differ, and their optimizer has what the handle has
+        own |= parts if local else {"gradwire": handle.state_dict() if handle else {}}
+        # every rank's own file, then the shared one, then older checkpoints go
+        checkpoints.write(home, number, f"rank-{self.peers.rank}", own)
+        dist.barrier()
+        if self.peers.rank == 0:
+            checkpoints.write(home, number, checkpoints.SHARED, {} if local else parts)
+        dist.barrier()
+        checkpoints.remove_before(home, number)
+
+    def _resume(self) -> int:
+        """Takes over the newest checkpoint; returns its step, 0 where there is none."""
+        home, handle = Path(self.spec.home), self.replica.handle
+        newest = torch.tensor(checkpoints.newest(home), device=self.peers.device)
+        dist.broadcast(newest, 0)
+        if not (step := int(newest)):
+            return 0
+        self._lay_out()
+        shared, own = (checkpoints.read(home, step, part) for part in (checkpoints.SHARED, f"rank-{self.peers.rank}"))
+        for name, part in self._parts().items():
+            part.load_state_dict((shared | own)[name])
+        if handle and not self.replica.local:
+            handle.load_state_dict(own["gradwire"])
+        self.meter.load_state_dict(own["meter"])
+        _set_random_state(own["random"], self.peers.device)
+        return step
+
+    def _lay_out(self) -> None:
+        """One discarded step, after which DDP's buckets and Gradwire's groups have their final order: sums in another
+        order round differently."""
+        batches = self.task.batches(self.peers.rank, self.peers.world, self.spec.seed)
+        self.replica.backward(self.task, next(batches))
+        self.optimizer.zero_grad()
+
+    def _parts(self) -> dict[str, Any]:
+        return {"model": self.replica.module, "optimizer": self.optimizer, "schedule": self.schedule}
+
+
+def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """States of torch's own generators, from which dropout draws."""
+    return {"cpu": torch.get_rng_state()} | (
+        {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    )
+
+
+def _set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+if __name__ == "__main__":
+    run_rank(train, TrainSpec)

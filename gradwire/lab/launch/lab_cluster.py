@@ -1,0 +1,55 @@
+"""The ranks that a job runs on, and the emulated network between them."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from gradwire.lab.launch.launched import is_launched
+from gradwire.lab.network.link import Link
+from gradwire.lab.network.network import Network
+
+
+@dataclass(frozen=True)
+class LabCluster:
+    """`ranks` on loopback, or, with a link, on emulated hosts: each on one of its own, or the `shard` ranks that hold a
+    replica together.
+
+    Raises ValueError for more ranks than GPUs, with a link for more than a network has addresses and, where this
+    process is a rank already, for a link or another number of ranks.
+    """
+
+    ranks: int
+    link: Link | None = None
+    device: str = "cpu"
+    shard: int = 1
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or self.shard < 1:
+            raise ValueError(f"{self.ranks} hosts cannot run anything: give 1 or more")
+        if self.ranks % self.shard:
+            raise ValueError(f"{self.ranks} ranks do not make replicas of {self.shard}: give a divisor to --shard")
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"device is cpu or cuda, not {self.device!r}")
+        if self.link:
+            Network(self.hosts, self.link)  # refuses too many hosts; nothing is built before it is entered
+        if is_launched() and self.link:
+            raise ValueError("a link can only be emulated for ranks that gradwire starts: start it by itself")
+        if is_launched() and self.ranks != int(os.environ["WORLD_SIZE"]):
+            raise ValueError(f"{os.environ['WORLD_SIZE']} ranks were started, not {self.ranks}")
+        needed = int(os.environ.get("LOCAL_RANK", "0")) + 1 if is_launched() else self.ranks
+        devices = torch.cuda.device_count()
+        if self.device == "cuda" and devices < needed:
+            raise ValueError(f"{needed} ranks on one machine need {needed} CUDA devices; it has {devices}")
+
+    @property
+    def hosts(self) -> int:
+        return self.ranks // self.shard
+
+    def __str__(self) -> str:
+        ranks = f"{self.ranks} ranks" if self.ranks > 1 else "1 rank"
+        if self.link and self.shard > 1:
+            return f"{ranks} on {self.hosts} emulated hosts, each with a {self.link} link"
+        if self.link:
+            return f"{ranks}, each on an emulated host with a {self.link} link"
+        return f"{ranks} that were started beforehand" if is_launched() else f"{ranks} over loopback"

@@ -1,0 +1,188 @@
+"""Start the ranks of a job on this machine, over loopback or on an emulated network, and wait for them."""
+
+import logging
+import math
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, SignalException, Std, start_processes
+from torch.distributed.elastic.multiprocessing.api import RunProcsResult, SubprocessContext
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from gradwire.lab.network import nsenter
+from gradwire.lab.network.network import Network
+
+_NSENTER = Path(nsenter.__file__)
+_POLL_S = 0.05
+_GRACE_S = 5
+_STDERR_LINES = 30
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?!\[)\s*")  # torch puts it before each line of a traceback
+_LOST_PEER = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|remote process exited")
+
+# It reports each rank that it ends; RankFailed has what matters of that.
+logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+
+
+class RankFailed(RuntimeError):
+    """A rank ended by a signal (`exit_code` is minus its number) or with an `exit_code` other than 0."""
+
+    def __init__(self, rank: int, exit_code: int, stderr: str) -> None:
+        self.rank = rank
+        self.exit_code = exit_code
+        self.stderr = stderr
+        how = f"exit code {exit_code}" if exit_code > 0 else f"signal {signal.Signals(-exit_code).name}"
+        lines = stderr.splitlines()
+        raised = [line for line in lines if _RANK_PREFIX.match(line)]  # gloo may abort a rank that has raised
+        last_line = _RANK_PREFIX.sub("", (raised or lines or [""])[-1])
+        super().__init__(f"rank {rank} ended with {how}" + (f": {last_line}" if last_line else ""))
+
+
+def launch(
+    argv: list[str],
+    ranks: int,
+    *,
+    network: Network | None = None,
+    env: dict[str, str] | None = None,
+    timeout_s: float | None = None,
+) -> None:
+    """Run `python *argv` (such as `["-m", "package.module", "--flag"]`) as `ranks` processes; wait for all.
+
+    The ranks are spread over the network's hosts in blocks, as torchrun does, or share loopback. Each
+    gets the variables that `torch.distributed`'s env:// initialization reads, GLOO_SOCKET_IFNAME, one
+    OpenMP thread unless the user chose otherwise, and `env`. Their stdout is this process's; of their
+    stderr only rank 0's is shown. No rank outlives this process. Call from the main thread.
+
+    Raises RankFailed when a rank fails (the others are ended), TimeoutError after `timeout_s`, and
+    ValueError when the ranks do not divide evenly among the hosts.
+    """
+    hosts = network.hosts if network else 1
+    if ranks < 1 or ranks % hosts:
+        raise ValueError(f"{ranks} ranks on {hosts} hosts: give a positive multiple of the number of hosts")
+    shared = _shared_environment(network) | (env or {})
+    try:
+        with tempfile.TemporaryDirectory(prefix="gradwire-") as log_dir, _restored_signal_handlers():
+            context = start_processes(
+                name="rank",
+                entrypoint=sys.executable,
+                args={rank: arguments(argv, network, rank * hosts // ranks) for rank in range(ranks)},
+                envs={rank: shared | _rank_environment(rank, ranks, ranks // hosts) for rank in range(ranks)},
+                logs_specs=DefaultLogsSpecs(log_dir, redirects=Std.ERR),
+            )
+            _end_at_the_first_signal()
+            _wait(context, timeout_s)
+    except SignalException as stopped:
+        signal.raise_signal(stopped.sigval)  # the ranks are gone: now do what this process does by itself
+        raise  # it ignores the signal, and the job is not done
+
+
+def arguments(argv: list[str], network: Network | None, host: int) -> tuple[str, ...]:
+    """Arguments for Python to run `python *argv` on a host, in a process that dies with this one."""
+    namespaces = network.namespaces(host) if network else []
+    return ("-P", str(_NSENTER), str(os.getpid()), *namespaces, "--", sys.executable, *argv)
+
+
+def _shared_environment(network: Network | None) -> dict[str, str]:
+    return {
+        "MASTER_ADDR": network.address(0) if network else "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": network.interface if network else "lo",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        # c10d warns, at every start, that emulated hosts have no names
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+    }
+
+
+def _rank_environment(rank: int, ranks: int, ranks_per_host: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank % ranks_per_host),
+        "LOCAL_WORLD_SIZE": str(ranks_per_host),
+    }
+
+
+def free_port() -> int:
+    """A free TCP port of this machine."""
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _end_at_the_first_signal() -> None:
+    """Raise SignalException once; those that follow, as `timeout` sends two, do not disturb the end of the ranks."""
+
+    def end(number: int, frame: object) -> None:
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        raise SignalException(f"got signal {number}", signal.Signals(number))
+
+    for number in _SIGNALS:
+        signal.signal(number, end)
+
+
+@contextmanager
+def _restored_signal_handlers() -> Iterator[None]:
+    """Take back the handlers that `start_processes` sets for good."""
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _wait(context: PContext, timeout_s: float | None) -> None:
+    """Show rank 0's standard error meanwhile. Torch would by a thread, for which Python waits when it exits, and which
+    goes on for ever where a signal comes while the ranks are ended."""
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    with open(context.stderrs[0], errors="replace") as stderr:
+        try:
+            while (result := context.wait(0)) is None and time.monotonic() < until:
+                _show(stderr)
+                time.sleep(_POLL_S)
+        finally:
+            _close(context)
+            _show(stderr)
+    if result is None:
+        raise TimeoutError(f"the ranks still ran after {timeout_s:g} s and were ended")
+    if result.is_failed():
+        raise _first_failure(result)
+
+
+def _show(stderr: TextIO) -> None:
+    sys.stderr.write(stderr.read())
+    sys.stderr.flush()
+
+
+def _close(context: PContext) -> None:
+    """End the ranks that still run, and close the files that torch leaves open for those that do not."""
+    context.close(timeout=_GRACE_S)
+    assert isinstance(context, SubprocessContext)
+    for handler in context.subprocess_handlers.values():
+        if handler._stderr:
+            handler._stderr.close()
+
+
+def _first_failure(result: RunProcsResult) -> RankFailed:
+    """The failed rank to blame: not one that was ended for it, nor one that lost its peer."""
+    stderrs = {rank: _tail(Path(result.stderrs[rank])) for rank in result.failures}
+
+    def innocence(failure: ProcessFailure) -> tuple[bool, bool]:
+        return failure.exitcode == -signal.SIGTERM, bool(_LOST_PEER.search(stderrs[failure.local_rank]))
+
+    failure = min(result.failures.values(), key=innocence)
+    return RankFailed(failure.local_rank, failure.exitcode, stderrs[failure.local_rank])
+
+
+def _tail(path: Path) -> str:
+    return "\n".join(path.read_text(errors="replace").rstrip().splitlines()[-_STDERR_LINES:])

@@ -1,0 +1,41 @@
+"""Recognize that this process is already one rank of a job."""
+
+import os
+import re
+from collections.abc import MutableMapping
+
+_FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")
+_PORTS_BETWEEN_STEPS = 997  # an array's jobs, numbered one after another, may share a host
+
+
+def is_launched() -> bool:
+    """Whether torchrun, `srun` or the user started this process as one rank of a job.
+
+    That is so when RANK and WORLD_SIZE are set. In a step of SLURM's `srun` they are set here, with
+    LOCAL_RANK, MASTER_ADDR and MASTER_PORT, from SLURM's own variables. A batch script itself, which also has
+    SLURM_PROCID, is not a rank, nor is a step's only task, such as the shell of `srun --pty`.
+    """
+    in_a_step = {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= os.environ.keys()
+    if in_a_step and int(os.environ.get("SLURM_NTASKS", "1")) > 1:
+        _translate_slurm(os.environ)
+    return {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+
+
+def _translate_slurm(environment: MutableMapping[str, str]) -> None:
+    """Set torch's variables, except those that the user has set."""
+    first_host = _first_host(environment["SLURM_STEP_NODELIST"])
+    job, step = (int(environment.get(f"SLURM_{name}_ID", "0")) for name in ("JOB", "STEP"))
+    port = 20000 + (job + _PORTS_BETWEEN_STEPS * step) % 20000  # the same on every rank
+    environment.setdefault("RANK", environment["SLURM_PROCID"])
+    environment.setdefault("WORLD_SIZE", environment["SLURM_NTASKS"])
+    environment.setdefault("LOCAL_RANK", environment.get("SLURM_LOCALID", "0"))
+    environment.setdefault("MASTER_ADDR", first_host)
+    environment.setdefault("MASTER_PORT", str(port))
+
+
+def _first_host(nodelist: str) -> str:
+    """'gpu[07-09,12],login' -> 'gpu07'."""
+    match = _FIRST_HOST.match(nodelist)
+    if not match:
+        raise ValueError(f"SLURM_STEP_NODELIST={nodelist!r} names no host: set MASTER_ADDR")
+    return match[1] + (match[2] or "")

@@ -1,0 +1,117 @@
+"""Jobs as ranks see them: their specification, the other ranks, and the process that runs them."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from gradwire.lab.network.traffic import interface_traffic
+from gradwire.lab.results import Totals, append
+from gradwire.transports import ProcessGroup
+
+Log = Callable[[dict[str, Any]], None]
+"""Takes one JSON object that rank 0 has measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Specification of a job in plain values, read from a JSON file. `shard` ranks hold a replica."""
+
+    task: str
+    options: list[str]
+    seed: int = 0
+    shard: int = 1
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        return cls.of(json.loads(path.read_text()))
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Self:
+        return cls(**plain)
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class Peers:
+    """This rank and its group. `interface` is the emulated host's, whose counters it reads."""
+
+    rank: int
+    world: int
+    device: torch.device
+    transport: ProcessGroup
+    interface: str | None = None
+
+    def sum(self, numbers: list[float]) -> list[float]:
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def mean(self, numbers: list[float]) -> list[float]:
+        return [total / self.world for total in self.sum(numbers)]
+
+    def mean_of(self, totals: Totals) -> Totals:
+        """The mean of the ranks' totals."""
+        mean = Totals(*self.mean([number or 0 for number in astuple(totals)]))
+        return mean if totals.interface_bytes is not None else replace(mean, interface_bytes=None)
+
+    def text_of_first(self, text: str) -> str:
+        """Rank 0's text, on all ranks."""
+        mine = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
+        length = torch.tensor(len(mine), device=self.device)
+        dist.broadcast(length, 0)
+        letters = mine if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        dist.broadcast(letters, 0)
+        return bytes(letters.tolist()).decode()
+
+    def interface_bytes(self) -> int | None:
+        """This rank's share of what its host has sent."""
+        if self.interface is None:
+            return None
+        return interface_traffic(self.interface).sent_bytes // int(os.environ["LOCAL_WORLD_SIZE"])
+
+    def synchronize(self) -> None:
+        """Waits for this rank's GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@contextmanager
+def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
+    """Joins the other ranks as torch's env:// variables say; gloo on CPUs, NCCL on GPUs."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    here = torch.device(device)
+    if here.type == "cuda":
+        place = "RANK" if interface else "LOCAL_RANK"  # an emulated host has all of the machine's GPUs
+        here = torch.device("cuda", int(os.environ.get(place, "0")))
+        torch.cuda.set_device(here)
+    dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
+    try:
+        yield Peers(dist.get_rank(), dist.get_world_size(), here, ProcessGroup.own(), interface)
+        dist.barrier()  # the others may still ask the store, which ends with rank 0
+    finally:
+        dist.destroy_process_group()
+
+
+S = TypeVar("S", bound=Spec)
+
+
+def run_rank(job: Callable[[S, Peers, Log], None], spec_type: type[S]) -> None:
+    """The process of one rank, started as `python -m MODULE SPEC LINES DEVICE [INTERFACE]`. Does not return."""
+    spec, lines, device, *interface = sys.argv[1:]
+    with meet(device, *interface) as peers:
+        log = partial(append, Path(lines)) if peers.rank == 0 else lambda line: None
+        job(spec_type.read(Path(spec)), peers, log)
+    sys.stdout.flush()
+    os._exit(0)  # a thread of gloo's that still holds a tensor would abort an interpreter that ends

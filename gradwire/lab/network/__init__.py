@@ -1,0 +1,1 @@
+"""An emulated network of hosts, each behind a link."""

@@ -1,0 +1,60 @@
+"""The speed of an emulated link."""
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+_UNITS = {"gbit": 10**9, "mbit": 10**6, "kbit": 10**3}
+_RATE = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(_UNITS)})")
+_FASTEST_SHAPED = 10 * 10**9
+LOOPBACK = "loopback"
+"""Stands for no link in text."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link of `bits_per_second` in each direction."""
+
+    bits_per_second: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read '500kbit', '100mbit', '2.5gbit' (powers of ten, as `tc` does).
+
+        Raises ValueError when `text` is not a number with one of the three units, or less than the byte per second
+        that is the least a kernel can shape.
+        """
+        match = _RATE.fullmatch(text.strip().lower())
+        bits_per_second = round(float(match[1]) * _UNITS[match[2]]) if match else 0
+        if bits_per_second < 8:
+            raise ValueError(f"{text!r} is not a link: write a rate in kbit (from 0.008), mbit or gbit, such as 1mbit")
+        return cls(bits_per_second)
+
+    def __str__(self) -> str:
+        unit = next((unit for unit, size in _UNITS.items() if self.bits_per_second >= size), "kbit")
+        return f"{self.bits_per_second / _UNITS[unit]:.10g}{unit}"
+
+    @property
+    def shaped(self) -> bool:
+        """Whether a token bucket limits it; above 10 gbit the processor is what limits."""
+        return self.bits_per_second <= _FASTEST_SHAPED
+
+    @property
+    def bytes_per_second(self) -> int:
+        """The rate in the kernel's own unit."""
+        return self.bits_per_second // 8
+
+    @property
+    def burst_bytes(self) -> int:
+        """Depth of the token bucket: 1 ms of traffic, and never less than a few packets."""
+        return max(self.bytes_per_second // 1000, 16 * 1024)
+
+    @property
+    def queue_bytes(self) -> int:
+        """Depth of the queue before packets are dropped: 50 ms of traffic, at least 256 KiB."""
+        return max(self.bytes_per_second // 20, 256 * 1024)
+
+
+def link_of(text: str) -> Link | None:
+    """The link of `text`, or None for loopback. Raises ValueError for neither."""
+    return None if text == LOOPBACK else Link.parse(text)

@@ -1,0 +1,135 @@
+"""Regimes of published schedulers, beside the runtime's own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradwire.schedule.costs import Array
+from gradwire.schedule.regimes import Load, Regime, State
+from gradwire.schedule.work import Backward, Interval, Work
+
+
+@dataclass(frozen=True)
+class ComputeStream(Regime):
+    """A: encoding interrupts backward, decoding follows it: all on the stream that runs backward, as in Cupcake's
+    model (Wang et al., MLSys 2023), which leaves decoding out. State: seconds of encoding so far, the wire, the last
+    decode, seconds of encoding and decoding."""
+
+    dims = 4
+    wire = 1
+    slow = 1.0
+
+    def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
+        spans: list[Interval] = []
+        free = wire = 0.0
+        sent: list[float] = []
+        for group, work in enumerate(works):
+            start = max(backward.at(work.ready_s), free)
+            free = start + work.encode_s
+            backward.busy.append((start, free))
+            begun = max(wire, free)
+            wire = begun + work.wire_s
+            sent.append(wire)
+            spans += [Interval("encode", start, free, group), Interval("wire", begun, wire, group)]
+        free = max(free, backward.at(max(work.ready_s for work in works)))
+        for group, (work, arrived) in enumerate(zip(works, sent, strict=True)):
+            start = max(free, arrived)
+            free = start + work.decode_s
+            spans.append(Interval("decode", start, free, group))
+        return spans
+
+    def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
+        encoded, wire, decoded, computed = state
+        encoded = encoded + load.encode
+        wire = np.maximum(wire, ready + encoded) + load.wire
+        return encoded, wire, np.maximum(decoded, wire) + load.decode, computed + load.encode + load.decode
+
+    def finish(self, state: State, backward_s: float) -> Array:
+        return np.maximum(state[2], backward_s + state[3])
+
+    def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
+        sent = before[0] - after[0]
+        on_wire = sent + before[1]
+        return (
+            ready * sent
+            + load.encode * (before[0] + before[3])
+            + load.wire * on_wire
+            + load.decode * (after[2] + before[3])
+        )
+
+    def balance(self, weight: float) -> Array:
+        return np.array([0.0, weight, 0.0, 1 - weight])
+
+    def last(self, shares: Array, backward_s: float) -> float:
+        return float(shares[3]) * backward_s
+
+
+@dataclass(frozen=True)
+class OwnStream(Regime):
+    """B: encoding and decoding each on a stream of its own, at no cost to backward. State: the encoder, the wire, the
+    decoder."""
+
+    dims = 3
+    wire = 1
+
+    def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
+        spans: list[Interval] = []
+        encoder = wire = decoder = 0.0
+        for group, work in enumerate(works):
+            starts = [max(encoder, backward.at(work.ready_s))]
+            encoder = starts[0] + work.encode_s
+            starts.append(max(wire, encoder))
+            wire = starts[1] + work.wire_s
+            starts.append(max(decoder, wire))
+            decoder = starts[2] + work.decode_s
+            ends = (encoder, wire, decoder)
+            spans += [Interval(*lane, group) for lane in zip(("encode", "wire", "decode"), starts, ends, strict=True)]
+        return spans
+
+    def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
+        encoder = np.maximum(state[0], ready) + load.encode
+        wire = np.maximum(state[1], encoder) + load.wire
+        return encoder, wire, np.maximum(state[2], wire) + load.decode
+
+    def finish(self, state: State, backward_s: float) -> Array:
+        return state[2]
+
+    def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
+        begun = after[:3].sum(0) - before[:3].sum(0)
+        on_wire = after[1] + after[2] - before[2]
+        return ready * begun + load.encode * (before[0] + begun) + load.wire * on_wire + load.decode * after[2]
+
+    def balance(self, weight: float) -> Array:
+        return np.array([1 - weight, weight, 0.0])
+
+
+@dataclass(frozen=True)
+class SideStream(Regime):
+    """C: encode, wire and decode one after another on one side stream, as in Cupcake's code and in any communication
+    hook that compresses on the stream of the collectives. State: that stream."""
+
+    dims = 1
+    wire = 0
+
+    def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
+        spans: list[Interval] = []
+        now = 0.0
+        for group, work in enumerate(works):
+            now = max(now, backward.at(work.ready_s))
+            for lane, seconds in (("encode", work.encode_s), ("wire", work.wire_s), ("decode", work.decode_s)):
+                spans.append(Interval(lane, now, now + seconds, group))
+                now += seconds
+        return spans
+
+    def step(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
+        return (np.maximum(state[0], ready) + (load.encode + load.wire + load.decode),)
+
+    def finish(self, state: State, backward_s: float) -> Array:
+        return state[0]
+
+    def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
+        return ready * (after[0] - before[0]) + (load.encode + load.wire + load.decode) * after[0]
+
+    def balance(self, weight: float) -> Array:
+        return np.ones(1)

@@ -1,0 +1,77 @@
+"""The report of a plan, in one folder: it and its profile, predicted and measured steps, and why."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gradwire.lab.jobs.plan_job import Planned
+from gradwire.plans import NATIVE
+from gradwire.report import explain, timeline_page, timeline_trace
+from gradwire.report.report_files import write_text
+from gradwire.report.text_table import TextTable, figure, times
+from gradwire.schedule import Timeline, Worker, plan_efficiency, timeline
+from gradwire.schedule.simulate import names
+
+_TIMELINES_NOTE = """Predicted from the profile before any step with this plan; measured is the median of the steps
+traced afterwards, each rank on a clock of its own that starts with its step."""
+
+
+_EFFICIENCIES_NOTE = """Progress of a step that sends everything so, in dense steps, by its residual on the job's own
+gradients. Those that would harm training, or lose more than was allowed, are left out."""
+
+
+def write(folder: Path, title: str, planned: Planned) -> list[Path]:
+    """Writes timeline.html, trace.json, plan.json and profile.json; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    timelines = both(planned)
+    tables = [
+        (why(planned), explain.SHARES_NOTE),
+        (efficiencies(planned), _EFFICIENCIES_NOTE),
+        (explain.groups(planned.plan, planned.timeline), explain.GROUPS_NOTE),
+        (explain.lanes(timelines), f"{explain.LANES_NOTE} {_TIMELINES_NOTE}"),
+    ]
+    paths = {name: folder / name for name in ("timeline.html", "trace.json", "plan.json", "profile.json")}
+    write_text(paths["timeline.html"], timeline_page.render(title, timelines, tables, verdict(planned)))
+    write_text(paths["trace.json"], timeline_trace.trace_events(timelines))
+    planned.plan.save(paths["plan.json"])
+    planned.profile.save(paths["profile.json"])
+    return list(paths.values())
+
+
+def both(planned: Planned) -> dict[str, Timeline]:
+    """The predicted and the measured step."""
+    predicted = timeline(planned.profile, planned.plan, Worker(planned.contention))
+    return {"predicted": predicted, "measured": planned.timeline}
+
+
+def why(planned: Planned) -> TextTable:
+    """The plan in words, beside the other plans that were tried, as measured."""
+    table = explain.explain(planned.plan, planned.timeline, _others(planned))
+    return replace(table, rows=[*table.rows, *(["decided", text] for text in planned.decisions)])
+
+
+def efficiencies(planned: Planned) -> TextTable:
+    """The efficiency of each candidate."""
+    candidates = planned.profile.candidates
+    rows = [[name, f"{each.efficiency:.3f}"] for name, each in zip(names(candidates), candidates, strict=True)]
+    return TextTable("Efficiency of a step", ["candidate", "dense steps"], rows, texts=("candidate",))
+
+
+def verdict(planned: Planned) -> str:
+    """The step with this plan, beside DDP's own where that was measured."""
+    efficiency = plan_efficiency(planned.profile.problem(), planned.profile.choices(planned.plan))
+    took = f"A step takes {figure(1e3 * planned.timeline.step_s)} ms with {planned.plan.describe()}"
+    sentence = f"{took}, with an efficiency of {efficiency:.3f}"
+    dense_s, chosen_s = planned.tried_s.get(NATIVE), planned.tried_s.get(planned.plan)
+    if not dense_s or not chosen_s:
+        return f"{sentence}."
+    return f"{sentence}: {times(efficiency * dense_s / chosen_s)} the progress of plain DDP."
+
+
+def _others(planned: Planned) -> Mapping[str, float]:
+    others: dict[str, float] = {}
+    for plan, seconds in planned.tried_s.items():
+        if plan != planned.plan:
+            name = plan.describe()
+            others[name if name not in others else f"another {name}"] = seconds
+    return others

@@ -1,0 +1,28 @@
+"""Files of a report: UTF-8 in any locale, and strict JSON."""
+
+import json
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes it, or writes it anew."""
+    path.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Writes JSON; infinity and NaN, which it lacks, become null."""
+    write_text(path, json.dumps(_finite(data), indent=1, allow_nan=False) + "\n")
+
+
+def _finite(data: Any) -> Any:
+    match data:
+        case dict():
+            return {name: _finite(value) for name, value in data.items()}
+        case list() | tuple():
+            return [_finite(value) for value in data]
+        case float():
+            return data if isfinite(data) else None
+        case _:
+            return data

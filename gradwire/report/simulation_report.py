@@ -1,0 +1,146 @@
+"""The report of simulated clusters, in one folder: a table, a picture, a page, the figures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
+
+from gradwire.lab.network.link import Link
+from gradwire.report import page
+from gradwire.report.pictures import STYLE, legend, look, sheet
+from gradwire.report.report_files import write_json, write_text
+from gradwire.report.text_table import TextTable, figure, times
+from gradwire.schedule.simulate import BEST, Outcome
+
+_GROUPS = "groups of the best plan"
+_NOTE = """Milliseconds of a step; the scaling efficiency: what N ranks do as a share of N times what one does; and the
+efficiency: progress of a step in dense steps, as measured where the profile was taken, or as assumed (0: it harms
+training). The best plan makes the most progress per second: efficiency over time.
+Each candidate alone is cut into groups of the size that suits it best, its small tensors dense; the best plan chooses
+group by group. Inside a host the gradient is summed dense, between hosts one rank of each host sends. Ranks of a single
+host have its own bus alone. "every H" is with local steps: a mean step, of which H make a round;
+such a step makes less progress than a dense one, and nothing of a round hides behind inner steps (delay=0). The model
+has no stragglers, no congestion and no jitter."""
+_ENOUGH = 1.1
+"""Where a step that is sent each time takes no more than this many mean local ones, there is little to gain."""
+_SHOWN = (
+    "Scaling efficiency against ranks, a panel for each link, one line per way to send; figures in the table below."
+)
+
+
+def table(outcomes: Sequence[Outcome]) -> TextTable:
+    """A row for each cluster: the best plan, its groups, and a column for each other way."""
+    ways = [BEST, *(way for way in dict.fromkeys(outcome.way for outcome in outcomes) if way != BEST)]
+    rows: list[list[str]] = []
+    for cluster in dict.fromkeys(outcome.cluster for outcome in outcomes):
+        own = {outcome.way: outcome for outcome in outcomes if outcome.cluster == cluster}
+        best, *others = [f"{figure(1e3 * own[way].step_s)} ({100 * own[way].scaling_efficiency:.0f} %)" for way in ways]
+        where = [_link(cluster.bytes_per_s), str(cluster.ranks), str(cluster.hosts)]
+        rows.append([*where, best, f"{own[BEST].groups}{_efficiency(own[BEST])}", *others])
+    headings = {outcome.way: f"{outcome.way}{_efficiency(outcome)}" for outcome in outcomes}
+    columns = ["link", "ranks", "hosts", BEST, _GROUPS, *(headings[way] for way in ways[1:])]
+    spare = ["hosts", *(headings[way] for way in sorted(ways[1:], key=lambda way: -_typical(outcomes, way)))]
+    return TextTable("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), spare=spare)
+
+
+def verdict(outcomes: Sequence[Outcome]) -> str:
+    """The clusters where the best plan gains most and least over the first way, in a sentence."""
+    of = {way: [outcome for outcome in outcomes if outcome.way == way] for way in {o.way for o in outcomes}}
+    first = next((outcome.way for outcome in outcomes if outcome.way != BEST and outcome.progress), None)
+    if first is None:
+        return "Every candidate harms training; profile one that is dense as well."
+    gains = [(best.progress / other.progress, best) for other, best in zip(of[first], of[BEST], strict=True)]
+    (most, where), (least, there) = max(gains, key=lambda g: g[0]), min(gains, key=lambda g: g[0])
+    text = f"Beside {first}, the best plan makes {times(most)} the progress on {_place(where)}"
+    return f"{text}, with groups of {where.groups}; {times(least)} on {_place(there)}."
+
+
+def per_step_or_rounds(outcomes: Sequence[Outcome]) -> str | None:
+    """The clusters where local steps shorten a mean step, in a sentence; None without local steps."""
+    of = {(outcome.way, outcome.cluster): outcome for outcome in outcomes}
+    rounds = [outcome for outcome in outcomes if outcome.every > 1 and outcome.way.startswith(BEST)]
+    if not rounds:
+        return None
+    gains = [(of[BEST, local.cluster].step_s / local.step_s, local) for local in rounds]
+    most, where = max(gains, key=lambda gain: gain[0])
+    text = f"Sent every {where.every} steps, a mean step is {times(most)} as fast as by the best plan for every step"
+    text = f"{text} on {_place(where)}"
+    needed = [local.cluster.bytes_per_s for gain, local in gains if gain > _ENOUGH]
+    links = sorted(
+        {local.cluster.bytes_per_s for _, local in gains if local.cluster.bytes_per_s > max(needed, default=0)}
+    )
+    near = f"within {times(_ENOUGH)}"
+    if links:
+        return f"{text}; from {_link(links[0])} on, every step is {near} of that on all these numbers of ranks."
+    return f"{text}; on none of these links is every step {near} of that on all these numbers of ranks."
+
+
+def picture(outcomes: Sequence[Outcome], title: str, narrow: bool = False) -> Figure:
+    """Efficiency against ranks, a panel for each link."""
+    links = list(dict.fromkeys(outcome.cluster.bytes_per_s for outcome in outcomes))
+    ways = list(dict.fromkeys(outcome.way for outcome in outcomes))
+    with rc_context(STYLE):
+        drawn, axes = sheet(len(links), max(3.4, 7 / len(links)), 2.8 if narrow else 4.6, narrow, sharey=True)
+        drawn.suptitle("" if narrow else title)
+        for axis, link in zip(axes, links, strict=True):
+            for index, way in enumerate(ways):
+                _line(axis, [o for o in outcomes if o.way == way and o.cluster.bytes_per_s == link], index)
+            axis.set_title(_link(link), fontsize=10)
+            axis.set_xlabel("ranks")
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(sorted({outcome.cluster.ranks for outcome in outcomes}))
+            axis.xaxis.set_major_formatter(ScalarFormatter())
+            axis.xaxis.set_minor_locator(NullLocator())
+        for axis in axes if narrow else axes[:1]:
+            axis.set_ylabel("scaling efficiency")
+        axes[0].set_ylim(0, 1.03)
+        axes[0].yaxis.set_major_formatter(PercentFormatter(1))
+        legend(drawn, axes[0].lines, ways, narrow)
+    return drawn
+
+
+def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[str, str]) -> list[Path]:
+    """Writes simulation.png, report.html and simulation.json; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = picture(outcomes, title)
+    paths = [folder / name for name in ("simulation.png", "report.html", "simulation.json")]
+    drawn.savefig(paths[0], dpi=130)
+    shown = [page.Picture("Scaling efficiency", _SHOWN, drawn, picture(outcomes, title, narrow=True))]
+    sentences = " ".join(filter(None, [verdict(outcomes), per_step_or_rounds(outcomes)]))
+    write_text(paths[1], page.render(title, sentences, shown, [(table(outcomes), _NOTE)], facts))
+    rows = [asdict(outcome) | {"scaling_efficiency": outcome.scaling_efficiency} for outcome in outcomes]
+    write_json(paths[2], dict(facts) | {"outcomes": rows})
+    return paths
+
+
+def _efficiency(outcome: Outcome) -> str:
+    return "" if outcome.efficiency is None else f", efficiency {outcome.efficiency:.2f}"
+
+
+def _typical(outcomes: Sequence[Outcome], way: str) -> float:
+    return median(outcome.step_s for outcome in outcomes if outcome.way == way)
+
+
+def _place(outcome: Outcome) -> str:
+    return f"{outcome.cluster.ranks} ranks at {_link(outcome.cluster.bytes_per_s)}"
+
+
+def _line(axis: Axes, outcomes: Sequence[Outcome], index: int) -> None:
+    best = outcomes[0].way == BEST
+    axis.plot(
+        [outcome.cluster.ranks for outcome in outcomes],
+        [outcome.scaling_efficiency for outcome in outcomes],
+        **look(0 if best else 1 + index),
+        markersize=5,
+        linewidth=3 if best else 1.6,
+        zorder=1 if best else 2,  # others may lie exactly on it
+    )
+
+
+def _link(bytes_per_s: float) -> str:
+    return str(Link(round(8 * bytes_per_s)))

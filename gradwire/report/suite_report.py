@@ -1,0 +1,139 @@
+"""The report of a suite, in one folder: a table with the command of each row, and a picture."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gradwire.lab.configuration import DENSE, NOCOMM
+from gradwire.lab.experiments.bench_setup import TimingOptions
+from gradwire.lab.experiments.suites import SuiteRow
+from gradwire.report import page
+from gradwire.report.pictures import NARROW, STYLE, label
+from gradwire.report.report_files import write_json, write_text
+from gradwire.report.text_table import TextTable, figure, times
+from gradwire.report.timing import Timing
+
+_NOTE = """Times nocomm: over the same model on as many ranks that do not talk, in turns with the others of the set-up.
+Bytes are the mean over the ranks; for plain DDP they are those of its ring all-reduce. Fewer bytes: than plain DDP.
+Cut: what differs from the published set-up, to fit this machine."""
+_SHOWN = """Milliseconds per step of each configuration, with quartiles, one panel per model and set-up; figures in the
+table below."""
+_PANELS_PER_LINE = 3
+
+
+@dataclass(frozen=True)
+class Result:
+    """Measurement of one row of a suite, beside its set-up's `nocomm`."""
+
+    row: SuiteRow
+    timing: Timing
+    nocomm_ms: float
+    parameters: int
+    command: str
+
+    def to_json(self) -> dict[str, Any]:
+        measured = {"parameters": self.parameters, "nocomm_ms": self.nocomm_ms, **self.timing.to_json()}
+        return {**asdict(self.row.setup), "cut": self.row.note, **measured, "command": self.command}
+
+
+def results(rows: Sequence[SuiteRow], timings: Sequence[Timing], timed: TimingOptions) -> list[Result]:
+    """Results of the timed rows of one set-up, from the timings of its configurations and of `nocomm`."""
+    of = {timing.configuration: timing for timing in timings}
+    alone = of[NOCOMM].step_ms.median
+    return [
+        Result(row, of[row.configuration], alone, row.setup.parameters(), row.setup.command(row.configuration, timed))
+        for row in rows
+        if row.configuration in of
+    ]
+
+
+def table(name: str, results: Sequence[Result]) -> TextTable:
+    """One line for every row."""
+    columns = ["model", "M parameters", "batch", "ranks", "link", "configuration", "ms per step"]
+    columns += ["quartiles, ms", "times nocomm", "kB per rank", "fewer bytes", "cut"]
+    rows = []
+    for result in results:
+        setup, timing = result.row.setup, result.timing
+        setting = [setup.model, figure(result.parameters / 1e6), str(setup.batch), str(setup.ranks), setup.link]
+        spread, totals = timing.step_ms, timing.totals
+        time = [figure(spread.median), f"{figure(spread.low)} to {figure(spread.high)}", f"{timing.times_nocomm:.2f}"]
+        sent = [figure(totals.wire_bytes / timing.steps / 1e3), times(totals.ratio)]
+        rows.append([*setting, timing.configuration, *time, *sent, result.row.note])
+    spare = ["cut", "quartiles, ms", "M parameters", "batch", "kB per rank", "fewer bytes"]
+    return TextTable(f"Suite {name}", columns, rows, texts=("configuration", "cut"), spare=spare)
+
+
+def picture(name: str, results: Sequence[Result], narrow: bool = False) -> Figure:
+    """Milliseconds per step, a panel for each set-up; the dashed line is its `nocomm`, and plain DDP is grey."""
+    setups = list(dict.fromkeys(result.row.setup for result in results))
+    panels = [[result for result in results if result.row.setup == setup] for setup in setups]
+    across = 1 if narrow else min(_PANELS_PER_LINE, len(panels))
+    lines = [panels[start : start + across] for start in range(0, len(panels), across)]
+    heights = [0.9 + (0.5 if narrow else 0.26) * max(len(panel) for panel in line) for line in lines]
+    with rc_context({**STYLE, "axes.grid.axis": "x", "font.size": 9}):
+        drawn = Figure(figsize=(NARROW if narrow else 6 * max(2, across), sum(heights) + 0.4), layout="constrained")
+        meanings = "dashed: no communication; grey: plain DDP"
+        separator = "\n" if narrow else "; "
+        drawn.suptitle(f"Suite {name}: milliseconds per step (median, quartiles){separator}{meanings}")
+        axes = drawn.subplots(len(lines), across, squeeze=False, height_ratios=heights)
+        for axis, panel, setup in zip(axes.flat, panels, setups, strict=False):
+            _bars(axis, panel, narrow)
+            axis.set_title(str(setup), fontsize=9)
+        for empty in list(axes.flat)[len(panels) :]:
+            empty.set_axis_off()
+    return drawn
+
+
+def write(folder: Path, name: str, results: Sequence[Result], facts: Mapping[str, Any]) -> list[Path]:
+    """Writes suite.png, report.html and suite.json; returns the first two's paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = picture(name, results)
+    drawn.savefig(folder / "suite.png", dpi=130)
+    plain = table(name, results)
+    rows = [[*line, result.command] for line, result in zip(plain.rows, results, strict=True)]
+    whole = TextTable(plain.title, [*plain.columns, "command"], rows, texts=[*plain.texts, "command"])
+    words = {key.replace("_", " "): str(value) for key, value in facts.items() if value is not None}
+    shown = [page.Picture("Step times", _SHOWN, drawn, picture(name, results, narrow=True))]
+    report = page.render(f"{plain.title}: {len(results)} rows", _verdict(results), shown, [(whole, _NOTE)], words)
+    write_text(folder / "report.html", report)
+    write_json(folder / "suite.json", {"suite": name, **facts, "rows": [result.to_json() for result in results]})
+    return [folder / "suite.png", folder / "report.html"]
+
+
+def _verdict(results: Sequence[Result]) -> str:
+    """The fastest configuration beside plain DDP, in a sentence."""
+    gains: list[tuple[float, Result]] = []
+    setups = dict.fromkeys(result.row.setup for result in results)
+    for setup in setups:
+        own = {result.timing.configuration: result for result in results if result.row.setup == setup}
+        dense = next((own[name].timing.step_ms.median for name in own if name in DENSE), None)
+        others = [result for name, result in own.items() if name.partition("@")[0] not in DENSE]
+        gains += [(dense / result.timing.step_ms.median, result) for result in others if dense]
+    if not gains:
+        return f"{len(results)} rows; none has plain DDP beside it."
+    most, best = max(gains, key=lambda gain: gain[0])
+    faster = {result.row.setup for gain, result in gains if gain > 1}
+    if not faster:
+        return f"In none of {len(setups)} set-ups is anything faster than plain DDP."
+    where = f"{best.timing.configuration} on {best.row.setup}: {times(most)} faster"
+    return f"In {len(faster)} of {len(setups)} set-ups something is faster than plain DDP, most of all {where}."
+
+
+def _bars(axis: Axes, panel: Sequence[Result], narrow: bool) -> None:
+    spreads = [result.timing.step_ms for result in panel]
+    medians = [spread.median for spread in spreads]
+    whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
+    names = [result.timing.configuration for result in panel]
+    colours = ["#888888" if name.partition("@")[0] in DENSE else "#0072B2" for name in names]
+    style = {"ecolor": "#444444", "capsize": 2}
+    labels = [label(name, narrow) for name in names]
+    bars = axis.barh(labels, medians, color=colours, height=0.65, xerr=whiskers, error_kw=style)
+    axis.bar_label(bars, [figure(median) for median in medians], padding=5)
+    axis.axvline(panel[0].nocomm_ms, color="#D55E00", linestyle="--", linewidth=1.4)
+    axis.margins(x=0.15)
+    axis.invert_yaxis()

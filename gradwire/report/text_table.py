@@ -1,0 +1,103 @@
+"""Tables of figures as plain text, for the terminal and the page."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import floor, isfinite, log10
+
+from gradwire.lab.configuration import NOCOMM
+from gradwire.lab.results import Run, Spread, Totals, shown
+from gradwire.report.timing import Timing
+
+_SPLIT = ("encode", "wire", "decode", "wait")
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """Rows under columns, the first of which names the row."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    texts: Collection[str] = ()
+    """Columns of words; the others are numbers."""
+    spare: Sequence[str] = ()
+    """Columns to leave out where space is scarce, in this order."""
+
+
+def figure(number: float) -> str:
+    """The number with three significant digits and no exponent; - where it is not finite."""
+    if not isfinite(number):
+        return "-"
+    digits = max(0, 2 - floor(log10(abs(number)))) if number else 0
+    return f"{number:.{digits}f}"
+
+
+def times(number: float) -> str:
+    """The number as a factor; - where it is infinite, because nothing was sent."""
+    return f"{figure(number)}×" if isfinite(number) else "-"
+
+
+def diverged(run: Run) -> bool:
+    """Whether its loss has grown beyond all numbers."""
+    return not all(map(isfinite, (run.last.loss, *(run.last.held_out or {}).values())))
+
+
+def _spread(spread: Spread) -> list[str]:
+    return [figure(spread.median), f"{figure(spread.low)} to {figure(spread.high)}"]
+
+
+def _split_ms(totals: Totals, steps: int) -> list[str]:
+    """Not known without Gradwire, where all are 0."""
+    seconds = (totals.encode_s, totals.wire_s, totals.decode_s, totals.wait_s)
+    return [figure(1e3 * part / steps) if any(seconds) else "-" for part in seconds]
+
+
+def _sent(totals: Totals, unit: float) -> list[str]:
+    counts = [totals.wire_bytes, totals.interface_bytes]
+    return [figure(count / unit) for count in counts if count is not None]
+
+
+def _sent_columns(totals: Totals, unit: str) -> list[str]:
+    """Of all ranks' interfaces there are counts on the emulated network alone."""
+    return [f"{unit} per rank", *([f"{unit} at the interface"] if totals.interface_bytes is not None else [])]
+
+
+def _held_out(run: Run, metric: str) -> str:
+    if diverged(run):
+        return "diverged"
+    return f"{run.last.held_out[metric]:.3f}" if run.last.held_out else "-"
+
+
+def training(runs: Sequence[Run], metric: str) -> TextTable:
+    """Held-out figures, times and bytes of finished runs; speed-up is over the first."""
+    first = runs[0].last
+    columns = ["configuration", shown(metric), "s to finish", "ms per step", "quartiles, ms"]
+    columns += [*_sent_columns(first.totals, "MB"), "fewer bytes", "speed-up"]
+    rows = []
+    for run in runs:
+        last = run.last
+        sent = [*_sent(last.totals, 1e6), times(last.totals.ratio)]
+        cost = [figure(last.wall_s), *_spread(run.step_ms()), *sent, figure(first.wall_s / last.wall_s)]
+        rows.append([run.configuration, _held_out(run, metric), *cost])
+    spare = ["quartiles, ms", "MB at the interface", "ms per step", "MB per rank"]
+    return TextTable("Training", columns, rows, spare=spare)
+
+
+def splits(runs: Sequence[Run]) -> TextTable:
+    """Gradwire's time by encode, wire, decode and wait."""
+    rows = [[run.configuration, *_split_ms(run.last.totals, run.last.step)] for run in runs]
+    return TextTable("Milliseconds per step", ["configuration", *_SPLIT], rows)
+
+
+def timings(timings: Sequence[Timing]) -> TextTable:
+    """Costs of one step of each configuration."""
+    columns = ["configuration", "ms per step", "quartiles, ms", f"times {NOCOMM}", *_SPLIT]
+    columns += [*_sent_columns(timings[0].totals, "kB"), "fewer bytes"]
+    rows = []
+    for timing in timings:
+        time = [*_spread(timing.step_ms), f"{timing.times_nocomm:.2f}"]
+        time += _split_ms(timing.totals, timing.steps)
+        sent = [*_sent(timing.totals, 1e3 * timing.steps), times(timing.totals.ratio)]
+        rows.append([timing.configuration, *time, *sent])
+    spare = ["quartiles, ms", "kB at the interface", *_SPLIT, "kB per rank"]
+    return TextTable("One step", columns, rows, spare=spare)

@@ -1,0 +1,108 @@
+"""The report of a suite of trainings, beside each one's own folder: one table of their results."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradwire.lab.configuration import parse
+from gradwire.lab.results import LARGER_IS_BETTER, Run
+from gradwire.report import page
+from gradwire.report.report_files import write_json, write_text
+from gradwire.report.text_table import TextTable, diverged, figure, times
+
+_NOTE = """Seconds to dense: of training until the held-out metric was first within 0.5 points of accuracy, or 1 % of
+loss, of what the dense run ended with, as seen at some 25 evaluations in a run. Fewer elements: of what adapts, by the
+last decision. Fewer bytes: than plain DDP. Bytes are the mean over the ranks; for plain DDP they are those of its ring
+all-reduce."""
+_WITHIN_ACCURACY, _WITHIN_LOSS = 0.005, 0.01
+
+
+@dataclass(frozen=True)
+class TrainedTask:
+    """One task's runs, of which the first is dense; `model` and `metric` are the task's."""
+
+    task: str
+    model: str
+    metric: str
+    runs: Sequence[Run]
+
+    def seconds_to_dense(self, run: Run) -> float | None:
+        """Seconds until `run` first reached the dense run's final figure."""
+        dense = self._metric(self.runs[0].last.held_out)
+        larger = self.metric in LARGER_IS_BETTER
+        least = dense - _WITHIN_ACCURACY if larger else -dense * (1 + _WITHIN_LOSS)
+        sign = 1 if larger else -1
+        reached = (r.wall_s for r in run.evaluated if sign * self._metric(r.held_out) >= least)
+        return next(reached, None)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Held-out figure, times and bytes of each run."""
+        return [
+            {
+                "task": self.task,
+                "model": self.model,
+                "configuration": run.configuration,
+                "metric": self.metric,
+                "held_out": self._metric(run.last.held_out),
+                "seconds_to_dense": self.seconds_to_dense(run),
+                "seconds": run.last.wall_s,
+                "elements_factor": _elements_factor(run),
+                "wire_bytes": run.last.totals.wire_bytes,
+                "bytes_factor": run.last.totals.ratio,
+            }
+            for run in self.runs
+        ]
+
+    def _metric(self, held_out: dict[str, float] | None) -> float:
+        assert held_out
+        return held_out[self.metric]
+
+
+def _elements_factor(run: Run) -> float | None:
+    decided = [decision["factor"] for decision in run.decisions if decision["factor"]]
+    if decided:
+        return decided[-1]
+    configuration = parse(run.configuration)
+    ratio = getattr(configuration.compressor, "ratio", None) if configuration.controller is None else None
+    return 1 / ratio if ratio else None
+
+
+def table(name: str, trained: Sequence[TrainedTask]) -> TextTable:
+    """One line for every run."""
+    columns = ["task", "model", "configuration", "held-out", "s to dense", "s to finish"]
+    columns += ["fewer elements", "MB per rank", "fewer bytes"]
+    rows = []
+    for run, row in ((run, row) for one in trained for run, row in zip(one.runs, one.rows(), strict=True)):
+        reached = "diverged" if diverged(run) else f"{row['metric']} {row['held_out']:.3f}"
+        to_dense, fewer = row["seconds_to_dense"], row["elements_factor"]
+        seconds = ["never" if to_dense is None else figure(to_dense), figure(row["seconds"])]
+        sent = [times(fewer) if fewer else "-", figure(row["wire_bytes"] / 1e6), times(row["bytes_factor"])]
+        rows.append([row["task"], row["model"], row["configuration"], reached, *seconds, *sent])
+    spare = ["MB per rank", "model", "fewer elements", "s to finish"]
+    return TextTable(f"Suite {name}", columns, rows, texts=("configuration",), spare=spare)
+
+
+def write(folder: Path, name: str, trained: Sequence[TrainedTask], facts: Mapping[str, Any]) -> list[Path]:
+    """Writes report.html and suite.json; returns their paths."""
+    words = {key.replace("_", " "): str(value) for key, value in facts.items() if value is not None}
+    whole = table(name, trained)
+    report = page.render(f"{whole.title}: what was reached", _verdict(trained), [], [(whole, _NOTE)], words)
+    write_text(folder / "report.html", report)
+    write_json(folder / "suite.json", {"suite": name, **facts, "rows": [row for one in trained for row in one.rows()]})
+    return [folder / "report.html", folder / "suite.json"]
+
+
+def _verdict(trained: Sequence[TrainedTask]) -> str:
+    """The first run at dense's final figure, task by task."""
+    return " ".join(_soonest(one) for one in trained)
+
+
+def _soonest(one: TrainedTask) -> str:
+    seconds = {run.configuration: one.seconds_to_dense(run) for run in one.runs}
+    dense_s = seconds.pop(one.runs[0].configuration) or one.runs[0].last.wall_s
+    reached = {name: taken_s for name, taken_s in seconds.items() if taken_s is not None}
+    if not reached:
+        return f"{one.task}: none of {len(seconds)} reached dense's {one.metric}."
+    name = min(reached, key=lambda each: reached[each])
+    return f"{one.task}: {name} was where dense ended {times(dense_s / reached[name])} as fast."

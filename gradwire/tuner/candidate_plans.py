@@ -1,0 +1,118 @@
+"""Candidates and the plans to try, and corrections of the profile by tried plans."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
+from gradwire.compressors import BF16, FP32, QSGD, Compressor
+from gradwire.memories import NoMemory, Residual
+from gradwire.plans import Group, Plan, default_memory
+from gradwire.schedule import (
+    Problem,
+    Profile,
+    Regime,
+    Solution,
+    Worker,
+    baselines,
+    plan_efficiency,
+    theil_sen,
+    timeline,
+)
+
+MOST_TRIED = 5
+FAR_APART = 8
+"""So far apart are numbers of groups that say what a group costs; from nearer ones it is noise, and what is then
+predicted of layer-by-layer plans so far off that they are never tried."""
+
+
+def safe(world: int) -> list[Compressor | Group]:
+    """The default candidates, which need no tuning: fp32, bf16, and 8 bits with a residual."""
+    return [FP32(), BF16(), *(replace(way, memory=Residual()) for way in ways_of(QSGD(), world))]
+
+
+def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
+    """The ways to send that a candidate stands for: a compressor's own memory, and each communicator that may win."""
+    if isinstance(candidate, Group):
+        return [replace(candidate, slots=())]
+    memory = NoMemory() if candidate.is_cast else default_memory(candidate)
+    if candidate.summable:
+        return [Group((), candidate, memory, AllReduce())]
+    communicators: list[Communicator] = [AllGather()]
+    if world > 2 and candidate.divisible:
+        communicators.append(ScatterReduce())
+    return [Group((), candidate, memory, communicator) for communicator in communicators]
+
+
+def allowed(profile: Profile, fidelity: float | None) -> Profile:
+    """The profile without candidates that harm training or lose more than this share of its progress."""
+    least = 0.0 if fidelity is None else 1 - fidelity
+    kept = [candidate for candidate in profile.candidates if candidate.efficiency and candidate.efficiency >= least]
+    return replace(profile, candidates=tuple(kept))
+
+
+def efficiency_of_plan(profile: Profile, plan: Plan) -> float:
+    """The efficiency of steps with the plan."""
+    return 1.0 if is_dense(plan) else plan_efficiency(profile.problem(), profile.choices(plan))
+
+
+def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) -> list[Plan]:
+    """The plans to try: the best one; the two best candidates alone in DDP's buckets, small slots in the same
+    ones, for where groups and computing beside backward cost more than the model knows; and, nearest first, each
+    candidate alone in its best buckets and layer by layer, for where it costs less, whose progress per second the model
+    says is `margin` times less, or nearer."""
+    problem = profile.problem()
+
+    def rate(each: Solution) -> float:
+        return plan_efficiency(problem, each.groups) / each.step_s
+
+    options = range(len(problem.options))
+    alone = [_alone(problem, regime, option) for option in options]
+    best = sorted(options, key=lambda option: rate(alone[option]), reverse=True)[:2]
+    whole = [baselines.whole_buckets(problem, regime, option) for option in best]
+    rivals = [*alone, *(baselines.layer_wise(problem, regime, option) for option in options)]
+    close = sorted((rival for rival in rivals if margin * rate(rival) > rate(found)), key=rate, reverse=True)
+    plans = [profile.plan(each.groups) for each in [found, *whole, *close]]
+    return [plan for i, plan in enumerate(plans) if plan not in plans[:i]][:MOST_TRIED]
+
+
+def learnt(profile: Profile, regime: Worker, plans: Sequence[Plan], seconds: Sequence[float], best: int) -> Profile:
+    """The profile corrected by tried plans: it predicts the `seconds` of their steps, those of the `best` exactly.
+    Costs of threads that wake each other and share caches cannot be measured beforehand. A part that grows with the
+    number of groups goes to encoding, the rest to the time around backward."""
+    took_s = np.array(seconds)
+    groups = np.array([len(plan.groups) for plan in plans])
+    if groups.max() - groups.min() >= FAR_APART:
+        excess_s = took_s - [timeline(profile, plan, regime).step_s for plan in plans]
+        group_s = theil_sen(groups, excess_s).cost.per_unit
+        dearer = (replace(candidate, encode=candidate.encode.plus(group_s)) for candidate in profile.candidates)
+        profile = replace(profile, candidates=tuple(dearer))
+    optimizer_s = profile.optimizer_s + took_s[best] - timeline(profile, plans[best], regime).step_s
+    forward_s = max(0.0, profile.forward_s + min(0.0, optimizer_s))
+    return replace(profile, optimizer_s=max(0.0, optimizer_s), forward_s=forward_s)
+
+
+def _alone(problem: Problem, regime: Regime, option: int) -> Solution:
+    tried = [baselines.best_buckets(problem, regime, option), baselines.one_group(problem, regime, option)]
+    return min(tried, key=lambda found: found.step_s)
+
+
+def quiet(plan: Plan) -> Plan:
+    """The plan in as few groups as can be, all complete when backward ends: so that backward is timed without the CPU
+    time of encoding and the network."""
+    ways = dict.fromkeys(replace(group, slots=()) for group in reversed(plan.groups))
+    slots = {
+        way: [slot for group in plan.groups if replace(group, slots=()) == way for slot in group.slots] for way in ways
+    }
+    return Plan(tuple(replace(way, slots=tuple(own)) for way, own in slots.items()))
+
+
+def is_dense(plan: Plan) -> bool:
+    """Whether all its compressors are casts."""
+    return all(group.compressor.is_cast for group in plan.groups)
+
+
+def compressor_of(candidate: Compressor | Group) -> Compressor:
+    """The compressor of a candidate for the automatic plan."""
+    return ways_of(candidate, 1)[0].compressor

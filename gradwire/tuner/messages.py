@@ -1,0 +1,49 @@
+"""Log messages of the automatic plan."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+from gradwire.plans import Plan
+from gradwire.schedule import Profile
+from gradwire.schedule.simulate import names
+from gradwire.tuner.trials import Trials
+
+
+def efficiencies(measured: Profile, allowed: Profile) -> str:
+    """The efficiency of each candidate, and which are left out."""
+    parts: list[str] = []
+    for name, candidate in zip(names(measured.candidates), measured.candidates, strict=True):
+        efficiency = f"{candidate.efficiency:.3f}" if candidate.efficiency else "0 (it harms training)"
+        parts.append(f"{name} {efficiency}{'' if candidate in allowed.candidates else ', left out'}")
+    return f"efficiency of a step: {'; '.join(parts)}"
+
+
+def tried(phase: str, plans: Sequence[Plan]) -> str:
+    """The plans that take turns."""
+    return f"{phase}: {'; '.join(map(name, plans))}"
+
+
+def turn(trials: Trials, plan: int) -> str:
+    """Result of a plan's turn."""
+    return f"{name(trials.plans[plan])}: {_rate(trials, plan)}"
+
+
+def chosen(trials: Trials, plan: Plan, predicted_s: float, dense_s: float) -> str:
+    """The chosen plan, beside the others that were tried."""
+    best = trials.plans.index(plan)
+    others = [f"{1e3 * trials.step_s(index):.0f}" for index in range(len(trials.plans)) if index != best]
+    rest = f"; others took {', '.join(others)} ms" if others else ""
+    dense = f"; dense took {1e3 * dense_s:.0f} ms" if isfinite(dense_s) else ""
+    predicted = f"at first {1e3 * predicted_s:.0f} ms was predicted for the best"
+    return f"{name(plan)}: {_rate(trials, best)} ({predicted}{rest}{dense})"
+
+
+def name(plan: Plan) -> str:
+    """A plan in a few words."""
+    return "DDP by itself" if plan.native else plan.describe()
+
+
+def _rate(trials: Trials, plan: int) -> str:
+    """Seconds of a step, efficiency, and progress per second."""
+    step = f"{1e3 * trials.step_s(plan):.0f} ms a step, efficiency {trials.efficiencies[plan]:.3f}"
+    return f"{step}: {trials.rate(plan):.3g} dense steps a second"
