@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gradwire.ops.kernels import in_use
+from gradwire.ops.backend import in_use
 from gradwire.slots import Slot
 
 
