@@ -22,8 +22,8 @@ from page import markdown
 from provenance import save
 
 import gradwire as gw
+from gradwire.ops.backend import in_use
 from gradwire.ops.gradients import Gradients
-from gradwire.ops.kernels import in_use
 from gradwire.plans import default_communicator
 from gradwire.runtime.exchange import GroupInput, ReplicaExchange
 from gradwire.slots import Slot

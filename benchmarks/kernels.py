@@ -12,19 +12,19 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from types import ModuleType
 
 import torch
 from provenance import save
 from torch import Tensor
 
-from gradwire.ops import native, reference
+from gradwire.ops import native
+from gradwire.ops.backend import NATIVE, REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, sign, ternary
 
 RANKS = 8
 WIDTH = 4608
-Run = Callable[[ModuleType], object]
+Run = Callable[[Backend], object]
 
 
 def main() -> None:
@@ -51,14 +51,14 @@ def measure(n: int) -> Iterator[dict]:
 
 def in_turns(run: Run, repeats: int) -> tuple[float, float]:
     """Median CPU milliseconds of native and reference, a run of one after a run of the other."""
-    times: dict[ModuleType, list[float]] = {native: [], reference: []}
+    times: dict[Backend, list[float]] = {NATIVE: [], REFERENCE: []}
     for turn in range(repeats + 2):
         for ops, kept in times.items():
             start = time.process_time()
             run(ops)
             if turn >= 2:
                 kept.append(1000 * (time.process_time() - start))
-    return statistics.median(times[native]), statistics.median(times[reference])
+    return statistics.median(times[NATIVE]), statistics.median(times[REFERENCE])
 
 
 def passes(n: int) -> Iterator[tuple[str, Run]]:
@@ -73,7 +73,7 @@ def passes(n: int) -> Iterator[tuple[str, Run]]:
         yield name, selecting(next, old, gradient, entries)
         yield f"decode {RANKS}, {name}", summing_entries(next, entry_rows(old, entries), entries)
     matrix = old[: n // WIDTH * WIDTH].view(-1, WIDTH)
-    yield f"top-k 1 % of each {WIDTH}", lambda ops: ops.top_k_rows(matrix, WIDTH // 100)
+    yield f"top-k 1 % of each {WIDTH}", lambda ops: ops.top_k_each([matrix], WIDTH // 100, 1)
     for name, code in codes().items():
         blocks = Blocks((n,), code)
         yield name, quantising(next, old, gradient, blocks)
@@ -90,27 +90,27 @@ def codes() -> dict[str, Code]:
 
 def selecting(next: Tensor, old: Tensor, gradient: Tensor, layout: Entries) -> Run:
     payload = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    return lambda ops: ops.add_select(next, old, gradient, 1.0, 0.125, layout, payload)
+    return lambda ops: ops.add_select(next, old, gradient, 1.0, 0.125, [layout], payload[None])
 
 
 def quantising(next: Tensor, old: Tensor, gradient: Tensor, layout: Blocks) -> Run:
     payload = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    return lambda ops: ops.add_quantise(next, old, gradient, 1.0, 0.125, layout, payload, keep=True, seed=1)
+    return lambda ops: ops.add_quantise(next, old, gradient, 1.0, 0.125, [layout], payload[None], keep=True, seeds=[1])
 
 
 def summing_entries(out: Tensor, rows: Tensor, layout: Entries) -> Run:
-    return lambda ops: ops.decode_entries(rows, out, layout)
+    return lambda ops: ops.decode_entries(rows[None], out, [layout])
 
 
 def summing_blocks(out: Tensor, rows: Tensor, layout: Blocks) -> Run:
-    return lambda ops: ops.decode_blocks(rows, out, layout)
+    return lambda ops: ops.decode_blocks(rows[None], out, [layout])
 
 
 def entry_rows(x: Tensor, layout: Entries) -> Tensor:
     """The payloads of all ranks, each of another gradient: x, turned."""
     rows = torch.zeros(RANKS, layout.nbytes, dtype=torch.uint8)
     for rank, row in enumerate(rows):
-        native.add_select(torch.empty_like(x), x.roll(rank * 12_345), None, 1.0, 0.0, layout, row)
+        NATIVE.add_select(torch.empty_like(x), x.roll(rank * 12_345), None, 1.0, 0.0, [layout], row[None])
     return rows
 
 
@@ -118,7 +118,9 @@ def block_rows(x: Tensor, layout: Blocks) -> Tensor:
     """As `entry_rows`."""
     rows = torch.zeros(RANKS, layout.nbytes, dtype=torch.uint8)
     for rank, row in enumerate(rows):
-        native.add_quantise(torch.empty_like(x), x.roll(rank * 12_345), None, 1.0, 0.0, layout, row, keep=False)
+        NATIVE.add_quantise(
+            torch.empty_like(x), x.roll(rank * 12_345), None, 1.0, 0.0, [layout], row[None], keep=False, seeds=[0]
+        )
     return rows
 
 

@@ -104,9 +104,9 @@ def compute(tree: Path) -> None:
 def now(n: int) -> dict[str, Callable[[], object]]:
     from kernels import passes
 
-    from gradwire.ops import native
+    from gradwire.ops.backend import NATIVE
 
-    return {name: lambda run=run: run(native) for name, run in passes(n)}
+    return {name: lambda run=run: run(NATIVE) for name, run in passes(n)}
 
 
 def before(n: int) -> dict[str, Callable[[], object]]:

@@ -17,7 +17,7 @@ from gradwire import checkpoint
 from gradwire.communicators import AllGather, OkTopk
 from gradwire.compressors import QSGD, Interleaved, TopK
 from gradwire.memories import Residual
-from gradwire.ops import reference
+from gradwire.ops.backend import REFERENCE
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, nearest, one_bit, qsgd, sign
 from gradwire.plans import Group, Plan
@@ -126,10 +126,10 @@ def entries(data: bytes) -> None:
     layout = Entries(n, 1 + drawn.below(n), 32 if drawn.below(2) else 4)
     payload = torch.tensor(list(drawn.take(layout.nbytes)), dtype=torch.uint8)
     with suppress(ValueError):
-        indices, values = reference.unpack_entries(payload, layout)
+        indices, values = REFERENCE.unpack_entries(payload[None], layout)
         assert len(indices) == len(values) <= layout.k
         assert bool(((indices >= 0) & (indices < n)).all())
-        reference.decode_entries(payload[None], torch.empty(n), layout)
+        REFERENCE.decode_entries(payload[None, None], torch.empty(n), [layout])
 
 
 def blocks(data: bytes) -> None:
@@ -139,7 +139,7 @@ def blocks(data: bytes) -> None:
     layout = Blocks(lengths, CODES[drawn.below(len(CODES))])
     rows = torch.tensor(list(drawn.take(layout.nbytes)), dtype=torch.uint8)[None]
     out = torch.zeros(layout.numel + 16)
-    reference.decode_blocks(rows, out[: layout.numel], layout)
+    REFERENCE.decode_blocks(rows[None], out[: layout.numel], [layout])
     assert not out[layout.numel :].any()
 
 

@@ -8,8 +8,8 @@ from harness import job, plan_of, slots_of, total
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
-from gradwire.ops.kernels import pack_entries, unpack_entries
 
 COLLECTIVES = [gw.SplitGather(), gw.Exclusive(), gw.LeaderIndices(), gw.GlobalTopK(), gw.OkTopk()]
 collectives = pytest.mark.parametrize("collective", COLLECTIVES, ids=str)
@@ -52,8 +52,9 @@ def test_ok_topk_1_indices_are_whole_numbers():
     indices = torch.tensor([0, 32_767, 32_768, 65_535, (1 << 24) + 1, n - 1])
     entries = Entries(n, len(indices))
     payload = torch.zeros(entries.nbytes, dtype=torch.uint8)
-    pack_entries(payload, entries, indices, torch.ones(len(indices)))
-    assert torch.equal(unpack_entries(payload, entries)[0], indices)
+    ops = backend_for(payload)
+    ops.pack_entries(payload[None], entries, indices[None], torch.ones(1, len(indices)))
+    assert torch.equal(ops.unpack_entries(payload[None], entries)[0], indices)
 
 
 @pytest.mark.parametrize("bits", [32, 4])

@@ -5,8 +5,8 @@ import torch
 from harness import alone, slots_of
 
 import gradwire as gw
+from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
-from gradwire.ops.kernels import pack_entries, unpack_entries
 from gradwire.ops.lazy_sum import LazySum
 
 LEAVES = 2**0.375
@@ -38,9 +38,9 @@ def test_zeros_take_no_room_and_stay_zero():
     layout = Entries(1000, 10, 4)
     indices, values = torch.tensor([3, 500, 500, 999, 999]), torch.tensor([2.0, 0.0, -2.0, 0.0, 0.0])
     payload = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    sent = pack_entries(payload, layout, indices, values)
+    sent = backend_for(payload).pack_entries(payload[None], layout, indices[None], values[None])[0]
     assert sent.tolist() == [2.0, 0.0, -2.0, 0.0, 0.0]
-    found, theirs = unpack_entries(payload, layout)
+    found, theirs = backend_for(payload).unpack_entries(payload[None], layout)
     assert torch.zeros(1000).index_add_(0, found, theirs).nonzero()[:, 0].tolist() == [3, 500]
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
 from triton_lane import with_triton  # noqa: E402
 
-from gradwire.ops import triton  # noqa: E402
+from gradwire.ops.triton.factors import MOST  # noqa: E402
 
 SLOTS = slots_of(SMALL | {"wide.weight": torch.empty(131, 257), "wide.bias": torch.empty(131)})
 MATRICES = slots_of(SMALL | {f"{i}.weight": torch.empty(31, 17) for i in range(2)})
@@ -102,4 +102,4 @@ def test_no_row_launches_more_than_it_may(case: Case):
 def is_thick(case: Case) -> bool:
     """Whether some factor has more rows than kernels take, so that torch computes with all."""
     compressor = case.compressor
-    return isinstance(compressor, LowRank) and any(compressor.factor_rank(*slot.matrix) > triton.MOST for slot in SLOTS)
+    return isinstance(compressor, LowRank) and any(compressor.factor_rank(*slot.matrix) > MOST for slot in SLOTS)

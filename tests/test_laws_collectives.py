@@ -9,8 +9,8 @@ import gradwire as gw
 from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.global_top_k import merge
 from gradwire.communicators.wire import Wire
+from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries, Places
-from gradwire.ops.kernels import pack_entries, pack_places, unpack_entries, unpack_places
 from gradwire.ops.ranges import even, split, split_on_device
 from gradwire.slots import Layout
 
@@ -211,12 +211,14 @@ def test_places_and_entries_come_back(n: int):
     values = normal(len(indices), 1)
     places, entries = Places(n, 50), Entries(n, 50)
     payload = torch.full((entries.nbytes,), 0xFF, dtype=torch.uint8)
-    pack_entries(payload, entries, indices, values)
+    ops = backend_for(payload)
+    ops.pack_entries(payload[None], entries, indices[None], values[None])
     assert torch.equal(
-        torch.zeros(n).index_add_(0, *unpack_entries(payload, entries)), torch.zeros(n).index_add_(0, indices, values)
+        torch.zeros(n).index_add_(0, *ops.unpack_entries(payload[None], entries)),
+        torch.zeros(n).index_add_(0, indices, values),
     )
-    pack_places(payload[: places.nbytes], places, indices)
-    found, filled = unpack_places(payload[None, : places.nbytes], places)
+    ops.pack_places(payload[None, : places.nbytes], places, indices[None])
+    found, filled = ops.unpack_places(payload[None, : places.nbytes], places)
     assert torch.equal(found[filled], indices)
     assert int(filled.sum()) == len(indices)
     assert found.lt(n).all()

@@ -8,8 +8,8 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.ops import gradients
+from gradwire.ops.backend import backend_for
 from gradwire.ops.gradients import Gradients
-from gradwire.ops.kernels import native_for
 from gradwire.ops.matrices import batches
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout, Slot
@@ -57,7 +57,7 @@ def test_parts_and_matrices_cover_the_gradients_and_nothing_else(
                 target.copy_(part)
     else:
         targets = mean.parts()
-        assert len(targets) == (2 if native_for(expected) else 1)
+        assert len(targets) == (2 if backend_for(expected).writes_anywhere else 1)
         for target, part in zip(targets, expected.split([each.numel() for each in targets]), strict=True):
             target.copy_(part)
     mean.hand_out(None)
@@ -83,7 +83,7 @@ def test_batches_of_matrices_may_lie_in_several_tensors(compressor: gw.Compresso
 
 
 LOW_RANK = [gw.PowerSGD(2), gw.ACPSGD(2)]
-BY_LIBRARY = [gw.TopK(0.05), gw.Quantized(4)] if native_for(torch.empty(1)) else []
+BY_LIBRARY = [gw.TopK(0.05), gw.Quantized(4)] if backend_for(torch.empty(1)).writes_anywhere else []
 
 
 @pytest.mark.parametrize("compressor", LOW_RANK + BY_LIBRARY, ids=str)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.ops import native, reference
+from gradwire.ops.backend import NATIVE, REFERENCE
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, sign
 from gradwire.ops.native import library
@@ -47,14 +48,14 @@ def test_add_in_is_the_references(n, seed, spread, zeros, by, dtype, decay, shar
             for kept in (old, None):
                 check_add_in(kept, source, decay, share, n)
         same = old.clone()
-        assert native.add_in(same, same, gradient, decay, share)
+        assert NATIVE.add_in(same, same, gradient, decay, share)
         assert torch.equal(same, expected_sum(old, gradient, decay, share))
 
 
 def check_add_in(old, gradient, decay, share, n):
     ours, theirs = torch.full((n,), torch.nan), torch.full((n,), torch.nan)
-    finite = native.add_in(ours, old, gradient, decay, share)
-    assert finite == reference.add_in(theirs, old, gradient, decay, share)
+    finite = NATIVE.add_in(ours, old, gradient, decay, share)
+    assert finite == REFERENCE.add_in(theirs, old, gradient, decay, share)
     assert same_bits(ours, theirs)
 
 
@@ -75,7 +76,7 @@ def test_not_finite_is_noticed(x, dtype):
     old = torch.zeros(len(x))
     for _ in each_level():
         next = torch.empty(len(x))
-        assert native.add_in(next, old, gradient, 1.0, 1.0) == bool((gradient.float().abs() < 2.0**96).all())
+        assert NATIVE.add_in(next, old, gradient, 1.0, 1.0) == bool((gradient.float().abs() < 2.0**96).all())
         assert same_bits(next, gradient.float())
 
 
@@ -86,19 +87,21 @@ def test_one_bad_element_anywhere(where: int, bad: float):
     x = torch.ones(10_000)
     x[where] = bad
     layouts = [Entries(10_000, 100), Entries(10_000, 100, 4), *(Blocks((10_000,), code) for code in CODES)]
-    assert not native.add_in(torch.empty(10_000), None, x, 1.0, 1.0)
+    assert not NATIVE.add_in(torch.empty(10_000), None, x, 1.0, 1.0)
     for layout in layouts:
-        add = native.add_quantise if isinstance(layout, Blocks) else native.add_select
-        more = {"keep": True} if isinstance(layout, Blocks) else {}
-        assert not add(torch.empty(10_000), None, x, 1.0, 1.0, layout, garbage(layout.nbytes), **more)
+        add = NATIVE.add_quantise if isinstance(layout, Blocks) else NATIVE.add_select
+        more = {"keep": True, "seeds": [0]} if isinstance(layout, Blocks) else {}
+        assert not add(torch.empty(10_000), None, x, 1.0, 1.0, [layout], garbage(layout.nbytes)[None], **more)
 
 
 @at_every_level
 def test_sums_beyond_the_largest_number_are_not_finite():
     x = torch.full((1000,), 3e38)
     layout = Blocks((1000,), sign())
-    for ops in (native, reference):
-        assert not ops.add_quantise(torch.empty(1000), None, x, 1.0, 1.0, layout, garbage(layout.nbytes), keep=True)
+    for ops in (NATIVE, REFERENCE):
+        assert not ops.add_quantise(
+            torch.empty(1000), None, x, 1.0, 1.0, [layout], garbage(layout.nbytes)[None], keep=True, seeds=[0]
+        )
 
 
 @needs_library
@@ -117,8 +120,10 @@ def test_blocks_are_the_references(n, seed, spread, zeros, by, code, cut, keep, 
 def check_blocks(old: Tensor | None, gradient: Tensor | None, layout: Blocks, *, keep: bool, seed: int) -> None:
     ours, theirs = torch.full((2, layout.numel), torch.nan)
     payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
-    finite = native.add_quantise(ours, old, gradient, 0.9, 0.25, layout, payload, keep=keep, seed=seed)
-    assert finite == reference.add_quantise(theirs, old, gradient, 0.9, 0.25, layout, expected, keep=keep, seed=seed)
+    finite = NATIVE.add_quantise(ours, old, gradient, 0.9, 0.25, [layout], payload[None], keep=keep, seeds=[seed])
+    assert finite == REFERENCE.add_quantise(
+        theirs, old, gradient, 0.9, 0.25, [layout], expected[None], keep=keep, seeds=[seed]
+    )
     if not finite:
         return
     if layout.code.bits > 1:
@@ -164,8 +169,8 @@ def test_what_is_sent_and_what_is_kept_add_up(code: Code):
     x = numbers(sum(lengths), 0, 1.0)
     x[1000] = 1e28
     payload, kept, sent = garbage(layout.nbytes), torch.empty(len(x)), torch.empty(len(x))
-    assert native.add_quantise(kept, x, None, 1.0, 0.0, layout, payload, keep=True)
-    native.decode_blocks(payload[None], sent, layout)
+    assert NATIVE.add_quantise(kept, x, None, 1.0, 0.0, [layout], payload[None], keep=True, seeds=[0])
+    NATIVE.decode_blocks(payload[None, None], sent, [layout])
     assert torch.equal(x - sent, kept)
     peak = x[:1000].abs().max()
     assert sent[:1000].abs().max() <= 1.01 * peak
@@ -181,17 +186,19 @@ def test_decoding_blocks_is_the_references(code: Code, ranks: int):
     rows = torch.zeros(ranks, layout.nbytes + 4, dtype=torch.uint8)
     for rank, row in enumerate(rows):
         x = numbers(layout.numel, rank)
-        assert reference.add_quantise(x, x, None, 1.0, 0.0, layout, row[: layout.nbytes], keep=False, seed=rank)
+        assert REFERENCE.add_quantise(
+            x, x, None, 1.0, 0.0, [layout], row[: layout.nbytes][None], keep=False, seeds=[rank]
+        )
     expected = torch.empty(layout.numel)
-    reference.decode_blocks(rows, expected, layout)
+    REFERENCE.decode_blocks(rows[None], expected, [layout])
     for _ in each_level():
         out = torch.full((layout.numel,), torch.nan)
-        native.decode_blocks(rows, out, layout)
+        NATIVE.decode_blocks(rows[None], out, [layout])
         assert torch.equal(out, expected)
         for lengths in (layout.lengths, (0, 1, 4094, 0, 2, 2003, 1)):  # parts end where segments do, or anywhere
             parts = [torch.full((length,), torch.nan) for length in lengths]
-            for ops in (native, reference):
-                ops.decode_blocks(rows, parts, layout)
+            for ops in (NATIVE, REFERENCE):
+                ops.decode_blocks(rows[None], parts, [layout])
                 assert torch.equal(torch.cat(parts), expected)
 
 
@@ -203,14 +210,14 @@ def test_codes_survive_packing(bits: int, n: int):
     x = torch.from_numpy(np.random.default_rng(n).integers(-top, top, n).astype(np.int8))
     size = -(-n * bits // 8)
     expected, back = garbage(size), torch.empty(n, dtype=torch.int8)
-    reference.pack_codes(x, expected, bits)
-    reference.unpack_codes(expected, back, bits)
+    reference.bits.pack_codes(x, expected, bits)
+    reference.bits.unpack_codes(expected, back, bits)
     assert torch.equal(back, x)
     for _ in each_level():
         codes, back = garbage(size), torch.empty(n, dtype=torch.int8)
-        native.pack_codes(x, codes, bits)
+        native.bits.pack_codes(x, codes, bits)
         assert torch.equal(codes, expected)
-        native.unpack_codes(codes, back, bits)
+        native.bits.unpack_codes(codes, back, bits)
         assert torch.equal(back, x)
 
 
@@ -221,13 +228,13 @@ def test_signs_survive_packing(n: int, zero_is_plus: bool):
     x = numbers(n, n, zeros=0.3)
     x[n // 2 : n // 2 + 1] = torch.nan
     expected, signs = garbage(-(-n // 8)), torch.empty(n)
-    reference.pack_signs(x, expected, zero_is_plus)
+    REFERENCE.pack_signs(x, expected, zero_is_plus)
     for _ in each_level():
         codes, back = garbage(-(-n // 8)), torch.empty(n)
-        native.pack_signs(x, codes, zero_is_plus)
+        NATIVE.pack_signs(x, codes, zero_is_plus)
         assert torch.equal(codes, expected)
-        native.unpack_signs(codes, back)
-        reference.unpack_signs(codes, signs)
+        native.bits.unpack_signs(codes, back)
+        reference.bits.unpack_signs(codes, signs)
         assert torch.equal(back, signs)
 
 
@@ -235,15 +242,15 @@ def test_signs_survive_packing(n: int, zero_is_plus: bool):
 def test_what_cannot_be_read_is_refused_in_one_line():
     x = torch.zeros(8)
     with pytest.raises(ValueError, match="kernels take float32, bfloat16 or float16, dense"):
-        native.add_in(x, None, torch.zeros(8, dtype=torch.float64), 1.0, 1.0)
+        NATIVE.add_in(x, None, torch.zeros(8, dtype=torch.float64), 1.0, 1.0)
     with pytest.raises(ValueError, match="kernels take float32, bfloat16 or float16, dense"):
-        native.add_in(x, None, torch.zeros(16)[::2], 1.0, 1.0)
+        NATIVE.add_in(x, None, torch.zeros(16)[::2], 1.0, 1.0)
     with pytest.raises(ValueError, match="the gradient has 7 elements, the vector 8"):
-        native.add_in(x, None, [torch.zeros(3), 4], 1.0, 1.0)
+        NATIVE.add_in(x, None, [torch.zeros(3), 4], 1.0, 1.0)
     with pytest.raises(ValueError, match=r"rows is \(1, 3\) .* the native kernels take \(ranks, at least 12\)"):
-        native.decode_entries(torch.zeros(1, 3, dtype=torch.uint8), x, Entries(8, 1))
+        NATIVE.decode_entries((torch.zeros(1, 3, dtype=torch.uint8))[None], x, [Entries(8, 1)])
     with pytest.raises(ValueError, match="the output has 7 elements"):
-        native.decode_entries(torch.zeros(1, 64, dtype=torch.uint8), torch.zeros(7), Entries(8, 1))
+        NATIVE.decode_entries((torch.zeros(1, 64, dtype=torch.uint8))[None], torch.zeros(7), [Entries(8, 1)])
 
 
 def run_with(kernels: str) -> str:

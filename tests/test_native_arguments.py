@@ -1,6 +1,7 @@
 """Arguments that the library would read or write wrongly are refused, each by its name."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.ops import native
+from gradwire.ops.backend import NATIVE
 from gradwire.ops.entries import Entries, Places
 from gradwire.ops.formats import Blocks, Code, nearest
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.reference.low_rank import COLUMNS, ROWS
 
 N = 128
 ENTRIES, BLOCKS, PLACES = Entries(N, 16, 4), Blocks((100, 28), nearest(4)), Places(N, 16)
@@ -40,16 +43,16 @@ def indices() -> Tensor:
 
 CALLS: dict[str, dict[str, Any]] = {
     "add_in": adding(),
-    "add_select": adding() | {"layout": ENTRIES, "payload": payload(ENTRIES.nbytes)},
-    "add_quantise": adding() | {"layout": BLOCKS, "payload": payload(BLOCKS.nbytes), "keep": True},
-    "decode_blocks": {"rows": payload(BLOCKS.nbytes, 2), "out": vector(), "layout": BLOCKS},
-    "decode_entries": {"rows": payload(ENTRIES.nbytes, 2), "out": vector(), "layout": ENTRIES},
+    "add_select": adding() | {"layouts": [ENTRIES], "payload": payload(ENTRIES.nbytes, 1)},
+    "add_quantise": adding() | {"layouts": [BLOCKS], "payload": payload(BLOCKS.nbytes, 1), "keep": True, "seeds": [0]},
+    "decode_blocks": {"rows": payload(BLOCKS.nbytes, 1, 2), "out": vector(), "layouts": [BLOCKS]},
+    "decode_entries": {"rows": payload(ENTRIES.nbytes, 1, 2), "out": vector(), "layouts": [ENTRIES]},
     "pack_entries": {
-        "payload": payload(ENTRIES.nbytes), "layout": ENTRIES, "indices": indices(), "values": vector(8),
+        "payload": payload(ENTRIES.nbytes, 1), "layout": ENTRIES, "indices": indices()[None], "values": vector(8)[None],
     },
-    "pack_places": {"payload": payload(PLACES.nbytes), "layout": PLACES, "indices": indices()},
-    "unpack_entries": {"payload": payload(ENTRIES.nbytes), "layout": ENTRIES},
-    "unpack_places": {"payload": payload(PLACES.nbytes), "layout": PLACES},
+    "pack_places": {"payload": payload(PLACES.nbytes, 1), "layout": PLACES, "indices": indices()[None]},
+    "unpack_entries": {"payload": payload(ENTRIES.nbytes, 1), "layout": ENTRIES},
+    "unpack_places": {"payload": payload(PLACES.nbytes, 1), "layout": PLACES},
     "pack_signs": {"x": vector(), "codes": payload(N // 8)},
     "unpack_signs": {"codes": payload(N // 8), "out": vector()},
     "pack_codes": {"numbers": payload(N).to(torch.int8), "codes": payload(N // 2), "bits": 4},
@@ -59,14 +62,14 @@ CALLS: dict[str, dict[str, Any]] = {
     "top_k_rows": {"matrix": vector().view(2, -1), "k": 3},
     "project_rows": {"matrices": vector(40).view(2, 4, 5), "q": factors(5), "out": factors(4)},
     "project_columns": {"matrices": vector(40).view(2, 4, 5), "p": factors(4), "out": factors(5)},
-    "subtract_product": {"from_": vector(40).view(2, 4, 5), "p": factors(4), "q": factors(5)},
+    "multiply_batch": {"out": vector(40).view(2, 4, 5), "p": factors(4), "q": factors(5)},
 }  # fmt: skip
 """Of each function arguments that it takes."""
 SETS_LENGTHS = {
     ("add_in", "next"), ("pack_entries", "indices"), ("pack_places", "indices"), ("pack_signs", "x"),
     ("unpack_signs", "out"), ("pack_codes", "numbers"), ("unpack_codes", "numbers"), ("top_k", "x"), ("above", "x"),
     ("top_k_rows", "matrix"), ("project_rows", "matrices"), ("project_columns", "matrices"),
-    ("subtract_product", "from_"),
+    ("multiply_batch", "out"),
 }  # fmt: skip
 """Arguments that say how long the others are."""
 SAME_SIZE = {
@@ -98,7 +101,7 @@ WRONG = [
 @needs_library
 @pytest.mark.parametrize("function", CALLS)
 def test_what_is_right_is_taken(function: str):
-    getattr(native, function)(*positional(CALLS[function]), **keywords(CALLS[function]))
+    call(function, CALLS[function])
 
 
 @needs_library
@@ -106,15 +109,21 @@ def test_what_is_right_is_taken(function: str):
 def test_a_wrong_argument_is_named(function: str, name: str, bad: Any):
     arguments = CALLS[function] | {name: bad}
     with pytest.raises(ValueError, match=name):
-        getattr(native, function)(*positional(arguments), **keywords(arguments))
+        call(function, arguments)
 
 
-def positional(arguments: dict[str, Any]) -> list[Any]:
-    return [value for name, value in arguments.items() if name != "keep"]
+BATCHES = {
+    "project_rows": partial(native.low_rank.project_batch, side=ROWS),
+    "project_columns": partial(native.low_rank.project_batch, side=COLUMNS),
+    "multiply_batch": lambda out, p, q: native.low_rank.multiply_batch([out], p, q, subtract=True),
+}
 
 
-def keywords(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name == "keep"}
+def call(function: str, arguments: dict[str, Any]) -> None:
+    modules = (native.adding, native.decoding, native.bits, native.selecting)
+    found = BATCHES.get(function) or next(getattr(each, function) for each in modules if hasattr(each, function))
+    positional = [value for name, value in arguments.items() if name not in ("keep", "seeds")]
+    found(*positional, **{name: arguments[name] for name in ("keep", "seeds") if name in arguments})
 
 
 def test_the_line_says_what_was_given_and_what_is_wanted():
@@ -123,28 +132,28 @@ def test_the_line_says_what_was_given_and_what_is_wanted():
         match=r"^payload is \(8,\) of torch.float32 on cpu with strides \(2,\); the native kernels take at least "
         r"\d+ bytes of torch.uint8, dense on the CPU$",
     ):
-        native.unpack_entries(torch.zeros(16)[::2], ENTRIES)
+        NATIVE.unpack_entries(torch.zeros(16)[None, ::2], ENTRIES)
 
 
 ODD: dict[str, tuple[str, Callable[[], Any]]] = {
     "an index of n": ("indices", lambda: pack_places(torch.tensor([3, N]))),
     "an index below 0": ("indices", lambda: pack_places(torch.tensor([-1]))),
     "more indices than k": ("indices", lambda: pack_places(torch.arange(17))),
-    "more of a row than it has": ("k=5", lambda: native.top_k_rows(torch.zeros(2, 4), 5)),
-    "codes of 5 bits": ("bits=5", lambda: native.pack_codes(payload(8).to(torch.int8), payload(8), 5)),
+    "more of a row than it has": ("k=5", lambda: native.selecting.top_k_rows(torch.zeros(2, 4), 5)),
+    "codes of 5 bits": ("bits=5", lambda: native.bits.pack_codes(payload(8).to(torch.int8), payload(8), 5)),
     "blocks of 5 bits": ("no layout", lambda: decode_blocks(Blocks((8,), Code("nearest", 5, 1, 8)))),
     "lengths below 0": ("no layout", lambda: decode_blocks(Blocks((16, -8), nearest(4)))),
-    "room for none": ("no layout", lambda: native.unpack_places(payload(99), Places(8, 0))),
-    "values of 16 bits": ("no layout", lambda: native.unpack_entries(payload(99), Entries(8, 1, 16))),  # pyright: ignore
+    "room for none": ("no layout", lambda: NATIVE.unpack_places(payload(99, 1), Places(8, 0))),
+    "values of 16 bits": ("no layout", lambda: NATIVE.unpack_entries(payload(99, 1), Entries(8, 1, 16))),  # pyright: ignore
 }
 
 
 def pack_places(indices: Tensor) -> None:
-    native.pack_places(payload(PLACES.nbytes), PLACES, indices)
+    NATIVE.pack_places(payload(PLACES.nbytes, 1), PLACES, indices[None])
 
 
 def decode_blocks(layout: Blocks) -> None:
-    native.decode_blocks(payload(99, 1), vector(8), layout)
+    NATIVE.decode_blocks(payload(99, 1, 1), vector(8), [layout])
 
 
 @needs_library
@@ -159,7 +168,7 @@ def test_numbers_that_would_lead_out_of_bounds_are_refused(what: str):
 def test_a_codec_of_a_user_hears_which_argument_is_wrong():
     x, layout = LazySum.of(vector()), Entries(N, 16)
     with pytest.raises(ValueError, match="payload is"):
-        x.select(layout, payload(layout.nbytes - 4))
+        x.select([layout], payload(layout.nbytes - 4, 1))
     with pytest.raises(ValueError, match="next is"):
         gw.LazySum(torch.zeros(N, dtype=torch.bfloat16), None, vector()).total()
     with pytest.raises(ValueError, match="gradient is"):

@@ -20,7 +20,7 @@ from kernel_cases import (
 )  # fmt: skip
 from torch import Tensor
 
-from gradwire.ops import native, reference
+from gradwire.ops.backend import NATIVE, REFERENCE
 from gradwire.ops.entries import Entries, Places
 from gradwire.ops.native.library import room
 
@@ -39,8 +39,8 @@ def test_add_select_is_the_references(n, seed, spread, zeros, by, share, bits):
 def check_add_select(old, gradient, layout, by=0):
     ours, theirs = torch.full((2, layout.n), torch.nan)
     payload, expected = shifted(garbage(layout.nbytes), by), garbage(layout.nbytes)
-    finite = native.add_select(ours, old, gradient, 1.0, 0.5, layout, payload)
-    assert finite == reference.add_select(theirs, old, gradient, 1.0, 0.5, layout, expected)
+    finite = NATIVE.add_select(ours, old, gradient, 1.0, 0.5, [layout], payload[None])
+    assert finite == REFERENCE.add_select(theirs, old, gradient, 1.0, 0.5, [layout], expected[None])
     assert torch.equal(payload, expected)
     assert same_bits(ours, theirs)
 
@@ -51,8 +51,8 @@ def test_top_k_of_any_shape(shape: str):
     n = 300_001
     x = SHAPES[shape](n)
     for k in (1, n // 1000, n // 100, n // 3, n):
-        expected = reference.top_k(x, k)
-        assert torch.equal(native.top_k(x, k), expected)
+        expected = REFERENCE.top_k(x, k)
+        assert torch.equal(NATIVE.top_k(x, k), expected)
         check_add_select(x, None, Entries(n, k))
         check_add_select(None, x, Entries(n, k, 4))
 
@@ -72,8 +72,8 @@ def test_above_is_the_references():
     for shape in SHAPES.values():
         x = shape(100_001)
         for bound in (1e-38, 0.5, 2.5, float("inf")):
-            expected = reference.above(x, bound, 5_000)
-            found = native.above(x, bound, 5_000)
+            expected = REFERENCE.above(x, bound, 5_000)
+            found = NATIVE.above(x, bound, 5_000)
             assert (found is None) == (expected is None)
             if found and expected:
                 assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -89,16 +89,16 @@ def test_rows_and_columns_are_the_references(rows, length, share, seed, zeros):
     x = numbers(rows * length, seed, 2.0, zeros).view(rows, length)
     k, of_columns = max(1, int(share * length)), max(1, int(share * rows))
     for _ in each_level():
-        assert torch.equal(native.top_k_rows(x, k), reference.top_k_rows(x, k))
-        assert torch.equal(native.top_k_columns(x, of_columns), reference.top_k_columns(x, of_columns))
+        assert torch.equal(*(ops.top_k_each([x], k, 1)[0] for ops in (NATIVE, REFERENCE)))
+        assert torch.equal(*(ops.top_k_each([x], of_columns, 0)[0] for ops in (NATIVE, REFERENCE)))
 
 
 @pytest.mark.parametrize("k", [1, 5, 40])
 @at_every_level
 def test_rows_with_ties_zeros_and_nan(k: int):
     x = torch.stack([shape(4608) for shape in SHAPES.values()])
-    found = native.top_k_rows(x, k)
-    assert torch.equal(found, reference.top_k_rows(x, k))
+    (found,) = NATIVE.top_k_each([x], k, 1)
+    assert torch.equal(found, REFERENCE.top_k_each([x], k, 1)[0])
     assert bool((found.diff() > 0).all())
     sound = x.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).abs()
     order = torch.sort(sound, dim=1, descending=True, stable=True).indices[:, :k].sort(1).values
@@ -112,14 +112,18 @@ def test_decoding_entries_is_the_references(bits, n: int):
     layout = Entries(n, max(1, n // 16), bits)
     rows = torch.zeros(4, layout.nbytes + 8, dtype=torch.uint8)
     for rank, row in enumerate(rows):
-        assert reference.add_select(torch.empty(n), None, numbers(n, rank), 1.0, 1.0, layout, row[: layout.nbytes])
+        assert REFERENCE.add_select(
+            torch.empty(n), None, numbers(n, rank), 1.0, 1.0, [layout], row[: layout.nbytes][None]
+        )
     expected = torch.empty(n)
-    reference.decode_entries(rows, expected, layout)
+    REFERENCE.decode_entries(rows[None], expected, [layout])
     for _ in each_level():
         parts = [torch.full((size,), torch.nan) for size in (n // 3, 0, n - n // 3)]
-        native.decode_entries(rows, parts, layout)
+        NATIVE.decode_entries(rows[None], parts, [layout])
         assert torch.equal(torch.cat(parts), expected)
-        for a, b in zip(native.unpack_entries(rows[2], layout), reference.unpack_entries(rows[2], layout), strict=True):
+        for a, b in zip(
+            NATIVE.unpack_entries(rows[2][None], layout), REFERENCE.unpack_entries(rows[2][None], layout), strict=True
+        ):
             assert torch.equal(a, b)
 
 
@@ -138,11 +142,11 @@ def test_entries_survive(bits, n, share, seed, fill, spread):
     values = numbers(m, seed, spread)
     values[values.abs() < 1e-37] = 1.0
     payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
-    sent = native.pack_entries(payload, layout, indices, values)
-    assert torch.equal(sent, reference.pack_entries(expected, layout, indices, values))
+    sent = NATIVE.pack_entries(payload[None], layout, indices[None], values[None])[0]
+    assert torch.equal(sent, REFERENCE.pack_entries(expected[None], layout, indices[None], values[None])[0])
     assert torch.equal(payload, expected)
-    for ops in (native, reference):
-        found, decoded = ops.unpack_entries(payload, layout)
+    for ops in (NATIVE, REFERENCE):
+        found, decoded = ops.unpack_entries(payload[None], layout)
         assert torch.equal(found, indices)
         assert torch.equal(decoded, sent)
     if not layout.exact:
@@ -169,11 +173,11 @@ def test_places_survive(n, share, seed, fill):
     m = int(fill * min(n, layout.k))
     indices = torch.from_numpy(np.sort(np.random.default_rng(seed).choice(n, m, replace=False)))
     payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
-    native.pack_places(payload, layout, indices)
-    reference.pack_places(expected, layout, indices)
+    NATIVE.pack_places(payload[None], layout, indices[None])
+    REFERENCE.pack_places(expected[None], layout, indices[None])
     assert torch.equal(payload, expected)
-    for ops in (native, reference):
-        found, filled = ops.unpack_places(payload, layout)
+    for ops in (NATIVE, REFERENCE):
+        found, filled = ops.unpack_places(payload[None], layout)
         assert torch.equal(found[filled], indices)
         assert int(filled.sum()) == m
         assert bool((found < n).all())
@@ -194,14 +198,14 @@ def hostile() -> Iterator[tuple[Entries, Tensor]]:
 @needs_library
 def test_hostile_payloads_are_refused():
     for layout, row in hostile():
-        for ops in (native, reference):
+        for ops in (NATIVE, REFERENCE):
             for _ in each_level():
                 with pytest.raises(ValueError, match="is no payload"):
-                    ops.decode_entries(torch.stack([row, row]), torch.empty(layout.n), layout)
+                    ops.decode_entries(row.repeat(1, 2, 1), torch.empty(layout.n), [layout])
                 with pytest.raises(ValueError, match="is no payload"):
-                    ops.unpack_places(row[layout.places_at : layout.values_at], layout.places)
+                    ops.unpack_places(row[None, layout.places_at : layout.values_at], layout.places)
                 with pytest.raises(ValueError, match="is no payload"):
-                    ops.unpack_entries(row, layout)
+                    ops.unpack_entries(row[None], layout)
 
 
 @needs_library
@@ -218,9 +222,9 @@ def test_any_bytes_mean_the_same_to_both(data, n, share, bits):
     mine = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: layout.nbytes]
     row[: len(mine)] = mine
     found = []
-    for ops in (native, reference):
+    for ops in (NATIVE, REFERENCE):
         try:
-            found.append(ops.unpack_entries(row, layout))
+            found.append(ops.unpack_entries(row[None], layout))
         except ValueError:
             found.append(None)
     assert (found[0] is None) == (found[1] is None)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kernel_cases import each_level, needs_library, numbers
 
 from gradwire.ops import native, reference
+from gradwire.ops.reference.low_rank import COLUMNS, ROWS
 
 
 @needs_library
@@ -21,10 +22,12 @@ def test_products_are_the_references_and_the_same_at_every_level(count, rows, co
     p, q = (
         numbers(count * rank * length, seed + 1, spread=0.5).view(count, rank, length) for length in (rows, columns)
     )
-    found = [results(native, room, (count, rows, columns), apart, p, q) for _ in each_level()]
+    found = [results(native.low_rank, room, (count, rows, columns), apart, p, q) for _ in each_level()]
     for ours in found:
         assert all(map(torch.equal, ours, found[0]))
-    for ours, theirs in zip(found[0], results(reference, room, (count, rows, columns), apart, p, q), strict=True):
+    for ours, theirs in zip(
+        found[0], results(reference.low_rank, room, (count, rows, columns), apart, p, q), strict=True
+    ):
         size = (theirs.abs().max() + 1).item() * rank
         torch.testing.assert_close(ours, theirs, rtol=0, atol=4e-6 * size)
 
@@ -34,11 +37,12 @@ def results(ops, room, shape, apart, p, q):
     kept = room.clone()
     matrices = kept[1:].as_strided(shape, (apart, shape[2], 1))
     rows, columns = torch.full_like(p, torch.nan), torch.full_like(q, torch.nan)
-    ops.project_rows(matrices, q, rows)
-    ops.project_columns(matrices, p, columns)
-    ops.subtract_product(matrices, p, q)
+    ops.project_batch(matrices, q, rows, ROWS)
+    ops.project_batch(matrices, p, columns, COLUMNS)
+    ops.multiply_batch([matrices], p, q, subtract=True)
     taken = kept.clone()
-    ops.product(p, q, [matrices] if len(matrices) == 1 else [matrices[:1], matrices[1:]])
+    parts = [matrices] if len(matrices) == 1 else [matrices[:1], matrices[1:]]
+    ops.multiply_batch(parts, p, q, subtract=False)
     return rows, columns, taken, kept
 
 
@@ -48,7 +52,7 @@ def test_what_is_not_finite_is_seen_in_every_product(wrong):
     matrices, p, q = torch.ones(1, 5, 7), torch.ones(1, 2, 5), torch.ones(1, 2, 7)
     matrices[0, 2, 3] = wrong
     rows, columns = torch.empty_like(p), torch.empty_like(q)
-    native.project_rows(matrices, q, rows)
-    native.project_columns(matrices, p, columns)
+    native.low_rank.project_batch(matrices, q, rows, ROWS)
+    native.low_rank.project_batch(matrices, p, columns, COLUMNS)
     assert rows[0, :, 2].isfinite().logical_not().all()
     assert columns[0, :, 3].isfinite().logical_not().all()

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.compressors import Codec, Estimated, GroupContext, context_for
+from gradwire.ops.backend import Backend, backend_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.reference.largest import TINY
-from gradwire.ops.select import top_k
 from gradwire.slots import Layout, Slot
 
 RATIO = 0.01
@@ -134,7 +134,7 @@ def test_estimates_are_used(codec: Estimated, shape, monkeypatch: pytest.MonkeyP
     def refuse(*arguments: object) -> Tensor:
         raise AssertionError("selected exactly")
 
-    monkeypatch.setattr("gradwire.ops.threshold.top_k", refuse)
+    monkeypatch.setattr("gradwire.ops.threshold.backend_for", lambda x: replace(backend_for(x), top_k=refuse))
     n = 300_000
     x = torch.from_numpy(shape(n, np.random.default_rng(0)).astype(np.float32))
     codec.select(x, codec.count(n), alone(n, codec))
@@ -165,11 +165,14 @@ class Exact:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps = 0
-        monkeypatch.setattr("gradwire.compressors.reused.top_k", self._count)
+        monkeypatch.setattr("gradwire.compressors.reused.backend_for", self._counting)
 
-    def _count(self, *arguments) -> Tensor:
+    def _counting(self, x: Tensor) -> Backend:
+        return replace(backend_for(x), top_k=self._count)
+
+    def _count(self, x: Tensor, k: int) -> Tensor:
         self.steps += 1
-        return top_k(*arguments)
+        return backend_for(x).top_k(x, k)
 
 
 def test_a_threshold_is_reused_for_tau_steps_and_tau_adapts(monkeypatch: pytest.MonkeyPatch):

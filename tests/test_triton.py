@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -15,13 +16,15 @@ from hypothesis import strategies as st
 from kernel_cases import CODES, DTYPES, garbage, numbers, same_bits
 from torch import Tensor
 
-from gradwire.ops import kernels, reference
+from gradwire.ops import backend, reference
+from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
-from gradwire.ops import triton  # noqa: E402
+from gradwire.ops.reference.low_rank import COLUMNS, ROWS  # noqa: E402
+from gradwire.ops.triton import TRITON, trial  # noqa: E402
 from gradwire.ops.triton.trial import differences  # noqa: E402
 
 vectors = {"n": st.one_of(st.integers(0, 70), st.integers(4000, 9000)), "seed": st.integers(0, 2**32 - 1)}
@@ -39,8 +42,8 @@ def test_add_in_is_the_references(n: int, seed: int, dtype: torch.dtype, decay: 
         for kept in (old, None):
             ours, theirs = torch.full((2, n), torch.nan)
             nonfinite = torch.zeros(1)
-            assert triton.add_in(ours, kept, source, decay, share, nonfinite=nonfinite)
-            assert bool(nonfinite.isfinite()) == reference.add_in(theirs, kept, source, decay, share)
+            assert TRITON.add_in(ours, kept, source, decay, share, nonfinite=nonfinite)
+            assert bool(nonfinite.isfinite()) == REFERENCE.add_in(theirs, kept, source, decay, share)
             assert same_bits(ours, theirs)
 
 
@@ -50,10 +53,10 @@ def test_one_bad_element_anywhere(where: int, bad: float):
     x = torch.ones(10_000)
     x[where] = bad
     first, second = torch.zeros(2, 1)
-    triton.add_in(torch.empty(10_000), None, x, 1.0, 1.0, nonfinite=first)
+    TRITON.add_in(torch.empty(10_000), None, x, 1.0, 1.0, nonfinite=first)
     layout = Blocks((10_000,), nearest(4))
     payload, next = garbage(layout.nbytes), torch.empty(10_000)
-    triton.add_quantise(next, None, x, 1.0, 1.0, layout, payload, keep=True, nonfinite=second)
+    TRITON.add_quantise(next, None, x, 1.0, 1.0, [layout], payload[None], keep=True, nonfinite=second, seeds=[0])
     assert bool(first.isnan() & second.isnan())
 
 
@@ -66,8 +69,10 @@ def test_blocks_are_the_references(n: int, seed: int, code: Code, cut: float, ke
     ours, theirs = torch.full((2, n), torch.nan)
     payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
     nonfinite = torch.zeros(1)
-    triton.add_quantise(ours, old, gradient, 0.9, 0.25, layout, payload, keep=keep, seed=seed, nonfinite=nonfinite)
-    reference.add_quantise(theirs, old, gradient, 0.9, 0.25, layout, expected, keep=keep, seed=seed)
+    TRITON.add_quantise(
+        ours, old, gradient, 0.9, 0.25, [layout], payload[None], keep=keep, seeds=[seed], nonfinite=nonfinite
+    )
+    REFERENCE.add_quantise(theirs, old, gradient, 0.9, 0.25, [layout], expected[None], keep=keep, seeds=[seed])
     assert not nonfinite
     if code.kind == "stochastic":
         check_noise(ours, old * 0.9 + gradient.float() * 0.25, payload, layout, keep)
@@ -84,7 +89,7 @@ def test_blocks_are_the_references(n: int, seed: int, code: Code, cut: float, ke
 def check_noise(left: Tensor, x: Tensor, payload: Tensor, layout: Blocks, keep: bool) -> None:
     """Every element is rounded to one of its two neighbours."""
     values = torch.empty(layout.numel)
-    reference.decode_blocks(payload[None], values, layout)
+    REFERENCE.decode_blocks(payload[None, None], values, [layout])
     assert bool(((values - x).abs() <= step_of(x, layout) * (1 + 1e-5)).all())
     if keep:
         torch.testing.assert_close(left, x - values, rtol=1e-5, atol=1e-5 * float(x.abs().max()) if len(x) else 0)
@@ -110,10 +115,10 @@ def test_sums_of_blocks_are_the_references(n: int, seed: int, code: Code, cut: f
     rows = torch.stack([garbage(layout.nbytes + 4) for _ in range(ranks)])
     for rank, row in enumerate(rows):
         x = numbers(n, seed + rank)
-        reference.add_quantise(x, x, None, 1.0, 1.0, layout, row[: layout.nbytes], keep=False, seed=rank)
+        REFERENCE.add_quantise(x, x, None, 1.0, 1.0, [layout], row[: layout.nbytes][None], keep=False, seeds=[rank])
     ours, theirs = torch.full((2, n), torch.nan)
-    triton.decode_blocks(rows, list(ours.split([first, n - first])), layout)
-    reference.decode_blocks(rows, theirs, layout)
+    TRITON.decode_blocks(rows[None], list(ours.split([first, n - first])), [layout])
+    REFERENCE.decode_blocks(rows[None], theirs, [layout])
     assert_close(ours, theirs)
 
 
@@ -132,16 +137,16 @@ def test_entries_are_the_references(kind: tuple[int, Literal[32, 4]], ratio: flo
     ours, theirs = torch.full((2, n), torch.nan)
     payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
     nonfinite = torch.zeros(1)
-    triton.add_select(ours, old, gradient, 0.9, 0.5, layout, payload, nonfinite=nonfinite)
+    TRITON.add_select(ours, old, gradient, 0.9, 0.5, [layout], payload[None], nonfinite=nonfinite)
     assert not nonfinite
-    assert reference.add_select(theirs, old, gradient, 0.9, 0.5, layout, expected)
+    assert REFERENCE.add_select(theirs, old, gradient, 0.9, 0.5, [layout], expected[None])
     assert torch.equal(payload, expected)
     assert torch.equal(ours, theirs)
 
     rows = torch.stack([payload, expected, payload])
     sums, expected_sums = torch.full((2, n), torch.nan)
-    triton.decode_entries(rows, sums, layout)
-    reference.decode_entries(rows, expected_sums, layout)
+    TRITON.decode_entries(rows[None], sums, [layout])
+    REFERENCE.decode_entries(rows[None], expected_sums, [layout])
     assert torch.equal(sums, expected_sums)
 
 
@@ -158,17 +163,23 @@ def test_rows_of_entries_are_the_references(n: int, share: float, seed: int, bit
     values = torch.randn(ranks, m, generator=generator)
     indices[1, m // 2 :], values[1, m // 2 :] = n + 3, 0
     rows, expected = (torch.stack([garbage(layout.nbytes + 4) for _ in range(ranks)]) for _ in range(2))
-    sent = triton.pack_entry_rows(rows, layout, indices, values)
-    assert torch.equal(sent, reference.pack_entry_rows(expected, layout, indices, values))
+    sent = TRITON.pack_entries(rows, layout, indices, values)
+    assert torch.equal(sent, REFERENCE.pack_entries(expected, layout, indices, values))
     assert torch.equal(rows, expected)
-    for ours, theirs in zip(_unpacked(triton, rows, layout), _unpacked(reference, rows, layout), strict=True):
+    for ours, theirs in zip(_unpacked(TRITON, rows, layout), _unpacked(None, rows, layout), strict=True):
         assert torch.equal(ours, theirs)
 
 
-def _unpacked(kernels: Any, rows: Tensor, layout: Entries) -> list[Tensor]:
-    """Entries and, of the same payloads, places; what is no entry counts as none."""
-    indices, values = kernels.unpack_entry_rows(rows, layout)
-    places, filled = kernels.unpack_place_rows(rows[:, layout.places_at :], layout.places)
+def _unpacked(kernels: Backend | None, rows: Tensor, layout: Entries) -> list[Tensor]:
+    """Entries and, of the same payloads, places; what is no entry counts as none. Without kernels, as the
+    reference does on a GPU."""
+    of_places = rows[:, layout.places_at :]
+    if kernels is None:
+        indices, values = (each.reshape(-1) for each in reference.entries.unpack_entry_rows(rows, layout))
+        places, filled = reference.places.unpack_place_rows(of_places, layout.places)
+    else:
+        indices, values = kernels.unpack_entries(rows, layout)
+        places, filled = kernels.unpack_places(of_places, layout.places)
     return [indices * values.ne(0), values, places * filled, filled]
 
 
@@ -183,7 +194,7 @@ def test_candidates_are_the_references(rows: int, n: int, share: float, times: f
     bounds = x.abs().sort(1, descending=True).values[:, min(n - 1, int(times * k))].contiguous()
     bounds[0] *= 2
     for vectors, limits in ((x, bounds), (x[0], bounds[0])):
-        ours, theirs = (each.candidates(vectors, limits, min(n, 2 * k), k) for each in (triton, reference))
+        ours, theirs = (each.candidates(vectors, limits, min(n, 2 * k), k) for each in (TRITON, REFERENCE))
         assert torch.equal(ours[1], theirs[1])
         assert torch.equal(ours[0][ours[1] >= 0], theirs[0][theirs[1] >= 0])
 
@@ -194,7 +205,7 @@ def test_words_are_the_references(bits: int, k: int, payloads: int, rows: int):
     words = torch.randint(0, 1 << bits, (payloads, rows, k), generator=torch.Generator().manual_seed(rows))
     nbytes = rows * k * bits // 8
     ours, theirs = (torch.zeros(payloads, nbytes + 3, dtype=torch.uint8) for _ in range(2))
-    for computing, room in ((triton, ours), (reference, theirs)):
+    for computing, room in ((TRITON, ours), (REFERENCE, theirs)):
         codes = room[:, :nbytes].unflatten(1, (rows, -1))
         computing.pack_words(words.bool() if bits == 1 else words, bits, codes)
         assert torch.equal(computing.unpack_words(codes, bits, k), words)
@@ -212,7 +223,7 @@ def test_casts_are_the_references(
     length = -(-n // parts)
     x, rows = numbers(n, seed, spread).clamp(-limit, limit), torch.full((2, parts, length + 3), 7.0, dtype=dtype)
     ours, theirs = x.clone(), x.clone()
-    for computing, left, room in ((triton, ours, rows[0]), (reference, theirs, rows[1])):
+    for computing, left, room in ((TRITON, ours, rows[0]), (REFERENCE, theirs, rows[1])):
         computing.cast_parts(left, room, (0, length), limit / 2, keep=keep)
     assert same_bits(rows[0].float(), rows[1].float())
     assert same_bits(ours, theirs)
@@ -225,7 +236,7 @@ def test_what_is_no_payload_is_written_nowhere_else(n: int, seed: int):
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(0, 256, (1, layout.nbytes), generator=generator, dtype=torch.uint8)
     room = torch.full((n + 200_000,), 7.0)
-    triton.decode_entries(rows, room[100_000 : 100_000 + n], layout)
+    TRITON.decode_entries(rows[None], room[100_000 : 100_000 + n], [layout])
     assert bool((room[:100_000] == 7).all())
     assert bool((room[100_000 + n :] == 7).all())
 
@@ -239,7 +250,7 @@ def test_renewed_factors_are_the_references(shapes: list[tuple[int, int, int]], 
     vectors = torch.stack([size * numbers(sum(map(prod, shapes)), seed), numbers(sum(map(prod, shapes)), seed + 1)])
     vectors[0, : prod(shapes[0][1:])] = 0
     found = []
-    for kernels_ in (triton, reference):
+    for kernels_ in (TRITON, REFERENCE):
         copy = vectors.clone()
         factors, before = (in_batches(vector, shapes) for vector in copy)
         found.append((kernels_.renew(factors, before), copy))
@@ -251,7 +262,7 @@ def test_renewed_factors_are_the_references(shapes: list[tuple[int, int, int]], 
 def test_factors_that_are_not_finite_are_seen(wrong: float):
     factor, before = torch.ones(2, 1, 2, 1100)
     factor[0, 1, 1050] = wrong
-    assert not triton.renew([factor], [before]).isfinite().any()
+    assert not TRITON.renew([factor], [before]).isfinite().any()
 
 
 FILLS = {
@@ -276,7 +287,7 @@ def test_whatever_factors_are_they_become_orthonormal_and_span_what_they_did(fil
     for factor in factors:
         factor.copy_(FILLS[fill](factor.clone()))
     before = [factor.double() for factor in factors]
-    triton.orthogonalize(factors)
+    TRITON.orthogonalize(factors)
     for factor, old in zip(factors, before, strict=True):
         new = factor.double()
         limit = 2e-6 if new.shape[2] < 4096 else 5e-6  # those are LAPACK's in float32, which differ by processor
@@ -299,7 +310,7 @@ def test_products_are_the_references(shapes: list[tuple[int, int, int, int]], ga
     sizes = [count * (rows * columns + gap) for count, rows, columns, _ in shapes]
     vectors = [numbers(n, seed + i) for i, n in enumerate([sum(sizes), *(sum(map(prod, side)) for side in sides)])]
     found = []
-    for kernels_ in (triton, reference):
+    for kernels_ in (TRITON, REFERENCE):
         flat, p, q = (vector.clone() for vector in vectors)
         taken, (left, right) = flat.clone(), (in_batches(x, side) for x, side in zip((p, q), sides, strict=True))
         matrices, others = (
@@ -309,10 +320,10 @@ def test_products_are_the_references(shapes: list[tuple[int, int, int, int]], ga
             ]
             for x in (flat, taken)
         )
-        kernels_.multiply_all(others, left, right, subtract=True)
-        kernels_.project_all(matrices, left, right, to_rows=True)
-        kernels_.project_all(matrices, left, right, to_rows=False)
-        kernels_.multiply_all(matrices, left, right, subtract=False)
+        kernels_.multiply([[other] for other in others], left, right, subtract=True)
+        kernels_.project(matrices, right, left, ROWS)
+        kernels_.project(matrices, left, right, COLUMNS)
+        kernels_.multiply([[matrix] for matrix in matrices], left, right, subtract=False)
         found.append((taken, p, q, flat))
     for ours, theirs in zip(*found, strict=True):
         assert_close(ours, theirs)
@@ -326,10 +337,11 @@ def in_batches(vector: Tensor, shapes: list[tuple[int, int, int]]) -> list[Tenso
 def test_a_trial_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
     cpu = torch.device("cpu")
     assert differences(cpu) == ""
-    for name in ("decode_blocks", "decode_entries"):
-        monkeypatch.setattr(triton, name, lambda rows, out, layout: out.zero_())
-    monkeypatch.setattr(triton, "orthogonalize", lambda factors: None)
-    monkeypatch.setattr(triton, "multiply_all", lambda matrices, p, q, subtract: None)
+    wrong: dict[str, Any] = {
+        name: lambda rows, out, layouts: out.zero_() for name in ("decode_blocks", "decode_entries")
+    }
+    wrong |= {"orthogonalize": lambda factors: None, "multiply": lambda out, p, q, subtract: None}
+    monkeypatch.setattr(trial, "TRITON", replace(TRITON, **wrong))
     assert differences(cpu) == "codes and entries and factors and products"
 
 
@@ -346,8 +358,8 @@ def test_torch_computes_where_triton_cannot(broken: object, why: str, monkeypatc
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("gradwire.ops.triton.trial.differences", tried)
-    found, reason = kernels.on_gpu.__wrapped__()
-    assert found is (None if broken else triton)
+    found, reason = backend.on_gpu.__wrapped__()
+    assert found is (None if broken else TRITON)
     assert why in reason
 
 

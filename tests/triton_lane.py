@@ -9,8 +9,8 @@ import torch
 from pretend_cuda import PretendedGPU, bytes_of, real, where
 from torch import Tensor
 
-from gradwire.ops import kernels, triton
-from gradwire.ops.triton import launching
+from gradwire.ops import backend
+from gradwire.ops.triton import TRITON, launching
 from gradwire.ops.triton.bounded import candidates_kernel
 from gradwire.ops.triton.factors import renew_kernel
 from gradwire.ops.triton.places import unpack_kernel
@@ -39,7 +39,7 @@ def with_triton(gpu: PretendedGPU, *, computes: bool = True) -> Iterator[None]:
             real(arguments[2]).zero_()
 
     with (
-        mock.patch.object(kernels, "on_gpu", return_value=(triton, "")),
+        mock.patch.object(backend, "on_gpu", return_value=(TRITON, "")),
         mock.patch.object(launching, "launch", launch),
     ):
         yield

@@ -10,7 +10,7 @@ from rich.table import Table as Grid
 from gradwire.cli.console import console, mistakes
 from gradwire.cli.console import show as show_table
 from gradwire.lab.catalogue import CatalogueEntry, catalogue, found
-from gradwire.ops.kernels import in_use
+from gradwire.ops.backend import in_use
 from gradwire.report import depth
 
 

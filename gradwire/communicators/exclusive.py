@@ -12,9 +12,9 @@ from gradwire.communicators.aligned import sum_values
 from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_reduce
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Places
 from gradwire.ops.host import to_device
-from gradwire.ops.kernels import pack_places, unpack_places
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import even
@@ -56,14 +56,15 @@ class Exclusive(SparseCommunicator):
         quotas = even(codec.count(len(x)), world)
         quota = min(b - a, quotas[context.rank + 1] - quotas[context.rank])
         nothing = torch.empty(0, dtype=torch.int64, device=x.device)
-        pack_places(mine.body, places, codec.select(x[a:b], quota, context) if quota else nothing)
+        chosen = codec.select(x[a:b], quota, context) if quota else nothing
+        backend_for(x).pack_places(mine.body[None], places, chosen[None])
         everyones = context.message("places", places.nbytes, rows=world)
         yield Gather(mine, everyones)
 
         def starts() -> Tensor:
             return to_device(torch.tensor([[start] for start, _ in parts], dtype=torch.int64, device="cpu"), x.device)
 
-        found, filled = unpack_places(everyones.body, places)
+        found, filled = backend_for(x).unpack_places(everyones.body, places)
         found += context.buffers.once((self, "starts", context.step % world), starts)
         yield from sum_values(x, found.view(-1), filled.view(-1), mean.vector(), context)
 

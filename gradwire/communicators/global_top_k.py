@@ -10,7 +10,7 @@ from gradwire.collective import Broadcast, SendReceive, framed
 from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, broadcast, depth, up_a_tree
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
-from gradwire.ops.kernels import decode_entries, pack_entries, unpack_all
+from gradwire.ops.backend import backend_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 
@@ -37,20 +37,20 @@ class GlobalTopK(SparseCommunicator):
     def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         entries = codec.layout(vector.numel)
         both = context.message("both", entries.nbytes, rows=2)
-        merged, other = both.row(0), both.row(1)
+        merged, other, ops = both.row(0), both.row(1), backend_for(both.body)
         codec.encode(vector, merged.body, context)
         for level in range(depth(context.world)):
             target, source = partners(context.rank, context.world, level)
             yield SendReceive(merged, other, target, source)
             if source is not None:
-                (indices, sums), dropped = merge(*unpack_all(both.body, entries), entries.k)
-                sent = pack_entries(merged.body, entries, indices, sums)
+                (indices, sums), dropped = merge(*ops.unpack_entries(both.body, entries), entries.k)
+                sent = ops.pack_entries(merged.body[None], entries, indices[None], sums[None])[0]
                 if context.remember:
                     vector.total().index_add_(0, *dropped)
                 if context.remember and not entries.exact:
                     vector.total().index_add_(0, indices, sums - sent)
         yield Broadcast(merged, 0)
-        decode_entries(merged.body[None], mean.parts(), entries)
+        ops.decode_entries(merged.body[None, None], mean.parts(), [entries])
 
 
 def partners(rank: int, world: int, level: int) -> tuple[int | None, int | None]:

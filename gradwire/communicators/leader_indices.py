@@ -8,8 +8,8 @@ from gradwire.communicators.aligned import sum_values
 from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_reduce, broadcast
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Places
-from gradwire.ops.kernels import pack_places, unpack_places
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 
@@ -38,9 +38,9 @@ class LeaderIndices(SparseCommunicator):
         message = context.message("places", places.nbytes)
         leader = context.step % context.world
         if context.rank == leader:
-            pack_places(message.body, places, codec.select(x, places.k, context))
+            backend_for(x).pack_places(message.body[None], places, codec.select(x, places.k, context)[None])
         yield Broadcast(message, leader)
-        found, filled = unpack_places(message.body[None], places)
+        found, filled = backend_for(x).unpack_places(message.body[None], places)
         yield from sum_values(x, found[0], filled[0], mean.vector(), context)
 
 

@@ -10,14 +10,13 @@ from gradwire.collective import AllToAll, Gather, framed
 from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
-from gradwire.ops.kernels import decode_entries, pack_entries, unpack_all
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import even, share, take_ranges
-from gradwire.ops.reference.largest import TINY, largest
-from gradwire.ops.select import above, top_k
-from gradwire.ops.threshold import can_count
+from gradwire.ops.reference.largest import TINY
+from gradwire.ops.threshold import counted, largest_above, usable
 
 POINTS = 64
 """Of each rank's selection, quantiles that are sent along: enough to find the bounds for any number of ranks."""
@@ -64,7 +63,7 @@ class OkTopk(SparseCommunicator):
 
     def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x = vector.total()
-        n, world, k = len(x), context.world, codec.count(len(x))
+        n, world, k, ops = len(x), context.world, codec.count(len(x)), backend_for(x)
         entries, bounds, threshold = (
             self._entries(codec, n, world),
             _bounds(n, context),
@@ -77,20 +76,21 @@ class OkTopk(SparseCommunicator):
 
         a, b = bounds[context.rank], bounds[context.rank + 1]
         total = context.buffers.tensor("total", (n,))
-        decode_entries(receive.body, total, entries)
+        ops.decode_entries(receive.body[None], total, [entries])
         size = entries.nbytes + 4 * POINTS
         again, everyones = context.message("again", size), context.message("everyones", size, rows=world)
         found = _passing(total[a:b], threshold, entries.k) + a
-        pack_entries(again.body, entries, found, total[found])
+        ops.pack_entries(again.body[None], entries, found[None], total[found][None])
         rebalances = context.step % self.rebalance == 0
         if rebalances:
             again.body[entries.nbytes :].view(torch.int32).copy_(_quantiles(indices, n))
         yield Gather(again, everyones)
 
-        places, values = unpack_all(everyones.body, entries)
+        places, values = ops.unpack_entries(everyones.body, entries)
         if threshold is None:
             context.group.stage("threshold", _keep_largest(values, k))
-        if can_count(x) and not 2 / 3 <= int(values.count_nonzero()) / k <= 4 / 3:
+        shared = counted(values)
+        if shared is not None and not 2 / 3 <= shared / k <= 4 / 3:
             context.group.stage("threshold", torch.zeros(1, dtype=torch.float32, device="cpu"))
         if rebalances:
             context.group.stage("quantiles", _mean_quantiles(everyones.body[:, entries.nbytes :], n))
@@ -103,9 +103,7 @@ class OkTopk(SparseCommunicator):
 
     def _threshold(self, x: Tensor, context: GroupContext) -> float | None:
         """What a sum must reach, where the last step's threshold serves again."""
-        if not can_count(x) or context.step % self.reuse == 0:
-            return None
-        return context.group["threshold"].item() or None
+        return usable(context.group["threshold"], x) if context.step % self.reuse else None
 
 
 def _passing(region: Tensor, threshold: float | None, most: int) -> Tensor:
@@ -113,9 +111,8 @@ def _passing(region: Tensor, threshold: float | None, most: int) -> Tensor:
     if len(region) == 0:
         return torch.empty(0, dtype=torch.int64, device=region.device)
     if threshold is None:
-        return top_k(region, min(most, len(region)))
-    found = above(region, max(threshold, TINY), 2 * most)
-    return largest(*found, most) if found else top_k(region, most)
+        return backend_for(region).top_k(region, min(most, len(region)))
+    return largest_above(region, max(threshold, TINY), most, 2 * most)
 
 
 def _bounds(n: int, context: GroupContext) -> list[int]:

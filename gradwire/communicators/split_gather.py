@@ -12,12 +12,11 @@ from gradwire.collective import AllToAll, Gather, framed
 from gradwire.communicators.base import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
+from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
-from gradwire.ops.kernels import decode_entries, move_entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import decode_ranges, even, share, take_ranges
-from gradwire.ops.select import top_k
 from gradwire.ops.workspace import Workspace
 from gradwire.torch_private.foreach import copy_each
 
@@ -60,7 +59,7 @@ class SplitGather(SparseCommunicator):
 
         a, b = bounds[context.rank], bounds[context.rank + 1]
         total = buffers.tensor("total", (room.there.n,))
-        decode_entries(receive.body, total, room.there)
+        backend_for(x).decode_entries(receive.body[None], total, [room.there])
         again = context.message("again", room.back_bytes)
         room.write(total, again.body)
         if context.remember:
@@ -99,7 +98,8 @@ class _Room:
             payload.view(torch.float32).copy_(total)
             total.zero_()
         else:
-            move_entries(total, payload, self.back, top_k(total, self.back.k))
+            ops, rows = backend_for(total), total[None]
+            ops.move_entries(rows, payload[None], self.back, ops.top_k(rows, self.back.k))
 
     def read(self, payloads: Tensor, out: Tensor, bounds: Sequence[int], buffers: Workspace) -> None:
         """What `write` wrote of each range, to out (n,)."""

@@ -10,11 +10,10 @@ from torch import Tensor
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import check_ratio
+from gradwire.ops.backend import backend_for
 from gradwire.ops.host import to_device
-from gradwire.ops.kernels import add_at
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.select import top_k_each
-from gradwire.ops.tiles import at_once
+from gradwire.ops.tiles import add_rows, at_once
 from gradwire.ops.vectors import alike
 from gradwire.slots import Layout, Slot
 from gradwire.torch_private.foreach import copy_each
@@ -82,7 +81,8 @@ class Places:
         for places in alike((cut.count, cut.length, cut.axis) for cut in self._cuts):
             cut = self._cuts[places[0]]
             matrices = [cut.matrix(x[self._parts[i]]) for i in places]
-            copy_each([targets[i].view(cut.count, -1) for i in places], top_k_each(matrices, cut.kept, cut.axis))
+            found = backend_for(x).top_k_each(matrices, cut.kept, cut.axis)
+            copy_each([targets[i].view(cut.count, -1) for i in places], found)
         return chosen
 
     def write(self, payload: Tensor, chosen: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class AllDimensionTopK(Codec):
         out.zero_()
         for some in at_once(rows):
             elements, values = self._places(context).read(some)
-            add_at(out, elements.view(-1), values.reshape(-1), len(some))
+            add_rows(out, elements.view(-1), values.reshape(-1), len(some))
 
     def _places(self, context: GroupContext) -> Places:
         def make() -> Places:

@@ -10,8 +10,6 @@ from torch import Tensor
 from gradwire.compressors.base import AddUp, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.low_rank import COLUMNS, ROWS, LowRank, Views, keep
-from gradwire.ops.kernels import orthogonalize
-from gradwire.ops.matrices import subtract_product
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
 from gradwire.slots import Layout
@@ -45,11 +43,11 @@ class ACPSGD(LowRank):
         (held, basis), (name, factors) = sides if even else sides[::-1]
         kept = [*context.slots.all(held), *context.slots.all(name)]
         copy_each([*basis.slot_sums, *factors.slots_before], kept)
-        orthogonalize(basis.sums)
+        views.ops.orthogonalize(basis.sums)
         views.project(basis.sums, factors)
         yield from factors.add_up(context, add_up, views.dense)
         views.decode(factors.dense_sums, mean)
         if context.remember:
             sent = (factors.sent, basis.sums) if even else (basis.sums, factors.sent)
-            subtract_product(views.matrices, *sent)
+            views.subtract(*sent)
         keep(name, factors, context)

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from gradwire.collective import Collective
 from gradwire.compressors.context import GroupContext, GroupState, Halves, SlotState
-from gradwire.ops.kernels import add_at
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.tiles import at_once
+from gradwire.ops.tiles import add_rows, at_once
 from gradwire.ops.workspace import Workspace
 from gradwire.options import Options
 from gradwire.slots import Layout, Slot
@@ -168,7 +167,7 @@ class Selective(Codec):
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         out.zero_()
         for some in at_once(rows):
-            add_at(out, *self.entries(some, len(out)), len(some))
+            add_rows(out, *self.entries(some, len(out)), len(some))
 
 
 class MultiRound(Compressor):

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
+from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import Blocks, Code
-from gradwire.ops.kernels import decode_blocks, dequantise_parts, quantise_parts
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 
@@ -38,21 +38,21 @@ class Blockwise(Codec):
         return self.layout(n).nbytes
 
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        vector.quantise(self.layout(vector.numel), payload, keep=context.remember, seed=context.own_seed())
+        vector.quantise([self.layout(vector.numel)], payload[None], keep=context.remember, seeds=[context.own_seed()])
 
     def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
         layouts = self._layouts(bounds)
         seeds = [context.own_seed() for _ in layouts]
-        quantise_parts(x, rows, layouts, keep=context.remember, seeds=seeds)
+        LazySum.of(x).quantise(layouts, rows, keep=context.remember, seeds=seeds)
 
     def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        dequantise_parts(rows, out, self._layouts(bounds))
+        backend_for(out).decode_blocks(rows[:, None], out, self._layouts(bounds))
 
     def _layouts(self, bounds: Sequence[int]) -> list[Blocks]:
         return [self.layout(b - a) for a, b in pairwise(bounds) if a < b]
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        decode_blocks(rows, out, self.layout(len(out)))
+        backend_for(out).decode_blocks(rows[None], out, [self.layout(len(out))])
 
     def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
-        decode_blocks(rows, mean.parts(), self.layout(context.layout.numel))
+        backend_for(rows).decode_blocks(rows[None], mean.parts(), [self.layout(context.layout.numel)])

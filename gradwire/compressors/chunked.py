@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Selective
 from gradwire.compressors.context import GroupContext
-from gradwire.ops.bits import pack_words, unpack_words
+from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import LONGEST_BLOCK
 from gradwire.ops.host import on_host
 from gradwire.ops.lazy_sum import LazySum
@@ -87,8 +87,9 @@ class ChunkTopK(Selective):
             magnitude = torch.abs(chunk, out=context.scratch.tensor("magnitude", tuple(chunk.shape)))
             top, places = magnitude.topk(self.k)  # both (m, rows, k), the largest first
             parts.scales[:, rows] = top.unflatten(2, (self.levels, -1)).mean(3)
-            pack_words(places, self.place_bits, parts.places[:, rows])
-            pack_words(chunk.gather(2, places).signbit(), 1, parts.signs[:, rows])
+            pack = backend_for(x).pack_words
+            pack(places, self.place_bits, parts.places[:, rows])
+            pack(chunk.gather(2, places).signbit(), 1, parts.signs[:, rows])
         if context.remember:
             places, values = self._entries(payloads, x.shape[1])
             x.scatter_add_(1, places, values.neg_())
@@ -107,8 +108,9 @@ class ChunkTopK(Selective):
     def _entries(self, payloads: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """`entries` by payload, (payloads, ·) each."""
         parts = self._parts(payloads, n)
-        signs = unpack_words(parts.signs, 1, self.k)
-        places = unpack_words(parts.places, self.place_bits, self.k)
+        unpack = backend_for(payloads).unpack_words
+        signs = unpack(parts.signs, 1, self.k)
+        places = unpack(parts.places, self.place_bits, self.k)
         places += torch.arange(0, n, self.of, dtype=torch.int64, device=places.device)[:, None]
         values = parts.scales.float().repeat_interleave(self.k // self.levels, 2)
         values.mul_(1 - 2 * signs).mul_(places < n)  # the last chunk may have chosen from behind the end

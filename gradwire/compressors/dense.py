@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
+from gradwire.ops.backend import backend_for
 from gradwire.ops.host import on_host
-from gradwire.ops.kernels import cast_parts
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.tiles import spans
 from gradwire.ops.vectors import equal_parts
@@ -42,7 +42,7 @@ class Cast(Codec):
     def _send(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
         """Writes the parts of x (n,) to rows of `wire_dtype`, and leaves in x what is not sent."""
         limit = self.largest / context.world if context.remember else inf
-        cast_parts(x, rows, bounds, limit, keep=context.remember)
+        backend_for(x).cast_parts(x, rows, bounds, limit, keep=context.remember)
 
     def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
         if on_host(out.device):

@@ -12,8 +12,7 @@ from torch import Tensor
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.threshold import Estimated
 from gradwire.ops.magnitude_sample import Sample
-from gradwire.ops.magnitudes import tail
-from gradwire.ops.threshold import LEAST
+from gradwire.ops.magnitudes import LEAST, tail
 
 TRIES = 5
 
@@ -35,7 +34,7 @@ class GaussianK(Estimated):
         for halvings in range(TRIES):
             yield threshold / 2**halvings
 
-    def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
+    def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
         deviation, mean = torch.std_mean(x, -1, correction=0, keepdim=True)
         threshold = mean.abs() + _quantile(sample.share) * deviation
         tries = threshold / torch.exp2(torch.arange(TRIES, dtype=torch.float32, device=x.device))

@@ -16,17 +16,15 @@ from gradwire.compressors.context import GroupContext
 from gradwire.compressors.dense import FP32
 from gradwire.compressors.factors import FactorCodec
 from gradwire.compressors.losses import beyond_rank
+from gradwire.ops.backend import Backend, backend_for
 from gradwire.ops.formats import nearest
-from gradwire.ops.kernels import orthogonalize, renew
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.matrices import Batch, batches, product, project_columns, project_rows, subtract_product
+from gradwire.ops.matrices import Batch, batches
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import uniform
+from gradwire.ops.reference.low_rank import COLUMNS, ROWS
 from gradwire.slots import Layout, Slot
 from gradwire.torch_private.foreach import copy_each, zero_each
-
-ROWS, COLUMNS = 0, 1
-"""What P's rows are as long as, and Q's."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +138,7 @@ class Factors:
     slot in the group's order."""
 
     def __init__(self, compressor: LowRank, side: int, dense: bool, context: GroupContext) -> None:
+        self.side = side
         self._codec, self._layout = compressor.codec, compressor.vector(context.layout, side, dense)
         self._sends_all, n, buffers = compressor.summable, self._layout.numel, context.buffers
         low, others = compressor.batches(context.layout)
@@ -190,23 +189,32 @@ class Views:
     are not, and both sides' factors."""
 
     def __init__(self, compressor: LowRank, x: Tensor, context: GroupContext) -> None:
-        self._low, self._others = compressor.batches(context.layout)
+        self._x, (self._low, self._others) = x, compressor.batches(context.layout)
         self.matrices = [batch.of(x[batch.start :]) for batch in self._low]
         self.dense = [batch.of(x[batch.start :]) for batch in self._others]
         self.p = Factors(compressor, ROWS, True, context)
         self.q = Factors(compressor, COLUMNS, compressor.rounds == 1, context)
 
+    @property
+    def ops(self) -> Backend:
+        """The functions that compute with the matrices."""
+        return backend_for(self._x)
+
     def project(self, basis: Sequence[Tensor], factors: Factors) -> None:
         """This rank's own factors: the matrices along the basis."""
-        project = project_columns if factors is self.q else project_rows
-        project(self.matrices, basis, factors.own)
+        self.ops.project(self.matrices, basis, factors.own, factors.side)
 
     def decode(self, dense: Sequence[Tensor], mean: Mean) -> None:
         """The mean: Pᵀ Q, and of what is not factored these sums."""
         slots = [mean.matrices(batch) for batch in self._others]
         parts = [sums.split([len(view) for view in views]) for views, sums in zip(slots, dense, strict=True)]
         copy_each([*chain(*slots)], [*chain(*parts)])
-        product(self.p.sums, self.q.sums, [mean.matrices(batch) for batch in self._low])
+        matrices = [mean.matrices(batch) for batch in self._low]
+        self.ops.multiply(matrices, self.p.sums, self.q.sums, subtract=False)
+
+    def subtract(self, p: Sequence[Tensor], q: Sequence[Tensor]) -> None:
+        """Takes Pᵀ Q out of the matrices."""
+        self.ops.multiply([[matrix] for matrix in self.matrices], p, q, subtract=True)
 
 
 def keep(name: str, factors: Factors, context: GroupContext) -> None:
@@ -215,7 +223,8 @@ def keep(name: str, factors: Factors, context: GroupContext) -> None:
     They become about 1 in size: as large as the gradient, its product with the next one could be no float32 any more.
     """
     if factors.sums:
-        context.slots.stage(name, factors.slot_sums, renew(factors.sums, factors.before))
+        largest = backend_for(factors.sums[0]).renew(factors.sums, factors.before)
+        context.slots.stage(name, factors.slot_sums, largest)
 
 
 @dataclass(frozen=True)
@@ -242,10 +251,10 @@ class PowerSGD(LowRank):
         copy_each(q.slots_before, context.slots.all("q"))
         views.project(q.before, p)
         yield from p.add_up(context, add_up, views.dense, sent=False)
-        orthogonalize(p.sums)
+        views.ops.orthogonalize(p.sums)
         views.project(p.sums, q)
         yield from q.add_up(context, add_up)
         views.decode(p.dense_sums, mean)
         if context.remember:
-            subtract_product(views.matrices, p.sums, q.sent)
+            views.subtract(p.sums, q.sent)
         keep("q", q, context)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gradwire.compressors.base import Codec
 from gradwire.compressors.context import GroupContext
+from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import Blocks, nearest
-from gradwire.ops.kernels import decode_blocks, dequantise_parts, quantise_parts
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
@@ -45,23 +45,23 @@ class Quantized(Codec):
         return self.blocks(layout).nbytes
 
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        vector.quantise(self.blocks(context.layout), payload, keep=context.remember, seed=0)
+        vector.quantise([self.blocks(context.layout)], payload[None], keep=context.remember, seeds=[0])
 
     def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
         layouts = self._layouts(bounds, context)
-        quantise_parts(x, rows, layouts, keep=context.remember, seeds=[0] * len(layouts))
+        LazySum.of(x).quantise(layouts, rows, keep=context.remember, seeds=[0] * len(layouts))
 
     def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        dequantise_parts(rows, out, self._layouts(bounds, context))
+        backend_for(out).decode_blocks(rows[:, None], out, self._layouts(bounds, context))
 
     def _layouts(self, bounds: Sequence[int], context: GroupContext) -> list[Blocks]:
         return [self.blocks(context.layout.cut(a, b)) for a, b in pairwise(bounds) if a < b]
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        decode_blocks(rows, out, self.blocks(context.layout))
+        backend_for(out).decode_blocks(rows[None], out, [self.blocks(context.layout)])
 
     def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
-        decode_blocks(rows, mean.parts(), self.blocks(context.layout))
+        backend_for(rows).decode_blocks(rows[None], mean.parts(), [self.blocks(context.layout)])
 
 
 def _merged(lengths: Iterable[int], block: int) -> Iterator[int]:

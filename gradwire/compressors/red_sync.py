@@ -39,7 +39,7 @@ class RedSync(Estimated):
         if low:  # else even the lowest threshold tried was too high, and all above the mean are too many
             yield mean + low * (peak - mean)
 
-    def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
+    def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
         total, peak = (torch.linalg.vector_norm(x, order, -1, keepdim=True) for order in (1, torch.inf))
         mean = total / x.shape[-1]
         steps = torch.arange(PRECISION, 1, PRECISION, dtype=torch.float32, device=x.device)

@@ -9,9 +9,9 @@ from torch import Tensor
 from gradwire.compressors.base import LONGEST_PERIOD
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparse
+from gradwire.ops.backend import backend_for
 from gradwire.ops.host import to_device
-from gradwire.ops.select import top_k
-from gradwire.ops.threshold import can_count, fits, passing, top_k_by_bound
+from gradwire.ops.threshold import select_again
 
 SHORTEST = 5
 
@@ -48,15 +48,14 @@ class ReusedThreshold(Sparse):
 
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         threshold, tau, age = context.group["reused"].tolist()
-        if context.step >= self.warmup and age < tau and threshold:
-            chosen = passing(x, threshold, k) if can_count(x) else top_k_by_bound(x, k, threshold)
-            if chosen is not None:
-                kept = to_device(torch.tensor([threshold, tau, age + 1], dtype=torch.float32, device="cpu"), x.device)
-                if not can_count(x):  # the host learns with the state, before the next step, whether it still fits
-                    kept[:1].mul_(fits(x, threshold, k))
-                context.group.stage("reused", kept)
-                return chosen
-        indices = top_k(x, k)
+        reuses = context.step >= self.warmup and age < tau and threshold
+        if reuses and (found := select_again(x, threshold, k)):
+            chosen, still_fits = found
+            kept = to_device(torch.tensor([threshold, tau, age + 1], dtype=torch.float32, device="cpu"), x.device)
+            kept[:1].mul_(still_fits)  # of a GPU the host learns it with the state, before the next step
+            context.group.stage("reused", kept)
+            return chosen
+        indices = backend_for(x).top_k(x, k)
         smallest = x[indices].abs().amin() if len(indices) else x.new_zeros(())
         tau = self._adapted(tau, threshold, smallest)
         context.group.stage("reused", torch.stack([smallest, tau, torch.ones_like(tau)]))

@@ -44,7 +44,7 @@ class SIDCo(Estimated):
             threshold += max(0.0, float(self._quantile(fitted, k, stage)))
         yield threshold
 
-    def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
+    def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
         threshold = torch.zeros(x.shape[:-1], dtype=torch.float32, device=x.device)
         for stage in range(self.stages):
             excess = sample.tail(threshold, logs=self._fits_gamma(stage))

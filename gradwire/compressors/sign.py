@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire.compressors.base import Codec
 from gradwire.compressors.blockwise import Blockwise
 from gradwire.compressors.context import GroupContext
-from gradwire.ops.bits import add_signs, pack_signs
+from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import Code, one_bit, sign
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.tiles import spans
@@ -58,12 +58,12 @@ class SignSGD(Codec):
         x = vector.total()
         zero_is_plus = (context.rank + context.step) % 2 == 0
         for start, end in spans(x):
-            pack_signs(x[start:end], payload[start // 8 : -(-end // 8)], zero_is_plus)
+            backend_for(x).pack_signs(x[start:end], payload[start // 8 : -(-end // 8)], zero_is_plus)
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         for start, end in spans(out):
             votes = out[start:end]
-            add_signs(rows[:, start // 8 : -(-end // 8)], votes, context.scratch)
+            backend_for(out).add_signs(rows[:, start // 8 : -(-end // 8)], votes, context.scratch)
             votes.sign_()
 
 

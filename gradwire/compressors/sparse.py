@@ -12,12 +12,11 @@ from torch import Tensor
 from gradwire.compressors.base import Codec, Selective
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.losses import beyond_largest
+from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.host import on_host
-from gradwire.ops.kernels import decode_entries, move_entries, move_entry_rows, select_parts, unpack_all, unpack_parts
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.select import top_k
 from gradwire.ops.tiles import at_once
 from gradwire.ops.vectors import alike_parts, equal_parts
 from gradwire.slots import Slot
@@ -89,38 +88,38 @@ class Sparse(Sparsifier, Selective):
         self.pack(x, self.select(x, self.count(len(x)), context), payload)
 
     def pack(self, x: Tensor, indices: Tensor, payload: Tensor) -> None:
-        move_entries(x, payload, self.layout(len(x)), indices)
+        backend_for(x).move_entries(x[None], payload[None], self.layout(len(x)), indices[None])
 
     def levels(self, x: Tensor, fewer: int, context: GroupContext) -> tuple[Tensor, Tensor]:
         first = self.select(x, self.count(len(x)), context)
-        return first, first if fewer == self.count(len(x)) else first[top_k(x[first], fewer)]
+        return first, first if fewer == self.count(len(x)) else first[backend_for(x).top_k(x[first], fewer)]
 
     def entries(self, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        return unpack_all(rows, self.layout(n))
+        return backend_for(rows).unpack_entries(rows, self.layout(n))
 
     def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        decode_entries(rows, out, self.layout(len(out)))
+        backend_for(out).decode_entries(rows[None], out, [self.layout(len(out))])
 
     def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
         if on_host(x.device):
             super().encode_parts(x, rows, bounds, context)
             return
-        for layout, payloads, a, b in alike_parts(rows, self.part_layouts(bounds)):
-            self.encode_rows(x[a:b].view(len(payloads), layout.n), payloads, layout, context)
+        for parts, payloads, layout in alike_parts(x, rows, self.part_layouts(bounds)):
+            self.encode_rows(parts, payloads, layout, context)
 
     def encode_rows(self, x: Tensor, payloads: Tensor, layout: Entries, context: GroupContext) -> None:
         """`encode` of each vector of x (rows, n) to a row of payloads, on a GPU."""
-        move_entry_rows(x, payloads, layout, self.select(x, layout.k, context))
+        backend_for(x).move_entries(x, payloads, layout, self.select(x, layout.k, context))
 
     def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        unpack_parts(rows, out, self.part_layouts(bounds))
+        backend_for(out).decode_entries(rows[:, None], out, self.part_layouts(bounds))
 
     def part_layouts(self, bounds: Sequence[int]) -> list[Entries]:
         """`layout` of each part between two bounds."""
         return [self.layout(b - a) for a, b in pairwise(bounds) if a < b]
 
     def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
-        decode_entries(rows, mean.parts(), self.layout(context.layout.numel))
+        backend_for(rows).decode_entries(rows[None], mean.parts(), [self.layout(context.layout.numel)])
 
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
@@ -136,13 +135,13 @@ class TopK(Sparse):
     value_bits: Literal[32, 4] = 32
 
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
-        return top_k(x, k)
+        return backend_for(x).top_k(x, k)
 
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        vector.select(self.layout(vector.numel), payload)
+        vector.select([self.layout(vector.numel)], payload[None])
 
     def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        select_parts(x, rows, self.part_layouts(bounds))
+        LazySum.of(x).select(self.part_layouts(bounds), rows)
 
 
 @dataclass(frozen=True)

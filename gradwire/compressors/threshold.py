@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
@@ -10,11 +11,11 @@ from torch import Tensor
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparse
 from gradwire.ops.entries import Entries
-from gradwire.ops.kernels import take_entries, take_entry_rows
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.magnitude_sample import Sample
+from gradwire.ops.ranges import take_entries
 from gradwire.ops.reference.largest import lower_bound
-from gradwire.ops.threshold import at_least, can_count, top_k_by_bound, top_k_by_estimate
+from gradwire.ops.threshold import at_least, top_k_by_estimate
 
 
 class Estimated(Sparse):
@@ -30,15 +31,13 @@ class Estimated(Sparse):
         """Estimates of the k-th largest magnitude of x (n,), each below the one before."""
 
     @abstractmethod
-    def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
+    def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
         """Estimates (...,) of the k-th largest magnitude of each vector of x (..., n) on a GPU, for which the host does
         not wait."""
 
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
-        if can_count(x):
-            return top_k_by_estimate(x, k, lambda: self.thresholds(x, k, context))
-        sample = Sample.of(x, k)
-        return top_k_by_bound(x, k, sample.held(self.bound(x, k, sample)))
+        estimates, bound = partial(self.thresholds, k=k, context=context), partial(self.bound, k=k)
+        return top_k_by_estimate(x, k, estimates, bound)
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class DGC(Estimated):
     def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         yield lower_bound(x, k, slack=0.0)
 
-    def bound(self, x: Tensor, k: int, sample: Sample) -> Tensor:
+    def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
         return sample.exceeded_by(1)
 
 
@@ -83,7 +82,7 @@ class HardThreshold(Sparse):
     def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
         x = vector.total()
         indices, values = at_least(x, self.threshold / context.world, self.count(len(x)))
-        take_entries(x, payload, self.layout(len(x)), indices, values)
+        take_entries(x[None], payload[None], self.layout(len(x)), indices[None], values[None])
 
     def encode_rows(self, x: Tensor, payloads: Tensor, layout: Entries, context: GroupContext) -> None:
-        take_entry_rows(x, payloads, layout, *at_least(x, self.threshold / context.world, layout.k))
+        take_entries(x, payloads, layout, *at_least(x, self.threshold / context.world, layout.k))

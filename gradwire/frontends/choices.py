@@ -14,7 +14,7 @@ from gradwire.controllers import Controller
 from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.notation import read
-from gradwire.ops.host import on_host
+from gradwire.ops.host import number_in
 from gradwire.ops.vectors import Share
 from gradwire.plans import Group, Plan, uniform
 from gradwire.runtime.job_options import JobOptions
@@ -251,8 +251,6 @@ def scale_from(scaler: torch.amp.GradScaler | None) -> Callable[[], Share | None
 
     def scale() -> Share | None:
         now = None if scaler is None else scale_of(scaler)
-        if now is None:
-            return None
-        return float(now) if on_host(now.device) else now
+        return None if now is None else number_in(now)
 
     return scale

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.compressors import Compressor, Halves
 from gradwire.memories.base import RESIDUAL, Memory
-from gradwire.ops.kernels import mask_zeros
+from gradwire.ops.backend import backend_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 from gradwire.torch_private.foreach import norms_of, scale_each_by
@@ -57,9 +57,9 @@ class DGCMemory(Memory):
         return corrected.onto(*flat[RESIDUAL])
 
     def sent(self, flat: Mapping[str, Halves]) -> None:
-        if not self.masking:
-            return
-        mask_zeros(flat[VELOCITY].new, flat[RESIDUAL].new)
+        if self.masking:
+            velocity = flat[VELOCITY].new
+            backend_for(velocity).mask_zeros(velocity, flat[RESIDUAL].new)
 
     def _clip(self, x: Tensor, layout: Layout, ranks: int) -> None:
         """Scales every slot's gradient / ranks in x (n,) to its largest norm."""

@@ -27,6 +27,16 @@ def on_host(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def number_in(x: Tensor) -> float | Tensor:
+    """The number of x () where the host can read it at once; on a GPU x itself."""
+    return float(x) if on_host(x.device) else x
+
+
+def computing_threads(device: torch.device) -> int:
+    """The host's threads that compute what is on a device: torch's for a CPU, none for a GPU."""
+    return torch.get_num_threads() if on_host(device) else 0
+
+
 def synchronize(device: torch.device) -> None:
     """Waits until a device has done all that it was given."""
     if not on_host(device):

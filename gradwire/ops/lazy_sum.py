@@ -1,13 +1,14 @@
 """What is compressed: what was kept and a gradient, added up in the pass that encodes it where a kernel can."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks
-from gradwire.ops.kernels import kernels_for
 from gradwire.ops.vectors import Gradient, Share
 
 
@@ -45,19 +46,24 @@ class LazySum:
     def total(self) -> Tensor:
         """x (n,), which may be changed."""
         if not self._is_added:
-            self._added(kernels_for(self.next).add_in(*self._addends(), nonfinite=self.nonfinite))
+            self._added(backend_for(self.next).add_in(*self._addends(), nonfinite=self.nonfinite))
         return self.next
 
-    def select(self, layout: Entries, payload: Tensor) -> None:
-        """Writes the k largest elements to payload (layout.nbytes,) uint8; what is left of x is in `next`."""
-        select = kernels_for(self.next).add_select
-        self._added(select(*self._addends(), layout, payload, nonfinite=self.nonfinite), payload)
+    def select(self, layouts: Sequence[Entries], payloads: Tensor) -> None:
+        """Writes the k largest elements of each part of x to a row of payloads (parts, ≥ nbytes) uint8; what is left of
+        x is in `next`. Of one part in the pass that adds it up."""
+        if len(layouts) > 1:
+            self.total()
+        select = backend_for(self.next).add_select
+        self._added(select(*self._addends(), layouts, payloads, nonfinite=self.nonfinite), payloads)
 
-    def quantise(self, layout: Blocks, payload: Tensor, *, keep: bool, seed: int) -> None:
-        """Writes x in blocks to payload (layout.nbytes,) uint8; where `keep`, what is left of x is in `next`."""
-        quantise = kernels_for(self.next).add_quantise
-        options = {"keep": keep, "seed": seed, "nonfinite": self.nonfinite}
-        self._added(quantise(*self._addends(), layout, payload, **options), payload)
+    def quantise(self, layouts: Sequence[Blocks], payloads: Tensor, *, keep: bool, seeds: Sequence[int]) -> None:
+        """As `select`, writes x in blocks; what is left of x is in `next` only where `keep`."""
+        if len(layouts) > 1:
+            self.total()
+        quantise = backend_for(self.next).add_quantise
+        options = {"keep": keep, "seeds": seeds, "nonfinite": self.nonfinite}
+        self._added(quantise(*self._addends(), layouts, payloads, **options), payloads)
 
     def drop(self) -> None:
         """x counts as not finite, whatever it is."""

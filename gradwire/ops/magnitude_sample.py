@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.ops.magnitudes import Tail
-from gradwire.ops.threshold import LEAST, MOST
+from gradwire.ops.magnitudes import LEAST, MOST, Tail
 
 SIZE = 1 << 18
 """Elements, at most about twice as many: enough for 6 % of error in how many of a million pass, at a ratio of 0.001."""

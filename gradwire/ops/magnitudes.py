@@ -13,6 +13,8 @@ from gradwire.ops.workspace import Workspace
 
 Number = TypeVar("Number", float, Tensor)
 LARGEST = float(np.finfo(np.float32).max)
+LEAST, MOST = 0.7, 2.0
+"""Of k elements that an estimate aims at, so many times as many must, and may, pass it."""
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,11 @@ cost little more than a large one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 
 from torch import Tensor
 
-from gradwire.ops import native, reference
-from gradwire.ops.host import on_host
-from gradwire.ops.kernels import in_triton, native_for
 from gradwire.ops.vectors import alike
 from gradwire.slots import Layout
-
-THIN = 8
-"""Up to this rank products are bound by memory, and the library's are the fastest; above it BLAS's are."""
 
 
 @dataclass(frozen=True)
@@ -51,52 +44,3 @@ def batches(layout: Layout, slots: Sequence[int]) -> list[Batch]:
             else:
                 found.append(Batch((slot,), shape, start, layout.slots[slot].numel))
     return found
-
-
-def project_rows(matrices: Sequence[Tensor], q: Sequence[Tensor], out: Sequence[Tensor]) -> None:
-    """out = Q Mᵀ: batches M (k, rows, columns), Q (k, rank, columns)."""
-    if (kernels := _for_all(q)) is not None:
-        kernels.project_all(matrices, out, q, to_rows=True)
-        return
-    for matrix, factor, to in zip(matrices, q, out, strict=True):
-        _products_for(factor).project_rows(matrix, factor, to)
-
-
-def project_columns(matrices: Sequence[Tensor], p: Sequence[Tensor], out: Sequence[Tensor]) -> None:
-    """out = P M: batches M (k, rows, columns), P (k, rank, rows)."""
-    if (kernels := _for_all(p)) is not None:
-        kernels.project_all(matrices, p, out, to_rows=False)
-        return
-    for matrix, factor, to in zip(matrices, p, out, strict=True):
-        _products_for(factor).project_columns(matrix, factor, to)
-
-
-def product(p: Sequence[Tensor], q: Sequence[Tensor], out: Sequence[Sequence[Tensor]]) -> None:
-    """out = Pᵀ Q; `out` is of each batch k matrices (rows, columns) in one tensor or, on a CPU, in several."""
-    if (kernels := _for_all(p)) is not None:
-        kernels.multiply_all([matrix for (matrix,) in out], p, q, subtract=False)
-        return
-    for left, right, to in zip(p, q, out, strict=True):
-        _products_for(left).product(left, right, to)
-
-
-def subtract_product(from_: Sequence[Tensor], p: Sequence[Tensor], q: Sequence[Tensor]) -> None:
-    """from_ -= Pᵀ Q, for batches `from_` (k, rows, columns)."""
-    if (kernels := _for_all(p)) is not None:
-        kernels.multiply_all(from_, p, q, subtract=True)
-        return
-    for matrix, left, right in zip(from_, p, q, strict=True):
-        _products_for(left).subtract_product(matrix, left, right)
-
-
-def _for_all(factors: Sequence[Tensor]) -> ModuleType | None:
-    """The functions that do all batches on a GPU, where factors lie one after another; None on a CPU, where the ranks
-    of each batch tell which are the fastest."""
-    if not factors or on_host(factors[0].device):
-        return None
-    triton = in_triton(factors[0])
-    return triton if triton and max(factor.shape[1] for factor in factors) <= triton.MOST else reference
-
-
-def _products_for(factor: Tensor) -> ModuleType:
-    return native if native_for(factor) and factor.shape[1] <= THIN else reference

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from gradwire.ops.backend import backend_for
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.host import on_host
-from gradwire.ops.kernels import native_for
 from gradwire.ops.matrices import Batch
 from gradwire.ops.vectors import Share
 
@@ -31,10 +31,10 @@ class Mean:
         return self._vector
 
     def parts(self) -> Sequence[Tensor]:
-        """Vectors that are n elements one after another; several only for the library, which writes to each,
-        while torch needs room for all of them."""
+        """Vectors that are n elements one after another; several only where decoding writes to each, while
+        others need room for all of them."""
         in_place = self._gradients and self._vector is None and self._gradients.in_place
-        return in_place if in_place and native_for(in_place[0]) else [self.vector()]
+        return in_place if in_place and backend_for(in_place[0]).writes_anywhere else [self.vector()]
 
     def matrices(self, batch: Batch) -> Sequence[Tensor]:
         """The batch's matrices (k, rows, columns) in one view, or in several where the gradients do not lie one after

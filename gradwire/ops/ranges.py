@@ -7,9 +7,9 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.host import to_device
-from gradwire.ops.kernels import decode_entries, kernels_for, take_entries
 from gradwire.ops.reference.largest import largest
 from gradwire.ops.workspace import Workspace
 
@@ -33,12 +33,18 @@ def take_ranges(
     edges = _edges(bounds, buffers)
     if x.device.type != "cpu":
         found, values = split_on_device(x, indices, edges, layout.k)
-        sent = kernels_for(x).pack_entry_rows(rows, layout, found - edges[:-1, None] if relative else found, values)
+        sent = backend_for(x).pack_entries(rows, layout, found - edges[:-1, None] if relative else found, values)
         x.index_add_(0, found.view(-1).clamp(max=len(x) - 1), sent.view(-1), alpha=-1)
         return
     for row, start, (found, values) in zip(rows, bounds, split(x, indices, edges, layout.k), strict=False):
         origin = start if relative else 0
-        take_entries(x[origin:], row, layout, found - origin, values)
+        take_entries(x[None, origin:], row[None], layout, found[None] - origin, values[None])
+
+
+def take_entries(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> None:
+    """Writes values of vectors x (rows, n) at ascending indices (rows, ≤ k) to payloads (rows, ≥ nbytes), and takes
+    what is sent of them out of x."""
+    x.scatter_add_(1, indices, backend_for(x).pack_entries(payloads, layout, indices, values).neg())
 
 
 def split(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -65,12 +71,13 @@ def decode_ranges(rows: Tensor, out: Tensor, layout: Entries, bounds: Sequence[i
     """Writes to each range of out (n,) the entries of its payload (≥ nbytes,), whose indices count from where it
     starts. `layout` is for as many elements as the longest range has, which all others have as well, or one less."""
     if out.device.type != "cpu":
-        indices, values = kernels_for(rows).unpack_entry_rows(rows, layout)
-        indices = indices + _edges(bounds, buffers)[:-1, None]
-        out.zero_().index_add_(0, indices.view(-1), values.reshape(-1))  # none of these are equal, but for zeros
+        indices, values = backend_for(rows).unpack_entries(rows, layout)
+        indices = indices.view(len(rows), -1) + _edges(bounds, buffers)[:-1, None]
+        out.zero_().index_add_(0, indices.view(-1), values)  # none of these are equal, but for zeros
         return
+    decode = backend_for(out).decode_entries
     for row, start in zip(rows, bounds, strict=False):  # the next one writes what was too much anew
-        decode_entries(row[None], out[start : start + layout.n], layout)
+        decode(row[None, None], out[start : start + layout.n], [layout])
 
 
 def _edges(bounds: Sequence[int], buffers: Workspace) -> Tensor:

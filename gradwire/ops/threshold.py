@@ -7,58 +7,83 @@ from math import ceil, floor
 import torch
 from torch import Tensor
 
-from gradwire.ops.kernels import kernels_for
-from gradwire.ops.magnitudes import LARGEST
+from gradwire.ops.backend import backend_for
+from gradwire.ops.host import on_host
+from gradwire.ops.magnitude_sample import Sample
+from gradwire.ops.magnitudes import LARGEST, LEAST, MOST
 from gradwire.ops.reference.largest import TINY, largest
-from gradwire.ops.select import above, top_k
-
-LEAST, MOST = 0.7, 2.0
-"""Of k elements that an estimate aims at, so many times as many must, and may, pass it."""
 
 
-def can_count(x: Tensor) -> bool:
-    """Whether the host may ask how many elements of x pass a threshold."""
-    return x.device.type == "cpu"
+def top_k_by_estimate(
+    x: Tensor, k: int, estimates: Callable[[Tensor], Iterable[float]], bound: Callable[[Tensor, Sample], Tensor]
+) -> Tensor:
+    """Ascending indices (..., k) of about the k largest elements of each vector of x (..., n), on a CPU of one: by the
+    first of the `estimates` of a threshold for x (n,) that is good, exactly the k largest where none is; on a GPU by
+    the `bound` of a sample, (...,)."""
+    if on_host(x.device):
+        flat = x.view(-1)
+        good = (chosen for threshold in estimates(flat) if (chosen := _passing(flat, threshold, k)) is not None)
+        chosen = next(good, None)
+        return (backend_for(x).top_k(flat, k) if chosen is None else chosen).view(*x.shape[:-1], -1)
+    sample = Sample.of(x, k)
+    return _top_k_by_bound(x, k, sample.held(bound(x, sample)))
 
 
-def top_k_by_estimate(x: Tensor, k: int, estimates: Callable[[], Iterable[float]]) -> Tensor:
-    """Ascending indices of about the k largest |x| (n,), by the first of the estimated thresholds that is good; exactly
-    the k largest where none is. On a CPU."""
-    for threshold in estimates():
-        if (chosen := passing(x, threshold, k)) is not None:
-            return chosen
-    return top_k(x, k)
+def select_again(x: Tensor, threshold: float, k: int) -> tuple[Tensor, Tensor | float] | None:
+    """Ascending indices of about the k largest elements of x (n,) by an earlier step's threshold, and 1 where that is
+    still a good estimate, else 0, which on a GPU is a tensor that the host does not wait for. None on a CPU where it is
+    not."""
+    if not on_host(x.device):
+        return _top_k_by_bound(x, k, threshold), _fits(x, threshold, k)
+    chosen = _passing(x, threshold, k)
+    return None if chosen is None else (chosen, 1.0)
 
 
-def passing(x: Tensor, threshold: float, k: int) -> Tensor | None:
+def at_least(x: Tensor, threshold: float, k: int) -> tuple[Tensor, Tensor]:
+    """Ascending indices (..., ≤ k) and values of the k largest elements of each vector of x (..., n), on a CPU of one,
+    that reach the threshold; on a GPU always k, and the values of those that do not are 0."""
+    if not on_host(x.device):
+        indices = backend_for(x).top_k(x, k)
+        values = x.gather(-1, indices)
+        return indices, values.masked_fill_(torch.lt(values.abs(), threshold), 0)
+    indices = largest_above(x.view(-1), threshold, k, int(MOST * k)).view(*x.shape[:-1], -1)
+    return indices, x.gather(-1, indices)
+
+
+def largest_above(x: Tensor, threshold: float, k: int, most: int) -> Tensor:
+    """Ascending indices (≤ k,) of the k largest elements of x (n,) that reach the threshold, or where more than `most`
+    do, of all. On a CPU."""
+    found = backend_for(x).above(x, threshold, most)
+    return largest(*found, k) if found else backend_for(x).top_k(x, k)
+
+
+def usable(threshold: Tensor, x: Tensor) -> float | None:
+    """The threshold that a host kept, which only a CPU uses again, for it counts what passes; None where it is 0."""
+    return threshold.item() or None if on_host(x.device) else None
+
+
+def counted(values: Tensor) -> int | None:
+    """How many of the values are not 0; None on a GPU, which is not asked."""
+    return int(values.count_nonzero()) if on_host(values.device) else None
+
+
+def _passing(x: Tensor, threshold: float, k: int) -> Tensor | None:
     """Ascending indices of the k largest elements of x (n,) that reach the threshold, fewer where fewer do; None
     where the threshold is no good estimate for k."""
-    found = above(x, min(max(TINY, threshold), LARGEST), int(MOST * k))
+    found = backend_for(x).above(x, min(max(TINY, threshold), LARGEST), int(MOST * k))
     return largest(*found, k) if found and len(found[0]) >= LEAST * k else None
 
 
-def fits(x: Tensor, threshold: float, k: int) -> Tensor:
+def _fits(x: Tensor, threshold: float, k: int) -> Tensor:
     """Whether a threshold is a good estimate for k, (), wherever x (n,) is."""
     number = (x.abs() >= threshold).sum()
     return (number >= ceil(LEAST * k)) & (number <= floor(MOST * k))
 
 
-def top_k_by_bound(x: Tensor, k: int, bounds: Tensor | float) -> Tensor:
+def _top_k_by_bound(x: Tensor, k: int, bounds: Tensor | float) -> Tensor:
     """Ascending indices (..., k) int64 of the k largest elements of each vector of x (..., n) that reach its bound
     (...,), on a GPU, whose host waits for nothing. Of more than 2 k that reach it the first 2 k are looked at; of fewer
     than k all are chosen, and others besides."""
     limits = bounds.contiguous() if isinstance(bounds, Tensor) else x.new_full(x.shape[:-1], bounds)
-    indices, magnitudes = kernels_for(x).candidates(x, limits, min(x.shape[-1], int(MOST * k)), k)
+    indices, magnitudes = backend_for(x).candidates(x, limits, min(x.shape[-1], int(MOST * k)), k)
     return indices.gather(-1, magnitudes.topk(k, sorted=False).indices).sort().values
-
-
-def at_least(x: Tensor, threshold: float, k: int) -> tuple[Tensor, Tensor]:
-    """Ascending indices (≤ k,) and values of the k largest elements of x (n,) that reach the threshold; on a GPU k of
-    each vector of x (..., n), and the values of those that do not are 0."""
-    if not can_count(x):
-        indices = top_k(x, k)
-        values = x.gather(-1, indices)
-        return indices, values.masked_fill_(torch.lt(values.abs(), threshold), 0)
-    found = above(x, threshold, int(MOST * k))
-    indices = largest(*found, k) if found else top_k(x, k)
-    return indices, x[indices]

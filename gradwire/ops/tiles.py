@@ -55,6 +55,13 @@ def padded_rows(x: Tensor, width: int, scratch: Workspace) -> Iterator[tuple[int
         yield start // width, part
 
 
+def add_rows(out: Tensor, indices: Tensor, values: Tensor, rows: int) -> None:
+    """out[index] += value, one after another, for equally many of each of so many payloads: in one of them all indices
+    differ, so every replica rounds the same way."""
+    for places, added in zip(indices.view(rows, -1), values.view(rows, -1), strict=True):
+        out.index_add_(0, places, added)
+
+
 def at_once(payloads: Tensor) -> Sequence[Tensor]:
     """Payloads (ranks, ·) to work on at a time: on a CPU each by itself, as temporaries then stay in its cache."""
     return payloads.split(1) if payloads.device.type == "cpu" else [payloads]

@@ -7,6 +7,7 @@ from itertools import groupby
 from torch import Tensor
 
 from gradwire.ops.entries import Entries
+from gradwire.ops.host import on_host
 
 Gradient = Tensor | Sequence[Tensor | int] | None
 """A flat gradient (n,); or one per slot, one after another, a number for so many elements that have none."""
@@ -55,14 +56,35 @@ def alike(keys: Iterable[Hashable]) -> list[list[int]]:
     return list(places.values())
 
 
-def alike_parts(rows: Tensor, layouts: Sequence[Entries]) -> Iterator[tuple[Entries, Tensor, int, int]]:
-    """Each layout, neighbours that are alike together, with their rows, and where their parts of a vector begin and
-    end."""
+def split_output(out: Output, sizes: Sequence[int]) -> Sequence[Output]:
+    """An output for each of several vectors of these sizes, one after another; all of it where there is one."""
+    if len(sizes) == 1:
+        return [out]
+    assert isinstance(out, Tensor)
+    return out.split(sizes)
+
+
+Parts = Iterable[tuple[Tensor, Tensor, Entries]]
+"""Vectors (m, n) that are parts of one, a payload of each, (m, ·), and how these are laid out."""
+
+
+def together(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> Parts:
+    """The parts of x (n,), one after another, that are worked on at a time: on a CPU each by itself, on a GPU
+    neighbours of the same layout."""
+    if not on_host(x.device):
+        return alike_parts(x, payloads, layouts)
+    parts = x[None].split([layout.n for layout in layouts], 1)
+    return zip(parts, payloads.split(1), layouts, strict=False)
+
+
+def alike_parts(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> Iterator[tuple[Tensor, Tensor, Entries]]:
+    """`together`, neighbours of the same layout."""
     row = start = 0
     for layout, alike in groupby(layouts):
         count = len(list(alike))
-        yield layout, rows[row : row + count], start, start + count * layout.n
-        row, start = row + count, start + count * layout.n
+        end = start + count * layout.n
+        yield x[start:end].view(count, layout.n), payloads[row : row + count], layout
+        row, start = row + count, end
 
 
 def equal_parts(x: Tensor, rows: Tensor, bounds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:

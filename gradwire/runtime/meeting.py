@@ -14,9 +14,8 @@ import torch
 import gradwire
 from gradwire.controllers import Controller
 from gradwire.ops import native
+from gradwire.ops.backend import backend_for
 from gradwire.ops.host import kind_of
-from gradwire.ops.kernels import orthogonalize
-from gradwire.ops.matrices import product
 from gradwire.ops.noise import uniform
 from gradwire.plans import Plan, sizes_follow_from_shapes
 from gradwire.runtime.failures import Interrupted, ranks_named
@@ -232,8 +231,9 @@ def _arithmetic(device: torch.device) -> str:
 def _checksum(device: torch.device) -> str:
     matrix = uniform((8, 97), torch.Generator().manual_seed(0)).to(device)
     square, thin = matrix @ matrix.T, matrix.new_empty(1, 97, 97)
-    product([matrix[None]], [matrix[None]], [[thin]])
-    orthogonalize([matrix[None]])
+    ops = backend_for(matrix)
+    ops.multiply([[thin]], [matrix[None]], [matrix[None]], subtract=False)
+    ops.orthogonalize([matrix[None]])
     draw = torch.rand(64, generator=torch.Generator(device).manual_seed(0), device=device, dtype=torch.float64)
     numbers = torch.cat([matrix.flatten().double(), square.flatten().double(), thin.flatten().double(), draw])
     return f"{crc32(numbers.cpu().numpy().tobytes()):08x}"

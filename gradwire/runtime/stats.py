@@ -7,7 +7,7 @@ from time import monotonic
 
 import torch
 
-from gradwire.ops.kernels import in_use
+from gradwire.ops.backend import in_use
 from gradwire.runtime.failures import rank_at
 from gradwire.slots import Slot
 from gradwire.transports import Mesh

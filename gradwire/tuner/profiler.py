@@ -20,7 +20,7 @@ from torch import Tensor
 from gradwire.collective import HOST
 from gradwire.controllers.requests import Profiled, ProfileRequest
 from gradwire.ops.gradients import Gradients
-from gradwire.ops.host import kind_of, on_host, synchronize
+from gradwire.ops.host import computing_threads, kind_of, synchronize
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan, sized_by_elements
 from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
@@ -173,11 +173,12 @@ def _table(numbers: Sequence[float], mesh: Mesh, device: torch.device) -> Tensor
 def contention(mesh: Mesh, device: torch.device) -> float:
     """The largest share of its speed that backward loses on a rank while the worker computes: the share that one thread
     more takes from threads that share their cores fairly, half of it at most; none on a GPU."""
-    if not on_host(device):
+    threads = computing_threads(device)
+    if not threads:
         return 0.0
     machine = float(crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
     ranks_here = int(_table([machine], mesh, device).eq(machine).sum())
-    cores, threads = len(os.sched_getaffinity(0)) / ranks_here, torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0)) / ranks_here
     lost = max(0.0, 1 - max(cores, threads) / (threads + 1))
     return slowest([lost], mesh, device)[0]
 

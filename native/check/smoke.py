@@ -8,7 +8,8 @@ from functools import partial
 
 import torch
 
-from gradwire.ops import native, reference
+from gradwire.ops import native
+from gradwire.ops.backend import NATIVE, REFERENCE
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, nearest
 
@@ -16,16 +17,16 @@ from gradwire.ops.formats import Blocks, nearest
 def main() -> None:
     expected = sys.argv[1] == "native"
     assert native.available() == expected, native.reason()
-    ops = native if expected else reference
+    ops = NATIVE if expected else REFERENCE
     gradient, next = torch.linspace(-1, 1, 10_000), torch.empty(10_000)
-    blocks = partial(ops.add_quantise, keep=True)
+    blocks = partial(ops.add_quantise, keep=True, seeds=[0])
     for layout, add, decode in (
         (Entries(10_000, 100), ops.add_select, ops.decode_entries),
         (Blocks((9_000, 1_000), nearest(4)), blocks, ops.decode_blocks),
     ):
         payload, sent = torch.empty(layout.nbytes, dtype=torch.uint8), torch.empty(10_000)
-        assert add(next, None, gradient, 1.0, 0.5, layout, payload)
-        decode(payload[None], sent, layout)
+        assert add(next, None, gradient, 1.0, 0.5, [layout], payload[None])
+        decode(payload[None, None], sent, [layout])
         assert torch.allclose(sent + next, gradient / 2)
     print(f"torch {torch.__version__}: {native.reason()}")
 

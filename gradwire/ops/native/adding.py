@@ -1,5 +1,6 @@
 """Passes over a gradient: see `gradwire.ops.reference.adding`."""
 
+from collections.abc import Sequence
 from ctypes import addressof, byref
 
 import numpy as np
@@ -35,10 +36,21 @@ def add_in(
 
 
 def add_select(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layout: Entries,
-    payload: Tensor, *, nonfinite: Tensor | None = None,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layouts: Sequence[Entries],
+    payloads: Tensor, *, nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference."""
+    if len(layouts) == 1:
+        return _add_select(next, old, gradient, decay, share, layouts[0], payloads[0])
+    parts = next.split([layout.n for layout in layouts])
+    each = zip(parts, layouts, payloads, strict=False)
+    finite = [_add_select(part, part, None, 1.0, 1.0, layout, row) for part, layout, row in each]
+    return all(finite)
+
+
+def _add_select(
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layout: Entries, payload: Tensor
+) -> bool:
     c, struct = library(), layout_struct(layout)
     adding = _Adding(next, old, gradient, decay, share, layout.n)
     space, to = room(c.gw_select_room(layout.n, layout.k)), room_for("payload", payload, layout.nbytes)
@@ -46,10 +58,22 @@ def add_select(
 
 
 def add_quantise(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layout: Blocks, payload: Tensor,
-    *, keep: bool, seed: int = 0, nonfinite: Tensor | None = None,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layouts: Sequence[Blocks],
+    payloads: Tensor, *, keep: bool, seeds: Sequence[int], nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference."""
+    if len(layouts) == 1:
+        return _add_quantise(next, old, gradient, decay, share, layouts[0], payloads[0], keep, seeds[0])
+    parts = next.split([layout.numel for layout in layouts])
+    each = zip(parts, layouts, payloads, seeds, strict=False)
+    finite = [_add_quantise(part, part, None, 1.0, 1.0, layout, row, keep, seed) for part, layout, row, seed in each]
+    return all(finite)
+
+
+def _add_quantise(
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layout: Blocks, payload: Tensor,
+    keep: bool, seed: int,
+) -> bool:  # fmt: skip
     blocks, adding = blocks_struct(layout), _Adding(next, old, gradient, decay, share, layout.numel)
     scales = room_for("payload", payload, layout.nbytes)
     stochastic = layout.code.kind == "stochastic"

@@ -1,5 +1,6 @@
 """Payloads to vectors, and entries to payloads: see `gradwire.ops.reference.decoding` and `.entries`."""
 
+from collections.abc import Sequence
 from ctypes import byref
 
 import numpy as np
@@ -11,48 +12,59 @@ from gradwire.ops.formats import Blocks
 from gradwire.ops.native.addresses import address, output_parts, payload_rows, room_for
 from gradwire.ops.native.library import library, room
 from gradwire.ops.native.structs import blocks_struct, layout_struct, span_array
+from gradwire.ops.reference.entries import joined
 from gradwire.ops.reference.places import in_room, no_payload
-from gradwire.ops.vectors import Output
+from gradwire.ops.vectors import Output, split_output
 
 
-def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
+def decode_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> None:
     """See the reference."""
-    c, struct = library(), blocks_struct(layout)
-    these, spans = payload_rows(rows, layout.nbytes), span_array(output_parts(out, layout.numel))
-    space = room(c.gw_blocks_room(layout.code.block))
-    c.gw_decode_blocks(spans, byref(struct), byref(these), layout.codes_at, space)
+    outs = split_output(out, [layout.numel for layout in layouts])
+    for rows, to, layout in zip(payloads, outs, layouts, strict=False):
+        c, struct = library(), blocks_struct(layout)
+        these, spans = payload_rows(rows, layout.nbytes), span_array(output_parts(to, layout.numel))
+        space = room(c.gw_blocks_room(layout.code.block))
+        c.gw_decode_blocks(spans, byref(struct), byref(these), layout.codes_at, space)
 
 
-def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:
+def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> None:
     """See the reference."""
-    c, struct = library(), layout_struct(layout)
-    these, spans = payload_rows(rows, layout.nbytes), span_array(output_parts(out, layout.n))
-    space = room(c.gw_entries_room(len(rows)))
-    _check(c.gw_decode_entries(spans, byref(struct), byref(these), space), layout)
+    outs = split_output(out, [layout.n for layout in layouts])
+    for rows, to, layout in zip(payloads, outs, layouts, strict=False):
+        c, struct = library(), layout_struct(layout)
+        these, spans = payload_rows(rows, layout.nbytes), span_array(output_parts(to, layout.n))
+        space = room(c.gw_entries_room(len(rows)))
+        _check(c.gw_decode_entries(spans, byref(struct), byref(these), space), layout)
 
 
-def pack_entries(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
+def pack_entries(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
     """See the reference."""
     sent = values.clone()
-    _pack(payload, layout, indices, sent)
+    for payload, places, own in zip(payloads, indices, sent, strict=True):
+        _pack(payload, layout, places, own)
     return sent
 
 
-def pack_places(payload: Tensor, layout: Places, indices: Tensor) -> None:
+def pack_places(payloads: Tensor, layout: Places, indices: Tensor) -> None:
     """See the reference."""
-    _pack(payload, layout, indices, None)
+    for payload, places in zip(payloads, indices, strict=True):
+        _pack(payload, layout, places, None)
 
 
-def unpack_entries(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
+def unpack_entries(payloads: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
     """See the reference."""
+    return joined(_unpack_one(payload, layout) for payload in payloads)
+
+
+def _unpack_one(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
     values = torch.empty(layout.k, dtype=torch.float32, device="cpu")
     indices = _unpack(payload, layout, values)
     return indices, values[: len(indices)]
 
 
-def unpack_places(payload: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+def unpack_places(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
     """See the reference."""
-    return in_room(_unpack(payload, layout, None), layout.k)
+    return in_room([_unpack(payload, layout, None) for payload in payloads], layout.k)
 
 
 def _pack(payload: Tensor, layout: Entries | Places, indices: Tensor, values: Tensor | None) -> None:

@@ -8,35 +8,39 @@ from torch import Tensor
 from gradwire.ops.native.addresses import address, matrices
 from gradwire.ops.native.library import library
 from gradwire.ops.native.structs import Matrices
+from gradwire.ops.reference import low_rank
+from gradwire.ops.reference.low_rank import ROWS
+
+THIN = 8
+"""Up to this rank products are bound by memory, and the library's are the fastest; above it BLAS's are."""
 
 
-def project_rows(matrices_: Tensor, q: Tensor, out: Tensor) -> None:
+def project(matrices_: Sequence[Tensor], basis: Sequence[Tensor], out: Sequence[Tensor], side: int) -> None:
     """See the reference."""
-    m, shape = matrices("matrices", matrices_, q)
-    library().gw_project_rows(m, byref(shape), _right("q", q, shape), _left("out", out, shape))
+    for matrix, factor, to in zip(matrices_, basis, out, strict=True):
+        (project_batch if factor.shape[1] <= THIN else low_rank.project_batch)(matrix, factor, to, side)
 
 
-def project_columns(matrices_: Tensor, p: Tensor, out: Tensor) -> None:
+def project_batch(matrices_: Tensor, basis: Tensor, out: Tensor, side: int) -> None:
+    """`project` of one batch, of any rank."""
+    m, shape = matrices("matrices", matrices_, basis)
+    if side == ROWS:
+        library().gw_project_rows(m, byref(shape), _right("q", basis, shape), _left("out", out, shape))
+    else:
+        library().gw_project_columns(m, byref(shape), _left("p", basis, shape), _right("out", out, shape))
+
+
+def multiply(out: Sequence[Sequence[Tensor]], p: Sequence[Tensor], q: Sequence[Tensor], *, subtract: bool) -> None:
     """See the reference."""
-    m, shape = matrices("matrices", matrices_, p)
-    library().gw_project_columns(m, byref(shape), _left("p", p, shape), _right("out", out, shape))
+    for parts, left, right in zip(out, p, q, strict=True):
+        (multiply_batch if left.shape[1] <= THIN else low_rank.multiply_batch)(parts, left, right, subtract=subtract)
 
 
-def product(p: Tensor, q: Tensor, out: Sequence[Tensor]) -> None:
-    """See the reference."""
-    sizes = [len(part) for part in out]
-    for part, left, right in zip(out, p.split(sizes), q.split(sizes), strict=True):
-        _product("out", part, left, right, subtract=False)
-
-
-def subtract_product(from_: Tensor, p: Tensor, q: Tensor) -> None:
-    """See the reference."""
-    _product("from_", from_, p, q, subtract=True)
-
-
-def _product(name: str, to: Tensor, p: Tensor, q: Tensor, *, subtract: bool) -> None:
-    m, shape = matrices(name, to, p)
-    library().gw_product(m, byref(shape), _left("p", p, shape), _right("q", q, shape), subtract)
+def multiply_batch(out: Sequence[Tensor], p: Tensor, q: Tensor, *, subtract: bool) -> None:
+    """`multiply` of one batch, of any rank."""
+    for part, left, right in low_rank.with_factors(out, p, q):
+        m, shape = matrices("out", part, left)
+        library().gw_product(m, byref(shape), _left("p", left, shape), _right("q", right, shape), subtract)
 
 
 def _left(name: str, factor: Tensor, shape: Matrices) -> int:

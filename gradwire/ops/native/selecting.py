@@ -1,5 +1,7 @@
 """Which elements are the largest: see `gradwire.ops.reference.selecting`."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,10 +18,10 @@ COLUMNS = 128
 
 def top_k(x: Tensor, k: int) -> Tensor:
     """See the reference."""
-    c, n = library(), len(x)
+    c, n = library(), x.shape[-1]
     start, indices = _vector(x), torch.empty(min(n, k), dtype=torch.int32, device="cpu")
     found = c.gw_top_k(start, n, k, indices.data_ptr(), room(c.gw_select_room(n, k)))
-    return indices[:found].long()
+    return indices[:found].long().view(*x.shape[:-1], -1)
 
 
 def above(x: Tensor, bound: float, most: int) -> tuple[Tensor, Tensor] | None:
@@ -32,13 +34,18 @@ def above(x: Tensor, bound: float, most: int) -> tuple[Tensor, Tensor] | None:
 
 
 def _vector(x: Tensor) -> int:
-    if len(x) > LONGEST:
+    if x.numel() > LONGEST:
         raise refused("x", x, "fewer than 2^31 elements")
-    return address("x", x, len(x))
+    return address("x", x, x.shape[-1])
+
+
+def top_k_each(matrices: Sequence[Tensor], k: int, axis: int) -> Sequence[Tensor]:
+    """See the reference."""
+    return [(top_k_rows if axis == 1 else top_k_columns)(matrix, k) for matrix in matrices]
 
 
 def top_k_rows(matrix: Tensor, k: int) -> Tensor:
-    """See the reference."""
+    """`top_k_each` of a matrix's rows."""
     rows, length = matrix.shape
     if k > length:
         raise ValueError(f"k={k} of rows of {length} elements; use {length} or fewer")
@@ -49,7 +56,7 @@ def top_k_rows(matrix: Tensor, k: int) -> Tensor:
 
 
 def top_k_columns(matrix: Tensor, k: int) -> Tensor:
-    """See the reference."""
+    """`top_k_each` of a matrix's columns."""
     rows, columns = matrix.shape
     chosen = torch.empty(columns, k, dtype=torch.int64, device="cpu")
     step = max(COLUMNS, TILE // rows)

@@ -1,16 +1,18 @@
 """The next residual from the old one and a gradient, and what encodes it."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks
 from gradwire.ops.reference import blocks, grid
-from gradwire.ops.reference.entries import pack_entries
+from gradwire.ops.reference.entries import move_entries
 from gradwire.ops.reference.finite import Finite, both, finite_in, told
 from gradwire.ops.reference.selecting import top_k
 from gradwire.ops.tiles import spans
-from gradwire.ops.vectors import Gradient, Share, placed
+from gradwire.ops.vectors import Gradient, Share, placed, together
 from gradwire.torch_private.foreach import copy_each
 
 
@@ -68,33 +70,35 @@ def _add(part: Tensor, old: Tensor | None, gradient: Tensor | None, decay: float
 
 
 def add_select(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layout: Entries,
-    payload: Tensor, *, nonfinite: Tensor | None = None,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layouts: Sequence[Entries],
+    payloads: Tensor, *, nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
-    """`add_in`, then the `layout.k` largest of `next` to payload (layout.nbytes,) uint8, and what is sent out of it.
+    """`add_in`, then the `layout.k` largest elements of each part of `next`, one after another, to a payload of its
+    own, (parts, ≥ nbytes) uint8, and what is sent out of it. There are several layouts only where `next` is the sum
+    already.
 
     Which ones is what `top_k` says.
     """
     finite = add_in(next, old, gradient, decay, share, nonfinite=nonfinite)
-    indices = top_k(next, layout.k)
-    values = next[indices]
-    sent = pack_entries(payload, layout, indices, values)
-    if layout.exact:
-        next.index_fill_(0, indices, 0)
-    else:
-        next[indices] = values - sent
+    for parts, rows, layout in together(next, payloads, layouts):
+        move_entries(parts, rows, layout, top_k(parts, layout.k))
     return finite
 
 
 def add_quantise(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layout: Blocks, payload: Tensor,
-    *, keep: bool, seed: int = 0, nonfinite: Tensor | None = None,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layouts: Sequence[Blocks],
+    payloads: Tensor, *, keep: bool, seeds: Sequence[int], nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
-    """`add_in`, then `next` as blocks to payload (layout.nbytes,) uint8, and where `keep`, what is sent out of it.
+    """`add_in`, then each part of `next`, one after another, as blocks to a payload of its own, (parts, ≥ nbytes)
+    uint8, and where `keep`, what is sent out of it. There are several layouts only where `next` is the sum already.
 
-    False also where a scale is not finite. Stochastic codes draw their noise from numpy's SFC64 with this seed, 16 bits
-    an element, block by block, each from a fresh word of 64 bits; on a GPU from torch's generator.
+    False also where a scale is not finite. Stochastic codes draw their noise from numpy's SFC64 with the part's seed,
+    16 bits an element, block by block, each from a fresh word of 64 bits; on a GPU from torch's generator, and in
+    Triton from the first seed.
     """
     finite = _add_in(next, old, gradient, decay, share)
     encode = blocks.encode if next.device.type == "cpu" else grid.encode
-    return told(both(finite, encode(next, layout, payload, keep=keep, seed=seed)), nonfinite)
+    parts = next.split([layout.numel for layout in layouts])
+    for part, layout, payload, seed in zip(parts, layouts, payloads, seeds, strict=False):
+        finite = both(finite, encode(part, layout, payload, keep=keep, seed=seed))
+    return told(finite, nonfinite)

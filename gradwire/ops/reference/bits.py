@@ -1,5 +1,6 @@
 """Codes of 1, 2, 3, 4 or 8 bits, packed, the first element lowest."""
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.host import to_device
+from gradwire.ops.workspace import Workspace
 
 _EIGHT_BITS = 0x0102_0408_1020_4080
 
@@ -37,6 +39,22 @@ def unpack_bits(codes: Tensor) -> Tensor:
 def unpack_signs(codes: Tensor, out: Tensor) -> None:
     """Writes +1 or -1 for each of out's n elements from codes (ceil(n/8),)."""
     _lookup(_sign_table(codes.device), codes, out)
+
+
+def add_signs(
+    rows: Tensor, out: Tensor, scratch: Workspace, unpack: Callable[[Tensor, Tensor], None] = unpack_signs
+) -> None:
+    """Writes the sum over the ranks of what `unpack_signs` would make of rows (ranks, ceil(n/8)) to out (n,), on a CPU
+    no more than a tile."""
+    if out.device.type != "cpu":
+        plus = unpack_bits(rows).view(len(rows), -1)[:, : len(out)]
+        torch.sum(plus, 0, dtype=out.dtype, out=out).mul_(2).sub_(len(rows))
+        return
+    other = scratch.tensor("signs", (len(out),))
+    for rank, row in enumerate(rows):
+        unpack(row, other if rank else out)
+        if rank:
+            out.add_(other)
 
 
 def pack_codes(numbers: Tensor, codes: Tensor, bits: int) -> None:
@@ -72,7 +90,8 @@ def unpack_codes(codes: Tensor, numbers: Tensor, bits: int) -> None:
 
 
 def pack_words(words: Tensor, bits: int, codes: Tensor) -> None:
-    """Writes the low `bits` bits of each of words (..., k) to codes (..., k·bits/8) uint8, lowest first."""
+    """Writes the low `bits` bits of each of words (..., k) to codes (..., k·bits/8) uint8, lowest first; k is a
+    multiple of 8."""
     spread = words.to(torch.int32).unsqueeze(-1) >> torch.arange(bits, dtype=torch.int32, device=words.device) & 1
     weights = 1 << torch.arange(8, dtype=torch.int32, device=words.device)
     codes.copy_((spread.flatten(-2).unflatten(-1, (-1, 8)) * weights).sum(-1))

@@ -1,6 +1,6 @@
 """The sum of all ranks' payloads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,21 +11,24 @@ from gradwire.ops.formats import Blocks
 from gradwire.ops.reference.blocks import decode, walk
 from gradwire.ops.reference.entries import unpack_entries, unpack_entry_rows
 from gradwire.ops.reference.grid import sum_blocks
-from gradwire.ops.vectors import Output, outputs
+from gradwire.ops.vectors import Output, outputs, together
 from gradwire.torch_private.foreach import copy_each
 
 
-def decode_blocks(rows: Tensor, out: Output, layout: Blocks) -> None:
-    """Writes the sum of what rows (ranks, ≥ nbytes) uint8 stand for to `out`, rank by rank: the same on every
-    replica."""
-    with whole(out, layout.numel) as total:
-        _sum_blocks(rows, total, layout)
+def decode_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> None:
+    """Writes to each part of `out`, one after another, the sum of what its payloads (parts, ranks, ≥ nbytes) uint8
+    stand for, rank by rank: the same on every replica. `out` may be in several tensors, which end anywhere."""
+    sizes = [layout.numel for layout in layouts]
+    with whole(out, sum(sizes)) as total:
+        for part, rows, layout in zip(total.split(sizes), payloads, layouts, strict=False):
+            _sum_blocks(rows, part, layout)
 
 
-def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:
+def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> None:
     """As `decode_blocks`. Raises ValueError for what is no payload; what is in `out` then is unspecified."""
-    with whole(out, layout.n) as total:
-        _sum_entries(rows, total, layout)
+    with whole(out, sum(layout.n for layout in layouts)) as total:
+        for parts, rows, layout in together(total, payloads, layouts):
+            _sum_entries(rows, parts.zero_(), layout)
 
 
 @contextmanager
@@ -48,11 +51,13 @@ def _sum_blocks(rows: Tensor, out: Tensor, layout: Blocks) -> None:
             (part.add_ if rank else part.copy_)(values)
 
 
-def _sum_entries(rows: Tensor, out: Tensor, layout: Entries) -> None:
-    out.zero_()
+def _sum_entries(payloads: Tensor, out: Tensor, layout: Entries) -> None:
+    """Payloads (parts, ranks, ≥ nbytes) to out (parts, n), which is zero; on a CPU of one part."""
     if out.device.type != "cpu":
-        unpacked = zip(*unpack_entry_rows(rows, layout), strict=True)
-    else:
-        unpacked = (unpack_entries(row, layout) for row in rows)
-    for indices, values in unpacked:
-        out.index_add_(0, indices, values)
+        indices, values = unpack_entry_rows(payloads.flatten(0, 1), layout)
+        indices, values = (each.view(*payloads.shape[:2], -1) for each in (indices, values))
+        for rank in range(payloads.shape[1]):
+            out.scatter_add_(1, indices[:, rank], values[:, rank])
+        return
+    for row in payloads[0]:
+        out[0].index_add_(0, *unpack_entries(row[None], layout))

@@ -1,5 +1,6 @@
 """Some of n elements with their indices: see `gradwire.ops.entries.Entries`."""
 
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import torch
@@ -12,15 +13,10 @@ from gradwire.ops.reference.places import no_payload, pack_place_rows, places_in
 LARGEST = float(torch.finfo(torch.bfloat16).max)
 
 
-def pack_entries(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
-    """Ascending indices (≤ k,) int64 and values to payload (nbytes,) uint8; returns what was sent of each value. Zeros
-    have no level, and take no room where levels are sent."""
-    return pack_entry_rows(payload[None], layout, indices[None], values[None])[0]
-
-
-def pack_entry_rows(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
-    """As `pack_entries`, (rows, ≤ k) to payloads (rows, ≥ nbytes). Behind a row's last entry may be zeros at an index
-    of n or more, which are none."""
+def pack_entries(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
+    """Ascending indices (rows, ≤ k) int64 and values to payloads (rows, ≥ nbytes) uint8; returns what was sent of each
+    value. Zeros have no level, and take no room where levels are sent. Behind a row's last entry may be zeros at an
+    index of n or more, which are none."""
     if not layout.exact:
         return _pack_levels(payloads, layout, indices, values)
     room = payloads[:, layout.values_at : layout.nbytes].view(torch.float32)
@@ -30,14 +26,35 @@ def pack_entry_rows(payloads: Tensor, layout: Entries, indices: Tensor, values: 
     return values
 
 
-def unpack_entries(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
-    """Indices (≤ k,) int64 and values of a payload; raises ValueError where it cannot be one. On a GPU k of them, of
-    which some values may be 0."""
-    if len(payload) < layout.nbytes:
-        raise ValueError(f"a payload of {len(payload)} bytes; {layout} takes {layout.nbytes}")
-    if payload.device.type != "cpu":
-        indices, values = unpack_entry_rows(payload[None], layout)
-        return indices[0], values[0]
+Pack = Callable[[Tensor, Entries, Tensor, Tensor], Tensor]
+
+
+def move_entries(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor, pack: Pack = pack_entries) -> None:
+    """Moves the elements of vectors x (rows, n) at ascending indices (rows, ≤ k) to payloads (rows, ≥ nbytes): leaves
+    in x what is not sent of them."""
+    values = x.gather(1, indices)
+    sent = pack(payloads, layout, indices, values)
+    x.scatter_(1, indices, 0) if layout.exact else x.scatter_(1, indices, values - sent)
+
+
+def unpack_entries(payloads: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
+    """Indices int64 and values, (m,) each, of payloads (rows, ≥ nbytes), one payload after another; raises ValueError
+    for what cannot be one. On a GPU k of each, of which some values may be 0."""
+    if payloads.shape[1] < layout.nbytes:
+        raise ValueError(f"a payload of {payloads.shape[1]} bytes; {layout} takes {layout.nbytes}")
+    if payloads.device.type != "cpu":
+        indices, values = unpack_entry_rows(payloads, layout)
+        return indices.view(-1), values.reshape(-1)
+    return joined(_unpack_one(row, layout) for row in payloads)
+
+
+def joined(unpacked: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Indices and values of several payloads, one after another."""
+    indices, values = zip(*unpacked, strict=True)
+    return (indices[0], values[0]) if len(indices) == 1 else (torch.cat(indices), torch.cat(values))
+
+
+def _unpack_one(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
     indices = places_in(_places(payload, layout), layout.places)
     if indices is None:
         raise no_payload(layout)
@@ -45,7 +62,7 @@ def unpack_entries(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
 
 
 def unpack_entry_rows(payloads: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
-    """As `unpack_entries`, of several payloads (rows, ≥ nbytes) on a GPU: (rows, k) each."""
+    """As `unpack_entries`, on a GPU: (rows, k) each."""
     indices, filled = unpack_place_rows(_places(payloads, layout), layout.places)
     values = _values(payloads, layout, indices)
     return indices, values if layout.exact else values * filled

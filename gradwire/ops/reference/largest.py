@@ -15,11 +15,15 @@ def top_k(x: Tensor, k: int, scratch: Workspace) -> Tensor:
     """Indices (≤ k,) int64, ascending, of the k largest |x|, exactly.
 
     Fewer than k come back only where all others are zero (or subnormal, below 1.2e-38). Among equal
-    magnitudes the first win. x: (n,) float32; on a GPU (..., n), of each vector always k.
+    magnitudes the first win. x: (n,) float32, or one row (1, n); on a GPU (..., n), of each vector always k.
     """
     if x.device.type != "cpu":
         magnitude = torch.abs(x, out=scratch.tensor("magnitude", tuple(x.shape)))
         return magnitude.topk(k, sorted=False).indices.sort().values
+    return _top_k(x.view(-1), k, scratch).view(*x.shape[:-1], -1)
+
+
+def _top_k(x: Tensor, k: int, scratch: Workspace) -> Tensor:
     for slack in (4.0, 40.0):
         survivors, magnitude = _above(x, lower_bound(x, k, slack), scratch)
         if len(survivors) >= k:

@@ -1,58 +1,57 @@
 """Products of batches of matrices with thin factors on their left: P (k, rank, rows) and Q (k, rank, columns)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from gradwire.ops.tiles import TILE
 
+ROWS, COLUMNS = 0, 1
+"""The sides of a matrix: P's rows are as long as it has rows, and Q's as it has columns."""
 SMALL = 1024
 """Elements that a CPU copies in the time that torch takes to begin the product of two matrices."""
 
 
-def project_rows(matrices: Tensor, q: Tensor, out: Tensor) -> None:
-    """out = Q Mᵀ, for M (k, rows, columns)."""
-    torch.bmm(q, matrices.mT, out=out)
+def project(matrices: Sequence[Tensor], basis: Sequence[Tensor], out: Sequence[Tensor], side: int) -> None:
+    """Of each batch M (k, rows, columns) the factors of one side from those of the other: P = Q Mᵀ for side ROWS,
+    Q = P M for COLUMNS."""
+    for matrix, factor, to in zip(matrices, basis, out, strict=True):
+        project_batch(matrix, factor, to, side)
 
 
-def project_columns(matrices: Tensor, p: Tensor, out: Tensor) -> None:
-    """out = P M, for M (k, rows, columns)."""
-    torch.bmm(p, matrices, out=out)
+def project_batch(matrices: Tensor, basis: Tensor, out: Tensor, side: int) -> None:
+    """`project` of one batch."""
+    torch.bmm(basis, matrices.mT if side == ROWS else matrices, out=out)
 
 
-def project_all(matrices: Sequence[Tensor], p: Sequence[Tensor], q: Sequence[Tensor], *, to_rows: bool) -> None:
-    """P = Q Mᵀ or, not `to_rows`, Q = P M, batch by batch."""
-    for matrix, left, right in zip(matrices, p, q, strict=True):
-        if to_rows:
-            project_rows(matrix, right, left)
-        else:
-            project_columns(matrix, left, right)
+def multiply(out: Sequence[Sequence[Tensor]], p: Sequence[Tensor], q: Sequence[Tensor], *, subtract: bool) -> None:
+    """M = Pᵀ Q or, to `subtract` it, M -= Pᵀ Q, batch by batch, each in one tensor M (k, rows, columns) or, on a CPU,
+    in several, k matrices in all."""
+    for parts, left, right in zip(out, p, q, strict=True):
+        multiply_batch(parts, left, right, subtract=subtract)
 
 
-def multiply_all(matrices: Sequence[Tensor], p: Sequence[Tensor], q: Sequence[Tensor], *, subtract: bool) -> None:
-    """M = Pᵀ Q or, to `subtract` it, M -= Pᵀ Q, batch by batch."""
-    for matrix, left, right in zip(matrices, p, q, strict=True):
-        if subtract:
-            subtract_product(matrix, left, right)
-        else:
-            product(left, right, [matrix])
+def multiply_batch(out: Sequence[Tensor], p: Tensor, q: Tensor, *, subtract: bool) -> None:
+    """`multiply` of one batch."""
+    for part, left, right in with_factors(out, p, q):
+        (_subtract if subtract else _write)(part, left.mT, right)
 
 
-def product(p: Tensor, q: Tensor, out: Sequence[Tensor]) -> None:
-    """out = Pᵀ Q; `out` is k matrices in one tensor or in several."""
+def with_factors(out: Sequence[Tensor], p: Tensor, q: Tensor) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+    """Each part of a batch with its factors."""
+    if len(out) == 1:
+        return [(out[0], p, q)]
     sizes = [len(part) for part in out]
-    for part, left, right in zip(out, p.split(sizes), q.split(sizes), strict=True):
-        _write(part, left.mT, right)
+    return zip(out, p.split(sizes), q.split(sizes), strict=True)
 
 
-def subtract_product(from_: Tensor, p: Tensor, q: Tensor) -> None:
-    """from_ -= Pᵀ Q, for `from_` (k, rows, columns)."""
+def _subtract(from_: Tensor, left: Tensor, right: Tensor) -> None:
     if _is_slow(from_):
-        for part, tile in _products(from_, p.mT, q):
+        for part, tile in _products(from_, left, right):
             part.sub_(tile)
     else:
-        from_.baddbmm_(p.mT, q, alpha=-1)
+        from_.baddbmm_(left, right, alpha=-1)
 
 
 def _write(out: Tensor, left: Tensor, right: Tensor) -> None:

@@ -22,6 +22,8 @@ def orthogonalize(factors: Sequence[Tensor]) -> None:
     Whatever the rows are, zero and linearly dependent ones too, the result is finite and orthonormal and spans
     them, so that nothing divides by zero and a later gradient finds a basis.
     """
+    if not factors:
+        return
     bases: list[Tensor] = []
     shapes = alike(factor.shape[1:] for factor in factors)
     for places in shapes:

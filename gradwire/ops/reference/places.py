@@ -1,5 +1,6 @@
 """Coordinates to payloads and back: see `gradwire.ops.entries.Places`."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -9,9 +10,9 @@ from gradwire.ops.entries import Places
 from gradwire.ops.reference.bits import pack_bits, unpack_bits
 
 
-def pack_places(payload: Tensor, layout: Places, indices: Tensor) -> None:
-    """Ascending indices (≤ k,) int64 to payload (nbytes,) uint8."""
-    pack_place_rows(payload[None], layout, indices[None], torch.ones_like(indices[None], dtype=torch.bool))
+def pack_places(payloads: Tensor, layout: Places, indices: Tensor) -> None:
+    """Ascending indices (rows, ≤ k) int64 to payloads (rows, ≥ nbytes) uint8."""
+    pack_place_rows(payloads, layout, indices, torch.ones_like(indices, dtype=torch.bool))
 
 
 def pack_place_rows(payloads: Tensor, layout: Places, indices: Tensor, filled: Tensor) -> None:
@@ -28,23 +29,24 @@ def pack_place_rows(payloads: Tensor, layout: Places, indices: Tensor, filled: T
     pack_bits(bits[:, :-8], payloads[:, : layout.nbytes])
 
 
-def unpack_places(payload: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
-    """The coordinates (k,) int64, and which of the room was filled, (k,) bool; raises ValueError for what is no
-    payload."""
-    if payload.device.type != "cpu":
-        indices, filled = unpack_place_rows(payload[None], layout)
-        return indices[0], filled[0]
-    found = places_in(payload, layout)
-    if found is None:
+def unpack_places(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+    """The coordinates (rows, k) int64 of payloads (rows, ≥ nbytes), and which of this room was filled, (rows, k) bool;
+    on a CPU raises ValueError for what is no payload."""
+    if payloads.device.type != "cpu":
+        return unpack_place_rows(payloads, layout)
+    found = [places_in(row, layout) for row in payloads]
+    if any(each is None for each in found):
         raise no_payload(layout)
-    return in_room(found, layout.k)
+    return in_room([each for each in found if each is not None], layout.k)
 
 
-def in_room(found: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Coordinates (≤ k,) int64, zeros behind them, and which of the room (k,) they fill; on a CPU."""
-    indices = torch.zeros(k, dtype=torch.int64, device="cpu")
-    indices[: len(found)] = found
-    return indices, torch.arange(k, dtype=torch.int64, device="cpu") < len(found)
+def in_room(found: Sequence[Tensor], k: int) -> tuple[Tensor, Tensor]:
+    """Coordinates (≤ k,) int64 of each row, zeros behind them, and which of the room (rows, k) they fill; on a CPU."""
+    indices = torch.zeros(len(found), k, dtype=torch.int64, device="cpu")
+    counts = torch.tensor([[len(each)] for each in found], dtype=torch.int64, device="cpu")
+    for row, each in zip(indices, found, strict=True):
+        row[: len(each)] = each
+    return indices, torch.arange(k, dtype=torch.int64, device="cpu") < counts
 
 
 def places_in(payload: Tensor, layout: Places) -> Tensor | None:

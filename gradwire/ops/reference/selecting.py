@@ -1,6 +1,7 @@
 """Which elements are the largest."""
 
 import threading
+from collections.abc import Sequence
 from math import inf
 
 import torch
@@ -13,36 +14,38 @@ _kept = threading.local()
 
 
 def top_k(x: Tensor, k: int) -> Tensor:
-    """Indices (≤ k,) int64, ascending, of the k largest |x|, exactly; x: (n,) float32.
+    """Indices (..., ≤ k) int64, ascending, of the k largest |x|, exactly; x: (n,) float32 or one row (1, n), on a GPU
+    any (..., n).
 
-    Fewer than k come back only where all others are zero, subnormal (below 1.2e-38) or NaN. Among equal magnitudes the
-    first win.
+    Fewer than k come back only where all others are zero, subnormal (below 1.2e-38) or NaN; on a GPU always k. Among
+    equal magnitudes the first win.
     """
     return largest.top_k(x, k, scratch_for(x))
 
 
 def above(x: Tensor, bound: float, most: int) -> tuple[Tensor, Tensor] | None:
     """Indices (m,) int64, ascending, and magnitudes (m,) of the elements of x (n,) with |x| ≥ bound; None where there
-    are more than `most`."""
+    are more than `most`. On a CPU."""
     found = largest.few_above(x, bound, most, scratch_for(x))
     return (torch.from_numpy(found[0]), torch.from_numpy(found[1])) if found else None
 
 
-def top_k_rows(matrix: Tensor, k: int) -> Tensor:
-    """Column indices (rows, k) int64, ascending, of the k largest magnitudes of each row of (rows, columns) float32.
+def top_k_each(matrices: Sequence[Tensor], k: int, axis: int) -> Sequence[Tensor]:
+    """Of several matrices (rows, columns) float32 of one shape, the places of the k largest magnitudes of each row,
+    (rows, k) int64, where `axis` is 1, and of each column, (columns, k), where it is 0.
 
-    Always k of them: zeros count too, and NaN counts as infinite. Among equal magnitudes the first win.
+    Always k of them: zeros count too, and NaN counts as infinite. Ascending on a CPU, where the first of equal
+    magnitudes win; on a GPU all matrices in one call.
     """
-    return slices.top_k_rows(_sound(matrix), k, scratch_for(matrix))
-
-
-def top_k_columns(matrix: Tensor, k: int) -> Tensor:
-    """Row indices (columns, k) int64 of the k largest magnitudes of each column; see `top_k_rows`."""
-    return slices.top_k_columns(_sound(matrix), k, scratch_for(matrix))
+    if matrices[0].device.type == "cpu":
+        largest_of = slices.top_k_rows if axis == 1 else slices.top_k_columns
+        return [largest_of(_sound(matrix), k, scratch_for(matrix)) for matrix in matrices]
+    chosen = torch.stack(list(matrices)).abs_().topk(k, dim=1 + axis, sorted=False).indices
+    return (chosen if axis == 1 else chosen.mT).unbind()
 
 
 def _sound(matrix: Tensor) -> Tensor:
-    if matrix.device.type != "cpu" or not matrix.sum().isnan():
+    if not matrix.sum().isnan():
         return matrix
     return matrix.nan_to_num(nan=inf, posinf=inf, neginf=-inf)
 

@@ -14,14 +14,9 @@ COLUMNS = 128
 
 
 def top_k_rows(matrix: Tensor, k: int, scratch: Workspace) -> Tensor:
-    """Column indices (rows, k) int64 of the k largest magnitudes of each row of (rows, columns) float32.
-
-    Ascending on a CPU, where the first of equal magnitudes win.
-    """
+    """Column indices (rows, k) int64, ascending, of the k largest magnitudes of each row of (rows, columns) float32;
+    the first of equal magnitudes win. On a CPU."""
     rows, length = matrix.shape
-    if matrix.device.type != "cpu":
-        magnitude = torch.abs(matrix, out=scratch.tensor("magnitude", (rows, length)))
-        return magnitude.topk(k, sorted=False).indices
     chosen = torch.empty(rows, k, dtype=torch.int64, device="cpu")
     step = max(1, TILE // length)
     for start in range(0, rows, step):
@@ -34,9 +29,6 @@ def top_k_rows(matrix: Tensor, k: int, scratch: Workspace) -> Tensor:
 def top_k_columns(matrix: Tensor, k: int, scratch: Workspace) -> Tensor:
     """Row indices (columns, k) int64 of the k largest magnitudes of each column; see `top_k_rows`."""
     rows, columns = matrix.shape
-    if matrix.device.type != "cpu":
-        magnitude = torch.abs(matrix, out=scratch.tensor("magnitude", (rows, columns)))
-        return magnitude.topk(k, dim=0, sorted=False).indices.T.contiguous()
     chosen = torch.empty(columns, k, dtype=torch.int64, device="cpu")
     step = max(COLUMNS, TILE // rows)
     for start in range(0, columns, step):

@@ -12,11 +12,11 @@ from gradwire.ops.reference.adding import gathered
 from gradwire.ops.reference.selecting import scratch_for
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.codes import quantise_kernel
-from gradwire.ops.triton.entries import move_entries
+from gradwire.ops.triton.entries import move_to_zeros
 from gradwire.ops.triton.launching import programs_for
 from gradwire.ops.triton.sums import add_kernel, mask_kernel, measure_kernel
 from gradwire.ops.triton.tables import KINDS, shape_of, table_of
-from gradwire.ops.vectors import Gradient, Share
+from gradwire.ops.vectors import Gradient, Share, alike_parts
 
 SIZE = 2048
 """Elements of a program."""
@@ -50,10 +50,13 @@ def add_in(
 
 
 def add_select(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layout: Entries,
-    payload: Tensor, *, nonfinite: Tensor | None = None,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layouts: Sequence[Entries],
+    payloads: Tensor, *, nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
-    """See the reference."""
+    """See the reference. Parts of the same layout take as many launches as one."""
+    if len(layouts) > 1:
+        return _select_parts(next, payloads, layouts)
+    layout, payload = layouts[0], payloads[0]
     adding, n = _Adding(next, old, gradient, decay, share, nonfinite), len(next)
     magnitude, zeros = (
         scratch_for(next).tensor("magnitude", (n,)),
@@ -64,36 +67,36 @@ def add_select(
         len(zeros) // 4, **adding.has, SIZE=SIZE,
     )  # fmt: skip
     indices = magnitude.topk(layout.k, sorted=False).indices.sort().values
-    move_entries(next[None], payload[None], layout, indices[None])
+    move_to_zeros(next[None], payload[None], layout, indices[None])
+    return True
+
+
+def _select_parts(x: Tensor, rows: Tensor, layouts: Sequence[Entries]) -> bool:
+    rows.zero_()
+    magnitude = torch.abs(x, out=scratch_for(x).tensor("magnitude", (len(x),)))
+    each = zip(alike_parts(x, rows, layouts), alike_parts(magnitude, rows, layouts), strict=True)
+    for (parts, payloads, layout), (sizes, _, _) in each:
+        move_to_zeros(parts, payloads, layout, sizes.topk(layout.k, 1, sorted=False).indices.sort(1).values)
     return True
 
 
 def mask_zeros(x: Tensor, other: Tensor) -> None:
-    """See `gradwire.ops.kernels`."""
+    """See the reference."""
     launching.launch(mask_kernel, programs_for(len(x), SIZE), x, other, len(x), SIZE=SIZE)
 
 
 def add_quantise(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layout: Blocks, payload: Tensor,
-    *, keep: bool, seed: int = 0, nonfinite: Tensor | None = None,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layouts: Sequence[Blocks],
+    payloads: Tensor, *, keep: bool, seeds: Sequence[int], nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
-    """See the reference."""
+    """See the reference, all parts in one launch. One seed does for all, for an element's noise depends on where it is;
+    what lies between and behind scales and codes stays as it was."""
     adding = _Adding(next, old, gradient, decay, share, nonfinite)
-    _quantise(adding, payload[None], (layout,), keep=keep, seed=seed)
-    return True
-
-
-def quantise_parts(x: Tensor, rows: Tensor, layouts: Sequence[Blocks], *, keep: bool, seeds: Sequence[int]) -> None:
-    """See `gradwire.ops.kernels`; one seed does for all, for an element's noise depends on where it is."""
-    _quantise(_Adding(x, x, None, 1.0, 1.0, None), rows, tuple(layouts), keep=keep, seed=seeds[0])
-
-
-def _quantise(adding: _Adding, payloads: Tensor, layouts: tuple[Blocks, ...], *, keep: bool, seed: int) -> None:
-    """To payloads (layouts, ≥ nbytes); what lies between and behind scales and codes stays as it was."""
     code, (each, width) = layouts[0].code, shape_of(layouts[0])
-    table = table_of(layouts, payloads.stride(0), payloads.device)
+    table = table_of(tuple(layouts), payloads.stride(0), payloads.device)
     launching.launch(
         quantise_kernel, programs_for(table.shape[1], each), *adding.tensors, *adding.numbers, table, table.shape[1],
-        payloads, seed & 0x7FFF_FFFF, **adding.has, KEEP=keep, KIND=KINDS[code.kind], BITS=code.bits, TOP=code.top,
+        payloads, seeds[0] & 0x7FFF_FFFF, **adding.has, KEEP=keep, KIND=KINDS[code.kind], BITS=code.bits, TOP=code.top,
         ROWS=each, WIDTH=width,
     )  # fmt: skip
+    return True

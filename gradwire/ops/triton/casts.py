@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
-"""Numbers as another type: see `gradwire.ops.kernels`."""
+"""Numbers as another type: see `gradwire.ops.reference.casting`."""
 
 from collections.abc import Sequence
 
@@ -40,7 +40,7 @@ def cast_kernel(x, rows, n, length, apart, limit, KEEP: tl.constexpr, SIZE: tl.c
 
 
 def cast_parts(x: Tensor, rows: Tensor, bounds: Sequence[int], limit: float, *, keep: bool) -> None:
-    """See `gradwire.ops.kernels`."""
+    """See the reference."""
     n, length = len(x), max(1, bounds[1])
     launching.launch(
         cast_kernel, programs_for(n, length) * programs_for(length, SIZE), x, rows, n, length, rows.stride(0), limit,

@@ -11,7 +11,6 @@ from gradwire.ops.entries import GROUP, Entries, Places
 from gradwire.ops.host import to_device
 from gradwire.ops.reference.decoding import whole
 from gradwire.ops.reference.entries import levels_and_edges
-from gradwire.ops.reference.selecting import scratch_for
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.launching import programs_for
 from gradwire.ops.triton.levels import pack_levels_kernel
@@ -26,12 +25,7 @@ WORDS = 64
 """Upper words that it looks at, one bit of each after another."""
 
 
-def pack_entries(payload: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
-    """See the reference."""
-    return pack_entry_rows(payload[None], layout, indices[None], values[None])[0]
-
-
-def pack_entry_rows(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
+def pack_entries(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
     """See the reference."""
     payloads[:, : layout.nbytes].zero_()
     sent = values if layout.exact else torch.zeros_like(values)
@@ -39,31 +33,21 @@ def pack_entry_rows(payloads: Tensor, layout: Entries, indices: Tensor, values: 
     return sent
 
 
-def pack_place_rows(payloads: Tensor, layout: Places, indices: Tensor, filled: Tensor) -> None:
+def move_entries(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor) -> None:
     """See the reference."""
     payloads[:, : layout.nbytes].zero_()
-    _pack_places(payloads, layout, indices.masked_fill(~filled, layout.n), indices, values=False, take=False)
+    move_to_zeros(x, payloads, layout, indices)
 
 
-def pack_places(payload: Tensor, layout: Places, indices: Tensor) -> None:
-    """See the reference."""
-    payload[: layout.nbytes].zero_()
-    _pack_places(payload[None], layout, indices[None], indices[None], values=False, take=False)
-
-
-def move_entries(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor) -> None:
-    """Moves elements of vectors x (rows, n) with ascending indices (rows, k) to payloads (rows, ≥ nbytes) that are
-    zero, but for exact values."""
+def move_to_zeros(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor) -> None:
+    """`move_entries` to payloads that are zero, but for exact values."""
     _pack(payloads, layout, indices, x)
 
 
-def select_parts(x: Tensor, rows: Tensor, layouts: Sequence[Entries]) -> None:
-    """See `gradwire.ops.kernels`: layouts that are alike in as many launches as one."""
-    rows.zero_()
-    magnitude = torch.abs(x, out=scratch_for(x).tensor("magnitude", (len(x),)))
-    for layout, payloads, start, end in alike_parts(rows, layouts):
-        parts, sizes = (vector[start:end].view(len(payloads), layout.n) for vector in (x, magnitude))
-        move_entries(parts, payloads, layout, sizes.topk(layout.k, 1, sorted=False).indices.sort(1).values)
+def pack_places(payloads: Tensor, layout: Places, indices: Tensor) -> None:
+    """See the reference."""
+    payloads[:, : layout.nbytes].zero_()
+    _pack_places(payloads, layout, indices, indices, values=False, take=False)
 
 
 def _pack(
@@ -102,16 +86,12 @@ def _levels(device: torch.device) -> Tensor:
     return to_device(torch.cat(levels_and_edges(torch.device("cpu"))), device)
 
 
-def decode_entries(rows: Tensor, out: Output, layout: Entries) -> None:
-    """See the reference. A GPU is not asked whether these are payloads; nothing is written outside."""
-    with whole(out, layout.n) as total:
-        _sum(rows, total[None], layout, len(rows))
-
-
-def unpack_parts(rows: Tensor, out: Tensor, layouts: Sequence[Entries]) -> None:
-    """See `gradwire.ops.kernels`: layouts that are alike in as many launches as one."""
-    for layout, payloads, start, end in alike_parts(rows, layouts):
-        _sum(payloads, out[start:end].view(len(payloads), layout.n), layout, 1)
+def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> None:
+    """See the reference; parts of the same layout in as many launches as one. There is one part, or of each one rank's
+    payload. A GPU is not asked whether these are payloads; nothing is written outside."""
+    with whole(out, sum(layout.n for layout in layouts)) as total:
+        for parts, rows, layout in alike_parts(total, payloads, layouts):
+            _sum(rows.flatten(0, 1), parts, layout, rows.shape[1])
 
 
 def _sum(rows: Tensor, out: Tensor, layout: Entries, ranks: int) -> None:
@@ -125,24 +105,13 @@ def _sum(rows: Tensor, out: Tensor, layout: Entries, ranks: int) -> None:
     )  # fmt: skip
 
 
-def unpack_entries(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
+def unpack_entries(payloads: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
     """See the reference."""
-    indices, values = unpack_entry_rows(payload[None], layout)
-    return indices[0], values[0]
+    indices, values = _unpack(payloads, layout, torch.float32)
+    return indices.view(-1), values.view(-1)
 
 
-def unpack_entry_rows(payloads: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
-    """See the reference."""
-    return _unpack(payloads, layout, torch.float32)
-
-
-def unpack_places(payload: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
-    """See the reference."""
-    indices, filled = unpack_place_rows(payload[None], layout)
-    return indices[0], filled[0]
-
-
-def unpack_place_rows(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
+def unpack_places(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
     """See the reference."""
     indices, filled = _unpack(payloads, layout, torch.int8)
     return indices, filled.view(torch.bool)

@@ -114,8 +114,10 @@ def orthonormal_kernel(factors, table, count, RANK: tl.constexpr, SIZE: tl.const
 def orthogonalize(factors: Sequence[Tensor]) -> None:
     """See the reference, which does them all where one has more than `MOST` rows, and else those of long ones; the
     batches lie one after another."""
+    if not factors:
+        return
     rows, table = max(factor.shape[1] for factor in factors), table_of(factors, LONGEST)
-    reference.orthogonalize([factor for factor in factors if rows > MOST or factor.shape[2] > LONGEST])
+    reference.orthogonal.orthogonalize([factor for factor in factors if rows > MOST or factor.shape[2] > LONGEST])
     if rows > MOST or not table.numel():
         return
     rank = 16 if rows <= 16 else MOST

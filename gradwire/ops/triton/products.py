@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops import reference
 from gradwire.ops.host import to_device
+from gradwire.ops.reference import low_rank
+from gradwire.ops.reference.low_rank import ROWS
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.factors import MOST, vector_of
 
@@ -85,19 +86,25 @@ def product_kernel(matrices, p, q, table, count, SUBTRACT: tl.constexpr, RANK: t
     tl.store(at, tile, live)
 
 
-def project_all(matrices: Sequence[Tensor], p: Sequence[Tensor], q: Sequence[Tensor], *, to_rows: bool) -> None:
-    """See the reference, which does what is summed over many rows or columns; factors lie one after another, and so
-    does what becomes of them."""
-    long = [i for i, matrix in enumerate(matrices) if matrix.shape[2 if to_rows else 1] > LONGEST]
-    reference.project_all(*([batch[i] for i in long] for batch in (matrices, p, q)), to_rows=to_rows)
-    if len(long) == len(matrices):
-        return
-    _launch(project_kernel, matrices, p, q, to_rows, not to_rows, TO_ROWS=to_rows)
+def project(matrices: Sequence[Tensor], basis: Sequence[Tensor], out: Sequence[Tensor], side: int) -> None:
+    """See the reference, which does what is summed over many rows or columns, and all where a rank is above `MOST`;
+    factors lie one after another, and so does what becomes of them."""
+    ranks, to_rows = [factor.shape[1] for factor in basis], side == ROWS
+    sums = [matrix.shape[2 if to_rows else 1] for matrix in matrices]
+    long = [i for i, length in enumerate(sums) if length > LONGEST or max(ranks) > MOST]
+    low_rank.project(*([batch[i] for i in long] for batch in (matrices, basis, out)), side)
+    if len(long) < len(matrices):
+        p, q = (out, basis) if to_rows else (basis, out)
+        _launch(project_kernel, matrices, p, q, to_rows, not to_rows, TO_ROWS=to_rows)
 
 
-def multiply_all(matrices: Sequence[Tensor], p: Sequence[Tensor], q: Sequence[Tensor], *, subtract: bool) -> None:
-    """See the reference; factors lie one after another."""
-    _launch(product_kernel, matrices, p, q, True, True, SUBTRACT=subtract)
+def multiply(out: Sequence[Sequence[Tensor]], p: Sequence[Tensor], q: Sequence[Tensor], *, subtract: bool) -> None:
+    """See the reference, which does all where a rank is above `MOST`; factors lie one after another, and of each batch
+    all matrices in one tensor."""
+    if max((factor.shape[1] for factor in p), default=0) > MOST:
+        low_rank.multiply(out, p, q, subtract=subtract)
+    elif out:
+        _launch(product_kernel, [matrix for (matrix,) in out], p, q, True, True, SUBTRACT=subtract)
 
 
 def _launch(

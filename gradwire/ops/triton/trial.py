@@ -1,13 +1,13 @@
 """Whether the kernels can be trusted on a device: they are tried once, against their definition."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from gradwire.ops import reference, triton
+from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, nearest
+from gradwire.ops.reference.low_rank import COLUMNS, ROWS
+from gradwire.ops.triton import TRITON
 
 N = 5000
 
@@ -21,41 +21,39 @@ def differences(device: torch.device) -> str:
     wrong = [
         name
         for name, run in RUNS.items()
-        if not torch.allclose(run(triton, *here).cpu(), run(reference, *host), atol=1e-5)
+        if not torch.allclose(run(TRITON, *here).cpu(), run(REFERENCE, *host), atol=1e-5)
     ]
     return " and ".join(wrong)
 
 
-def _codes(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
+def _codes(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """What is left, and what is decoded."""
     layout, result = Blocks((N // 3, N - N // 3), nearest(4)), torch.zeros(2, N, dtype=torch.float32, device=old.device)
-    payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
-    kernels.add_quantise(result[0], old, gradient, 0.9, 0.5, layout, payload, keep=True)
-    kernels.decode_blocks(payload.expand(2, -1).contiguous(), result[1], layout)
+    payload = torch.zeros(1, layout.nbytes, dtype=torch.uint8, device=old.device)
+    kernels.add_quantise(result[0], old, gradient, 0.9, 0.5, [layout], payload, keep=True, seeds=[0])
+    kernels.decode_blocks(payload.repeat(1, 2, 1), result[1], [layout])
     return result
 
 
-def _entries(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
+def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """What is left, and what is decoded and unpacked, of exact values and of levels."""
     result = torch.zeros(2, 2, N, dtype=torch.float32, device=old.device)
     for (left, out), layout in zip(result, (Entries(N, N // 50), Entries(N, N // 50, 4)), strict=True):
-        payload = torch.zeros(layout.nbytes, dtype=torch.uint8, device=old.device)
-        kernels.add_select(left, old, gradient, 0.9, 0.5, layout, payload)
-        rows = payload.expand(2, -1).contiguous()
-        kernels.decode_entries(rows, out, layout)
-        indices, values = kernels.unpack_entry_rows(rows, layout)
-        out.index_add_(0, indices[0], values[0])
+        payload = torch.zeros(1, layout.nbytes, dtype=torch.uint8, device=old.device)
+        kernels.add_select(left, old, gradient, 0.9, 0.5, [layout], payload)
+        kernels.decode_entries(payload.repeat(1, 2, 1), out, [layout])
+        out.index_add_(0, *kernels.unpack_entries(payload, layout))
     return result
 
 
-def _casts(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
+def _casts(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """What is left, and what is sent."""
     left, rows = old.clone(), torch.zeros(3, N, dtype=torch.float16, device=old.device)
     kernels.cast_parts(left, rows, (0, 2000), 1.0, keep=True)
     return torch.cat([left, rows.float().view(-1)])
 
 
-def _factors(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
+def _factors(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """What factors become, of which the first is zero; then what the basis that is made of each projects on."""
     vector = old[:300].clone()
     batches, before = ([x[:240].view(2, 4, 30), x[240:300].view(1, 2, 30)] for x in (vector, gradient))
@@ -66,7 +64,7 @@ def _factors(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
     return torch.cat([*(part.cpu() for part in result), *((basis.mT @ basis).flatten() for basis in bases)])
 
 
-def _products(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
+def _products(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """Both projections of matrices of two shapes, the products of what comes of them, and what these leave."""
     left, right, p, q = (
         old[:980].clone(),
@@ -76,10 +74,10 @@ def _products(kernels: Any, old: Tensor, gradient: Tensor) -> Tensor:
     )
     matrices, products = ([x[:800].view(2, 10, 40), x[800:].view(1, 15, 12)] for x in (left, right))
     lower, upper = [p[:60].view(2, 3, 10), p[60:].view(1, 5, 15)], [q[:240].view(2, 3, 40), q[240:].view(1, 5, 12)]
-    kernels.project_all(matrices, lower, upper, to_rows=True)
-    kernels.multiply_all(products, lower, upper, subtract=False)
-    kernels.multiply_all(matrices, lower, upper, subtract=True)
-    kernels.project_all(products, lower, upper, to_rows=False)
+    kernels.project(matrices, upper, lower, ROWS)
+    kernels.multiply([[product] for product in products], lower, upper, subtract=False)
+    kernels.multiply([[matrix] for matrix in matrices], lower, upper, subtract=True)
+    kernels.project(products, lower, upper, COLUMNS)
     return torch.cat([left, right, p, q])
 
 

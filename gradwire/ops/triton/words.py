@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-"""Short words, packed, the first lowest, on a GPU: see `gradwire.ops.bits`."""
+"""Short words, packed, the first lowest, on a GPU: see `gradwire.ops.reference.bits`."""
 
 import torch
 import triton
@@ -47,7 +47,7 @@ def unpack_words_kernel(codes, words, count, rows, apart, k, nbytes, BITS: tl.co
 
 
 def pack_words(words: Tensor, bits: int, codes: Tensor) -> None:
-    """See `gradwire.ops.bits`, for codes (payloads, rows, bytes) whose rows lie one after another."""
+    """See the reference, for codes (payloads, rows, bytes) whose rows lie one after another."""
     numbers = words.view(torch.uint8) if words.dtype == torch.bool else words
     _, rows, nbytes = codes.shape
     launching.launch(
@@ -57,7 +57,7 @@ def pack_words(words: Tensor, bits: int, codes: Tensor) -> None:
 
 
 def unpack_words(codes: Tensor, bits: int, k: int) -> Tensor:
-    """See `gradwire.ops.bits`."""
+    """See the reference."""
     payloads, rows, nbytes = codes.shape
     words = torch.empty(payloads, rows, k, dtype=torch.int64, device=codes.device)
     launching.launch(

@@ -1,0 +1,123 @@
+"""All functions that have an implementation by device, in one record per implementation.
+
+`REFERENCE` is the definition in torch and runs where nothing faster does, `NATIVE` is C++ for CPUs, and `TRITON`, in
+`gradwire.ops.triton` because that library may be missing, is for GPUs. What one of them lacks it inherits.
+
+A vector has n elements; `rows` are several vectors, or payloads (rows, ≥ nbytes) uint8, that are worked on together.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from gradwire.ops import native, reference
+
+Selected = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The functions that algorithms compute with. The reference's docstrings define them."""
+
+    # the next residual, alone or with what encodes it: of one part, or of several parts of a vector that is there
+    add_in: Callable[..., bool] = reference.adding.add_in
+    add_select: Callable[..., bool] = reference.adding.add_select
+    add_quantise: Callable[..., bool] = reference.adding.add_quantise
+    mask_zeros: Callable[[Tensor, Tensor], None] = reference.masking.mask_zeros
+
+    # payloads (parts, ranks, bytes) to the sum of each part
+    decode_blocks: Callable[..., None] = reference.decoding.decode_blocks
+    decode_entries: Callable[..., None] = reference.decoding.decode_entries
+    cast_parts: Callable[..., None] = reference.casting.cast_parts
+
+    # elements with their places, row by row
+    pack_entries: Callable[..., Tensor] = reference.entries.pack_entries
+    move_entries: Callable[..., None] = reference.entries.move_entries
+    unpack_entries: Callable[..., Selected] = reference.entries.unpack_entries
+    pack_places: Callable[..., None] = reference.places.pack_places
+    unpack_places: Callable[..., Selected] = reference.places.unpack_places
+
+    # the largest elements
+    top_k: Callable[[Tensor, int], Tensor] = reference.selecting.top_k
+    top_k_each: Callable[[Sequence[Tensor], int, int], Sequence[Tensor]] = reference.selecting.top_k_each
+    above: Callable[[Tensor, float, int], Selected | None] = reference.selecting.above
+    candidates: Callable[[Tensor, Tensor, int, int], Selected] = reference.bounded.candidates
+
+    # signs and short words
+    pack_signs: Callable[..., None] = reference.bits.pack_signs
+    add_signs: Callable[..., None] = reference.bits.add_signs
+    pack_words: Callable[[Tensor, int, Tensor], None] = reference.bits.pack_words
+    unpack_words: Callable[[Tensor, int, int], Tensor] = reference.bits.unpack_words
+
+    # batches of matrices with thin factors
+    project: Callable[..., None] = reference.low_rank.project
+    multiply: Callable[..., None] = reference.low_rank.multiply
+    orthogonalize: Callable[[Sequence[Tensor]], None] = reference.orthogonal.orthogonalize
+    renew: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor] = reference.factors.renew
+
+    writes_anywhere: bool = False
+    """Whether decoding writes to an output in several tensors at once, without a copy of the whole."""
+
+
+REFERENCE = Backend()
+
+NATIVE = replace(
+    REFERENCE,
+    add_in=native.adding.add_in,
+    add_select=native.adding.add_select,
+    add_quantise=native.adding.add_quantise,
+    decode_blocks=native.decoding.decode_blocks,
+    decode_entries=native.decoding.decode_entries,
+    pack_entries=native.decoding.pack_entries,
+    move_entries=partial(reference.entries.move_entries, pack=native.decoding.pack_entries),
+    unpack_entries=native.decoding.unpack_entries,
+    pack_places=native.decoding.pack_places,
+    unpack_places=native.decoding.unpack_places,
+    top_k=native.selecting.top_k,
+    top_k_each=native.selecting.top_k_each,
+    above=native.selecting.above,
+    pack_signs=native.bits.pack_signs,
+    add_signs=partial(reference.bits.add_signs, unpack=native.bits.unpack_signs),
+    project=native.low_rank.project,
+    multiply=native.low_rank.multiply,
+    writes_anywhere=True,
+)
+
+
+def backend_for(x: Tensor) -> Backend:
+    """The implementation that computes with x: the library on a CPU where it can be loaded, Triton on a GPU where it is
+    installed and computes what the reference does, torch everywhere else."""
+    kind = x.device.type
+    if kind == "cpu":
+        return NATIVE if native.available() else REFERENCE
+    return (on_gpu()[0] if kind == "cuda" else None) or REFERENCE
+
+
+@cache
+def on_gpu() -> tuple[Backend | None, str]:
+    """Triton's functions, or None and the reason. The first call tries them, which takes seconds."""
+    if os.environ.get("GRADWIRE_KERNELS") == "reference":
+        return None, "GRADWIRE_KERNELS=reference"
+    if not torch.cuda.is_available():
+        return None, "no GPU"
+    try:
+        from gradwire.ops.triton import TRITON
+        from gradwire.ops.triton.trial import differences
+
+        wrong = differences(torch.device("cuda"))
+    except Exception as error:  # no Triton, no compiler for its launcher, a GPU that it does not know, ...
+        return None, f"Triton cannot be used: {type(error).__name__}: {error}"
+    return (None, f"Triton computes {wrong} wrong here") if wrong else (TRITON, "")
+
+
+def in_use() -> str:
+    """The implementations in use on this machine, and why, for people."""
+    cpu = f"{'native' if native.available() else 'torch'} ({native.reason()})"
+    if not torch.cuda.is_available():
+        return cpu
+    found, why = on_gpu()
+    return f"{cpu}, on a GPU {'triton' if found else f'torch ({why})'}"
