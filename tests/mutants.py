@@ -104,7 +104,7 @@ FAULTS = [
     Fault("memories/dgc.py", "gradient.onto(*velocity, self.momentum)", "gradient.onto(*velocity)"),
     # ops: what all devices share
     Fault("ops/ranges.py", "layout, indices, values).neg())", "layout, indices, values))"),
-    Fault("ops/reference/masking.py", "x[start:end].mul_(other[start:end].ne(0))", "x[start:end].mul_(other[start:end].eq(0))"),
+    Fault("ops/reference/masking.py", "mul_(other[start:end].ne(0))", "mul_(other[start:end].eq(0))"),
     Fault("ops/lazy_sum.py", "self.old, self.gradient, self.decay = self.next, None, 1.0",
           "self.old, self.gradient, self.decay = self.next, None, self.decay"),
     Fault("ops/lazy_sum.py", "self.nonfinite.fill_(torch.nan)", "self.nonfinite.fill_(0)"),

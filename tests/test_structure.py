@@ -41,7 +41,7 @@ def test_only_ops_and_the_executor_ask_for_the_kind_of_device():
     askers = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if asks.search(path.read_text())}
     outside = {path for path in askers if not path.startswith(("ops/", "lab/"))}
     assert outside == {
-        "compressors/chunked.py", "compressors/dense.py", "compressors/sparse.py", "runtime/alike.py",
+        "compressors/chunked.py", "compressors/dense.py", "compressors/sparse.py", "runtime/replicas.py",
         "runtime/executor.py",
     }  # fmt: skip
 
