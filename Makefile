@@ -7,25 +7,27 @@ TORCH := $(VENV)/.torch
 LAB := $(VENV)/.lab
 DEV := $(VENV)/.dev
 
+WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+
 .PHONY: demo test test-ray test-torchft test-titan lint docs benchmarks sanitize fuzz wheels extras clean
 
 demo: $(LAB)  ## the main job: a language model over slow links, dense against compressed
 	$(BIN)/gradwire demo
 
-test: $(DEV)  ## every test, a worker on each core; those with processes, which take longest, first
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
+test: $(DEV)  ## every test, with a worker more than there are cores, for some tests wait
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-ray: $(DEV)  ## the tests that need Ray, which takes 500 MB more
 	$(PIP) --editable '.[ray]'
-	$(BIN)/python -m pytest -q tests/test_ray.py
+	$(BIN)/python -m pytest -q tests/integrations/test_ray.py
 
 test-torchft: $(DEV)  ## the tests that need torchft
 	$(PIP) --editable '.[torchft]'
-	$(BIN)/python -m pytest -q tests/test_torchft.py tests/processes/test_torchft.py
+	$(BIN)/python -m pytest -q tests/integrations/test_torchft.py tests/processes/test_torchft.py
 
 test-titan: $(DEV)  ## the example for torchtitan, whose packages take 400 MB more
 	$(BIN)/python -m pip install --quiet torchtitan==0.3.0  # whose datasets want an older fsspec than constraints.txt
-	$(BIN)/python -m pytest -q tests/test_examples.py -k titan
+	$(BIN)/python -m pytest -q tests/docs/test_examples.py -k titan
 
 lint: $(DEV)  ## what CI checks besides the tests
 	$(BIN)/ruff check .
@@ -46,7 +48,7 @@ sanitize: $(DEV)  ## the kernels' tests under AddressSanitizer and UBSan
 fuzz: $(DEV)  ## ten minutes for each reader; the native decoders need Clang, the others Python 3.11 to 3.13
 	native/check/fuzz/fuzz.sh
 	$(PIP) atheris
-	cd tests && printf '%s\n' plan state entries blocks | xargs -n 1 -P 2 ../$(BIN)/python fuzz.py
+	printf '%s\n' plan state entries blocks | xargs -n 1 -P 2 $(BIN)/python -m tests.support.fuzz
 
 wheels:  ## builds both wheels and tries each in an empty environment
 	native/check/wheels.sh

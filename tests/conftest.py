@@ -23,3 +23,8 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.warm import forked_rank
 
     monkeypatch.setattr(SubprocessHandler, "_popen", forked_rank)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those with processes first, which take longest."""
+    items.sort(key=lambda item: "processes" not in item.path.parts)

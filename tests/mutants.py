@@ -209,9 +209,8 @@ def _found_by(fault: Fault) -> str:
     original = file.read_text()
     try:
         file.write_text(original.replace(fault.old, fault.new))
-        own = [
-            ROOT / "tests" / f"test_{name}.py" for name in AREAS.get(Path(fault.file).parts[0].removesuffix(".py"), ())
-        ]
+        names = AREAS.get(Path(fault.file).parts[0].removesuffix(".py"), ())
+        own = [path for name in names for path in (ROOT / "tests").rglob(f"test_{name}.py")]
         others = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path not in own]
         return _first_failure(own) or _first_failure(others)
     finally:

@@ -9,8 +9,6 @@ from itertools import product
 
 import pytest
 import torch
-from cases import CASES, Case
-from harness import SMALL, draw, hand_over, job, plan_of, raising, slots_of, together, total
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -20,6 +18,8 @@ from gradwire import checkpoint
 from gradwire.frontends.idle import Idle
 from gradwire.plans import uniform
 from gradwire.runtime import meeting
+from tests.support.cases import CASES, Case
+from tests.support.harness import SMALL, draw, hand_over, job, plan_of, raising, slots_of, together, total
 
 SLOTS = slots_of(SMALL)
 REMEMBERING = [case for case in CASES if case.conserves]

@@ -1,9 +1,10 @@
 """Readers of things from outside, for seconds; `make fuzz` takes minutes."""
 
 import pytest
-from fuzz import TARGETS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.support.fuzz import TARGETS
 
 
 @pytest.mark.parametrize("target", TARGETS)

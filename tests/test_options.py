@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from harness import draw, job, slots_of
 
 import gradwire as gw
 from gradwire.communicators import Communicator
@@ -16,6 +15,7 @@ from gradwire.construct import exported
 from gradwire.controllers import Controller
 from gradwire.memories import Memory
 from gradwire.plans import default_communicator, default_memory
+from tests.support.harness import draw, job, slots_of
 
 REQUIRED = {"threshold": 0.5, "low": 0.5, "high": 0.1}
 """Of options without a default."""

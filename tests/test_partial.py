@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from harness import draw, job, slots_of, total
 
 import gradwire as gw
 from gradwire.collective import Gather, Sum
 from gradwire.slots import Slot
+from tests.support.harness import draw, job, slots_of, total
 
 WORLD = 3
 PARAMETERS = {

@@ -6,13 +6,13 @@ from importlib import metadata
 
 import pytest
 import torch
-from cases import CASES, Case
-from harness import CPU, SMALL, job, plan_of, raising, slots_of, together
 
 import gradwire as gw
 from gradwire.plans import uniform
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
+from tests.support.cases import CASES, Case
+from tests.support.harness import CPU, SMALL, job, plan_of, raising, slots_of, together
 
 SLOTS = slots_of(SMALL)
 TOP_K = gw.TopK(0.05)

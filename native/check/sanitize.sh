@@ -5,5 +5,5 @@ cd "$(dirname "$0")/../.."
 cmake -S native -B build/sanitize -DGRADWIRE_SANITIZE=ON > /dev/null
 cmake --build build/sanitize
 GRADWIRE_KERNELS=$PWD/build/sanitize/libgradwire.so LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)" \
-  ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 "${PYTHON:-python3}" -m pytest -q tests/test_native.py tests/test_native_entries.py \
-  tests/test_native_low_rank.py tests/test_native_arguments.py tests/test_default_dtype.py
+  ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 "${PYTHON:-python3}" -m pytest -q tests/ops/test_native.py tests/ops/test_native_entries.py \
+  tests/ops/test_native_low_rank.py tests/ops/test_native_arguments.py tests/laws/test_default_dtype.py

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from tests.moments import CALLS, Log, Make, Network, OfGradients, Trained, Training, check, dense_of
 from tests.processes.scenarios import scenario
+from tests.support.moments import CALLS, Log, Make, Network, OfGradients, Trained, Training, check, dense_of
 
 FIRST, SCHEDULES = int(os.environ.get("FIRST", "0")), int(os.environ.get("SCHEDULES", "8"))
 

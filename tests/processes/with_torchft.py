@@ -1,5 +1,5 @@
-"""One rank of a replica of a training under torchft, as tests/test_torchft.py starts it. Says in lines of JSON what it
-does, and begins when a line comes."""
+"""One rank of a replica of a training under torchft, as tests/integrations/test_torchft.py starts it. It reports in
+lines of JSON, and begins when a line comes."""
 
 import json
 import os

@@ -1,0 +1,359 @@
+"""The command line: configurations as text, mistakes in one line, and small runs from end to end."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+import gradwire as gw
+from gradwire.cli import main, train_command
+from gradwire.cli.run_setup import cluster_of, run_folder
+from gradwire.lab.catalogue import catalogue
+from gradwire.lab.configuration import parse
+from gradwire.lab.jobs.bench_job import TimedSteps
+from gradwire.lab.launch.lab_cluster import LabCluster
+from gradwire.lab.launch.launch import RankFailed, launch
+from gradwire.lab.launch.runner import _Launcher
+from gradwire.lab.network.network import Network, NetworkUnavailable
+from gradwire.lab.results import Totals
+from tests.support.ranks import run_ranks
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
+REPOSITORY = Path(__file__).parents[2]
+
+GOOD = [
+    ("dense", None, None, None),
+    ("ddp", None, None, None),
+    ("nocomm", None, None, None),
+    ("bf16", gw.BF16(), None, None),
+    ("topk:0.01", gw.TopK(0.01), None, None),
+    ("TopK:ratio=0.02+Residual+AllGather", gw.TopK(0.02), gw.Residual(), gw.AllGather()),
+    ("powersgd:4+residual", gw.PowerSGD(4), gw.Residual(), None),
+    ("efsignsgd+scatterreduce+residual:0.9", gw.EFSignSGD(), gw.Residual(0.9), gw.ScatterReduce()),
+    ("qsgd:127,block=512", gw.QSGD(127, 512), None, None),
+    ("randomk:0.1,rescale=true", gw.RandomK(0.1, rescale=True), None, None),
+    ("dgc+dgcmemory:masking=false,clip=none", gw.DGC(), gw.DGCMemory(masking=False), None),
+    ("dgc+dgcmemory:clip=2", gw.DGC(), gw.DGCMemory(clip=2.0), None),
+    ("alldimensiontopk:0.1,axis=0", gw.AllDimensionTopK(0.1, axis=0), None, None),
+    ("sidco:distribution=gamma", gw.SIDCo(distribution="gamma"), None, None),
+    ("interleaved:alldimensiontopk/0.1,second=dgc", gw.Interleaved(gw.AllDimensionTopK(0.1), gw.DGC()), None, None),
+]
+
+BAD = [
+    ("topkk", "there is no compressor 'topkk': did you mean topk?"),
+    ("xyz", "there is no compressor 'xyz': there are "),
+    ("topk+resid", "there is no memory, communicator or controller 'resid': did you mean residual?"),
+    ("topk:rato=0.1", "there is no option of topk named 'rato': did you mean ratio?"),
+    ("topk:much", "ratio of topk takes a number, not 'much'"),
+    ("powersgd:2.5", "rank=2.5 is neither a number of rows nor a share"),
+    ("randomk:rescale=maybe", "rescale of randomk takes true or false, not 'maybe'"),
+    ("topk:0.1,32,7", "topk takes only ratio, value_bits"),
+    ("topk:0.1,ratio=0.2", "topk got ratio twice"),
+    ("fp32:3", "fp32 takes no options"),
+    ("topk:2", "ratio=2.0 is not the share of elements to send"),
+    ("topk+allreduce", "pair it with AllGather() or ScatterReduce()"),
+    ("signsgd+residual", "SignSGD votes"),
+    ("topk+residual+nomemory", "names two memories"),
+    ("topk+allgather+allgather", "names two communicators"),
+    ("dense+residual", "write dense alone"),
+    ("topk:0.1+gravac:max_factor=inf", "GraVAC(max_factor=inf) takes a finite number"),
+    ("topk:0.1+cat:max_factor=inf", "CAT(max_factor=inf) takes a finite number"),
+]
+
+
+@pytest.mark.parametrize(("text", "compressor", "memory", "communicator"), GOOD)
+def test_configurations_are_read(text, compressor, memory, communicator) -> None:
+    configuration = parse(text)
+    assert configuration.compressor == compressor
+    assert configuration.memory == memory
+    assert configuration.communicator == communicator
+    assert configuration.silent == (text == "nocomm")
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_what_is_no_configuration_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        parse(text)
+    assert message in str(error.value)
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("Usage")
+    assert len(shown.out.splitlines()) > 10
+    assert not shown.err
+
+
+def test_every_compressor_memory_communicator_and_task_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out
+    for entries in catalogue().values():
+        for entry in entries:
+            assert entry.summary.endswith(".")
+            assert entry.name in listed
+    assert main(["list", "compressors"]) == 0
+    assert "https://arxiv.org/abs/1905.13727" in capsys.readouterr().out
+
+
+MISTAKES = [
+    (["train", "topkk"], "did you mean topk?"),
+    (["train", "topk+allreduce"], "cannot be added by an all-reduce"),
+    (["train", "dense", "dense"], "'dense' is given twice"),
+    (["train", "nocomm"], "it is for `gradwire bench`"),
+    (["train", "dense", "--task", "digit"], "there is no task 'digit': did you mean digits?"),
+    (["train", "dense", "--task", "cifar10"], "cifar10 needs folder=FOLDER"),
+    (["train", "dense", "--task", "cifar10", "--folder", "/nowhere"], "/nowhere"),
+    (["train", "dense", "--set", "widht=3"], "did you mean width?"),
+    (["train", "dense", "--set", "width"], "write name=value"),
+    (["train", "dense", "--set", "model=bert"], "there is no model of lm named 'bert'"),
+    (["train", "dense", "--task", "digits", "--set", "batch=4000"], "lower batch"),
+    (["train", "dense", "--steps", "0"], "0 steps"),
+    (["train", "dense", "--steps", "many"], "'--steps'"),
+    (["train", "dense", "--lr", "-1"], "lr=-1.0"),
+    (["train", "dense", "--lr", "nan"], "lr=nan"),
+    (["train", "dense", "--lr", "inf"], "lr=inf"),
+    (["train", "dense", "--link", "fast"], "'fast' is not a link"),
+    (["train", "dense", "--link", "1gbit", "--hosts", "300"], "1 to 254 hosts, not 300"),
+    (["train", "dense", "--hosts", "0"], "0 hosts"),
+    (["train", "dense", "--device", "tpu"], "device is cpu or cuda"),
+    (["train", "dense", "--device", "cuda", "--hosts", "99"], "need 99 CUDA devices"),
+    (["train"], "CONFIG"),
+    (["train", "dense", "--frobnicate"], "--frobnicate"),
+    (["bench", "dense", "--model", "gpt"], "there is no model 'gpt': did you mean gpt2?"),
+    (["bench", "dense", "--repeats", "0"], "0 x 20 steps"),
+    (["bench", "dense", "--json", "/nowhere/a.json"], "there is no folder /nowhere"),
+    (["bench", "dense", "--json", "/"], "/ is a folder"),
+    (["train", "dense", "--controller", "nope"], "--controller nope has no CONFIG that compresses"),
+    (["bench", "topk", "--controller", "nope"], "there is no memory, communicator or controller 'nope'"),
+    (["train", "--resume", "runs/x", "--controller", "gravac"], "give nothing else"),
+    (["list", "topkk"], "there is nothing named 'topkk': did you mean topk?"),
+    (["fly"], "fly"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_mistakes_get_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.startswith("gradwire: ")
+    assert err.count("\n") == 1
+
+
+def test_a_link_that_may_not_be_made_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(network: Network) -> Network:
+        raise NetworkUnavailable("no emulated network: Operation not permitted")
+
+    monkeypatch.setattr(Network, "__enter__", refuse)
+    assert main(["train", "dense", "--task", "digits", "--link", "1gbit"]) == 2
+    assert "gradwire: no emulated network: Operation not permitted\n" in capsys.readouterr().err
+
+
+def test_a_started_rank_takes_no_link(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", "dense", "--link", "1gbit"]) == 2
+    assert "start it by itself" in capsys.readouterr().err
+
+
+def test_loopback_is_a_place() -> None:
+    assert cluster_of(3, "loopback", "cpu") == cluster_of(3, None, "cpu") == LabCluster(3)
+
+
+def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(datetime):
+        now = classmethod(lambda cls: cls(2026, 2, 1))
+
+    monkeypatch.setattr("gradwire.cli.run_setup.datetime", Stopped)
+    names = [run_folder(tmp_path / "runs", "lm").name for _ in range(3)]
+    assert names == ["20260201-000000-lm", "20260201-000000-lm-2", "20260201-000000-lm-3"]
+    assert all((tmp_path / "runs" / name).is_dir() for name in names)
+    assert not run_folder(tmp_path / "others", "lm", leads=False).exists()
+
+
+def test_training_two_configurations_writes_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--task", "digits", "--set", "width=4", "--steps", "12", "--out", str(tmp_path)]
+    assert main(["train", "dense", "topk:0.1+residual", *options]) == 0
+    (run,) = tmp_path.iterdir()
+    assert {path.name for path in run.iterdir()} == {
+        "curves.png", "costs.png", "report.html", "run.json", "dense", "topk-0.1-residual",
+    }  # fmt: skip
+    for name in ("dense", "topk-0.1-residual"):
+        records = [json.loads(line) for line in (run / name / "metrics.jsonl").read_text().splitlines()]
+        assert [record["step"] for record in records] == list(range(1, 13))
+        assert len(records[-1]["replicas"]) == 64
+        assert set(records[-1]["held_out"]) == {"loss", "accuracy", "top5"}
+        assert any(path.name.startswith("events.out.tfevents") for path in (run / name).iterdir())
+    assert 3 * records[-1]["wire_bytes"] < records[-1]["dense_bytes"]
+    assert records[-1]["interface_bytes"] is None
+    assert json.loads((run / "run.json").read_text())["options"]["width"] == "4"
+    out = capsys.readouterr().out
+    assert "topk:0.1+residual" in out
+    assert str(run / "report.html") in out
+
+
+def test_what_was_trained_before_a_failure_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = train_command._train
+
+    def train(configuration, *rest):
+        if configuration.text == "dense":
+            return real(configuration, *rest)
+        raise RankFailed(0, 1, "it was shot")
+
+    monkeypatch.setattr(train_command, "_train", train)
+    options = ["--task", "digits", "--set", "width=4", "--steps", "3", "--out", str(tmp_path)]
+    assert main(["train", "dense", "topk:0.1", *options]) == 1
+    captured = capsys.readouterr()
+    assert "it was shot" in captured.err
+    assert "dense" in captured.out
+    assert list(tmp_path.glob("*/report.html"))
+
+
+def test_what_was_timed_before_a_failure_is_told_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(launcher, job, spec, lines, follow):
+        for name in spec.configurations[:2]:
+            follow(TimedSteps(name, 0, [1.0], Totals(2e6, 8e6, None, 0, 0, 0, 0)).to_line())
+        raise RankFailed(0, 1, "it was shot")
+
+    monkeypatch.setattr(_Launcher, "run", run)
+    options = ["--model", "tiny-resnet18", "--json", str(tmp_path / "bench.json")]
+    assert main(["bench", "bf16", "topk:0.1", *options]) == 1
+    captured = capsys.readouterr()
+    assert "it was shot" in captured.err
+    assert "bf16" in captured.out
+    timings = json.loads((tmp_path / "bench.json").read_text())["timings"]
+    assert [timing["configuration"] for timing in timings] == ["nocomm", "bf16"]
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_one_line_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["simulate", "resnet50", "--ranks", "8", "--link", "25gbit", "--out", str(tmp_path / "file")]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("gradwire: ")
+    assert err.count("\n") == 1
+
+
+def test_bench_writes_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bench.json"
+    options = ["--model", "tiny-resnet18", "--steps", "2", "--repeats", "1", "--json", str(file)]
+    assert main(["bench", "bf16", *options]) == 0
+    results = json.loads(file.read_text())
+    assert [timing["configuration"] for timing in results["timings"]] == ["nocomm", "bf16"]
+    nocomm, bf16 = results["timings"]
+    assert nocomm["times_nocomm"] == 1
+    assert nocomm["per_step"]["wire_bytes"] == 0
+    assert 2 * bf16["per_step"]["wire_bytes"] == pytest.approx(bf16["per_step"]["dense_bytes"], rel=0.01)
+    assert all(len(sample["step_ms"]) == 2 for sample in results["samples"])
+    assert "times nocomm" in capsys.readouterr().out
+
+
+# Both ranks begin with the same model; then rank 1 changes one number.
+DIVERGE = """
+import torch
+from gradwire.lab.configuration import parse
+from gradwire.lab.jobs.measured_model import MeasuredModel
+from gradwire.lab.launch.rank_job import meet
+with meet("cpu") as peers, MeasuredModel(torch.nn.Linear(2, 2), parse("dense"), peers, 0) as replica:
+    replica.hash()
+    with torch.no_grad():
+        replica.module.bias[peers.rank] += peers.rank
+    replica.hash()
+"""
+
+
+def test_replicas_that_differ_are_an_error() -> None:
+    with pytest.raises(RankFailed, match="the replicas differ: rank 1 has other parameters than rank 0"):
+        launch(["-c", DIVERGE], 2, timeout_s=60)
+
+
+# Each rank normalizes other numbers; DDP would give rank 1 the statistics of rank 0 before the second pass.
+SILENT = """
+import torch
+from gradwire.lab.configuration import parse
+from gradwire.lab.jobs.measured_model import MeasuredModel
+from gradwire.lab.launch.rank_job import meet
+with meet("cpu") as peers, MeasuredModel(torch.nn.BatchNorm1d(1), parse("nocomm"), peers, 0) as replica:
+    for _ in range(2):
+        replica.wrapped(torch.full((2, 1), float(peers.rank))).sum().backward()
+    assert abs(replica.module.running_mean.item() - 0.19 * peers.rank) < 1e-6
+"""
+
+
+def test_without_communication_buffers_are_not_sent_either() -> None:
+    launch(["-c", SILENT], 2, timeout_s=60)
+
+
+def test_ranks_that_torchrun_started_are_joined(tmp_path: Path) -> None:
+    options = [
+        "--task",
+        "digits",
+        "--set",
+        "width=4",
+        "--steps",
+        "3",
+        "--checkpoint-every",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "gradwire", "train", "topk:0.1", *options]
+    finished = subprocess.run(
+        command, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True, check=True
+    )
+    assert finished.stdout.count("held-out accuracy") == 1
+    (run,) = tmp_path.iterdir()
+    assert len((run / "topk-0.1" / "metrics.jsonl").read_text().splitlines()) == 3
+    checkpoint = run / "topk-0.1" / "checkpoint-3"
+    assert {path.name for path in checkpoint.iterdir()} == {"rank-0.pt", "rank-1.pt", "shared.pt"}
+
+
+# Two set-ups, and two tasks, on the same ranks.
+SUITES = {
+    "bench": """
+import sys
+from gradwire.cli import main
+from gradwire.lab.experiments.bench_setup import Setup
+from gradwire.lab.experiments.suites import SUITES, SuiteRow
+setups = [Setup(model="resnet18", ranks=2, batch=batch, size=32) for batch in (2, 3)]
+SUITES["small"] = [SuiteRow(setup, "dense", setup) for setup in setups]
+options = ["--layers", "4", "--steps", "1", "--repeats", "1", "--out", sys.argv[1]]
+sys.exit(main(["bench", "--suite", "small", *options]))
+""",
+    "train": """
+import sys
+from gradwire.cli import main
+from gradwire.lab.experiments import training_suites
+from gradwire.lab.experiments.recipe import Recipe
+from gradwire.lab.experiments.training import Training
+row = Training(task="digits", options=("width=4",), recipe=Recipe(steps=2), configurations=("dense",))
+training_suites._small_gravac = lambda: [row, row]
+sys.exit(main(["train", "--suite", "gravac", "--out", sys.argv[1]]))
+""",
+}
+
+
+@pytest.mark.parametrize("command", SUITES)
+def test_ranks_that_torchrun_started_run_suites(tmp_path: Path, command: str) -> None:
+    (tmp_path / "suite.py").write_text(SUITES[command])
+    run_ranks([str(tmp_path / "suite.py"), str(tmp_path / "runs")], 2)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert len(json.loads((run / "suite.json").read_text())["rows"]) == 2

@@ -1,0 +1,177 @@
+"""What a person meets at the terminal: tables that fit, help at once, and words for what fails outside the program."""
+
+import os
+import signal
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import gradwire
+from gradwire.cli import main, run_setup
+from gradwire.lab.catalogue import catalogue
+from gradwire.lab.launch.launch import RankFailed
+from gradwire.lab.network import network
+from gradwire.report import terminal
+from gradwire.report.text_table import TextTable
+
+REPOSITORY = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=ENVIRONMENT | environment, capture_output=True, text=True, check=False)
+
+
+def printed(table: TextTable, width: int) -> str:
+    console = Console(width=width, file=StringIO())
+    console.print(terminal.fitted(table, width))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+FIGURES = [["topk:0.01+residual+allgather", *(f"{number}.2345" for number in range(1001, 1009))] for _ in range(3)]
+COLUMNS = ["configuration", *(f"figure number {number}" for number in range(8))]
+SPARE = COLUMNS[2:]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 150, 300])
+@pytest.mark.parametrize("spare", [SPARE, []])
+def test_a_table_fits_and_cuts_no_digit(width: int, spare: list[str]) -> None:
+    text = printed(TextTable("Training", COLUMNS, FIGURES, spare=spare), width)
+    assert all(len(line) <= width for line in text.splitlines())
+    shown = [figure for figure in FIGURES[0][1:] if figure in text]
+    assert "1001.2345" in shown
+    assert text.count(".2345") == 3 * len(shown)
+    assert "…" not in text
+    if not spare:
+        assert len(shown) == 8
+
+
+def test_columns_go_in_the_order_in_which_they_may_and_are_named() -> None:
+    table = TextTable("Training", COLUMNS, FIGURES, spare=["figure number 3", "figure number 1"])
+    text = printed(table, 120)
+    assert "no room for: figure number 3" in text
+    assert "1004.2345" not in text
+    assert "1002.2345" in text
+
+
+def test_an_output_in_ascii_is_shown_in_ascii() -> None:
+    for wanted, shown in (("powersgd", "P = Q M^T"), ("topk", "`ratio`*n elements")):
+        finished = python("-m", "gradwire", "list", wanted, PYTHONIOENCODING="ascii")
+        assert finished.returncode == 0, finished.stderr
+        assert shown in finished.stdout
+
+
+def test_help_and_version_load_neither_torch_nor_the_lab_s_libraries() -> None:
+    script = """
+import sys
+from gradwire.cli import main
+assert main(sys.argv[1:]) == 0
+loaded = {"torch", "numpy", "matplotlib", "rich", "jinja2"} & sys.modules.keys()
+assert not loaded, loaded
+"""
+    for arguments in (["--help"], ["-h"], ["--version"], ["train", "--help"], ["bench", "-h"], ["list", "-h"]):
+        finished = python("-c", script, *arguments)
+        assert finished.returncode == 0, finished.stderr
+        assert finished.stdout
+
+
+def test_python_m_gradwire_is_the_command() -> None:
+    finished = python("-m", "gradwire", "--version")
+    assert finished.stdout.startswith(f"gradwire {gradwire.__version__}, torch 2.")
+
+
+@pytest.mark.parametrize("package", ["typer", "rich", "matplotlib"])
+def test_without_the_extra_it_says_what_to_install(package: str) -> None:
+    script = f"import sys; sys.modules[{package!r}] = None\nfrom gradwire.cli import main; sys.exit(main(sys.argv[1:]))"
+    finished = python("-c", script, "simulate", "resnet50")
+    assert finished.returncode == 2
+    assert finished.stderr.startswith(f"gradwire {gradwire.__version__}: the command line needs {package}")
+    assert finished.stderr.endswith("pip install 'gradwire[lab]'\n")
+
+
+def test_the_shell_completes_commands_options_and_configurations() -> None:
+    def offered(words: str) -> set[str]:
+        count = str(len(words.split(" ")) - 1)
+        asked = {"_GRADWIRE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": count}
+        script = "import sys; sys.argv = ['gradwire']; from gradwire.cli import main; sys.exit(main())"
+        return set(python("-c", script, **asked).stdout.split())
+
+    assert {"train", "bench", "list", "plan", "simulate", "demo"} <= offered("gradwire ")
+    assert "--controller" in offered("gradwire train --c")
+    assert offered("gradwire bench powersgd+res") == {"powersgd+residual"}
+    assert offered("gradwire bench --controller gr") == {"gravac"}
+    assert "digits" in offered("gradwire train --task d")
+
+
+@pytest.mark.parametrize("width", ["80", "60"])
+def test_lists_fit_the_terminal(
+    width: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    entries = [entry for own in catalogue().values() for entry in own]
+    for arguments in ([], ["compressors"], *([entry.name] for entry in entries)):
+        assert main(["list", *arguments]) == 0
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= int(width)
+        assert "…" not in out
+
+
+def test_one_compressor_in_depth(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "TopK"]) == 0
+    out = capsys.readouterr().out
+    assert "https://arxiv.org/abs/1704.05021" in out
+    assert "ratio=0.01" in out
+    assert "residual; or dgcmemory, nomemory" in out
+    assert "53.2 (78.9×)" in out  # 10,485 of 1024 x 1024 elements: 4 bytes and 8.56 bits each, one payload
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        free = 0
+
+    monkeypatch.setattr(run_setup, "disk_usage", lambda path: Full)
+    failure = RankFailed(0, 1, "unexpected pos 64 vs 0")  # what torch.save says then
+    told = pytest.raises(OSError, match=f"no space is left on the disk of {tmp_path}: rank 0 ended")
+    with told, run_setup.writing_to(tmp_path / "run"):
+        raise failure
+
+
+def test_a_file_on_a_full_disk_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", "tiny-resnet18", "--steps", "1", "--repeats", "1", "--json", "/dev/full"]
+    assert main(["bench", "nocomm", *options]) == 1
+    assert "gradwire: no space is left on the disk of /dev/full" in capsys.readouterr().err
+
+
+def test_what_forbids_namespaces_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting in network._SETTINGS:
+        path = tmp_path.joinpath(*setting.split("."))
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("1\n" if "unprivileged_userns_clone" in setting or "max" in setting else "0\n")
+    monkeypatch.setattr(network, "Path", lambda first, *more: tmp_path.joinpath(*more))
+    assert network._forbidden().startswith("it needs root or user namespaces")
+    (tmp_path / "kernel" / "apparmor_restrict_unprivileged_userns").write_text("1\n")
+    assert "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0" in network._forbidden()
+
+
+def test_ctrl_c_says_where_the_run_is(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gradwire", "train", "dense", "--task", "digits", "--steps", "100000"]
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path)], env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr
+        first = process.stderr.readline()
+        assert first.startswith(f"writing to {tmp_path}/")
+        process.send_signal(signal.SIGINT)
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert f"stopped; what there is by now is in {first.split()[-1]}" in err
+    assert "Traceback" not in out + err

@@ -1,0 +1,173 @@
+"""CAT: the choice alone, and at work on ranks whose clocks the tests wind."""
+
+import re
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.controllers import cat
+from gradwire.controllers.cat import Costs, fit, rates, share_at
+from gradwire.controllers.gain import LEAST_ENERGY, Gain, Reading
+from tests.support.harness import Clock, Job, draw, plan_of, slots_of
+
+SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
+ALPHA_S, BETA_S = 1.0, 1 / 64
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    yield from Clock.wound(monkeypatch, cat)
+
+
+def controlled(world: int = 2, **options) -> Job:
+    plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+    options = {"min_factor": 4, "max_factor": 64} | options
+    return Job(plan, SLOTS, world, controllers=[gw.CAT(**options) for _ in range(world)])
+
+
+def run(running: Job, numbers: range, beta_s: float = BETA_S) -> list[list[Tensor]]:
+    """Steps that take as long as the factor in force says; each rank's gradients are of another size."""
+    means = []
+    for number in numbers:
+        Clock.step_s = ALPHA_S + beta_s * 4200 / running.controllers[0].factor
+        grads = draw(SLOTS, running.world, number)
+        for rank, own in enumerate(grads):
+            for grad in own:
+                grad.mul_(10.0**rank)
+        by_rank = running.step(grads)
+        assert all(torch.equal(a, b) for other in by_rank for a, b in zip(by_rank[0], other, strict=True))
+        assert len({controller.factor for controller in running.controllers}) == 1
+        means.append(by_rank[0])
+    return means
+
+
+@given(
+    shares=st.lists(st.floats(0.05, 0.9), min_size=4, max_size=4),
+    alpha=st.floats(1e-3, 1),
+    beta=st.floats(1e-9, 1e-4),
+)
+def test_the_choice_is_that_of_brute_force(shares, alpha, beta):
+    factors, energies = (10, 20, 40, 80), [1 / (1 + sum(shares[: i + 1])) for i in range(4)]
+    known = {1.0: 1.0} | dict(zip(factors, energies, strict=True))
+    promised = rates(factors, known, Costs(alpha, beta, 1e6), Reading("energy"))
+    for rate, factor, energy in zip(promised, factors, energies, strict=True):
+        assert rate == pytest.approx(energy / (alpha + beta * 1e6 / factor))
+
+
+def test_what_holds_too_little_is_not_chosen():
+    known = {1.0: 1.0, 10.0: 0.01, 1000.0: LEAST_ENERGY / 2}
+    assert rates((10, 1000), known, Costs(0, 1, 1e6), Reading("energy")) == pytest.approx([0.01 / 1e5, 0])
+
+
+def test_gains_between_levels_follow_a_power_law():
+    known = {1.0: 1.0, 10.0: 0.5, 1000.0: 0.005}
+    assert [share_at(factor, known) for factor in (1, 10, 100, 1000)] == pytest.approx([1, 0.5, 0.05, 0.005])
+    assert share_at(10000, known) == pytest.approx(0.0005)
+
+
+@pytest.mark.parametrize(
+    ("samples", "line"),
+    [
+        ([(1, 3), (2, 5), (4, 9)], (1, 2)),
+        ([(1, 3), (2, 2)], (2.5, 0)),
+        ([(1, 1), (2, 3)], (0, 7 / 5)),
+        ([(2, 3), (2, 5)], (4, 0)),
+    ],
+)
+def test_alpha_and_beta_are_never_below_zero(samples, line):
+    assert fit(samples) == pytest.approx(line)
+
+
+def assert_best(controller: gw.CAT, step: int, beta_s: float) -> None:
+    """No other factor promises more, by what was seen and these seconds, than it may before it is taken."""
+    _, known = controller._model(step, 0.0)
+
+    def rate(factor: float) -> float:
+        return controller._reading.of(share_at(factor, known)) / (ALPHA_S + beta_s * 4200 / factor)
+
+    assert rate(controller.factor) >= max(map(rate, controller._factors)) / (1 + 2 * cat.TOLERANCE)
+
+
+@pytest.mark.parametrize("gain", get_args(Gain))
+@pytest.mark.parametrize("beta_s", [0.0, BETA_S, 10.0])
+def test_it_sends_what_brute_force_finds(beta_s: float, gain: Gain):
+    """Of what was seen at all factors; within the tolerance in which it stays."""
+    running = controlled(3, gain=gain)
+    run(running, range(40), beta_s)
+    controller = running.controllers[0]
+    assert_best(controller, 39, beta_s)
+    if gain != "delay" or beta_s:  # at one price for all, its gains are all within the tolerance
+        assert controller.factor == 4 if beta_s == 0 else controller.factor > 4
+    assert [other.decisions for other in running.controllers] == [controller.decisions] * 3
+    running.close()
+
+
+@pytest.mark.parametrize("before_s", [0.0, BETA_S, 1.0])
+def test_a_slower_link_is_answered_at_once(before_s: float):
+    """Soon it sends what brute force finds for the link as it is, whatever it had learnt of it before."""
+    running = controlled()
+    run(running, range(40), before_s)
+    run(running, range(40, 80), beta_s=10.0)
+    assert_best(running.controllers[0], 79, 10.0)
+    running.close()
+
+
+def test_a_single_slow_step_changes_nothing():
+    running = controlled()
+    run(running, range(40))
+    before = len(running.controllers[0].decisions)
+    for number in range(40, 80, 10):
+        run(running, range(number, number + 3), beta_s=10.0)
+        run(running, range(number + 3, number + 10))
+    assert len(running.controllers[0].decisions) == before
+    running.close()
+
+
+def test_steps_that_all_ranks_skip_show_nothing():
+    running = controlled()
+    run(running, range(10))
+    before = repr(running.controllers[0]._shown)
+    grads = draw(SLOTS, 2, 0)
+    grads[1][0][0, 0] = torch.nan
+    running.step(grads)
+    assert repr(running.controllers[0]._shown) == before
+    running.close()
+
+
+@pytest.mark.parametrize("cut", [2, 5, 9])
+def test_a_run_that_was_cut_goes_on_bit_for_bit(cut: int):
+    whole, first, second = controlled(), controlled(), controlled()
+    expected = run(whole, range(20))[cut:]
+    run(first, range(cut))
+    states = first.states()
+    second.load(states)
+    for mine, theirs in zip(run(second, range(cut, 20)), expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert [d.decision for d in first.controllers[0].decisions + second.controllers[0].decisions] == [
+        d.decision for d in whole.controllers[0].decisions
+    ]
+    for running in (whole, first, second):
+        running.close()
+
+
+@pytest.mark.parametrize("factors", [(100, 10), (0.5, 10), (10, 10)])
+def test_factors_out_of_order_are_refused(factors):
+    with pytest.raises(ValueError, match=re.escape("use e.g. CAT(min_factor=10, max_factor=1000)")):
+        gw.CAT(*factors)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("use attach(ddp, TopK(0.1), controller=CAT())", (gw.PowerSGD(2), gw.Residual(), gw.AllReduce())),
+        ("of gradient and residual; use memory=Residual()", (gw.TopK(0.1), gw.NoMemory(), gw.AllGather())),
+    ],
+)
+def test_what_gives_no_levels_is_refused_when_attached(text, parts):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        gw.CAT().check(plan_of(SLOTS, *parts))

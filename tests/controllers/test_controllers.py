@@ -1,0 +1,170 @@
+"""Controllers and the engine: ranks that see different things decide alike, and nothing is lost on the way."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.controllers import MESSAGE_NUMBERS
+from tests.support.harness import SMALL, Job, draw, job, plan_of, slots_of, total
+
+SLOTS = slots_of(SMALL)
+SPARSE, DENSER = gw.TopK(0.05), gw.TopK(0.4)
+
+
+def plan_with(compressor) -> gw.Plan:
+    return plan_of(SLOTS, compressor, gw.Residual(), gw.AllGather())
+
+
+class Thermostat(gw.Controller):
+    """More entries while the ranks' gradients are large together; counts its changes."""
+
+    numbers = 2
+    looks = True
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.seen: list[list[float]] = []
+
+    def describe(self) -> str:
+        return "Thermostat()"
+
+    def look(self, context: gw.GroupContext, vector: gw.LazySum, numbers: Tensor) -> None:
+        numbers[0] += vector.total().square().sum()
+
+    def observe(self, seen: gw.StepView, numbers: Tensor) -> None:
+        numbers[1] = 1
+
+    def decide(self, seen: gw.Observation) -> gw.Plan | None:
+        self.seen.append(seen.sums.tolist())
+        wanted = DENSER if self.changes % 2 == 0 and seen.sums[0] > 50 / seen.ranks else SPARSE
+        if seen.plan.groups[0].compressor == wanted:
+            return None
+        self.changes += 1
+        return gw.Plan(tuple(replace(group, compressor=wanted) for group in seen.plan.groups))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"changes": torch.tensor(self.changes)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.changes = int(state["changes"])
+
+
+def controlled(world: int) -> Job:
+    return Job(plan_with(SPARSE), SLOTS, world, controllers=[Thermostat() for _ in range(world)])
+
+
+def test_a_plan_that_is_refused_changes_nothing():
+    controllers = [gw.WarmUp(0.5, steps=4) for _ in range(2)]
+    with job(plan_with(SPARSE), SLOTS, 2, controllers=controllers) as running:
+        running.step(draw(SLOTS, 2, 0))
+        other = gw.Plan(plan_with(SPARSE).groups[:1])
+        with pytest.raises(ValueError, match="lacks the model's parameter"):
+            running.install(other)  # on all ranks
+        for number in range(1, 6):
+            running.step(draw(SLOTS, 2, number))
+        assert running.runtimes[0].plan == plan_with(SPARSE)
+
+
+def test_ranks_that_see_different_gradients_decide_alike():
+    running = controlled(3)
+    for number in range(12):
+        scale = [1.0, 30.0, 0.01]
+        grads = [[g * scale[(rank + number) % 3] for g in own] for rank, own in enumerate(draw(SLOTS, 3, number))]
+        means = running.step(grads)
+        assert all(torch.equal(a, b) for other in means for a, b in zip(means[0], other, strict=True))
+    seen = [controller.seen for controller in running.controllers]  # pyright: ignore
+    assert seen[0] == seen[1] == seen[2]
+    assert all(sums[1] == 3 for sums in seen[0])
+    assert running.controllers[0].changes > 2  # pyright: ignore
+    assert [runtime.plan for runtime in running.runtimes] == [running.runtimes[0].plan] * 3
+    running.close()
+
+
+def test_what_was_not_sent_survives_a_controllers_changes():
+    running = controlled(2)
+    given, sent = total(running.state("residual")), [torch.zeros(slot.shape).double() for slot in SLOTS]
+    for number in range(8):
+        grads = draw(SLOTS, 2, number, scale=1.0 + 5 * (number % 2))
+        given = [g + t / 2 for g, t in zip(given, total(grads), strict=True)]
+        sent = [s + mean.double() for s, mean in zip(sent, running.step(grads)[0], strict=True)]
+    left = total(running.state("residual"))
+    for g, s, r in zip(given, sent, left, strict=True):
+        torch.testing.assert_close(s + r, g, rtol=1e-5, atol=1e-4)
+    running.close()
+
+
+def test_a_job_that_was_cut_goes_on_bit_for_bit():
+    def run(running: Job, numbers: range) -> list[list[Tensor]]:
+        return [running.step(draw(SLOTS, 2, number, scale=1.0 + number % 3))[0] for number in numbers]
+
+    whole = controlled(2)
+    expected = run(whole, range(9))[4:]
+    first = controlled(2)
+    run(first, range(4))
+    states = first.states()
+    second = controlled(2)
+    second.load(states)
+    assert second.runtimes[0].plan == first.runtimes[0].plan
+    for mine, theirs in zip(run(second, range(4, 9)), expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    for running in (whole, first, second):
+        running.close()
+
+
+def test_a_decision_costs_at_most_one_message_of_64_bytes():
+    assert 4 * Thermostat.numbers <= 4 * MESSAGE_NUMBERS == 64
+    with job(plan_with(SPARSE), SLOTS, 2) as plain:
+        plain.step(draw(SLOTS, 2, 0))
+        before = plain.runtimes[0].stats().wire_bytes
+    running = controlled(2)
+    running.step(draw(SLOTS, 2, 0))
+    assert running.runtimes[0].stats().wire_bytes - before == 4 * (Thermostat.numbers + 1)
+    running.close()
+
+
+class Disagrees(gw.Controller):
+    """On each rank another decision, as where one bit of a sum makes the difference; rank 0's counts."""
+
+    def __init__(self, ratio: float | None) -> None:
+        self.ratio = ratio
+
+    def describe(self) -> str:
+        return "Disagrees()"
+
+    def decide(self, seen: gw.Observation) -> gw.Plan | None:
+        return plan_with(gw.TopK(self.ratio)) if self.ratio else None
+
+
+@pytest.mark.parametrize("ratios", [(0.1, 0.2, None), (None, 0.2, 0.3)])
+def test_where_ranks_come_to_other_decisions_rank_0_decides(ratios: tuple[float | None, ...]):
+    with job(plan_with(SPARSE), SLOTS, 3, controllers=[Disagrees(ratio) for ratio in ratios]) as running:
+        for number in range(6):
+            means = running.step(draw(SLOTS, 3, number))
+            assert all(torch.equal(a, b) for other in means for a, b in zip(means[0], other, strict=True))
+        expected = plan_with(gw.TopK(ratios[0]) if ratios[0] else SPARSE)
+        assert [runtime.plan for runtime in running.runtimes] == [expected] * 3
+
+
+def test_a_controller_that_changes_every_ratio_moves_and_makes_nothing():
+    class Changes(gw.Controller):
+        """Another ratio as often as can be."""
+
+        def decide(self, seen: gw.Observation) -> gw.Plan:
+            return plan_of(wide, gw.TopK(0.01 + 0.0001 * seen.step), gw.Residual(), gw.AllGather())
+
+    wide = slots_of({"a": torch.empty(512, 1024), "b": torch.empty(256, 1024)})
+    plan = plan_of(wide, gw.TopK(0.01), gw.Residual(), gw.AllGather())
+    with job(plan, wide, 2, controllers=[Changes(), Changes()]) as running:
+        grads, plans, places = draw(wide, 2, 0), set(), set()
+        store = running.runtimes[0]._steps.store
+        for _ in range(202):  # what is decided in one step is in force in the next but one
+            running.step(grads)
+            plans.add(running.runtimes[0].plan)
+            kept = [half for stored in store.groups for half in stored.flat["residual"]]
+            buffers = [t for stored in store.groups for t in stored.buffers._tensors.values() if t.nbytes >= 1 << 20]
+            places.add(tuple(sorted(tensor.data_ptr() for tensor in (*kept, *buffers))))
+        assert len(plans) >= 100
+        assert len(places) == 1

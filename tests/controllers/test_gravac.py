@@ -1,0 +1,343 @@
+"""GraVAC: the search alone, and at work on ranks whose clocks the tests wind."""
+
+import logging
+import re
+from itertools import pairwise
+from math import isnan, nan
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.controllers import gravac
+from gradwire.controllers.factor_search import FactorSearch, spaced
+from gradwire.controllers.gain import LEAST_ENERGY, Gain, Reading, delay_of, share_of
+from gradwire.controllers.guard import Guard
+from tests.support.harness import Clock, Job, draw, plan_of, slots_of, total
+
+SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
+READINGS: list[Gain] = ["delay", "energy", "norm"]
+ENERGY = Reading("energy")
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    yield from Clock.wound(monkeypatch, gravac)
+
+
+def controlled(world: int = 2, **options) -> Job:
+    plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+    options = {"min_factor": 4, "max_factor": 64, "window": 8} | options
+    return Job(plan, SLOTS, world, controllers=[gw.GraVAC(**options) for _ in range(world)])
+
+
+def factor(running: Job) -> float:
+    compressor = running.runtimes[0].plan.groups[0].compressor
+    assert isinstance(compressor, gw.MultiLevel)
+    return round(1 / compressor.second.ratio, 6)  # pyright: ignore
+
+
+def run(running: Job, numbers: range, scale: float = 1.0) -> list[list[Tensor]]:
+    means = []
+    for number in numbers:
+        by_rank = running.step(draw(SLOTS, running.world, number, scale))
+        assert all(torch.equal(a, b) for other in by_rank for a, b in zip(by_rank[0], other, strict=True))
+        means.append(by_rank[0])
+    return means
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((10, 1000, "exponential"), [10, 20, 40, 160, 1000]),
+        ((10, 2000, "geometric"), [10, 20, 40, 80, 160, 320, 640, 1280, 2000]),
+        ((5, 5, "exponential"), [5]),
+    ],
+)
+def test_the_papers_factors(arguments, expected):
+    assert list(spaced(*arguments)) == expected
+
+
+def candidates(least_gain: float = 0.0, reading: Reading = ENERGY) -> FactorSearch:
+    return FactorSearch(spaced(10, 1000, "exponential"), 0.01, reading, least_gain)
+
+
+def judged(factors: FactorSearch, throughputs: list[float], shares: list[float]) -> str:
+    for share, throughput in zip(shares, throughputs, strict=False):
+        text = factors.judge(share, factors.reading.of(share) / throughput)
+        if factors.frozen:
+            return text
+    raise AssertionError("it goes on")
+
+
+@pytest.mark.parametrize(
+    ("throughputs", "shares", "stays_at", "why"),
+    [
+        ([1, 2, 3, 4, 5], [0.9, 0.8, 0.6, 0.2, 0.03], 1000, "all were tried"),
+        ([1, 2, 2.01], [0.9, 0.8, 0.6], 20, "saturated"),
+        ([1, 2, 1.4], [0.9, 0.8, 0.6], 20, "past the peak"),
+        ([1, 2, 99], [0.9, 0.8, 0.01], 20, "gain at 40x is too small"),
+        ([9], [0.01], 10, "gain at 10x is too small"),
+        ([1, 2, 3], [0.6, 0.4, 0.05], 40, "160x would gain too little"),
+        ([1, 2, 1.7, 2.2, 2.19], [0.99, 0.9, 0.8, 0.5, 0.13], 160, "saturated"),
+    ],
+)
+def test_where_the_search_ends(throughputs, shares, stays_at, why):
+    factors = candidates(least_gain=0.025)
+    text = judged(factors, throughputs, shares)
+    assert factors.factor == stays_at
+    assert why in text
+
+
+def test_a_window_is_too_short_to_show_that_more_gets_through_than_in_proportion():
+    """40 of its delays at 10x wait at 40x, whatever a residual that is not yet full makes it look like."""
+    factors = candidates(reading=Reading("delay", horizon=100))
+    judged_in_turn = [factors.judge(share_of(delay), 1 / delay) for delay in (2, 3, 16)]
+    assert judged_in_turn[-1].startswith("scale up")
+    assert [delay_of(share) for share in factors.shares[:3]] == pytest.approx([2, 4, 16])
+
+
+@pytest.mark.parametrize(("share", "stays_at"), [(0.2, 160), (0.18, 160), (0.14, 40), (0.04, 40)])
+def test_a_gain_that_falls_once_residuals_are_full_steps_back(share: float, stays_at: float):
+    factors = candidates(least_gain=0.05)
+    factors.shares, factors.seconds = [0.9, 0.8, 0.6, 0.2, 0.03], [0.9, 0.6, 0.35, 0.1, 0.1]
+    factors.index, factors.frozen = 3, True
+    assert factors.reconsider(share) == (stays_at < 160)
+    assert factors.factor == stays_at
+
+
+def test_a_gain_that_becomes_too_small_steps_back_though_nothing_is_faster():
+    factors = candidates(least_gain=0.1)
+    factors.shares, factors.seconds = [0.9, 0.8, 0.6, 0.2, nan], [9.0, 7.0, 7.0, 0.01, nan]
+    factors.index, factors.frozen = 3, True
+    assert factors.reconsider(0.09)
+    assert factors.factor == 20
+
+
+@pytest.mark.parametrize(("link_s", "compute_s", "stays_at"), [(16.0, 0.1, 80), (4.0, 0.1, 80), (4.0, 0.2, 80)])
+def test_where_steps_take_longer_smaller_factors_are_known_to_take_as_much_longer(link_s, compute_s, stays_at):
+    """Whether the link or the machine became slower; an alarm in the midst of it says nothing of how much."""
+    delays = {10: 1.5, 20: 4.0, 40: 10.0, 80: 22.0, 160: 45.0, 320: 90.0}
+    factors = FactorSearch(spaced(10, 320, "geometric"), 0.01, Reading("delay", horizon=64), 0.7)
+    while not factors.frozen:
+        factors.judge(share_of(delays[factors.factor]), 0.1 + 4 / factors.factor)
+    assert factors.factor == 80
+    factors.explore_larger()
+    assert not factors.frozen
+    while not factors.frozen:
+        factors.judge(share_of(delays[factors.factor]), compute_s + link_s / factors.factor)
+    assert factors.factor == stays_at
+    assert factors.seconds[0] == pytest.approx(0.5 * (compute_s + link_s / 80) / 0.15)
+
+
+def test_at_the_largest_factor_a_search_for_larger_ones_ends_there():
+    factors = candidates()
+    judged(factors, [1, 2, 3, 4, 5], [0.9, 0.8, 0.6, 0.2, 0.03])
+    factors.explore_larger()
+    assert judged(factors, [4], [0.03]) == "all were tried: stay at 1000x"
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_readings_of_the_gain_are_one_measurement(reading: Gain):
+    shares = [0.0, 0.01, 0.05, 0.5, 1.0]
+    read = gw.GraVAC(gain=reading)._reading
+    gains = [read.of(share) for share in shares]
+    assert all(a < b for a, b in pairwise(gains))
+    assert (gains[0], gains[-1]) == (0, 1)
+    assert [read.share(gain) for gain in gains] == pytest.approx(shares)
+    assert read.share(read.least) == pytest.approx(1 / (1 + 300 * 8 / 7) if reading == "delay" else LEAST_ENERGY)
+
+
+def test_it_finds_the_factor_of_the_greatest_gain_per_second(clock):
+    """A step costs 1 and what is sent; gains fall with the factor."""
+    running = controlled(gain="norm", min_gain=0.05)
+    for number in range(60):
+        clock.step_s = 1 + 40 / factor(running)
+        run(running, range(number, number + 1))
+    controller = running.controllers[0]
+    tried = {d.factor: d.throughput for d in controller.decisions if "scale" in d.decision or "stay" in d.decision}
+    assert len(tried) > 2
+    assert controller._factors.frozen
+    assert [other.decisions for other in running.controllers] == [controller.decisions] * 2
+    best = max(throughput for throughput in controller._factors.throughputs if not isnan(throughput))
+    assert controller._factors.throughputs[controller._factors.index] >= 0.99 * best
+    running.close()
+
+
+def test_what_was_sent_is_what_is_reported():
+    running = controlled(max_factor=4)
+    before = total(running.state("residual"))
+    assert all(not left.any() for left in before)
+    run(running, range(9))
+    first = running.controllers[0].decisions[0]
+    assert first.factor == pytest.approx(4, rel=0.01)
+    running.close()
+
+
+def test_a_factor_whose_gain_is_too_small_is_sent_for_a_step_at_most(clock):
+    running = controlled(gain="energy", min_gain=0.53)
+    for number in range(40):
+        clock.step_s = factor(running) ** -2
+        run(running, range(number, number + 1))
+    assert factor(running) == 4
+    assert "too small" in "".join(d.decision for d in running.controllers[0].decisions)
+    assert all(not d.factor or d.factor < 6 for d in running.controllers[0].decisions)
+    running.close()
+
+
+@pytest.mark.parametrize("drop", [48, 51, 54])
+def test_a_slower_link_is_answered_within_two_windows(clock, drop: int):
+    """Wherever in a window it gets slower, two windows later a larger factor is in force."""
+    running = controlled(max_factor=16, min_gain=0.01)
+    run(running, range(drop))
+    assert running.controllers[0]._factors.frozen
+    before = factor(running)
+    clock.step_s = 20.0
+    run(running, range(drop, drop + 16))
+    assert "steps take longer" in "".join(d.decision for d in running.controllers[0].decisions)
+    assert factor(running) > before
+    running.close()
+
+
+@pytest.mark.parametrize("drop", [6, 10, 14, 18, 22])
+def test_a_link_that_gets_slower_during_the_search_is_answered_after_it(clock, drop: int):
+    """In the end it stays where it would had the link been slow from the start."""
+    found = []
+    for slow_from in (0, drop):
+        running = controlled(gain="energy", min_gain=0.01)
+        for number in range(64):
+            clock.step_s = 1 + (40 if number >= slow_from else 0.4) / factor(running)
+            run(running, range(number, number + 1))
+        found.append(factor(running))
+        running.close()
+    assert found[0] == found[1] > 4
+
+
+def test_a_link_that_recovers_before_the_first_window_after_a_search_is_noticed(clock):
+    running = controlled(gain="energy", min_gain=0.01)
+    for number in range(64):
+        searching = not running.controllers[0]._factors.frozen
+        clock.step_s = 1 + (40 if searching else 0.4) / factor(running)
+        run(running, range(number, number + 1))
+        if "less long" in "".join(d.decision for d in running.controllers[0].decisions):
+            break
+    else:
+        pytest.fail("not noticed")
+    run(running, range(64, 65))
+    assert factor(running) == 4
+    running.close()
+
+
+def test_delays_that_fall_to_half_are_noticed(clock):
+    """Gradients that few elements hold: what waits is less."""
+    running = controlled(gain="energy", min_gain=0.4, max_factor=16)
+    for number in range(80):
+        clock.step_s = 1 + 40 / factor(running)
+        grads = draw(SLOTS, 2, number)
+        if number > 48:
+            grads = [[g * g.abs() ** 4 for g in own] for own in grads]
+        running.step(grads)
+    said = [d.decision for d in running.controllers[0].decisions]
+    (rose,) = [text for text in said if text.startswith("the gain rose")]
+    assert rose == "the gain rose: explore from 4x"
+    assert factor(running) == 16
+    running.close()
+
+
+class Schedule:
+    rate = 0.1
+
+    def get_last_lr(self) -> list[float]:
+        return [self.rate]
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.01])
+def test_it_explores_when_the_learning_rate_drops_to_half_or_less(rate: float):
+    schedule = Schedule()
+    running = controlled(scheduler=schedule, max_factor=16, min_gain=0.01)
+    run(running, range(30))
+    assert running.controllers[0]._factors.frozen
+    schedule.rate = rate
+    run(running, range(30, 32))
+    assert not running.controllers[0]._factors.frozen
+    assert factor(running) == 4
+    assert running.controllers[0].decisions[-1].decision == "the learning rate dropped: explore from 4x"
+    running.close()
+
+
+def test_a_sudden_rise_of_the_loss_steps_back_and_says_so(caplog):
+    running = controlled(min_gain=0.01)
+    with caplog.at_level(logging.WARNING, "gradwire"):
+        for number in range(40):
+            for controller in running.controllers:
+                controller.report(1.0 if number < 28 else 9.0)
+            run(running, range(number, number + 1))
+    assert "the loss rose from 1 to" in caplog.text
+    assert "step back to" in caplog.text
+    running.close()
+
+
+def test_the_guard_knows_noise_from_a_rise():
+    guard = Guard()
+    assert guard.notice(1.0, 0.1, 3.0) is None
+    assert guard.notice(1.4, 0.1, 3.0) is None, "3 standard errors of either alone, not of both"
+    assert guard.notice(2.0, 0.1, 3.0)
+    assert guard.notice(nan, 0.0, 13.0)
+    guard.changed()
+    assert guard.notice(nan, 0.0, 100.0) is None
+
+
+@pytest.mark.parametrize("cut", [5, 13, 30])
+def test_a_run_that_was_cut_within_a_window_goes_on_bit_for_bit(cut: int):
+    whole, first, second = controlled(), controlled(), controlled()
+    expected = run(whole, range(44))[cut:]
+    run(first, range(cut))
+    states = first.states()
+
+    second.load(states)
+    for mine, theirs in zip(run(second, range(cut, 44)), expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert first.controllers[0].decisions + second.controllers[0].decisions == whole.controllers[0].decisions
+    for running in (whole, first, second):
+        running.close()
+
+
+def test_ranks_with_gradients_that_are_not_finite_go_on_alike():
+    running = controlled(3)
+    for number in range(20):
+        grads = draw(SLOTS, 3, number)
+        if number % 4 == 1:
+            grads[number % 3][0][0, 0] = nan
+        running.step(grads)
+    assert len({repr(c._window.rows) for c in running.controllers}) == 1
+    assert len(running.controllers[0].decisions) == 1
+    running.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "make"),
+    [
+        ("use e.g. GraVAC(min_factor=10, max_factor=1000)", lambda: gw.GraVAC(100, 10)),
+        ("use e.g. GraVAC(min_factor=10, max_factor=1000)", lambda: gw.GraVAC(0.5, 10)),
+        ("use 4 or more", lambda: gw.GraVAC(window=1)),
+        ("it lies in [0, 1]", lambda: gw.GraVAC(min_gain=2)),
+        ("it lies in (0, 1]", lambda: gw.GraVAC(smoothing=0)),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(text, make):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("use attach(ddp, TopK(0.1), controller=GraVAC())", (gw.PowerSGD(2), gw.Residual(), gw.AllReduce())),
+        ("use memory=Residual()", (gw.TopK(0.1), gw.NoMemory(), gw.AllGather())),
+        ("leave communicator= out", (gw.TopK(0.1), gw.Residual(), gw.ScatterReduce())),
+    ],
+)
+def test_what_gives_no_norms_is_refused_when_attached(text, parts):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        gw.GraVAC().check(plan_of(SLOTS, *parts))

@@ -1,0 +1,200 @@
+"""L-GreCo: the programme against brute force, the error curves against encoding, and both at work."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import gradwire as gw
+from gradwire.compressors import Codec
+from gradwire.controllers.allocate import allocate
+from gradwire.controllers.errors import square_errors
+from gradwire.ops.lazy_sum import LazySum
+from tests.support.harness import Job, alone, draw, plan_of, slots_of
+
+SLOTS = slots_of(
+    {"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30), "third.weight": torch.empty(20, 90)}
+)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_programme_equals_brute_force(seed: int):
+    rng = np.random.default_rng(seed)
+    layers, choices = rng.integers(1, 7), rng.integers(1, 5)
+    values, costs = rng.random((2, layers, choices)) ** 3
+    budget = rng.uniform(costs.min(1).sum(), costs.max(1).sum())
+    rows = range(layers)
+    best = min(
+        values[rows, list(each)].sum()
+        for each in itertools.product(range(choices), repeat=int(layers))
+        if costs[rows, list(each)].sum() <= budget
+    )
+    chosen = allocate(values, costs, budget)
+    assert costs[rows, chosen].sum() <= budget * (1 + 1e-9)
+    assert values[rows, chosen].sum() == pytest.approx(best)
+
+
+def test_a_budget_that_only_the_cheapest_fit_is_kept_in_spite_of_rounding():
+    costs = np.array([[0.0, 1.0], [0.1, 1.0], [0.2, 1.0], [0.3, 1.0]])
+    assert allocate(np.array([[1.0, 0.0]] * 4), costs, 0.1 + 0.2 + 0.3) == [0] * 4
+    assert allocate(np.array([[1.0, 0.0]] * 4), costs[::-1], 0.1 + 0.2 + 0.3) == [0] * 4
+
+
+def test_many_layers_come_close_to_the_bound_and_fit():
+    rng = np.random.default_rng(1)
+    sizes = rng.lognormal(5, 2, (300, 1)) * 2.0 ** np.arange(8)
+    errors = np.sqrt(sizes[:, :1]) * np.exp(-rng.uniform(0.01, 0.5, (300, 1)) * 2.0 ** np.arange(8))
+    rows, budget = range(300), errors[:, 3].sum()
+    chosen = allocate(sizes, errors, budget)
+    assert errors[rows, chosen].sum() <= budget
+    relaxed = max(
+        (sizes + price * errors).min(1).sum() - price * budget for price in np.geomspace(1e-3, 1e9, 2000)
+    )  # Lagrange's bound: nothing that fits is less
+    assert sizes[rows, chosen].sum() <= 1.01 * relaxed
+
+
+def test_nothing_fits_so_the_cheapest_is_taken():
+    assert allocate(np.array([[1.0, 2.0]]), np.array([[5.0, 4.0]]), 1.0) == [1]
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [gw.TopK(0.01), gw.TopK(0.1), gw.TopK(1.0)],
+        [gw.EFSignSGD(), gw.TopK(0.1)],
+        [gw.TernGrad(), gw.QSGD(), gw.FP16()],
+    ],
+    ids=str,
+)
+def test_an_error_is_what_encoding_leaves(choices: list[Codec]):
+    slot = SLOTS[0]
+    x = torch.randn(slot.numel, generator=torch.Generator().manual_seed(0))
+    for choice, error in zip(choices, square_errors(x, slot, choices), strict=True):
+        state, payload = alone(len(x), choice), torch.zeros(choice.payload_bytes(len(x)), dtype=torch.uint8)
+        decoded = torch.empty_like(x)
+        choice.encode(LazySum.of(x.clone()), payload, state)
+        choice.decode(payload[None], decoded, state)
+        assert error == pytest.approx(float((x - decoded).square().sum()), rel=0.02, abs=1e-2)
+
+
+def test_of_low_rank_it_is_the_tail_of_the_singular_values():
+    slot = SLOTS[0]
+    values = 0.7 ** torch.arange(50.0)
+    generator = torch.Generator().manual_seed(0)
+    left = torch.linalg.qr(torch.randn(60, 50, generator=generator)).Q
+    right = torch.linalg.qr(torch.randn(50, 50, generator=generator)).Q
+    x = (left * values @ right.T).flatten()
+    errors = square_errors(x, slot, [gw.PowerSGD(1), gw.PowerSGD(4), gw.PowerSGD(8), gw.PowerSGD(60)])
+    squares = values.square().double()
+    assert errors[:3] == pytest.approx([float(squares[rank:].sum()) for rank in (1, 4, 8)], rel=0.05)
+    assert errors[3] == 0, "travels dense"
+
+
+def test_choices_of_several_kinds_are_each_judged_by_their_own():
+    x = torch.randn(SLOTS[0].numel, generator=torch.Generator().manual_seed(0))
+    choices = [gw.TopK(0.1), gw.PowerSGD(4), gw.TopK(0.2), gw.FP16(), gw.PowerSGD(2)]
+    alone = [square_errors(x, SLOTS[0], [choice])[0] for choice in choices]
+    assert square_errors(x, SLOTS[0], choices) == pytest.approx(alone, rel=0.05)
+
+
+def test_large_layers_are_sampled():
+    x = torch.randn(1_000_003, generator=torch.Generator().manual_seed(0))
+    slot = slots_of({"x": torch.empty(len(x))})[0]
+    error = square_errors(x, slot, [gw.TopK(0.1)])[0]
+    assert error == pytest.approx(float(x.square().sort().values[:900_003].sum()), rel=0.02)
+
+
+def start(compressor, world: int = 2, **options) -> Job:
+    plan = plan_of(SLOTS, compressor, gw.plans.default_memory(compressor), gw.plans.default_communicator(compressor))
+    options = {"interval": 10} | options
+    return Job(plan, SLOTS, world, controllers=[gw.LGreCo(**options) for _ in range(world)])
+
+
+def run(running: Job, numbers: range):
+    """The second layer's gradient is a hundred times as large as the others'."""
+    for number in numbers:
+        grads = draw(SLOTS, running.world, number)
+        for own in grads:
+            own[1].mul_(100)
+        means = running.step(grads)
+        assert all(torch.equal(a, b) for other in means for a, b in zip(means[0], other, strict=True))
+        yield means[0]
+
+
+@pytest.mark.parametrize("compressor", [gw.TopK(0.02), gw.PowerSGD(4), gw.QSGD()], ids=str)
+@pytest.mark.parametrize("budget", ["error", "bytes"])
+def test_layers_that_matter_get_more(compressor, budget):
+    running = start(compressor, budget=budget)
+    assert len(list(run(running, range(8)))) == 8
+    controller = running.controllers[0]
+    assert [other.decisions for other in running.controllers] == [controller.decisions] * 2
+    size, error = map(float, re.findall(r"[\d.e-]+(?= times)", controller.decisions[0].decision))
+    assert size <= 1.001
+    assert error <= 1.001
+    if not isinstance(compressor, gw.QSGD):
+        assert (size if budget == "error" else error) < 0.9
+    sent = {name: group.compressor for group in running.runtimes[0].plan.groups for name in group.slots}
+    setting = next(s for s in ("ratio", "rank", "levels") if hasattr(compressor, s))
+    if setting != "levels":
+        assert getattr(sent["second.weight"], setting) > getattr(sent["first.weight"], setting)
+    running.close()
+
+
+def test_a_time_budget_follows_the_link():
+    running = start(gw.TopK(0.02), budget="seconds", limit=1e-9)
+    list(run(running, range(8)))
+    ratios = {group.compressor.ratio for group in running.runtimes[0].plan.groups}  # pyright: ignore
+    assert ratios == {0.02 / 8}, "next to no time: the cheapest of each"
+    running.close()
+
+
+def test_a_new_plan_in_the_midst_of_a_look_begins_another():
+    running = start(gw.TopK(0.02))
+    list(run(running, range(3)))
+    assert 0 < len(running.controllers[0]._curves) < len(SLOTS)
+    given = running.controllers[0]._origin
+    running.install(gw.Plan(given.groups[::-1]))
+    assert not running.controllers[0]._curves
+    list(run(running, range(3, 8)))
+    assert len(running.controllers[0].decisions) == 1
+    running.close()
+
+
+@pytest.mark.parametrize("cut", [3, 5])
+def test_a_run_that_was_cut_goes_on_bit_for_bit(cut: int):
+    whole, first, second = start(gw.TopK(0.02)), start(gw.TopK(0.02)), start(gw.TopK(0.02))
+    expected = list(run(whole, range(18)))[cut:]
+    list(run(first, range(cut)))
+    states = first.states()
+    second.load(states)
+    for mine, theirs in zip(run(second, range(cut, 18)), expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert len(whole.controllers[0].decisions) == 2
+    for running in (whole, first, second):
+        running.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "make"),
+    [
+        ("use e.g. LGreCo('seconds', limit=0.05)", lambda: gw.LGreCo("seconds")),
+        ("is no budget", lambda: gw.LGreCo("bytes", -1)),
+        ("e.g. interval=500", lambda: gw.LGreCo(interval=0)),
+        ("use e.g. attach(ddp, PowerSGD(4), controller=LGreCo())", lambda: gw.LGreCo().check(fp32())),
+        ("cannot predict its error", lambda: gw.LGreCo(choices=(gw.MultiLevel(),))),
+        ("use up to 14", lambda: gw.LGreCo(choices=tuple(gw.TopK(i / 20) for i in range(1, 19))).check(sparse())),
+    ],
+)
+def test_what_makes_no_sense_is_refused(text, make):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make()
+
+
+def fp32() -> gw.Plan:
+    return plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce())
+
+
+def sparse() -> gw.Plan:
+    return plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())

@@ -1,0 +1,217 @@
+"""Controllers that follow a schedule or the learning rate: warm-up, Accordion, ScaDLES."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from tests.support.harness import Job, draw, plan_of, slots_of, total
+
+SLOTS = slots_of({"first.weight": torch.empty(60, 50), "second.weight": torch.empty(40, 30)})
+
+
+class Schedule:
+    def __init__(self) -> None:
+        self.rate = 0.1
+
+    def get_last_lr(self) -> list[float]:
+        return [self.rate]
+
+
+def start(make, world: int = 2, compressor=gw.TopK(0.01), groups: int = 2, **options) -> Job:  # noqa: B008
+    plan = plan_of(SLOTS, compressor, gw.Residual(), gw.plans.default_communicator(compressor), groups=groups)
+    return Job(plan, SLOTS, world, controllers=[make() for _ in range(world)], **options)
+
+
+def settings(running: Job, name: str = "ratio") -> dict[str, float]:
+    plan = running.runtimes[0].plan
+    return {slot: getattr(group.compressor, name, 1.0) for group in plan.groups for slot in group.slots}
+
+
+def run(running: Job, numbers: range) -> list[list[Tensor]]:
+    means = []
+    for number in numbers:
+        by_rank = running.step(draw(SLOTS, running.world, number))
+        assert all(torch.equal(a, b) for other in by_rank for a, b in zip(by_rank[0], other, strict=True))
+        means.append(by_rank[0])
+    return means
+
+
+def test_warm_up_goes_down_by_quarters():
+    running = start(lambda: gw.WarmUp(start=0.64, steps=9, dense=2))
+    ratios = []
+    for number in range(14):
+        ratios.append(settings(running)["first.weight"])
+        run(running, range(number, number + 1))
+    assert ratios == pytest.approx([1] * 2 + [0.64] * 3 + [0.16] * 3 + [0.04] * 3 + [0.01] * 3)
+    assert [d.step for d in running.controllers[0].decisions] == [2, 5, 8, 11]
+    running.close()
+
+
+@pytest.mark.parametrize("compressor", [gw.TopK(0.01), gw.PowerSGD(2), gw.RandomK(0.1)], ids=str)
+def test_a_warm_up_in_bits_is_followed_by_the_plan(compressor: gw.Compressor):
+    """Nothing is lost on the way: what was sent and what is left are all that was given."""
+    plan = plan_of(SLOTS, compressor, gw.Residual(), gw.plans.default_communicator(compressor))
+    running = Job(plan, SLOTS, 2, controllers=[gw.WarmUp(steps=4, dense=2, bits=8) for _ in range(2)])
+    used, given = [], [torch.zeros(slot.shape).double() for slot in SLOTS]
+    for number in range(9):
+        used.append({type(group.compressor) for group in running.runtimes[0].plan.groups})
+        means = run(running, range(number, number + 1))[0]
+        drawn = total(draw(SLOTS, 2, number))
+        given = [g + t.double() / 2 - m.double() for g, t, m in zip(given, drawn, means, strict=True)]
+    assert used == [{gw.FP32}] * 2 + [{gw.Quantized}] * 4 + [{type(compressor)}] * 3
+    assert running.runtimes[0].plan == plan
+    assert [(d.step, d.decision) for d in running.controllers[0].decisions] == [(2, "8 bits"), (6, "the plan")]
+    for kept, lacking in zip(total(running.state("residual")), given, strict=True):
+        torch.testing.assert_close(kept.double(), lacking, rtol=1e-4, atol=1e-4)
+    running.close()
+
+
+def test_what_keeps_nothing_stays_as_it_is_in_a_warm_up_in_bits():
+    first, second = plan_of(SLOTS, gw.TopK(0.01), gw.Residual(), gw.AllGather()).groups
+    plan = gw.Plan((first, gw.Group(second.slots, gw.BF16(), gw.NoMemory(), gw.AllReduce())))
+    warm_up = gw.WarmUp(steps=2, bits=4)
+    warm_up.check(plan)
+    assert [group.compressor for group in warm_up.begin(plan).groups] == [gw.Quantized(4), gw.BF16()]
+
+
+def test_the_papers_warm_up():
+    """75 %, 93.75 %, 98.4 %, 99.6 % and then 99.9 % are left out."""
+    warm_up = gw.WarmUp(steps=4)
+    shares = []
+    for done in range(5):
+        warm_up._done = done
+        shares.append(warm_up._share(0.001))
+    assert shares == pytest.approx([0.25, 0.0629, 0.0158, 0.00398, 0.001], rel=0.01)
+
+
+def test_dense_steps_have_no_dgc_memory():
+    plan = plan_of(SLOTS, gw.DGC(0.01), gw.DGCMemory(), gw.AllGather())
+    gw.WarmUp().check(plan)
+    with pytest.raises(ValueError, match=re.escape("use WarmUp(dense=0)")):
+        gw.WarmUp(dense=5).check(plan)
+    with pytest.raises(ValueError, match=re.escape("use WarmUp(start=0.25)")):
+        gw.WarmUp(bits=8).check(plan)
+
+
+def accordion(schedule: Schedule | None = None, interval: int = 3) -> gw.Accordion:
+    return gw.Accordion(0.5, 0.25, schedule or Schedule(), interval)
+
+
+def test_accordion_compresses_each_layer_by_its_own_change():
+    """The first layer's gradient keeps its size; the second's shrinks to a tenth in every interval."""
+    schedule = Schedule()
+    running = start(lambda: accordion(schedule, 20))
+    seen = []
+    for number in range(71):
+        grads = draw(SLOTS, 2, 0)
+        for own in grads:
+            own[1].mul_(0.1 ** (number // 20))
+        if number == 69:
+            schedule.rate = 0.01
+        running.step(grads)
+        seen.append(settings(running))
+    assert [seen[at]["first.weight"] for at in (20, 40, 60, 70)] == [0.5, 0.25, 0.25, 0.5]
+    assert [seen[at]["second.weight"] for at in (20, 40, 60, 70)] == [0.5, 0.5, 0.5, 0.5]
+    assert running.controllers[0].decisions[-1].decision == "the learning rate dropped: 2 layers low, 0 high"
+    running.close()
+
+
+@pytest.mark.parametrize(("threshold", "ratio"), [(0.8, 0.5), (0.95, 0.25)])
+def test_accordions_threshold_says_which_change_is_critical(threshold: float, ratio: float):
+    """The second layer's gradient shrinks by 0.9 in every interval."""
+    running = start(lambda: gw.Accordion(0.5, 0.25, Schedule(), 20, threshold))
+    for number in range(61):
+        grads = draw(SLOTS, 2, 0)
+        for own in grads:
+            own[1].mul_(0.1 ** (number // 20))
+        running.step(grads)
+    assert settings(running)["second.weight"] == ratio
+    running.close()
+
+
+def test_a_rate_that_falls_from_step_to_step_drops_now_and_then():
+    schedule = Schedule()
+    running = start(lambda: accordion(schedule, 20))
+    for number in range(72):
+        schedule.rate = 0.1 * 0.98**number
+        running.step(draw(SLOTS, 2, 0))
+    decisions = [(decision.step, decision.decision.partition(":")[0]) for decision in running.controllers[0].decisions]
+    assert decisions == [
+        (21, "norms compared"), (37, "the learning rate dropped"),
+        (57, "norms compared"), (72, "the learning rate dropped"),
+    ]  # fmt: skip
+    running.close()
+
+
+def test_accordion_changes_ranks_as_well():
+    running = start(lambda: gw.Accordion(4, 1, Schedule(), interval=2), compressor=gw.PowerSGD(2), groups=1)
+    for _ in range(5):
+        running.step([[torch.ones(slot.shape) for slot in SLOTS] for _ in range(2)])
+    assert settings(running, "rank") == {"first.weight": 1, "second.weight": 1}
+    running.close()
+
+
+def test_scadles_sends_all_where_too_much_would_be_lost():
+    kinds = []
+    for loss in (0.95, 0.05):
+        running = start(lambda loss=loss: gw.ScaDLES(10, loss, window=4))
+        run(running, range(5))
+        kinds.append(round(running.controllers[0].decisions[0].factor))
+        running.close()
+    assert kinds == [10, 1]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gw.WarmUp(0.5, steps=9),
+        lambda: gw.WarmUp(steps=5, bits=4),
+        accordion,
+        lambda: gw.ScaDLES(4, 0.5, window=6),
+    ],
+    ids=["warm", "bits", "acc", "sca"],
+)
+@pytest.mark.parametrize("cut", [4, 7])
+def test_a_run_that_was_cut_goes_on_bit_for_bit(make, cut: int):
+    whole, first, second = start(make), start(make), start(make)
+    expected = run(whole, range(13))[cut:]
+    run(first, range(cut))
+    states = first.states()
+    second.load(states)
+    for mine, theirs in zip(run(second, range(cut, 13)), expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    for running in (whole, first, second):
+        running.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "make"),
+    [
+        ("use e.g. Accordion(low=0.1, high=0.01, scheduler=scheduler)", lambda: gw.Accordion(0.01, 0.1)),
+        ("use e.g. WarmUp(start=0.25, steps=1000)", lambda: gw.WarmUp(steps=0)),
+        ("use e.g. start=0.25", lambda: gw.WarmUp(start=2)),
+        ("use 2, 3, 4 or 8", lambda: gw.WarmUp(bits=5)),
+        ("use e.g. ScaDLES(factor=10, loss=0.3)", lambda: gw.ScaDLES(0.1)),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(text, make):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("text", "controller", "compressor"),
+    [
+        ("use Accordion(low, high, scheduler=scheduler)", gw.Accordion(0.1, 0.01), gw.TopK(0.1)),
+        ("use TopK(0.1), or PowerSGD(4)", gw.Accordion(0.1, 0.01, Schedule()), gw.QSGD()),
+        ("use e.g. WarmUp(start=0.4)", gw.WarmUp(0.05), gw.TopK(0.1)),
+        ("use e.g. attach(ddp, DGC(0.001), controller=WarmUp())", gw.WarmUp(), gw.PowerSGD()),
+    ],
+)
+def test_what_a_controller_cannot_change_is_refused_when_attached(text, controller, compressor):
+    plan = plan_of(SLOTS, compressor, gw.Residual(), gw.plans.default_communicator(compressor))
+    with pytest.raises(ValueError, match=re.escape(text)):
+        controller.check(plan)

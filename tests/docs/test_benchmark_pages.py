@@ -1,0 +1,89 @@
+"""The benchmarks' pages are what the generator makes of the results, and say where those come from."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import provenance
+from document import FOLDER, pages
+from fault_questions import FAULTS
+from page import Page, Shown
+from questions import QUESTIONS
+from systems import SYSTEMS
+
+
+def test_what_is_committed_is_what_the_generator_makes():
+    assert {path: path.read_text() for path in FOLDER.glob("*.md")} == pages(), "run `make benchmarks`"
+
+
+def test_every_result_says_where_it_comes_from():
+    for path in provenance.RESULTS.glob("*.json"):
+        found = provenance.load(path.stem)
+        assert {"date", "commit", "machine", "command"} <= found.keys(), path
+        assert (provenance.ROOT / found["command"].split()[1]).exists(), found["command"]
+
+
+def test_everything_is_read_in_minutes():
+    """A word has a letter or a digit. Prose is all outside of tables: questions, verdicts, notes and origins."""
+    lines = [line for text in pages().values() for line in text.splitlines()]
+    assert _words(line for line in lines if not line.startswith("|")) <= 1300
+    assert _words(lines) <= 2900
+
+
+def test_no_result_is_kept_that_no_page_shows():
+    """Pages are those here and the written ones, which name their results."""
+    written = "".join(path.read_text() for path in (provenance.ROOT / "docs").glob("*.md"))
+    shown = {name for make in (*QUESTIONS, *FAULTS, *SYSTEMS) for table in make().tables for name in table.results}
+    found = {path.stem for path in provenance.RESULTS.glob("*.json")}
+    assert not [name for name in found - shown if f"results/{name}.json" not in written]
+
+
+def _words(lines: Iterable[str]) -> int:
+    return sum(any(map(str.isalnum, word)) for line in lines for word in line.replace("|", " ").split())
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of one commit with a result of `wire.py`, as it was just written."""
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setattr(provenance, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(sys, "argv", ["/somewhere/wire.py", "--only", "a b"])
+    provenance.save("wire.json", rows=[1])
+    return tmp_path
+
+
+def git(folder: Path, *command: str) -> None:
+    someone = ["-c", "user.name=someone", "-c", "user.email=someone@example.org"]
+    subprocess.run(["git", *someone, *command], cwd=folder, check=True)
+
+
+def test_a_page_says_which_command_measured_it_and_how_many_commits_ago(repository: Path):
+    page = Page("wire", "Sent?", "Yes.", [Shown(["wire"], ["a"], [["b"]])])
+    for _ in range(2):
+        git(repository, "commit", "--quiet", "--allow-empty", "--message", "later")
+    assert "`python benchmarks/wire.py --only 'a b'`" in page.markdown(ages=True)
+    assert f"{provenance.load('wire')['commit']} (2 commits ago), " in page.markdown(ages=True)
+    assert "ago" not in page.markdown()
+
+
+def test_a_result_is_measured_since_a_release_or_not(repository: Path):
+    git(repository, "tag", "v1")
+    assert provenance.last_tag() == "v1"
+    assert provenance.is_since("v1", provenance.load("wire"))
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "later")
+    git(repository, "tag", "v2")
+    assert not provenance.is_since("v2", provenance.load("wire"))
+
+
+def test_without_git_a_page_has_no_ages(repository: Path):
+    shutil.rmtree(repository / ".git")
+    page = Page("wire", "Sent?", "Yes.", [Shown(["wire"], ["a"], [["b"]])])
+    assert page.markdown(ages=True) == page.markdown()

@@ -1,0 +1,51 @@
+"""The examples end, on their ranks with replicas that are alike and with fewer bytes, and as one process."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import run_python, run_ranks
+
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted(
+    set(FOLDER.glob("*.py")) - {FOLDER / "with_ray.py", FOLDER / "with_torchft.py"}
+)  # have tests of their own
+ON_FOUR = {"with_fsdp2", "with_accelerate_hsdp", "with_torchtitan"}  # two hosts of two ranks
+TRAINERS = [example for example in EXAMPLES if "gradwire.integrations" in example.read_text()]
+each = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+under_trainers = pytest.mark.parametrize("example", TRAINERS, ids=lambda path: path.stem)
+
+
+FRAMEWORKS = ("lightning", "transformers", "accelerate")
+
+
+def imports_of(example: Path) -> list[str]:
+    """The frameworks that take seconds to import."""
+    return [name for name in FRAMEWORKS if re.search(rf"^(from|import) {name}", example.read_text(), re.MULTILINE)]
+
+
+@each
+def test_replicas_of_an_example_are_alike(example: Path, tmp_path: Path):
+    if example.stem == "with_torchtitan":
+        pytest.importorskip("torchtitan", reason="its packages take 400 MB: make test-titan", exc_type=ImportError)
+    ranks = 4 if example.stem in ON_FOUR else 2
+    output = run_ranks([str(example)], ranks, imports=imports_of(example), cwd=tmp_path)
+    told = re.findall(r"(-?\d+\.\d+),? [^\n]*?(\d+) steps, ([\d.]+) times fewer bytes", output)
+    assert len(told) == ranks
+    assert len(set(told)) == 1
+    _, steps, ratio = told[0]
+    assert int(steps) >= 8
+    assert float(ratio) > 4
+
+
+@under_trainers
+def test_an_example_runs_as_one_process(example: Path, tmp_path: Path):
+    assert "<Handle idle: one rank, or detached; no plan; 0 steps>" in run_python(
+        [str(example)], imports=imports_of(example), cwd=tmp_path
+    )
+
+
+@under_trainers
+def test_an_example_is_short(example: Path):
+    assert len(example.read_text().splitlines()) <= 30

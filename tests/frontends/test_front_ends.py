@@ -1,0 +1,139 @@
+"""What front ends check and give back before a job runs."""
+
+import os
+import subprocess
+import sys
+import threading
+from itertools import count
+
+import pytest
+import torch
+from torch import nn
+
+import gradwire as gw
+from gradwire.frontends.choices import Choices, StepChoices, parameters_of
+from gradwire.ops import native
+from gradwire.runtime import meeting
+from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.runtime import Runtime
+from tests.support.harness import CPU, SMALL, draw, job, plan_of, raising, slots_of, together
+from tests.support.kernel_cases import needs_library
+
+SLOTS = slots_of(SMALL)
+
+
+class Refuses(gw.Recording):
+    closed = False
+
+    def check(self, device: torch.device) -> None:
+        raise ValueError("not on this device")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_group_of_its_own_that_cannot_be_used_is_closed_and_the_users_is_not():
+    own, given = Refuses(2), Refuses(2)
+    with pytest.raises(ValueError, match="not on this device"):
+        Choices().mesh(lambda: own, CPU)
+    with pytest.raises(ValueError, match="not on this device"):
+        Choices(transport=given).mesh(lambda: own, CPU)
+    assert own.closed
+    assert not given.closed
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyError])
+def test_what_a_plan_raises_leaves_nothing_open(error: type[Exception]):
+    transport = Refuses(1)
+
+    def plan() -> gw.Plan:
+        raise error("no plan")
+
+    with pytest.raises(error, match="no plan"):
+        Runtime(plan, SLOTS, gw.Mesh.of(transport), CPU, JobOptions())
+    assert transport.closed
+
+
+def test_a_model_on_two_devices_or_without_parameters_is_refused():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, device="meta"))
+    with pytest.raises(ValueError, match=r"'0\.bias' is on cpu and '1\.bias' on meta"):
+        parameters_of(model)
+    for empty in (nn.Identity(), nn.Linear(3, 3).requires_grad_(False)):
+        with pytest.raises(ValueError, match="nothing to reduce"):
+            parameters_of(empty)
+
+
+def test_arithmetic_is_the_same_under_autocast():
+    plain = meeting._arithmetic(CPU)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert meeting._arithmetic(CPU) == plain
+
+
+def test_ranks_whose_arithmetic_differs_are_refused_where_all_must_compute_alike(monkeypatch: pytest.MonkeyPatch):
+    numbers = count()
+    monkeypatch.setattr(meeting, "_arithmetic", lambda device: str(next(numbers)))
+    for compressor, differ in ((gw.TopK(0.1), False), (gw.RandomK(0.1), True), (gw.PowerSGD(2), True)):
+        plan = gw.plans.uniform(SLOTS, compressor)
+        transports = gw.Threads.group(2)
+
+        def begin(rank: int, plan: gw.Plan = plan, transports: list = transports) -> None:
+            Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, JobOptions()).close()
+
+        errors = together(2, begin)
+        assert ["differ in arithmetic" in str(error) for error in errors] == [differ, differ]
+
+
+@needs_library
+def test_a_rank_without_the_library_is_refused_where_all_must_compute_alike(monkeypatch: pytest.MonkeyPatch):
+    """Low rank's products are added up in another order there."""
+    mine = threading.local()
+    monkeypatch.setattr(native, "available", lambda: not getattr(mine, "lacks_it", False))
+    plan = gw.plans.uniform(SLOTS, gw.PowerSGD(2))
+    transports = gw.Threads.group(2)
+
+    def begin(rank: int) -> None:
+        mine.lacks_it = rank == 1
+        Runtime(lambda: plan, SLOTS, gw.Mesh.of(transports[rank]), CPU, JobOptions()).close()
+
+    assert all("differ in arithmetic" in str(error) for error in together(2, begin))
+
+
+def test_jobs_follow_each_other_on_one_transport():
+    transports = gw.Threads.group(2)
+    plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+    means = []
+    for _ in range(2):
+        with job(plan, SLOTS, 2, transports=transports, owns_mesh=False) as running:
+            means.append(running.step(draw(SLOTS, 2, 0)))
+    assert all(torch.equal(a, b) for a, b in zip(means[0][0], means[1][1], strict=True))
+    raising(together(2, lambda rank: transports[rank].run(gw.Sum(gw.Message.plain(torch.ones(2))))))
+
+
+@pytest.mark.parametrize("backend", ["", "cpu:gloo,cuda:gloo", "gloo"])
+def test_the_direct_exchange_is_on_whatever_the_group_was_called(backend: str):
+    """`dist.get_backend` says "undefined" of a group that was made without a name."""
+    program = (
+        "import torch.distributed as dist, gradwire as gw\n"
+        f"dist.init_process_group(*{[backend] if backend else []!r}, store=dist.HashStore(), rank=0, world_size=1)\n"
+        "assert gw.ProcessGroup.own()._direct\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def test_what_auto_refuses_is_refused_before_anything_is_opened():
+    with pytest.raises(ValueError, match="name its sparsifier"):
+        StepChoices.of(None, candidates=[gw.MultiLevel()]).check()
+
+
+def test_a_compressor_may_be_written_as_on_the_command_line_in_every_front_end():
+    def wrapped(compressor: gw.Compressor | str) -> list[gw.DistributedOptimizer | gw.LocalSteps]:
+        model = nn.Linear(8, 8)
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        [transport] = gw.Threads.group(1)
+        return [
+            gw.DistributedOptimizer(sgd, model, compressor, transport=transport),
+            gw.LocalSteps(sgd, model, compressor, inner_steps=2, transport=transport),
+        ]
+
+    said, built = wrapped("topk:0.1"), wrapped(gw.TopK(0.1))
+    assert [optimizer.handle.plan for optimizer in said] == [optimizer.handle.plan for optimizer in built]

@@ -1,0 +1,51 @@
+"""`handle.summary()`: the plan's groups, what a step sends, where its time goes."""
+
+import torch
+
+import gradwire as gw
+from gradwire.frontends.handle import Handle
+from gradwire.frontends.summary import table
+from gradwire.runtime.stats import Stats
+from tests.support.harness import draw, job, slots_of
+
+SLOTS = slots_of({"wide": torch.empty(40, 50), "tall": torch.empty(300, 4), "bias": torch.empty(7)})
+PLAN = gw.Plan((
+    gw.Group(("wide", "tall"), gw.TopK(0.1), gw.Residual(), gw.AllGather()),
+    gw.Group(("bias",), gw.FP32(), gw.NoMemory(), gw.AllReduce()),
+))  # fmt: skip
+
+
+def test_a_summary_has_a_row_for_each_group_and_figures_of_a_step():
+    with job(PLAN, SLOTS, 2) as running:
+        handle = Handle(running.runtimes[0], None)  # pyright: ignore
+        running.step(draw(SLOTS, 2, seed=0))
+        once = handle.summary().splitlines()
+        running.step(draw(SLOTS, 2, seed=1))
+        twice, stats = handle.summary().splitlines(), handle.stats()
+    assert once[0].startswith("<Handle rank 0 of 2")
+    assert once[1].split() == ["group", "tensors", "elements", "compressor", "memory", "communicator"]
+    assert once[2].split()[:4] == ["0", "2", "3,200", "TopK(ratio=0.1,"]
+    assert "Residual(" in once[2]
+    assert "AllGather(" in once[2]
+    assert once[3].split() == ["1", "1", "7", "FP32()", "NoMemory()", "AllReduce()"]
+    assert len({line.index(word) for line, word in zip(once[1:4], ("compressor", "TopK", "FP32"), strict=True)}) == 1
+    sent = (
+        f"sent a step: {stats.wire_bytes / 2e3:,.1f} kB; dense {4 * 3207 / 1e3:.1f} kB; {stats.ratio:.1f} times fewer"
+    )
+    assert once[4] == twice[4] == sent
+    assert stats.wire_bytes > 0
+
+
+def test_times_are_those_of_a_step():
+    stats = Stats(steps=4, wire_bytes=8000, dense_bytes=32_000_000, encode_s=0.4, wire_s=0.8, decode_s=0.02, wait_s=0.1)
+    *_, sent, spent = table(PLAN, {"wide": 2000, "tall": 1200, "bias": 7}, stats).splitlines()
+    assert sent == "sent a step: 2.0 kB; dense 8,000.0 kB; 4000.0 times fewer"
+    assert spent == "time a step: encode 100.00 ms, wire 200.00 ms, decode 5.00 ms, waited for 25.00 ms"
+
+
+def test_where_nothing_is_compressed_a_summary_says_so_and_before_any_step_nothing_is_divided():
+    native = table(gw.NATIVE, {}, Stats(0, 0, 0, 0.0, 0.0, 0.0, 0.0))
+    assert native.splitlines()[0] == gw.NATIVE.describe()
+    assert "sent a step: 0.0 kB" in native
+    idle = gw.attach(torch.nn.Linear(3, 4), "topk:0.1")
+    assert idle.summary() == repr(idle)

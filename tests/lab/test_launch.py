@@ -1,0 +1,265 @@
+"""Launching ranks: what they are told, how their end is reported, and that none outlives the launcher."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gradwire.lab.launch.launch import RankFailed, launch
+from gradwire.lab.launch.launched import is_launched
+
+REPOSITORY = Path(__file__).parents[2]
+
+# Writes what this rank was told, after an all-reduce that proves that the ranks meet.
+REPORT = """
+import json, os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1000)
+dist.all_reduce(total)
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
+names += ["OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "GREETING"]
+report = {name: os.environ.get(name) for name in names} | {"total": total[0].item()}
+with open(f"{sys.argv[1]}/{dist.get_rank()}.json", "w") as file:
+    json.dump(report, file)
+dist.destroy_process_group()
+"""
+
+# Rank 1 fails; rank 0 goes on.
+FAIL = """
+import os, time
+if os.environ["RANK"] == "1":
+    raise KeyError("boom")
+time.sleep(60)
+"""
+
+# Rank 1 is killed; rank 0 waits for its message.
+KILLED = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.recv(torch.zeros(1), src=1)
+"""
+
+# Starts two ranks that write their process ids and sleep.
+LAUNCHER = """
+import sys
+from gradwire.lab.launch.launch import launch
+launch(["-c", sys.argv[1], sys.argv[2]], 2)
+"""
+SLEEP = """
+import os, sys, time
+with open(f"{sys.argv[1]}/{os.environ['RANK']}", "w") as file:
+    file.write(f"{os.getpid()}.")
+time.sleep(60)
+"""
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_ranks_meet_over_loopback_and_are_told_who_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    launch(["-c", REPORT, str(tmp_path)], 2, env={"GREETING": "hello"}, timeout_s=60)
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == {
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": "2",
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "GREETING": "hello",
+            "total": 2.0,
+        }
+
+
+@pytest.mark.parametrize(
+    ("program", "exit_code", "message"),
+    [
+        (FAIL, 1, "rank 1 ended with exit code 1: KeyError: 'boom'"),
+        (KILLED, -9, "rank 1 ended with signal SIGKILL"),
+    ],
+)
+def test_the_rank_that_failed_is_named_and_the_others_end(program: str, exit_code: int, message: str) -> None:
+    with pytest.raises(RankFailed) as failed:
+        launch(["-c", program], 2, timeout_s=60)
+    assert (failed.value.rank, failed.value.exit_code) == (1, exit_code)
+    assert str(failed.value) == message
+
+
+def test_exit_code_and_last_words_of_a_rank_are_reported() -> None:
+    words = "import sys; print('one', file=sys.stderr); sys.exit('no such folder: data')"
+    with pytest.raises(RankFailed) as failed:
+        launch(["-c", words], 1)
+    assert str(failed.value) == "rank 0 ended with exit code 1: no such folder: data"
+    assert failed.value.stderr == "one\nno such folder: data"
+
+
+def test_what_a_rank_raised_is_its_last_word_though_gloo_aborts_it() -> None:
+    words = (
+        "import os; os.write(2, b'[rank0]: ValueError: no such plan\\n[rank0]:[W1122 gloo.cpp:1] bye\\n'); os.abort()"
+    )
+    with pytest.raises(RankFailed) as failed:
+        launch(["-c", words], 1)
+    assert str(failed.value) == "rank 0 ended with signal SIGABRT: ValueError: no such plan"
+
+
+def test_ranks_that_take_too_long_are_ended(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match="still ran after 1 s"):
+        launch(["-c", SLEEP, str(tmp_path)], 2, timeout_s=1)
+    for pid in (int(path.read_text().rstrip(".")) for path in tmp_path.iterdir()):
+        assert not alive(pid)
+
+
+def test_number_of_ranks_is_checked() -> None:
+    with pytest.raises(ValueError, match="0 ranks on 1 hosts"):
+        launch(["-c", "pass"], 0)
+
+
+def test_signal_handlers_are_left_as_they_were() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    launch(["-c", "pass"], 1)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
+def test_no_rank_outlives_the_launcher(tmp_path: Path, kill: signal.Signals) -> None:
+    command = [sys.executable, "-c", LAUNCHER, SLEEP, str(tmp_path)]
+    launcher = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+
+    def told() -> list[str]:
+        return [path.read_text() for path in tmp_path.iterdir()]
+
+    assert wait_until(lambda: len(told()) == 2 and all(text.endswith(".") for text in told()))
+    pids = [int(text.rstrip(".")) for text in told()]
+    launcher.send_signal(kill)
+    assert launcher.wait(20) == -kill
+    assert wait_until(lambda: not any(alive(pid) for pid in pids))
+
+
+# Leaves at a signal as the command line does, and takes another one while its ranks are being ended.
+TWICE = """
+import signal, sys
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from gradwire.lab.launch.launch import launch
+close = SubprocessContext._close
+def interrupted(*arguments, **options):
+    signal.raise_signal(signal.SIGTERM)
+    close(*arguments, **options)
+SubprocessContext._close = interrupted
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+launch(["-c", sys.argv[1], sys.argv[2]], 2)
+"""
+
+
+def test_a_second_signal_does_not_keep_the_launcher_from_ending(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TWICE, SLEEP, str(tmp_path)]
+    launcher = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 60)
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(30) == 128 + signal.SIGTERM
+    finally:
+        launcher.kill()
+
+
+def test_what_rank_0_says_is_shown_and_not_what_others_say(capfd: pytest.CaptureFixture[str]) -> None:
+    launch(["-c", "import os, sys; print('rank', os.environ['RANK'], 'µ', file=sys.stderr, end='')"], 2)
+    assert capfd.readouterr().err == "rank 0 µ"
+
+
+def test_a_signal_ends_the_command_line_in_order(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gradwire", "bench", "bf16", "--model", "tiny-resnet18"]
+    command += ["--steps", "1", "--repeats", "9999"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as bench:
+        try:
+            assert wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/samples.jsonl")), 120)
+            bench.terminate()
+            told, _ = bench.communicate(timeout=60)
+        finally:
+            bench.kill()
+    assert bench.returncode == 128 + signal.SIGTERM
+    assert "nocomm" in told
+    assert all(path.name.startswith("torchinductor") for path in tmp_path.iterdir())  # torch's own cache
+
+
+SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "1234567"}
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    environment: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", environment)
+    return environment
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_process_on_its_own_is_not_launched() -> None:
+    assert not is_launched()
+
+
+def test_rank_and_world_size_mean_joined(environment: dict[str, str]) -> None:
+    environment["RANK"] = "0"
+    assert not is_launched()
+    environment["WORLD_SIZE"] = "1"
+    assert is_launched()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("gpu[07-09,12],login", "gpu07"),
+        ("n[3,5]", "n3"),
+        ("a-1,b-2", "a-1"),
+        ("box", "box"),
+    ],
+)
+def test_a_slurm_step_is_translated(environment: dict[str, str], nodes: str, first: str) -> None:
+    environment |= SLURM | {"SLURM_STEP_NODELIST": nodes}
+    assert is_launched()
+    assert environment["RANK"] == "5"
+    assert environment["WORLD_SIZE"] == "8"
+    assert environment["LOCAL_RANK"] == "1"
+    assert environment["MASTER_ADDR"] == first
+    assert 1024 < int(environment["MASTER_PORT"]) < 65536
+
+
+def test_a_slurm_batch_script_is_not_a_rank(environment: dict[str, str]) -> None:
+    environment |= SLURM | {"SLURM_JOB_NODELIST": "gpu[07-09]"}
+    assert not is_launched()
+
+
+def test_a_slurm_steps_only_task_is_not_a_rank(environment: dict[str, str]) -> None:
+    environment |= SLURM | {"SLURM_STEP_NODELIST": "box", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+    assert not is_launched()
+
+
+def test_steps_of_a_slurm_job_do_not_meet(environment: dict[str, str]) -> None:
+    ports = set()
+    for step in ("0", "1", "2"):
+        environment.clear()
+        environment |= SLURM | {"SLURM_STEP_NODELIST": "box", "SLURM_STEP_ID": step}
+        assert is_launched()
+        ports.add(environment["MASTER_PORT"])
+    assert len(ports) == 3

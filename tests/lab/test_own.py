@@ -1,0 +1,205 @@
+"""A user's own model: on the command line, from Python, and every mistake in one line."""
+
+import re
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+import gradwire as gw
+from gradwire.cli import main
+from gradwire.construct import text_of
+from gradwire.lab.catalogue import catalogue
+from gradwire.lab.configuration import parse
+from gradwire.lab.function import imported, named
+from gradwire.lab.workloads import Own
+from tests.support.cases import CASES
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
+DOCS = Path(__file__).parents[2] / "docs" / "tasks.md"
+
+
+def make():
+    data = torch.utils.data.TensorDataset(torch.arange(24.0).view(12, 2))
+
+    def batches(rank: int, world: int):
+        return torch.utils.data.DataLoader(data, 2, sampler=torch.utils.data.DistributedSampler(data, world, rank))
+
+    return torch.nn.Linear(2, 1), batches, lambda model, batch: model(*batch).square().mean()
+
+
+def documented(tmp_path: Path) -> Path:
+    """The example of docs/tasks.md, in a file."""
+    code = re.search(r"```python\n(# mine\.py\n.*?)```", DOCS.read_text(), re.DOTALL)
+    assert code
+    assert sum(map(bool, code[1].splitlines())) <= 16
+    (tmp_path / "mine.py").write_text(code[1])
+    return tmp_path / "mine.py"
+
+
+def test_the_documented_model_trains_and_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = f"{documented(tmp_path)}:make"
+    options = ["--steps", "40", "--lr", "0.05", "--out", str(tmp_path / "runs")]
+    assert main(["train", "topk:0.1", "--model", model, *options]) == 0
+    assert "training loss" in capsys.readouterr().out
+    (run,) = (tmp_path / "runs").iterdir()
+    assert {"curves.png", "report.html"} <= {path.name for path in run.iterdir()}
+    losses = [float(loss) for loss in re.findall(r'"loss": ([\d.]+)', (run / "topk-0.1" / "metrics.jsonl").read_text())]
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+SCRIPT = """
+import torch
+import gradwire as gw
+
+def make():
+    def batches(rank, world):
+        while True:
+            yield {"inputs": torch.ones(4, 8) * rank}
+    return torch.nn.Linear(8, 8), batches, lambda model, batch: model(batch["inputs"]).square().mean()
+
+if __name__ == "__main__":
+    timings = gw.bench(make, [gw.TopK(0.1), "bf16"], steps=2, repeats=1)
+    print(*(f"{timing.configuration} {timing.totals.wire_bytes > 0}" for timing in timings), sep="; ")
+"""
+
+
+def test_a_function_of_the_script_itself_is_timed(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    finished = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == "nocomm False; topk:ratio=0.1 True; bf16 True\n"
+
+
+def test_gradwire_is_imported_without_the_lab() -> None:
+    code = "import gradwire as gw, sys; assert 'gradwire.lab' not in sys.modules; assert callable(gw.plan)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_plan_is_found_from_python() -> None:
+    plan = gw.plan(make, candidates=[gw.BF16()])
+    assert isinstance(plan, gw.Plan)
+    assert sorted(name for group in plan.groups for name in group.slots) == ["bias", "weight"]
+
+
+def test_the_command_line_lists_it_and_finds_a_module_beside_itself(tmp_path: Path, monkeypatch) -> None:
+    assert "own" in {entry.name for entry in catalogue()["Tasks"]}
+    (tmp_path / "lone_module.py").write_text("def make(): pass")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert imported("lone_module:make").__name__ == "make"
+
+
+def test_a_function_is_found_by_its_name() -> None:
+    assert imported(named(make)) is make
+    for other in (lambda: None, torch.nn.Linear(1, 1).forward):
+        with pytest.raises(ValueError, match="cannot be imported by the ranks: define it at the top of a file"):
+            named(other)
+
+
+@pytest.mark.parametrize("compressor", [case.compressor for case in CASES], ids=str)
+def test_every_compressor_has_a_text(compressor) -> None:
+    assert parse(text_of(compressor)).compressor == compressor
+
+
+def test_epochs_are_the_loaders_and_differ() -> None:
+    task = Own(function=named(make))
+    assert task.epoch_steps(2) == 3
+    first, second = (torch.cat([batch[0] for batch in islice(task.batches(0, 2, 0, start), 3)]) for start in (0, 3))
+    assert not torch.equal(first, second)
+    both = torch.cat([batch[0] for rank in range(2) for batch in islice(task.batches(rank, 2, 0), 3)])
+    assert both[both[:, 0].argsort()].flatten().tolist() == list(range(24))
+
+
+def test_models_differ_by_seed_alone() -> None:
+    task = Own(function=named(make))
+    first, again, other = (task.build_model(seed).weight for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_ranks_that_run_already_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="starts ranks of its own"):
+        gw.bench(make, ["bf16"])
+
+
+MISTAKES = {
+    "missing": ("nowhere.at.all:make", "nowhere.at.all cannot be imported: No module named 'nowhere'"),
+    "file": ("/nowhere/mine.py:make", "no file /nowhere/mine.py"),
+    "name": ("mine.py:build", "mine.py has no function 'build'"),
+    "text": ("mine.py:NUMBER", "mine.py:NUMBER is a int, not a function"),
+    "no module": (":make", "':make' names no function: write module:name or file.py:name"),
+    "two": (
+        "mine.py:two",
+        "mine.py:two returns a tuple of 2, not a tuple of three or four: return model, batches, loss",
+    ),
+    "nothing": ("mine.py:nothing", "mine.py:nothing returns a NoneType, not a tuple"),
+    "no model": ("mine.py:no_model", "mine.py:no_model returns a function as model, not a torch.nn.Module"),
+    "empty": ("mine.py:empty", "mine.py:empty returns a model without parameters to train"),
+    "loader": ("mine.py:loader", "mine.py:loader returns a list as batches, not a function"),
+    "no batch": ("mine.py:no_batch", "mine.py:no_batch: batches(0, 2) gives no batch"),
+    "number": ("mine.py:number", "mine.py:number: batches(rank, world) gives a int, not batches to go through"),
+    "import": ("bad.py:make", "bad.py cannot be imported: No module named 'nowhere'"),
+}
+MINE = """
+import torch
+NUMBER = 3
+def loss(model, batch): return model(batch).mean()
+def two(): return torch.nn.Linear(1, 1), loss
+def nothing(): pass
+def no_model(): return loss, loss, loss
+def empty(): return torch.nn.ReLU(), lambda rank, world: [], loss
+def loader(): return torch.nn.Linear(1, 1), [], loss
+def no_batch(): return torch.nn.Linear(1, 1), lambda rank, world: [], loss
+def number(): return torch.nn.Linear(1, 1), lambda rank, world: 3, loss
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "bench", "plan"])
+@pytest.mark.parametrize(("function", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_get_one_line(
+    command: str, function: str, message: str, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "bad.py").write_text("import nowhere")
+    monkeypatch.chdir(tmp_path)
+    configurations = [] if command == "plan" else ["dense"]
+    assert main([command, *configurations, "--model", function]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "dense", "--model", "a:b", "--task", "lm"], "three things to train: give one"),
+        (["plan", "--model", "a:b", "--task", "lm"], "give one"),
+        (["bench", "dense", "--model", "a:b", "--layers", "2"], "a:b has sizes of its own: layers"),
+        (
+            ["train", "dense", "--model", f"{__file__}:make", "--set", "width=2"],
+            "there is no option of own named 'width'",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_named(arguments: list, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_loss_that_is_no_number_is_named() -> None:
+    task = Own(function=named(wrong_loss))
+    with pytest.raises(ValueError, match="wrong_loss: loss\\(model, batch\\) gives a Tensor, not one number"):
+        task.training_loss(task.build_model(0), torch.ones(2, 2))
+
+
+def wrong_loss():
+    return torch.nn.Linear(2, 2), lambda rank, world: [torch.ones(2, 2)], lambda model, batch: model(batch)

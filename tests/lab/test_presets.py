@@ -1,0 +1,179 @@
+"""The published trainings: their definitions, and each of them in small, from end to end and resumed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gradwire.cli import main
+from gradwire.construct import options_of
+from gradwire.lab.configuration import parse_all
+from gradwire.lab.experiments.presets import PRESETS, preset
+from gradwire.lab.launch.launch import launch
+from gradwire.lab.models import MODELS
+from gradwire.lab.workloads.make_task import tasks
+from tests.support.small_files import (
+    write_cifar10,
+    write_cifar100,
+    write_idx,
+    write_image_folder,
+    write_ptb,
+    write_squad,
+    write_wikitext,
+)
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
+DOCS = Path(__file__).parents[2] / "docs" / "tasks.md"
+FILES = {
+    "images": write_image_folder,
+    "cifar10": write_cifar10,
+    "cifar100": write_cifar100,
+    "mnist": write_idx,
+    "ptb": write_ptb,
+    "wikitext": write_wikitext,
+    "masked": write_wikitext,
+    "squad": write_squad,
+}
+SMALL = {
+    "images": ["size=16", "batch=3"],
+    "cifar10": ["batch=30"],
+    "cifar100": ["batch=20"],
+    "mnist": ["batch=32"],
+    "ptb": ["context=8", "batch=4", "width=16"],
+    "wikitext": ["context=16", "batch=4", "tokenizer=bpe:300"],
+    "masked": ["length=16", "batch=4", "tokenizer=bpe:300"],
+    "squad": ["length=48", "batch=4", "tokenizer=bpe:300"],
+}
+
+# Each preset for two epochs as a whole, and again, stopped after one and a half, and on from the checkpoint.
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+from gradwire.cli.train_command import compare_in
+from gradwire.lab.jobs import train_job as job
+from gradwire.lab.experiments.presets import preset
+from gradwire.lab.launch.runner import runner
+from gradwire.lab.launch.lab_cluster import LabCluster
+
+class Stopped(Exception): pass
+step = job._Training._step
+left = [0]
+
+def counted(training, batch):
+    if left[0] == 0:
+        raise Stopped
+    left[0] -= 1
+    step(training, batch)
+job._Training._step = counted
+
+folder, small = Path(sys.argv[1]), json.loads(sys.argv[2])
+with runner(LabCluster(2)) as ranks:
+    assert ranks.agreed(Path("/of-rank", os.environ["RANK"])) == Path("/of-rank/0")
+    for name, (files, options) in small.items():
+        training = preset(name).on(files)
+        training = training.altered(options=options, configurations=training.configurations[1:2], epochs=2)
+        comparison = training.comparison(2, checkpoint_every=1)
+        (_, spec), = comparison.specs(folder / "whole" / name)
+        left[0] = steps = comparison.course.steps
+        (folder / "whole" / name).mkdir(parents=True, exist_ok=True)
+        ranks.run(job.train, spec, folder / "whole" / name / "metrics.jsonl", lambda line: None)
+        for left[0] in (steps * 3 // 4, steps):
+            try:
+                compare_in(folder / name, comparison, LabCluster(2), ranks)
+            except Stopped:
+                pass
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def small(name: str, folder: Path) -> tuple[str, list[str]]:
+    """A preset's files and what it is cut down to."""
+    training = preset(name)
+    model = MODELS[training.options[0].removeprefix("model=published-")] if "published" in training.options[0] else None
+    width = [] if model is None or training.task == "ptb" else [f"width={64 if model.widths.step == 64 else 4}"]
+    layers = [f"layers={len(model.stages)}"] if model else []
+    (folder / training.task).mkdir(parents=True, exist_ok=True)
+    return str(FILES[training.task](folder / training.task)), [*SMALL[training.task], *width, *layers]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("presets")
+    wanted = {name: small(name, folder / "files") for name in PRESETS}
+    cache = {"XDG_CACHE_HOME": str(folder / "cache")}
+    launch(["-c", SCRIPT, str(folder), json.dumps(wanted)], 2, env=cache, timeout_s=300)
+    return folder
+
+
+def records(metrics: Path) -> list[dict]:
+    """What does not depend on the clock."""
+    lines = map(json.loads, metrics.read_text().splitlines())
+    return [{key: line[key] for key in ("step", "loss", "held_out", "replicas", "wire_bytes")} for line in lines]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_runs_two_epochs_is_resumed_and_reports_its_metric(name: str, trained: Path) -> None:
+    whole = records(trained / "whole" / name / "metrics.jsonl")
+    assert records(*(trained / name).glob("*/metrics.jsonl")) == whole
+    facts = json.loads((trained / name / "run.json").read_text())
+    evaluated = [record for record in whole if record["held_out"]]
+    assert [record["step"] for record in evaluated] == [facts["steps"] // 2, facts["steps"]]
+    metric = preset(name).metric or tasks()[preset(name).task].metric
+    assert metric in evaluated[-1]["held_out"]
+    report = (trained / name / "report.html").read_text()
+    assert f"held-out {metric.replace('_', ' ')}" in report
+    assert preset(name).published in report
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_presets_options_and_configurations_are_known(name: str) -> None:
+    training = preset(name)
+    given = dict(option.split("=") for option in training.on(Path("files")).options)
+    assert given.keys() <= options_of(tasks()[training.task]).keys()
+    parse_all(training.configurations)
+    assert training.configurations[0] == "dense"
+    assert training.recipe.lr
+    assert bool(training.recipe.epochs) != bool(training.recipe.steps)
+    assert f"| `{name}` | {training.files} |" in DOCS.read_text()
+
+
+def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in PRESETS)
+
+
+def test_a_rate_for_one_rank_grows_with_them_unless_the_user_gives_one(tmp_path: Path) -> None:
+    mnist = preset("acpsgd-mnist").on(write_idx(tmp_path)).altered(options=["batch=32"])
+    assert [mnist.comparison(ranks).recipe.lr for ranks in (1, 4)] == pytest.approx([0.01, 0.04])
+    assert mnist.altered(lr=0.5).comparison(4).recipe.lr == 0.5
+
+
+def test_what_is_given_replaces_the_presets_own() -> None:
+    training = preset("gravac-lstm").altered(options=["width=8", "batch=4"], epochs=3, clip=1.0)
+    assert {"width=8", "batch=4", "context=35"} <= set(training.options)
+    assert training.recipe == replace(preset("gravac-lstm").recipe, steps=None, epochs=3, clip=1.0)
+    assert training.configurations == preset("gravac-lstm").configurations
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "gravac-lstn"], "there is no preset 'gravac-lstn': did you mean gravac-lstm?"),
+        (
+            ["--preset", "gravac-lstm"],
+            "preset gravac-lstm trains on files that you have (ptb.train.txt, ptb.valid.txt)",
+        ),
+        (["--preset", "gravac-lstm", "--data", "nowhere"], "no file nowhere/ptb.train.txt"),
+        (["--preset", "gravac-lstm", "--task", "ptb"], "three things to train: give one"),
+        (["--preset", "gravac-lstm", "--suite", "gravac"], "suite gravac has configurations and options of its own"),
+    ],
+)
+def test_mistakes_get_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err

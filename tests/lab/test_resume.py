@@ -1,0 +1,160 @@
+"""Interrupted trainings: what they go on to is what an uninterrupted one reaches, to the last bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradwire.cli import main
+from gradwire.lab.jobs import checkpoints
+from gradwire.lab.launch.launch import launch
+from tests.support.small_files import write_ptb
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
+CONFIGURATIONS = [
+    "dense", "topk:0.1", "qsgd", "acpsgd:2", "powersgd:2+lgreco:interval=4", "randomk:0.1", "dgc:0.1+dgcmemory",
+    "interleaved:alldimensiontopk/0.1,topk/0.1", "localsteps:3+topk:0.1", "localsteps:6,fragments=2,mix=0.5",
+]  # fmt: skip
+
+# Each training runs as a whole, and again until it is stopped after step 8, and on from its checkpoint of step 5.
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+from gradwire.lab.jobs import train_job as job
+from gradwire.lab.launch.rank_job import meet
+from gradwire.lab.experiments.recipe import Recipe
+
+class Stopped(Exception): pass
+step = job._Training._step
+
+def run(spec, peers, stop_after=None):
+    lines, done = [], []
+    def counted(training, batch):
+        if len(done) == stop_after:
+            raise Stopped
+        done.append(batch)
+        step(training, batch)
+    job._Training._step = counted
+    try:
+        job.train(spec, peers, lines.append)
+    except Stopped:
+        return [line for line in lines if line["step"] <= 5]
+    return lines
+
+def told(lines):
+    return [[line[name] for name in ("step", "loss", "replicas", "wire_bytes", "held_out")] for line in lines]
+
+folder, trainings = Path(sys.argv[1]), json.loads(sys.argv[2])
+outcomes = []
+with meet("cpu") as peers:
+    for number, (task, options, recipe, text) in enumerate(trainings):
+        def spec(kind):
+            return job.TrainSpec(task=task, options=options, configuration=text, recipe=Recipe(**recipe),
+                home=str(folder / f"{number}-{kind}"), checkpoint_every=5)
+        whole = run(spec("whole"), peers)
+        cut = run(spec("cut"), peers, stop_after=8) + run(spec("cut"), peers)
+        assert run(spec("cut"), peers) == []  # nothing is left to do
+        outcomes.append([told(whole), told(cut)])
+    if peers.rank == 0:
+        (folder / "outcomes.json").write_text(json.dumps(outcomes))
+os._exit(0)
+"""
+
+
+def outcomes(folder: Path, ranks: int, configurations: list[str]) -> list:
+    """Of an image task with augmentation, and a text task with dropout."""
+    images = ["digits", ["width=4", "augment=true"], {"steps": 12, "schedule": "cosine", "clip": 1.0}]
+    text = ["ptb", [f"folder={write_ptb(folder)}", "model=published-lstm", "width=16", "context=8", "batch=4"]]
+    text.append({"steps": 12, "optimizer": "adamw", "schedule": "linear"})
+    trainings = [[*task, configuration] for task in (images, text) for configuration in configurations]
+    launch(["-c", SCRIPT, str(folder), json.dumps(trainings)], ranks, timeout_s=240)
+    return list(zip(trainings, json.loads((folder / "outcomes.json").read_text()), strict=True))
+
+
+@pytest.mark.parametrize(("ranks", "configurations"), [(2, CONFIGURATIONS), (4, ["dense", "acpsgd:2"])])
+def test_a_training_goes_on_as_if_nothing_had_happened(tmp_path: Path, ranks: int, configurations: list[str]) -> None:
+    for training, (whole, cut) in outcomes(tmp_path, ranks, configurations):
+        assert whole == cut, training
+        assert len(whole) == 12
+        assert whole[-1][2] is not None
+
+
+def records(run: Path) -> dict[str, list]:
+    """What does not depend on the clock, by configuration."""
+    lines = {path.parent.name: path.read_text().splitlines() for path in run.glob("*/metrics.jsonl")}
+    names = ("step", "loss", "replicas", "wire_bytes", "held_out")
+    return {name: [[json.loads(line)[key] for key in names] for line in own] for name, own in lines.items()}
+
+
+def test_a_run_that_was_killed_is_resumed_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "topk:0.1", "--task", "digits", "--set", "width=4", "--steps", "120", "--clip", "1"]
+    command += ["--checkpoint-every", "30"]
+    assert main([*command, "--out", str(tmp_path / "whole")]) == 0
+    with subprocess.Popen(
+        [sys.executable, "-m", "gradwire", *command, "--out", str(tmp_path / "cut")],
+        start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as cut:  # fmt: skip
+        while not list((tmp_path / "cut").glob("*/topk-0.1/checkpoint-*/shared.pt")):
+            assert cut.poll() is None
+            time.sleep(0.01)
+        os.killpg(cut.pid, signal.SIGKILL)
+    (whole,), (begun,) = (tmp_path / "whole").iterdir(), (tmp_path / "cut").iterdir()
+    assert not (begun / "report.html").exists()
+    capsys.readouterr()
+    assert main(["train", "--resume", str(begun)]) == 0
+    assert "topk:0.1" in capsys.readouterr().out
+    assert records(begun) == records(whole)
+    assert (begun / "report.html").exists()
+    assert [path.name for path in begun.glob("*/checkpoint-*")] == ["checkpoint-120"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--resume", "{}"], "a run that can be resumed was started with --checkpoint-every"),
+        (["dense", "--resume", "{}"], "goes on with what was begun there: give nothing else"),
+        (["--resume", "{}", "--steps", "3"], "give nothing else"),
+        (["--resume", "{}", "--seed", "3"], "give nothing else"),
+        (["dense", "--checkpoint-every", "0"], "checkpoint_every=0 is no number of steps or epochs"),
+    ],
+)
+def test_mistakes_get_one_line(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *(argument.format(tmp_path) for argument in arguments)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_checkpoint_is_one_only_when_what_all_ranks_share_is_there(tmp_path: Path) -> None:
+    assert checkpoints.newest(tmp_path / "nowhere") == 0
+    for step in (5, 10):
+        checkpoints.write(tmp_path, step, "rank-0", {"loss": torch.tensor(1.0)})
+    checkpoints.write(tmp_path, 5, checkpoints.SHARED, {"model": {}})
+    assert checkpoints.newest(tmp_path) == 5
+    checkpoints.write(tmp_path, 10, checkpoints.SHARED, {"model": {}})
+    assert checkpoints.newest(tmp_path) == 10
+    checkpoints.remove_before(tmp_path, 10)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-10"]
+    assert checkpoints.read(tmp_path, 10, "rank-0") == {"loss": torch.tensor(1.0)}
+
+
+def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints.write(tmp_path, 5, "rank-0", {"loss": torch.tensor(1.0)})
+
+    def full(state: dict, file) -> None:
+        file.write(b"some")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.write(tmp_path, 5, "rank-0", {"loss": torch.tensor(2.0)})
+    assert checkpoints.read(tmp_path, 5, "rank-0") == {"loss": torch.tensor(1.0)}

@@ -1,0 +1,130 @@
+"""Steps that a user skips; that nothing of them is left, whatever the compressor, is among the laws."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from tests.support.harness import SMALL, Job, draw, hosts, job, plan_of, slots_of
+
+SLOTS = slots_of(SMALL)
+SPIKE = 1e4
+
+
+def same(one: list[dict[str, Tensor]], other: list[dict[str, Tensor]]) -> None:
+    for a, b in zip(one, other, strict=True):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a.keys() - {"step", "about"})  # which count skipped steps
+
+
+def same_means(one: list[list[Tensor]], other: list[list[Tensor]]) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
+
+
+def leaves_no_trace(running: Job, steps: int) -> None:
+    """Each step is made, taken back, and made again after one of large gradients that was taken back as well."""
+    running.step(draw(SLOTS, running.world, 0))
+    before = running.states()
+    for step in range(1, steps + 1):
+        means, after = running.step(draw(SLOTS, running.world, step)), running.states()
+        running.skip()
+        same(running.states(), before)
+        running.step(draw(SLOTS, running.world, 100 + step, scale=SPIKE))
+        running.skip()
+        same_means(running.step(draw(SLOTS, running.world, step)), means)
+        same(before := running.states(), after)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "communicator"), [(gw.TopK(0.1), gw.AllGather()), (gw.ACPSGD(2), gw.AllReduce())]
+)
+def test_hosts_take_back_as_well(compressor: gw.Compressor, communicator: gw.Communicator):
+    plan = plan_of(SLOTS, compressor, gw.Residual(), communicator)
+    with job(plan, SLOTS, 4, transports=hosts(2, 2)) as running:
+        leaves_no_trace(running, 2)
+
+
+def test_what_was_pending_from_another_plan_is_pending_again():
+    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        running.install(plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce()))
+        before = running.states()
+        means = running.step(draw(SLOTS, 2, 1))
+        running.skip()
+        same(running.states(), before)
+        same_means(running.step(draw(SLOTS, 2, 1)), means)
+
+
+def test_a_step_can_be_taken_back_after_its_plan_was_replaced():
+    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        before = running.states()
+        running.step(draw(SLOTS, 2, 1, scale=SPIKE))
+        running.install(plan_of(SLOTS[::-1], gw.PowerSGD(2), gw.Residual(), gw.AllReduce(), groups=3))
+        running.skip()
+        for own, old in zip(running.state("residual"), before, strict=True):
+            assert all(torch.equal(a, old[f"{slot.name}//residual"]) for a, slot in zip(own, SLOTS, strict=True))
+        means = running.step(draw(SLOTS, 2, 2))
+        assert running.runtimes[0].plan.groups[0].compressor == gw.PowerSGD(2)
+        running.skip()
+        same_means(running.step(draw(SLOTS, 2, 2)), means)
+
+
+def test_the_first_step_can_be_taken_back_though_the_plan_follows_it():
+    def planned(slots):
+        return plan_of(slots, gw.PowerSGD(1), gw.Residual(), gw.AllReduce())
+
+    with job(planned(SLOTS), SLOTS, 2, follow_order=planned) as running:
+        before = running.states()
+        running.step(draw(SLOTS, 2, 0, scale=SPIKE))
+        running.skip()
+        same(running.states(), before)
+        assert not any(residual.any() for own in running.state("residual") for residual in own)
+
+
+def test_to_skip_twice_is_to_skip_once_and_a_step_that_was_not_finite_is_skipped_already():
+    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        before = running.states()
+        for scale in (SPIKE, torch.inf):
+            running.step(draw(SLOTS, 2, 1, scale=scale))
+            running.skip()
+            running.runtimes[0].skip()  # asks no other rank
+            same(running.states(), before)
+        assert [runtime.stats().skipped for runtime in running.runtimes] == [2, 2]
+        running.step(draw(SLOTS, 2, 1))
+        running.skip()
+        assert "3 skipped, the last step 3 by skip()" in running.runtimes[0].status()
+
+
+def test_draws_and_turns_go_on_from_a_checkpoint_as_if_no_step_had_been_skipped():
+    plan = plan_of(SLOTS, gw.ACPSGD(2), gw.Residual(), gw.AllReduce())
+    with job(plan, SLOTS, 2) as running, job(plan, SLOTS, 2) as other:
+        for step in range(2):
+            running.step(draw(SLOTS, 2, step))
+        running.skip()
+        other.load(running.states())
+        same_means(running.step(draw(SLOTS, 2, 2)), other.step(draw(SLOTS, 2, 2)))
+        same(running.states(), other.states())
+
+
+def test_where_there_is_no_step_to_take_back_the_error_says_so():
+    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
+        with pytest.raises(ValueError, match=r"there is none; call it after backward\(\)"):
+            running.runtimes[0].skip()
+        running.step(draw(SLOTS, 2, 0))
+        running.load(running.states())
+        with pytest.raises(ValueError, match="there is none"):
+            running.runtimes[0].skip()
+
+
+def test_a_rank_that_skips_alone_is_an_error_on_all_of_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gradwire.runtime.meeting.PATIENCE_S", 0.2)
+    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        with pytest.raises(
+            RuntimeError, match=r"rank 1 did not come to skip\(\) within .* make the same calls on all ranks"
+        ):
+            running.runtimes[0].skip()
+        with pytest.raises(RuntimeError, match=r"rank 1 did not come to skip\(\) within"):
+            running.step(draw(SLOTS, 2, 1))

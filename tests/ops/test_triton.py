@@ -1,0 +1,385 @@
+"""The kernels for GPUs against their definition, in Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gradwire.ops import backend, reference
+from gradwire.ops.backend import REFERENCE, Backend
+from gradwire.ops.entries import Entries
+from gradwire.ops.formats import Blocks, Code, nearest
+from tests.support.kernel_cases import CODES, DTYPES, garbage, numbers, same_bits
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
+from gradwire.ops.reference.low_rank import COLUMNS, ROWS  # noqa: E402
+from gradwire.ops.triton import TRITON, trial  # noqa: E402
+from gradwire.ops.triton.trial import differences  # noqa: E402
+
+vectors = {"n": st.one_of(st.integers(0, 70), st.integers(4000, 9000)), "seed": st.integers(0, 2**32 - 1)}
+few = settings(max_examples=25, deadline=None)
+
+
+@given(**vectors, dtype=st.sampled_from(DTYPES), decay=st.sampled_from([1.0, 0.9]), scaled=st.booleans())
+@few
+def test_add_in_is_the_references(n: int, seed: int, dtype: torch.dtype, decay: float, scaled: bool):
+    old, gradient = numbers(n, seed), numbers(n, seed + 1).to(dtype)
+    share = torch.tensor(1 / 3) if scaled else 1 / 3
+    cuts = sorted({0, n // 3, n // 2, n})
+    pieces: list[Tensor | int] = [gradient[a:b] for a, b in pairwise(cuts)]
+    for source in (gradient, None, pieces or gradient):
+        for kept in (old, None):
+            ours, theirs = torch.full((2, n), torch.nan)
+            nonfinite = torch.zeros(1)
+            assert TRITON.add_in(ours, kept, source, decay, share, nonfinite=nonfinite)
+            assert bool(nonfinite.isfinite()) == REFERENCE.add_in(theirs, kept, source, decay, share)
+            assert same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan, 2.0**96])
+@pytest.mark.parametrize("where", [0, 4095, 4096, 9999])
+def test_one_bad_element_anywhere(where: int, bad: float):
+    x = torch.ones(10_000)
+    x[where] = bad
+    first, second = torch.zeros(2, 1)
+    TRITON.add_in(torch.empty(10_000), None, x, 1.0, 1.0, nonfinite=first)
+    layout = Blocks((10_000,), nearest(4))
+    payload, next = garbage(layout.nbytes), torch.empty(10_000)
+    TRITON.add_quantise(next, None, x, 1.0, 1.0, [layout], payload[None], keep=True, nonfinite=second, seeds=[0])
+    assert bool(first.isnan() & second.isnan())
+
+
+@given(**vectors, code=st.sampled_from(CODES), cut=st.floats(0, 1), keep=st.booleans(), dtype=st.sampled_from(DTYPES))
+@settings(max_examples=60, deadline=None)
+def test_blocks_are_the_references(n: int, seed: int, code: Code, cut: float, keep: bool, dtype: torch.dtype):
+    first = int(cut * n)
+    layout = Blocks((first, n - first), code)
+    old, gradient = numbers(n, seed), numbers(n, seed + 1).to(dtype)
+    ours, theirs = torch.full((2, n), torch.nan)
+    payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
+    nonfinite = torch.zeros(1)
+    TRITON.add_quantise(
+        ours, old, gradient, 0.9, 0.25, [layout], payload[None], keep=keep, seeds=[seed], nonfinite=nonfinite
+    )
+    REFERENCE.add_quantise(theirs, old, gradient, 0.9, 0.25, [layout], expected[None], keep=keep, seeds=[seed])
+    assert not nonfinite
+    if code.kind == "stochastic":
+        check_noise(ours, old * 0.9 + gradient.float() * 0.25, payload, layout, keep)
+        return
+    codes = slice(layout.codes_at, layout.end)
+    assert torch.equal(payload[codes], expected[codes])
+    scales = slice(0, layout.count * code.scale_bytes)
+    kind = torch.bfloat16 if code.kind == "nearest" else torch.float32
+    assert_close(payload[scales].view(kind).float(), expected[scales].view(kind).float())
+    if keep:
+        assert_close(ours, theirs)
+
+
+def check_noise(left: Tensor, x: Tensor, payload: Tensor, layout: Blocks, keep: bool) -> None:
+    """Every element is rounded to one of its two neighbours."""
+    values = torch.empty(layout.numel)
+    REFERENCE.decode_blocks(payload[None, None], values, [layout])
+    assert bool(((values - x).abs() <= step_of(x, layout) * (1 + 1e-5)).all())
+    if keep:
+        torch.testing.assert_close(left, x - values, rtol=1e-5, atol=1e-5 * float(x.abs().max()) if len(x) else 0)
+
+
+def step_of(x: Tensor, layout: Blocks) -> Tensor:
+    """The distance of levels at each element."""
+    blocks = [block for part in x.split(list(layout.lengths)) for block in part.split(layout.code.block)]
+    steps = [block.abs().max().expand(len(block)) for block in blocks if len(block)]
+    return torch.cat([torch.empty(0), *steps]) / layout.code.top
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    limit = 1e-5 * float(theirs.abs().max()) if theirs.numel() else 0.0
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=limit)
+
+
+@given(**vectors, code=st.sampled_from(CODES), cut=st.floats(0, 1), ranks=st.integers(1, 5))
+@settings(max_examples=40, deadline=None)
+def test_sums_of_blocks_are_the_references(n: int, seed: int, code: Code, cut: float, ranks: int):
+    first = int(cut * n)
+    layout = Blocks((first, n - first), code)
+    rows = torch.stack([garbage(layout.nbytes + 4) for _ in range(ranks)])
+    for rank, row in enumerate(rows):
+        x = numbers(n, seed + rank)
+        REFERENCE.add_quantise(x, x, None, 1.0, 1.0, [layout], row[: layout.nbytes][None], keep=False, seeds=[rank])
+    ours, theirs = torch.full((2, n), torch.nan)
+    TRITON.decode_blocks(rows[None], list(ours.split([first, n - first])), [layout])
+    REFERENCE.decode_blocks(rows[None], theirs, [layout])
+    assert_close(ours, theirs)
+
+
+@given(
+    kind=st.sampled_from([(1, 32), (100, 32), (65_536, 32), (65_537, 32), (200_000, 32), (1, 4), (100, 4), (5000, 4)]),
+    ratio=st.floats(0.001, 0.2), seed=st.integers(0, 1000), zeros=st.sampled_from([0.3, 0.999])
+)  # fmt: skip
+@settings(max_examples=12, deadline=None)
+def test_entries_are_the_references(kind: tuple[int, Literal[32, 4]], ratio: float, seed: int, zeros: float):
+    n, bits = kind
+    layout = Entries(n, max(1, int(n * ratio)), bits)
+    old, gradient = numbers(n, seed, 1.0, zeros), numbers(n, seed + 1, 1.0, zeros if bits == 4 else 0.0)
+    largest = (0.9 * old + 0.5 * gradient).abs().topk(min(n, layout.k + 1)).values
+    zero = bits == 4 and largest[-1] == 0  # of equals, topk takes any; of zeros no level travels
+    assume(layout.k == n or largest[-2] > largest[-1] or zero)
+    ours, theirs = torch.full((2, n), torch.nan)
+    payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
+    nonfinite = torch.zeros(1)
+    TRITON.add_select(ours, old, gradient, 0.9, 0.5, [layout], payload[None], nonfinite=nonfinite)
+    assert not nonfinite
+    assert REFERENCE.add_select(theirs, old, gradient, 0.9, 0.5, [layout], expected[None])
+    assert torch.equal(payload, expected)
+    assert torch.equal(ours, theirs)
+
+    rows = torch.stack([payload, expected, payload])
+    sums, expected_sums = torch.full((2, n), torch.nan)
+    TRITON.decode_entries(rows[None], sums, [layout])
+    REFERENCE.decode_entries(rows[None], expected_sums, [layout])
+    assert torch.equal(sums, expected_sums)
+
+
+@given(
+    n=st.sampled_from([1, 100, 7000]), share=st.floats(0, 1), seed=st.integers(0, 1000), bits=st.sampled_from([32, 4])
+)  # fmt: skip
+@settings(max_examples=12, deadline=None)
+def test_rows_of_entries_are_the_references(n: int, share: float, seed: int, bits: Literal[32, 4]):
+    """Of which some have fewer than there is room for."""
+    layout, ranks = Entries(n, max(1, n // 20), bits), 3
+    m = max(1, int(share * layout.k))
+    generator = torch.Generator().manual_seed(seed)
+    indices = torch.stack([torch.randperm(n, generator=generator)[:m].sort().values for _ in range(ranks)])
+    values = torch.randn(ranks, m, generator=generator)
+    indices[1, m // 2 :], values[1, m // 2 :] = n + 3, 0
+    rows, expected = (torch.stack([garbage(layout.nbytes + 4) for _ in range(ranks)]) for _ in range(2))
+    sent = TRITON.pack_entries(rows, layout, indices, values)
+    assert torch.equal(sent, REFERENCE.pack_entries(expected, layout, indices, values))
+    assert torch.equal(rows, expected)
+    for ours, theirs in zip(_unpacked(TRITON, rows, layout), _unpacked(None, rows, layout), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def _unpacked(kernels: Backend | None, rows: Tensor, layout: Entries) -> list[Tensor]:
+    """Entries and, of the same payloads, places; what is no entry counts as none. Without kernels, as the
+    reference does on a GPU."""
+    of_places = rows[:, layout.places_at :]
+    if kernels is None:
+        indices, values = (each.reshape(-1) for each in reference.entries.unpack_entry_rows(rows, layout))
+        places, filled = reference.places.unpack_place_rows(of_places, layout.places)
+    else:
+        indices, values = kernels.unpack_entries(rows, layout)
+        places, filled = kernels.unpack_places(of_places, layout.places)
+    return [indices * values.ne(0), values, places * filled, filled]
+
+
+@given(
+    rows=st.integers(1, 3), n=st.sampled_from([1, 100, 5000]), share=st.floats(0, 1), times=st.floats(0, 4),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+@few
+def test_candidates_are_the_references(rows: int, n: int, share: float, times: float, seed: int):
+    """Where more pass than there is room for, and where fewer than k do."""
+    x, k = numbers(rows * n, seed, 1.0, 0.3).view(rows, n), max(1, int(share * n))
+    bounds = x.abs().sort(1, descending=True).values[:, min(n - 1, int(times * k))].contiguous()
+    bounds[0] *= 2
+    for vectors, limits in ((x, bounds), (x[0], bounds[0])):
+        ours, theirs = (each.candidates(vectors, limits, min(n, 2 * k), k) for each in (TRITON, REFERENCE))
+        assert torch.equal(ours[1], theirs[1])
+        assert torch.equal(ours[0][ours[1] >= 0], theirs[0][theirs[1] >= 0])
+
+
+@given(bits=st.integers(1, 13), k=st.sampled_from([8, 24]), payloads=st.integers(1, 3), rows=st.integers(1, 60))
+@few
+def test_words_are_the_references(bits: int, k: int, payloads: int, rows: int):
+    words = torch.randint(0, 1 << bits, (payloads, rows, k), generator=torch.Generator().manual_seed(rows))
+    nbytes = rows * k * bits // 8
+    ours, theirs = (torch.zeros(payloads, nbytes + 3, dtype=torch.uint8) for _ in range(2))
+    for computing, room in ((TRITON, ours), (REFERENCE, theirs)):
+        codes = room[:, :nbytes].unflatten(1, (rows, -1))
+        computing.pack_words(words.bool() if bits == 1 else words, bits, codes)
+        assert torch.equal(computing.unpack_words(codes, bits, k), words)
+    assert torch.equal(ours, theirs)
+
+
+@given(
+    **vectors, dtype=st.sampled_from(DTYPES), parts=st.integers(1, 4), spread=st.sampled_from([0.0, 10.0]),
+    limit=st.sampled_from([torch.inf, 60_000.0, 0.3]), keep=st.booleans(),
+)  # fmt: skip
+@few
+def test_casts_are_the_references(
+    n: int, seed: int, dtype: torch.dtype, parts: int, spread: float, limit: float, keep: bool
+):
+    length = -(-n // parts)
+    x, rows = numbers(n, seed, spread).clamp(-limit, limit), torch.full((2, parts, length + 3), 7.0, dtype=dtype)
+    ours, theirs = x.clone(), x.clone()
+    for computing, left, room in ((TRITON, ours, rows[0]), (REFERENCE, theirs, rows[1])):
+        computing.cast_parts(left, room, (0, length), limit / 2, keep=keep)
+    assert same_bits(rows[0].float(), rows[1].float())
+    assert same_bits(ours, theirs)
+
+
+@given(n=st.sampled_from([1, 100, 65_537]), seed=st.integers(0, 1000))
+@few
+def test_what_is_no_payload_is_written_nowhere_else(n: int, seed: int):
+    layout = Entries(n, max(1, n // 10))
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(0, 256, (1, layout.nbytes), generator=generator, dtype=torch.uint8)
+    room = torch.full((n + 200_000,), 7.0)
+    TRITON.decode_entries(rows[None], room[100_000 : 100_000 + n], [layout])
+    assert bool((room[:100_000] == 7).all())
+    assert bool((room[100_000 + n :] == 7).all())
+
+
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 1500)), min_size=1, max_size=3),
+    seed=st.integers(0, 1000), size=st.sampled_from([1e-42, 1e-30, 1.0, 1e30]),
+)  # fmt: skip
+@few
+def test_renewed_factors_are_the_references(shapes: list[tuple[int, int, int]], seed: int, size: float):
+    vectors = torch.stack([size * numbers(sum(map(prod, shapes)), seed), numbers(sum(map(prod, shapes)), seed + 1)])
+    vectors[0, : prod(shapes[0][1:])] = 0
+    found = []
+    for kernels_ in (TRITON, REFERENCE):
+        copy = vectors.clone()
+        factors, before = (in_batches(vector, shapes) for vector in copy)
+        found.append((kernels_.renew(factors, before), copy))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_factors_that_are_not_finite_are_seen(wrong: float):
+    factor, before = torch.ones(2, 1, 2, 1100)
+    factor[0, 1, 1050] = wrong
+    assert not TRITON.renew([factor], [before]).isfinite().any()
+
+
+FILLS = {
+    "normal": lambda a: a,
+    "zero": torch.zeros_like,
+    "equal rows": lambda a: a[:, :1].expand_as(a),
+    "some zero rows": lambda a: a * torch.eye(1, a.shape[1]).mT,
+    "tiny": lambda a: 1e-40 * a,
+    "huge": lambda a: 1e30 * a,
+    "graded": lambda a: a * torch.logspace(0, -20, a.shape[1])[:, None],
+    "near": lambda a: a[:, :1] + 1e-5 * a,
+}
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("rank", [4, 17])
+def test_whatever_factors_are_they_become_orthonormal_and_span_what_they_did(fill: str, rank: int):
+    """All batches in one launch, square and long ones; the longest in torch."""
+    shapes = [(2, rank, rank), (1, 3, 200), (1, rank, 5000), (1, rank, 70)]
+    vector = torch.randn(sum(map(prod, shapes)), generator=torch.Generator().manual_seed(rank))
+    factors = in_batches(vector, shapes)
+    for factor in factors:
+        factor.copy_(FILLS[fill](factor.clone()))
+    before = [factor.double() for factor in factors]
+    TRITON.orthogonalize(factors)
+    for factor, old in zip(factors, before, strict=True):
+        new = factor.double()
+        limit = 2e-6 if new.shape[2] < 4096 else 5e-6  # those are LAPACK's in float32, which differ by processor
+        assert (new @ new.mT - torch.eye(new.shape[1])).abs().max() < limit
+        assert (old @ new.mT @ new - old).norm() <= 1e-5 * old.norm()
+
+
+@given(
+    shapes=st.lists(
+        st.tuples(st.integers(1, 3), st.integers(1, 100), st.integers(1, 100), st.sampled_from([1, 4, 16, 32])),
+        min_size=1, max_size=3,
+    ),
+    gap=st.integers(0, 3), seed=st.integers(0, 1000),
+)  # fmt: skip
+@example(shapes=[(2, 4100, 3, 4), (1, 7, 30, 4), (1, 3, 4100, 1)], gap=1, seed=0)
+@settings(max_examples=12, deadline=None)
+def test_products_are_the_references(shapes: list[tuple[int, int, int, int]], gap: int, seed: int):
+    """Of all batches, whose matrices lie apart, and what lies between them."""
+    sides = [[(count, rank, lengths[side]) for count, *lengths, rank in shapes] for side in (0, 1)]
+    sizes = [count * (rows * columns + gap) for count, rows, columns, _ in shapes]
+    vectors = [numbers(n, seed + i) for i, n in enumerate([sum(sizes), *(sum(map(prod, side)) for side in sides)])]
+    found = []
+    for kernels_ in (TRITON, REFERENCE):
+        flat, p, q = (vector.clone() for vector in vectors)
+        taken, (left, right) = flat.clone(), (in_batches(x, side) for x, side in zip((p, q), sides, strict=True))
+        matrices, others = (
+            [
+                part.as_strided((count, rows, columns), (rows * columns + gap, columns, 1))
+                for part, (count, rows, columns, _) in zip(x.split(sizes), shapes, strict=True)
+            ]
+            for x in (flat, taken)
+        )
+        kernels_.multiply([[other] for other in others], left, right, subtract=True)
+        kernels_.project(matrices, right, left, ROWS)
+        kernels_.project(matrices, left, right, COLUMNS)
+        kernels_.multiply([[matrix] for matrix in matrices], left, right, subtract=False)
+        found.append((taken, p, q, flat))
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(ours, theirs)
+
+
+def in_batches(vector: Tensor, shapes: list[tuple[int, int, int]]) -> list[Tensor]:
+    """Batches of factors (k, rank, length), one after another."""
+    return [part.view(shape) for part, shape in zip(vector.split([*map(prod, shapes)]), shapes, strict=True)]
+
+
+def test_a_trial_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
+    cpu = torch.device("cpu")
+    assert differences(cpu) == ""
+    wrong: dict[str, Any] = {
+        name: lambda rows, out, layouts: out.zero_() for name in ("decode_blocks", "decode_entries")
+    }
+    wrong |= {"orthogonalize": lambda factors: None, "multiply": lambda out, p, q, subtract: None}
+    monkeypatch.setattr(trial, "TRITON", replace(TRITON, **wrong))
+    assert differences(cpu) == "codes and entries and factors and products"
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [(None, ""), (RuntimeError("no compiler"), "RuntimeError: no compiler"), ("codes", "Triton computes codes wrong")],
+    ids=["works", "fails", "differs"],
+)
+def test_torch_computes_where_triton_cannot(broken: object, why: str, monkeypatch: pytest.MonkeyPatch):
+    def tried(device: torch.device) -> str:
+        if isinstance(broken, Exception):
+            raise broken
+        return str(broken or "")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("gradwire.ops.triton.trial.differences", tried)
+    found, reason = backend.on_gpu.__wrapped__()
+    assert found is (None if broken else TRITON)
+    assert why in reason
+
+
+REGISTERS = {
+    "add_kernel": 96, "measure_kernel": 112, "quantise_kernel": 192, "dequantise_kernel": 190, "pack_kernel": 80,
+    "mask_kernel": 80, "ends_kernel": 48, "sum_kernel": 40, "pack_levels_kernel": 96, "unpack_kernel": 80,
+    "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48, "candidates_kernel": 80, "cast_kernel": 64,
+    "renew_kernel": 64, "orthonormal_kernel": 248, "project_kernel": 128, "product_kernel": 192,
+}  # fmt: skip
+"""Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_they_compile_for_gpus_that_are_not_here_and_spill_nothing(capability: int):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "compile_kernels.py"), str(capability)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    builds = [line.rsplit(maxsplit=2) for line in done.stdout.splitlines()]
+    assert {name.split()[0].strip(":") for name, _, _ in builds} == REGISTERS.keys()
+    for name, registers, spilled in builds:
+        assert spilled == "0", f"{name} spills {spilled} bytes"
+        assert int(registers) <= REGISTERS[name.split()[0].strip(":")], f"{name} takes {registers} registers"

@@ -1,0 +1,166 @@
+"""Reports in a browser: nothing sticks out at 1280 and 400 pixels, light and dark, and the first sentence says it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gradwire.lab.configuration import NOCOMM
+from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
+from gradwire.lab.experiments.suites import SuiteRow
+from gradwire.lab.results import Run, Spread
+from gradwire.lab.scheduling.profiles import profile
+from gradwire.report import (
+    simulation_report,
+    suite_report,
+    timeline_page,
+    training_report,
+    training_suite_report,
+    verdict,
+)
+from gradwire.report.timing import Timing
+from gradwire.schedule.simulate import Cluster, simulate
+from tests.report.test_report import FACTS, RUNS, diverging, made_up
+from tests.report.test_timeline_report import BOTH, TABLES
+from tests.support.browser import CHROMIUM, Page, browser
+
+MANY = [*RUNS, made_up("interleaved:alldimensiontopk/0.1,second=dgc/0.1+residual+allgather@hybrid", 3, 5e5)]
+DECIDED = {"step": 2, "factor": 10.0, "gain": 0.8, "throughput": 3.0, "decision": "10× from now on: a long reason " * 4}
+
+
+def adapting() -> Run:
+    run = made_up("topk:0.1+gravac:10,1000", 4, 4e5)
+    return Run(run.configuration, [*run.records[:-1], replace(run.records[-1], decisions=[DECIDED])])
+
+
+def write_training(folder: Path) -> Path:
+    return training_report.write(folder, [*MANY, adapting()], "loss", FACTS | {"command": "gradwire train " * 20})[-1]
+
+
+def write_simulation(folder: Path) -> Path:
+    job, clusters = profile("resnet50"), [Cluster(ranks, rate / 8) for rate in (1e9, 25e9) for ranks in (8, 64)]
+    outcomes = [outcome for cluster in clusters for outcome in simulate(job, cluster)]
+    return simulation_report.write(folder, "resnet50", outcomes, {"job": "resnet50"})[1]
+
+
+def write_suite(folder: Path) -> Path:
+    setups = [Setup(model="resnet50", ranks=ranks, link="1gbit", batch=8, size=64) for ranks in (2, 4)]
+    results = []
+    for setup in setups:
+        timings = [timing(name, ms, NOCOMM) for name, ms in ((NOCOMM, 9.0), ("dense", 40.0), ("topk:0.01@0mb", 20.0))]
+        rows = [SuiteRow(setup, timing.configuration, setup) for timing in timings[1:]]
+        results += suite_report.results(rows, timings, TimingOptions(2, 1))
+    return suite_report.write(folder, "gravac", results, {"machine": "made up"})[1]
+
+
+def timing(name: str, ms: float, nocomm: str) -> Timing:
+    return Timing(name, Spread(ms, 0.9 * ms, 1.1 * ms), ms / 9, 4, RUNS[0].last.totals)
+
+
+def write_trainings(folder: Path) -> Path:
+    trained = training_suite_report.TrainedTask("lm", "lstm", "loss", RUNS)
+    return training_suite_report.write(folder, "gravac", [trained], {})[0]
+
+
+def write_timeline(folder: Path) -> Path:
+    (folder / "timeline.html").write_text(timeline_page.render("A plan", BOTH, TABLES, "As fast as can be."))
+    return folder / "timeline.html"
+
+
+PAGES = {
+    "training": write_training,
+    "simulation": write_simulation,
+    "suite": write_suite,
+    "trainings": write_trainings,
+    "timeline": write_timeline,
+}
+STICKING_OUT = """
+[...document.querySelectorAll("body *")].filter(element => {
+  const box = element.getBoundingClientRect();
+  return box.width && (box.right > innerWidth + 1 || box.left < -1) && !element.closest(".wide, [hidden]");
+}).map(element => element.outerHTML.slice(0, 80))
+"""
+HIDDEN = """[...document.querySelectorAll(".wide")].filter(box => box.scrollWidth > box.clientWidth + 1).length"""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    for name in PAGES:
+        (folder / name).mkdir()
+    return {name: write(folder / name) for name, write in PAGES.items()}
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    if not CHROMIUM:
+        pytest.skip("no Chromium on this machine")
+    with browser(tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_sticks_out(tab: Page, written: dict[str, Path], name: str, width: int, dark: bool) -> None:
+    tab.open(written[name], width=width, dark=dark)
+    assert tab.value("document.documentElement.scrollWidth") <= width
+    assert tab.value(STICKING_OUT) == []
+    assert tab.value(HIDDEN) == 0
+    assert tab.complaints() == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_pages_are_as_dark_as_the_reader_asks(tab: Page, written: dict[str, Path], dark: bool) -> None:
+    for path in written.values():
+        tab.open(path, dark=dark)
+        paper = [int(part) for part in re.findall(r"\d+", tab.value("getComputedStyle(document.body).backgroundColor"))]
+        ink = [int(part) for part in re.findall(r"\d+", tab.value("getComputedStyle(document.body).color"))]
+        assert (sum(paper) < sum(ink)) == dark
+        assert abs(sum(paper) - sum(ink)) > 450
+
+
+def test_phones_get_pictures_with_panels_below_each_other(tab: Page, written: dict[str, Path]) -> None:
+    shape = "(image => image.naturalHeight / image.naturalWidth)(document.querySelector('img'))"
+    tab.open(written["training"], width=1280)
+    assert tab.value(shape) < 0.6
+    tab.open(written["training"], width=400)
+    assert tab.value(shape) > 1.5
+
+
+VERDICTS = [
+    (RUNS, "accuracy", "topk:0.01+residual: 4.00× faster than dense, held-out accuracy +0.0 points."),
+    (RUNS, "loss", "topk:0.01+residual: 4.00× faster than dense, held-out loss +0.0 %."),
+    (RUNS[:1], "loss", "dense reached held-out loss 1.500."),
+    (RUNS[::-1], "loss", "None of 1 was faster than topk:0.01+residual."),
+    ([RUNS[0], diverging("signsgd", [5.0, 6, 7, float("nan")])], "loss", "None of 1 was faster than dense."),
+]
+
+
+@pytest.mark.parametrize(("runs", "metric", "said"), VERDICTS)
+def test_the_verdict_of_a_training(runs: list[Run], metric: str, said: str) -> None:
+    assert verdict.of_training(runs, metric) == said
+
+
+def test_what_is_fast_and_worse_is_not_praised() -> None:
+    worse = diverging("topk:0.001", [5.0, 4, 3, 3])
+    said = verdict.of_training([RUNS[0], worse], "loss")
+    assert said == (
+        "None was both faster and as good as dense; the fastest, topk:0.001: 4.00× faster than dense, "
+        "held-out loss +100.0 %."
+    )
+
+
+def test_the_verdict_stands_above_everything(written: dict[str, Path]) -> None:
+    found = {name: re.search('class="verdict">([^<]*)<', path.read_text()) for name, path in written.items()}
+    sentences = {name: match[1] for name, match in found.items() if match}
+    assert sentences["suite"] == (
+        "In 2 of 2 set-ups something is faster than plain DDP, most of all "
+        "topk:0.01@0mb on resnet50, batch 8, size 64, 2 ranks, 1gbit: 2.00× faster."
+    )
+    assert sentences["trainings"] == "lm: topk:0.01+residual was where dense ended 4.00× as fast."
+    assert sentences["timeline"] == "As fast as can be."
+    said = r"Beside FP32, the best plan makes .*× the progress on 8 ranks at 1gbit, with groups of \d+ .*"
+    assert re.fullmatch(said, sentences["simulation"])

@@ -1,0 +1,254 @@
+"""Pictures of made-up steps: that they hold every span, need nothing else, and say what the figures say."""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import gradwire as gw
+from gradwire.report import explain
+from gradwire.report.timeline_page import render
+from gradwire.report.timeline_rows import rows
+from gradwire.report.timeline_shares import Shares
+from gradwire.report.timeline_trace import trace_events
+from gradwire.schedule.timeline import Span, Timeline
+from tests.support.browser import CHROMIUM, Page, browser
+
+NASTY = 'layer</script><b onmouseover="x">&{{ 1 }}'
+NAMES = (NASTY, "body.weight", "head.weight")
+PLAN = gw.Plan((
+    gw.Group(NAMES[:2], gw.TopK(0.01), gw.Residual(), gw.AllGather()),
+    gw.Group(NAMES[2:], gw.FP32(), gw.NoMemory(), gw.AllReduce()),
+))  # fmt: skip
+
+
+def step(rank: int = 0, late_s: float = 0.0) -> list[Span]:
+    """60 ms, and `late_s`: 40 of compute, 30 on the wire with 5 of overlap, of which 15 are hidden."""
+    return [
+        Span("forward", 0, 0.01, "forward", -1, rank),
+        Span("backward", 0.01, 0.02, NASTY, 0, rank, slots=NAMES[:1]),
+        Span("backward", 0.02, 0.025, "body.weight", 0, rank, slots=NAMES[1:2]),
+        Span("encode", 0.025, 0.027, "TopK", 0, rank, slots=NAMES[:2]),
+        Span("wire", 0.025, 0.04, "Gather", 0, rank, 1_500_000, NAMES[:2]),
+        Span("backward", 0.025, 0.035, "head.weight", 1, rank, slots=NAMES[2:]),
+        Span("wire", 0.035, 0.05 + late_s, "Sum", 1, rank, 500, NAMES[2:]),
+        Span("decode", 0.05 + late_s, 0.053 + late_s, "TopK", 0, rank, slots=NAMES[:2]),
+        Span("wait", 0.035, 0.055 + late_s, "wait", -1, rank),
+        Span("optimizer", 0.055 + late_s, 0.06 + late_s, "optimizer", -1, rank),
+    ]
+
+
+PREDICTED = Timeline(tuple(step()))
+MEASURED = Timeline((*step(0, 0.002), *step(1, 0.006)))
+BOTH = {"predicted": PREDICTED, "measured": MEASURED}
+TABLES = [
+    (explain.explain(PLAN, PREDICTED, {"one group": 0.069, "fp32": 0.3}), explain.SHARES_NOTE),
+    (explain.groups(PLAN, MEASURED), explain.GROUPS_NOTE),
+    (explain.lanes(BOTH), explain.LANES_NOTE),
+]
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render("A <model>", BOTH, TABLES)
+
+
+def test_rows_hold_every_span_once_and_no_two_at_a_time():
+    laid = rows(MEASURED)
+    assert sorted((span for row in laid for span in row.spans), key=str) == sorted(MEASURED.spans, key=str)
+    for row in laid:
+        assert all(a.end_s <= b.start_s for a, b in pairwise(row.spans))
+    assert [(row.lane, row.track) for row in laid if row.rank == 1 and row.lane == "wire"] == [("wire", 0), ("wire", 1)]
+
+
+def test_the_page_needs_nothing_else(page: str):
+    assert "http://" not in page
+    assert "https://" not in page
+    assert not re.search(r"<link|<img|<iframe|@import|url\(|\bsrc=|\bfetch\(|XMLHttp|WebSocket", page)
+    assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
+
+
+def test_the_page_holds_every_span(page: str):
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    data = json.loads(text)
+    for panel, (name, timeline) in zip(data["panels"], BOTH.items(), strict=True):
+        assert panel["name"] == name
+        assert panel["step_s"] == timeline.step_s
+        drawn = [
+            Span(row["lane"], start, end, label, group, row["rank"], size, tuple(data["slots"][i] for i in slots))
+            for row in panel["rows"]
+            for start, end, label, group, size, slots in row["spans"]
+        ]
+        assert len(drawn) == len(timeline.spans)
+        assert {span.label for span in drawn} == {span.label for span in timeline.spans}
+        assert {(s.lane, s.rank, s.group, s.wire_bytes, s.slots) for s in drawn} == {
+            (s.lane, s.rank, s.group, s.wire_bytes, s.slots) for s in timeline.spans
+        }
+
+
+def test_names_are_text_not_markup(page: str):
+    assert NASTY not in page
+    assert "<b " not in page
+    assert "<title>A &lt;model&gt;</title>" in page
+
+
+def test_the_page_compares_with_the_first(page: str):
+    assert "60.0 ms<" in page
+    assert "66.0 ms, 10.0 % more than predicted" in page
+
+
+def test_the_trace_is_of_the_trace_event_format():
+    trace = json.loads(trace_events(BOTH))
+    events = trace["traceEvents"]
+    assert trace["displayTimeUnit"] in {"ms", "ns"}
+    for event in events:
+        assert event["ph"] in {"X", "M"}
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        if event["ph"] == "X":
+            assert event["ts"] >= 0
+            assert event["dur"] >= 0
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len(spans) == len(PREDICTED.spans) + len(MEASURED.spans)
+    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert {(event["pid"], event["tid"]) for event in spans} == named
+    processes = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert processes == ["predicted, rank 0", "measured, rank 0", "measured, rank 1"]
+    for place in named:  # on one thread, viewers want complete events apart or nested
+        mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if (e["pid"], e["tid"]) == place)
+        assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(mine))
+    gather = next(event for event in spans if event["name"] == "Gather")
+    assert gather["cat"] == "wire"
+    assert (gather["ts"], gather["dur"]) == (25_000, 15_000)
+    assert gather["args"] == {"wire_bytes": 1_500_000, "group": 0, "slots": list(NAMES[:2])}
+
+
+def test_shares_add_up_to_the_step():
+    shares = Shares.of(PREDICTED)
+    assert shares.step_s == pytest.approx(0.06)
+    assert shares.compute_s == pytest.approx(0.04)
+    assert shares.wire_s == pytest.approx(0.025)
+    assert shares.wire_exposed_s == pytest.approx(0.015)
+    assert shares.wire_hidden_s == pytest.approx(0.01)
+    assert shares.codec_exposed_s == pytest.approx(0.003)
+    assert shares.codec_hidden_s == pytest.approx(0.002)
+    assert shares.idle_s == pytest.approx(0.002)
+    whole = shares.compute_s + shares.wire_exposed_s + shares.codec_exposed_s + shares.idle_s
+    assert whole == pytest.approx(shares.step_s)
+
+
+def test_shares_are_those_of_the_rank_that_ends_last():
+    assert Shares.of(MEASURED).wire_s == pytest.approx(0.031)
+
+
+def test_an_encoder_that_stops_backward_is_exposed():
+    stopped = [Span("backward", 0, 1, "a", 0, 0), Span("encode", 1, 3, "a", 0, 0), Span("backward", 3, 4, "b", 1, 0)]
+    shares = Shares.of(Timeline(tuple(stopped)))
+    assert (shares.compute_s, shares.codec_exposed_s, shares.idle_s) == (2, 2, 0)
+
+
+def test_words_say_what_the_figures_are():
+    words = dict(TABLES[0][0].rows)
+    assert words["step"] == (
+        "60.0 ms: 67 % computing, 25 % waiting for the wire, 5 % waiting for encoding or decoding and 3 % idle."
+    )
+    assert words["compute"].startswith("40.0 ms, 67 % of the step: forward 10.0 ms, backward 25.0 ms")
+    assert "10.0 ms (40 %) hidden behind compute and 15.0 ms exposed, 25 % of the step" in words["communication"]
+    assert words["communication"].endswith("1.50 MB sent by each rank.")
+    assert words["what sets the pace"].startswith("The wire:")
+    assert words["next best plan"] == "one group took 69.0 ms when tried, 15.0 % more."
+    assert words["other plans"] == "fp32 took 300 ms when tried, 400.0 % more."
+    assert words["groups"].startswith("2 groups: 1 group (2 tensors) by TopK(ratio=0.01, value_bits=32) with Residual")
+
+
+def test_a_plan_without_rivals_names_none():
+    assert "next best plan" not in dict(explain.explain(PLAN, PREDICTED, {}).rows)
+
+
+def test_groups_tell_their_way():
+    first, second = explain.groups(PLAN, PREDICTED).rows
+    assert first[3:] == ["25.0", "2.00", "15.0", "3.00", "53.0", "1500"]
+    assert second[3:] == ["35.0", "0", "15.0", "0", "50.0", "0.500"]
+
+
+def test_lanes_stand_side_by_side():
+    table = explain.lanes(BOTH)
+    assert table.columns == ["lane", "predicted", "measured"]
+    assert ["wire", "25.0", "31.0"] in table.rows
+    assert table.rows[-1] == ["step", "60.0", "66.0"]
+
+
+@pytest.fixture(scope="module")
+def shown(page: str, tmp_path_factory: pytest.TempPathFactory):
+    if not CHROMIUM:
+        pytest.skip("no Chromium on this machine")
+    folder = tmp_path_factory.mktemp("browser")
+    (folder / "timeline.html").write_text(page)
+    with browser(folder / "profile") as tab:
+        tab.open(folder / "timeline.html")
+        yield tab
+
+
+def place(tab: Page, canvas: int, row: int, share: float) -> tuple[float, float]:
+    """Where in the window a share of the view's width lies in a row of a canvas."""
+    x, y, width = tab.value(
+        f"(b => [b.x + GUTTER, b.y, b.width - GUTTER])(lanes[{canvas}].canvas.getBoundingClientRect())"
+    )
+    return x + share * width, y + tab.value(f"top_of({row}) + ROW / 2")
+
+
+def test_a_browser_draws_it_without_a_complaint_or_a_request(shown: Page, tmp_path: Path):
+    assert shown.complaints() == []
+    assert [Path(url).name for url in shown.requests()] == ["timeline.html"]
+    assert shown.value("lanes.length") == 3
+    pen = "document.querySelectorAll('canvas.lanes')[0].getContext('2d')"
+    assert shown.value(f"new Set({pen}.getImageData(0, 0, 1200, 150).data).size") > 20
+    shown.screenshot(tmp_path / "timeline.png")
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_hovering_tells_names_bytes_and_seconds(shown: Page):
+    shown.mouse("Moved", *place(shown, 0, 3, 0.5))  # 33 ms: the first group is on the wire
+    told = shown.value("tip.innerText")
+    assert told.splitlines()[0] == "Gather"
+    assert "wire · group 0 · rank 0, predicted" in told
+    assert "15.000 ms, from 25.000 ms to 40.000 ms" in told
+    assert "1.50 MB sent by this rank, 800.0 Mbit/s" in told
+    assert NASTY in told
+    assert "body.weight" in told
+    shown.mouse("Moved", 5, 5)
+    assert shown.value("tip.hidden")
+
+
+def test_dragging_zooms_and_the_button_shows_the_whole_step(shown: Page):
+    whole = shown.value("view")
+    shown.mouse("Pressed", *place(shown, 1, 1, 0.25), button="left", clickCount=1)
+    shown.mouse("Moved", *place(shown, 1, 1, 0.5), button="left", buttons=1)
+    shown.mouse("Released", *place(shown, 1, 1, 0.5), button="left", clickCount=1)
+    assert shown.value("view") == pytest.approx([0.25 * whole[1], 0.5 * whole[1]], rel=0.01)
+    shown.mouse("Wheel", *place(shown, 1, 1, 0.5), deltaX=0, deltaY=-300, modifiers=2)
+    assert shown.value("view[1] - view[0]") < 0.2 * whole[1]
+    shown.value("document.getElementById('whole').click()")
+    assert shown.value("view") == whole
+
+
+def test_arrows_move_the_view_but_where_a_table_has_the_focus(shown: Page):
+    press = "new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true, cancelable: true})"
+    shown.value("look(0, whole[1] / 2)")
+    before = shown.value("view")
+    assert shown.value(f"document.querySelector('.wide').dispatchEvent({press})")  # nobody prevents it
+    assert shown.value("view") == before
+    assert not shown.value(f"lanes[0].canvas.dispatchEvent({press})")
+    assert shown.value("view[0]") > before[0]
+    shown.value("look(...whole)")
+
+
+def test_it_is_dark_where_the_reader_wants_it(shown: Page):
+    light = shown.value("colours.paper")
+    shown.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    shown.frame()
+    assert shown.value("colours.paper") != light
+    assert shown.complaints() == []

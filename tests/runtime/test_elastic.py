@@ -1,0 +1,191 @@
+"""Wherever in a step a rank is lost: that step counts on all that are left, or on none of them."""
+
+from itertools import chain, combinations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import gradwire as gw
+from gradwire.runtime.replicas import from_first
+from gradwire.transports.members import Members
+from tests.support import harness
+from tests.support.harness import CPU, SMALL, draw, plan_of, raising, slots_of, together
+
+WORLD, WHOLE = 3, 2
+SLOTS = slots_of(SMALL)
+CASES = [
+    (gw.FP32(), gw.NoMemory(), gw.AllReduce()), (gw.TopK(0.1), gw.Residual(), gw.AllGather()),
+    (gw.TopK(0.1), gw.DGCMemory(), gw.AllGather()), (gw.PowerSGD(2), gw.Residual(), gw.AllReduce()),
+    (gw.ACPSGD(2), gw.Residual(), gw.AllReduce()), (gw.Quantized(4), gw.Residual(), gw.ScatterReduce()),
+    (gw.TopK(0.1), gw.Residual(), gw.OkTopk()), (gw.TopK(0.1), gw.Residual(), gw.GlobalTopK()),
+]  # fmt: skip
+GRADS = [draw(SLOTS, WORLD, step) for step in range(WHOLE + 1)]
+
+
+class Broken:
+    """A collective that the others complete, and this rank does not hear of."""
+
+    def __init__(self, pending) -> None:
+        self.pending = pending
+
+    def wait(self) -> None:
+        self.pending.wait()
+        raise RuntimeError("the connection broke")
+
+
+class Breaking(gw.Threads):
+    """Threads, of which some do not hear of collective number `breaks`."""
+
+    breaks: int | None = None
+
+    def start(self, op):
+        pending = super().start(op)
+        return Broken(pending) if len(self.started) - 1 == self.breaks else pending
+
+
+def kept(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: tensor for key, tensor in state.items() if "//" in key}
+
+
+def twice(running: harness.Job) -> None:
+    """Who has counted a step finds out in the next."""
+    running.step(GRADS[WHOLE])
+    running.step(GRADS[WHOLE])
+
+
+def undisturbed(plan: gw.Plan) -> tuple[list[list[dict[str, torch.Tensor]]], int, int]:
+    """The states of all ranks after each number of steps, and the collectives of all whole steps, and of one more."""
+    with harness.job(plan, SLOTS, WORLD, elastic=True) as running:
+        states = [running.states()]
+        begun = 0
+        for grads in GRADS:
+            begun = len(running.transports[0].started)
+            running.step(grads)
+            states.append(running.states())
+        return states, begun, len(running.transports[0].started)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[2]}")
+def test_a_step_in_which_a_rank_is_lost_counts_on_all_or_none(case):
+    plan = plan_of(SLOTS, *case)
+    states, first, last = undisturbed(plan)
+    outcomes = set()
+    for breaks in range(first, last):
+        for deaf in chain.from_iterable(combinations(range(WORLD), n) for n in range(1, WORLD + 1)):
+            transports = Breaking.group(WORLD)
+            with harness.job(plan, SLOTS, WORLD, elastic=True, transports=transports) as running:
+                for grads in GRADS[:WHOLE]:
+                    running.step(grads)
+                for rank in deaf:
+                    transports[rank].breaks = breaks
+                with pytest.raises(RuntimeError):
+                    twice(running)
+                left = raising(together(WORLD, lambda rank, running=running: running.runtimes[rank].leave()))
+            newest = max(int(own[0]["step"]) for own in left)
+            outcomes.add(newest)
+            for rank, own in enumerate(left):
+                counted = {int(state["step"]): state for state in own}[newest]
+                torch.testing.assert_close(kept(counted), kept(states[newest][rank]), rtol=0, atol=0)
+    assert outcomes == {WHOLE, WHOLE + 1}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[2]}")
+def test_a_step_that_is_voted_on_counts_when_it_is_committed(case):
+    plan = plan_of(SLOTS, *case)
+    states, *_ = undisturbed(plan)
+    with harness.job(plan, SLOTS, WORLD, elastic=True, voted=True) as running:
+        for grads in GRADS[:WHOLE]:
+            running.step(GRADS[WHOLE])  # nobody votes on that
+            running.step(grads)
+            for runtime in running.runtimes:
+                runtime.commit()
+        running.step(GRADS[WHOLE])
+        left = raising(together(WORLD, lambda rank: running.runtimes[rank].leave()))
+    for rank, own in enumerate(left):
+        assert [int(state["step"]) for state in own] == [WHOLE, WHOLE + 1]
+        for state in own:
+            torch.testing.assert_close(kept(state), kept(states[int(state["step"])][rank]), rtol=0, atol=0)
+
+
+def test_what_rank_0_has_is_told_to_all():
+    tree = {
+        "state": {0: {"step": torch.tensor(3.0), "moment": torch.randn(3, 5).T, "none": None}},
+        "empty": torch.empty(0, 2),
+        "groups": [{"lr": 0.1, "betas": (0.9, 0.99), "flag": True, "name": "é", "inf": float("inf")}],
+        "kinds": [torch.tensor([True, False]), torch.tensor(1 + 2j), torch.randn(4).bfloat16()],
+    }  # fmt: skip
+    group = gw.Threads.group(2)
+    mine, told = raising(together(2, lambda r: from_first(tree if r == 0 else {}, gw.Mesh.of(group[r]), CPU)))
+    for one in (mine, told):
+        torch.testing.assert_close(one["state"][0]["moment"], tree["state"][0]["moment"], rtol=0, atol=0)
+        torch.testing.assert_close(one["kinds"], tree["kinds"], rtol=0, atol=0)
+        assert one["groups"] == tree["groups"]
+        assert one["empty"].shape == (0, 2)
+        assert one["state"][0]["step"].item() == 3.0
+
+
+def test_what_cannot_be_told_is_refused_on_all_ranks():
+    group = gw.Threads.group(2)
+    tree = {"generator": torch.Generator()}
+    for error in together(2, lambda r: from_first(tree if r == 0 else {}, gw.Mesh.of(group[r]), CPU)):
+        assert "a Generator in a state cannot be sent" in str(error)
+
+
+# Who is there
+
+
+def members(store: dist.Store, count: int, at_least: int = 1, timeout_s: float = 10) -> list[Members]:
+    return [Members(store, at_least, 0.2, timeout_s) for _ in range(count)]
+
+
+def test_who_has_come_furthest_is_rank_0_and_newcomers_come_last():
+    store = dist.HashStore()
+    four = members(store, 4, at_least=4)
+    first = raising(together(4, lambda r: four[r].meet(-1)))
+    assert sorted(generation.rank for generation in first) == [0, 1, 2, 3]
+    four[0].begun()
+    four[0].at_least = four[2].at_least = 3
+    three = [four[0], four[2], *members(store, 1)]
+    assert not four[0].newcomers()
+    second = raising(together(3, lambda r: three[r].meet([7, 8, -1][r])))
+    assert [generation.rank for generation in second] == [1, 0, 2]
+    assert [claim.steps for claim in second[0].claims] == [8, 7, -1]
+
+
+def test_newcomers_alone_begin_nothing_and_hear_at_once_what_to_do(caplog):
+    store = dist.HashStore()
+    job, newcomers = members(store, 2, at_least=2), members(store, 2, timeout_s=1)
+    raising(together(2, lambda r: job[r].meet(-1)))
+    assert not caplog.messages
+    for error in together(2, lambda r: newcomers[r].meet(-1)):
+        assert "none of the job over this store, which they are to join; where that job has ended" in str(error)
+    assert len(caplog.messages) == 2
+    assert caplog.messages[0].endswith("begin over a store of its own, e.g. PrefixStore('second job', store)")
+
+
+def test_who_missed_a_generation_comes_back_as_a_newcomer():
+    store = dist.HashStore()
+    three = members(store, 3, at_least=3)
+    raising(together(3, lambda r: three[r].meet(-1)))
+    for each in three:
+        each.at_least = 1
+    raising(together(2, lambda r: three[r].meet(5)))
+    third = raising(together(3, lambda r: three[r].meet([6, 6, 5][r])))
+    assert third[2].rank == 2
+    assert [claim.generation for claim in third[0].claims] == [2, 2, 1]
+
+
+def test_newcomers_that_are_left_alone_do_not_begin_again():
+    store = dist.HashStore()
+    two = members(store, 2, at_least=2)
+    raising(together(2, lambda r: two[r].meet(-1)))
+    two[0].begun()
+    two[1].at_least = 1
+    with pytest.raises(RuntimeError, match="all processes that had the model are lost"):
+        two[1].meet(-1)
+
+
+def test_too_few_are_an_error():
+    with pytest.raises(TimeoutError, match="1 process came within 1 s, and at least 2 are wanted"):
+        members(dist.HashStore(), 1, at_least=2, timeout_s=1)[0].meet(-1)

@@ -1,0 +1,316 @@
+"""A rank that is lost where no wait says so, as on NCCL: played by a transport of threads and by one of processes."""
+
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from socket import gethostname
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import gradwire as gw
+from gradwire.collective import Collective
+from gradwire.lab.launch.launch import free_port
+from gradwire.runtime import monitor
+from gradwire.runtime.executor import Executor
+from gradwire.runtime.failures import Interrupted, ReductionError
+from gradwire.runtime.runtime import Runtime
+from gradwire.transports.heartbeat import Heartbeat
+from gradwire.transports.transport import Pending
+from tests.support.harness import SMALL, WAIT_S, draw, hand_over, job, slots_of, together
+from tests.support.warm import Forked
+
+SLOTS = slots_of(SMALL)
+PLAN = gw.Plan((gw.Group(tuple(slot.name for slot in SLOTS), gw.TopK(0.1), gw.Residual(), gw.AllGather()),))
+
+
+class Stuck:
+    """As the host's wait for a stream on which a collective never ends: it returns when that is aborted, and raises
+    nothing."""
+
+    def __init__(self, aborted: threading.Event) -> None:
+        self._aborted = aborted
+
+    def wait(self) -> None:
+        assert self._aborted.wait(WAIT_S), "nobody aborted it"
+
+
+class Silent(gw.Transport):
+    """One rank of a group of threads as NCCL would be; rank 1 dies when it is told to."""
+
+    needs_polling = True
+
+    def __init__(self, inner: gw.Threads, dead: threading.Event) -> None:
+        self.rank, self.world, self.store = inner.rank, inner.world, inner.store
+        self._inner, self._dead, self._aborted = inner, dead, threading.Event()
+        self._heart = Heartbeat(inner.store, self.rank, self.world)
+        self.said = ""
+
+    def start(self, op: Collective) -> Pending:
+        if self._aborted.is_set():
+            raise RuntimeError("aborted")
+        return Stuck(self._aborted) if self._dead.is_set() else self._inner.start(op)
+
+    def abort(self, reason: str) -> None:
+        self.said = reason
+        self._aborted.set()
+
+    def lost(self) -> str | None:
+        if self.rank == 1 and self._dead.is_set():
+            return None
+        self._heart.beat()
+        silent = self._heart.silent(0.2)
+        return None if silent is None else f"a rank was lost ({silent})"
+
+
+@contextmanager
+def silent_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[object, threading.Event]]:
+    monkeypatch.setattr(monitor, "PERIOD_S", 0.02)
+    dead = threading.Event()
+    with job(PLAN, SLOTS, 2, transports=[Silent(inner, dead) for inner in gw.Threads.group(2)]) as running:
+        yield running, dead
+        dead.set()
+        for transport in running.transports:
+            transport.abort("the test is over")
+
+
+def test_a_lost_rank_is_an_error_where_waits_say_nothing(monkeypatch: pytest.MonkeyPatch):
+    with silent_job(monkeypatch) as (running, dead):
+        running.step(draw(SLOTS, 2, 0))
+        kept = running.states()[0]
+        dead.set()
+        survivor = running.runtimes[0]
+        survivor.open_step()
+        hand_over(survivor, draw(SLOTS, 2, 1)[0])
+        (error,) = together(1, lambda rank: survivor.finish())
+        assert isinstance(error, ReductionError)
+        assert str(error) == f"reducing ended: rank 1 (host {gethostname()}) was lost"
+        assert running.transports[0].said == "reducing ended: a rank was lost (1)", "the others are told"
+        with pytest.raises(ReductionError, match="rank 1"):
+            survivor.open_step()
+        after = survivor.state_dict()
+        assert all(torch.equal(after[name], kept[name]) for name in kept), "the last whole step's"
+
+
+def test_a_step_whose_verdict_was_not_known_does_not_count(monkeypatch: pytest.MonkeyPatch):
+    """On a GPU it is there when the stream ends, which an abort brings about too."""
+    monkeypatch.setattr(Executor, "is_immediate", False)
+    with silent_job(monkeypatch) as (running, dead):
+        running.step(draw(SLOTS, 2, 0))
+        kept = running.states()[0]  # which settles it
+        running.step(draw(SLOTS, 2, 1))
+        dead.set()
+        survivor = running.runtimes[0]
+        wait_for(lambda: survivor.error is not None)
+        after = survivor.state_dict()
+        assert all(torch.equal(after[name], kept[name]) for name in kept if name.endswith("//residual"))
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    for _ in range(1000 * WAIT_S):
+        if happened():
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("it did not happen")
+
+
+def test_a_call_that_was_under_way_raises_what_has_ended_the_job():
+    """And not what came of that on the worker, which names nobody."""
+    with job(PLAN, SLOTS, 2) as running:
+        first, second = running.runtimes
+
+        def interrupted(mesh: object, device: torch.device) -> None:
+            lost = Interrupted("reducing ended", "a rank was lost")
+            threading.Thread(target=first.fail, args=(lost,)).start()  # as the monitor does: it asks who that was
+            wait_for(lambda: first.error is lost)
+            raise RuntimeError("aborted")
+
+        def comes(runtime: Runtime, task: Callable[[object, torch.device], None]) -> None:
+            with runtime.between_steps("a call") as together:
+                together(task, None)
+
+        threading.Thread(target=comes, args=(second, lambda mesh, device: None)).start()
+        with pytest.raises(ReductionError, match=rf"^reducing ended: rank 1 \(host {gethostname()}\) was lost$"):
+            comes(first, interrupted)
+
+
+def test_that_another_rank_has_given_up_is_known_when_it_is_first_asked(tmp_path: Path):
+    """Else this one's mark may come when the others have given it up as well."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        transport = gw.ProcessGroup.own()
+        assert transport.lost() is None
+        transport.abort("rank 1 was lost")
+        assert transport.lost() == "rank 1 was lost"
+    finally:
+        dist.destroy_process_group()
+
+
+def test_slow_ranks_are_not_lost(monkeypatch: pytest.MonkeyPatch):
+    with silent_job(monkeypatch) as (running, _):
+        first, second = running.runtimes
+        first.open_step()
+        hand_over(first, draw(SLOTS, 2, 0)[0])
+        threading.Event().wait(0.6)  # three times as long as a rank may be silent
+        second.open_step()
+        hand_over(second, draw(SLOTS, 2, 0)[1])
+        running.finish()
+
+
+def test_no_thread_watches_where_waits_raise():
+    before = threading.active_count()
+    with job(PLAN, SLOTS, 1):
+        assert threading.active_count() == before + 1, "the worker"
+
+
+def test_a_monitor_ends_with_its_job(monkeypatch: pytest.MonkeyPatch):
+    before = set(threading.enumerate())
+    with silent_job(monkeypatch) as (running, _):
+        running.step(draw(SLOTS, 2, 0))
+        assert {thread.name for thread in set(threading.enumerate()) - before} == {"gradwire", "gradwire-monitor"}
+    assert not {thread.name for thread in set(threading.enumerate()) - before}
+
+
+class Words(dict[str, str]):
+    def get(self, key: str, timeout_s: float) -> str | None:
+        return super().get(key)
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+
+def test_a_rank_is_silent_when_its_beats_stop():
+    words, time = Words(), [0.0]
+    mine, other, third = (Heartbeat(words, rank, 3, lambda: time[0]) for rank in range(3))
+    for second in range(1, 30):
+        time[0] = float(second)
+        if second < 5:
+            other.beat()
+        third.beat()
+        found = mine.silent(10.0)
+        assert found == (1 if second > 14 else None), second
+    mine.forget()
+    assert mine.silent(10.0) is None, "the wait begins anew"
+
+
+def test_a_rank_that_never_beat_is_silent():
+    time = [0.0]
+    heart = Heartbeat(Words(), 0, 2, lambda: time[0])
+    assert heart.silent(10.0) is None
+    time[0] = 11.0
+    assert heart.silent(10.0) == 1
+
+
+STOPPED = """
+import os, signal, sys, threading, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import gradwire as gw
+from gradwire.transports import process_group
+
+process_group.WAITS_S, process_group.SILENT_S = 0.2, 5.0
+
+class Played:  # the host's wait for a stream: it ends when the work is done or aborted
+    def __init__(self, work, transport):
+        self._work, self._transport = work, transport
+
+    def is_completed(self):
+        return self._work.is_completed()
+
+    def wait(self):
+        while not self._work.is_completed():
+            if self._transport.aborted.wait(0.001):
+                return
+        self._work.wait()
+
+class LikeNCCL(gw.ProcessGroup):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._queues, self.aborted = True, threading.Event()
+        self._direct = False  # gloo never says that what goes from rank to rank is complete
+
+    def _start(self, op):
+        return Played(super()._start(op), self)
+
+    def abort(self, reason):  # gloo itself would wait for the other rank
+        self.aborted.set()
+
+dist.init_process_group("gloo")
+ddp = DistributedDataParallel(torch.nn.Linear(50, 50))
+gw.attach(ddp, gw.TopK(0.1), transport=LikeNCCL.own())
+try:
+    for step in range(1000):
+        ddp(torch.ones(2, 50)).sum().backward()
+        if step == 3 and dist.get_rank() == 1:
+            print("stopped", flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+except RuntimeError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_process_that_stops_is_noticed_by_those_that_wait_for_it():
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    argv = ["-c", STOPPED]
+    with (
+        Forked(argv, env=shared | {"RANK": "0"}, stdout=subprocess.PIPE) as survivor,
+        Forked(argv, env=shared | {"RANK": "1"}, stdout=subprocess.DEVNULL) as stopped,
+    ):
+        try:
+            said, _ = survivor.communicate(timeout=150)
+        finally:
+            survivor.kill()
+            stopped.kill()
+    assert f"reducing ended: rank 1 (host {gethostname()}) was lost".encode() in said
+
+
+PAUSED = """
+import os, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+import gradwire as gw
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=4))
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(50, 50))
+gw.attach(ddp, gw.TopK(0.1))
+try:
+    for step in range(1000):
+        ddp(torch.ones(2, 50)).sum().backward()
+        if step == 3:
+            print("ready", flush=True)
+            sys.stdin.readline()
+except RuntimeError as error:
+    print(" ".join(str(error).split()), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_process_that_was_stopped_and_goes_on_learns_that_the_others_went_on_without_it():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    shared |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    with ExitStack() as stack:
+        argv, pipes = ["-c", PAUSED], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        ranks = [
+            stack.enter_context(Forked(argv, env=shared | {"RANK": rank}, text=True, **pipes)) for rank in ("0", "1")
+        ]
+        late = threading.Timer(5 * WAIT_S, lambda: [rank.kill() for rank in ranks])
+        late.start()
+        stack.callback(late.cancel)
+        for rank in ranks:
+            assert rank.stdout.readline() == "ready\n"
+        ranks[1].send_signal(signal.SIGSTOP)
+        for rank in ranks:
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+        survived = ranks[0].stdout.read()
+        ranks[1].send_signal(signal.SIGCONT)
+        paused = ranks[1].stdout.read()
+    assert f"rank 1 (host {gethostname()}) was lost" in survived
+    assert re.search(rf"ended: rank 1 \(host {gethostname()}\) did not run for \d+ s", paused), paused

@@ -1,0 +1,414 @@
+"""The runtime: one sequence of collectives whatever the timing, and errors that reach everybody."""
+
+import random
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from gradwire.compressors import Cast, GroupContext
+from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
+from gradwire.plans import uniform
+from gradwire.runtime.failures import ReductionError
+from gradwire.runtime.job_options import JobOptions
+from gradwire.runtime.runtime import Runtime
+from tests.support.cases import CASES, Case
+from tests.support.harness import CPU, SMALL, Job, draw, hand_over, job, plan_of, raising, slots_of, together
+from tests.support.kernel_cases import needs_library
+
+SLOTS = slots_of(SMALL)
+MANY = slots_of({f"layer{i}.weight": torch.empty(5 + i, 4) for i in range(11)})
+
+
+def sequence(transport: gw.Threads) -> list[tuple]:
+    return [(type(op).__name__, tuple(op.receive.whole.shape), op.receive.whole.dtype) for op in transport.started]
+
+
+def delayed(
+    plan: gw.Plan, slots: list, world: int, seed: int, steps: int = 2
+) -> tuple[list[list[tuple]], list[Tensor]]:
+    """Each rank submits its slots in an order and with pauses of its own; the sequences and last means."""
+    transports = gw.Threads.group(world)
+    grads = [draw(slots, world, step) for step in range(steps)]
+
+    def work(rank: int) -> list[Tensor]:
+        chance = random.Random(seed * world + rank)
+        runtime = Runtime(lambda: plan, slots, gw.Mesh.of(transports[rank]), CPU, JobOptions())
+        for step in range(steps):
+            runtime.open_step()
+            for slot in chance.sample(range(len(slots)), len(slots)):
+                if chance.random() < 0.4:
+                    time.sleep(chance.random() * 0.004)
+                runtime.submit(slot, grads[step][rank][slot])
+            runtime.finish()
+        runtime.close()
+        return grads[-1][rank]
+
+    means = raising(together(world, work))
+    for other in means[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(means[0], other, strict=True))
+    return [sequence(transport) for transport in transports], means[0]
+
+
+@pytest.mark.parametrize(
+    ("compressor", "memory", "communicator"),
+    [
+        (gw.TopK(0.1), gw.Residual(), gw.AllGather()),
+        (gw.EFSignSGD(), gw.Residual(), gw.ScatterReduce()),
+        (gw.PowerSGD(2), gw.Residual(), gw.AllReduce()),
+        (gw.FP32(), gw.NoMemory(), gw.AllReduce()),
+    ],
+    ids=str,
+)
+def test_delays_do_not_change_the_sequence_of_collectives(compressor, memory, communicator):
+    plan = plan_of(MANY, compressor, memory, communicator, groups=7)
+    runs = [delayed(plan, MANY, 3, seed) for seed in range(3)]
+    sequences = [ranks for run, _ in runs for ranks in run]
+    assert all(ranks == sequences[0] for ranks in sequences)
+    for _, means in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0][1], means, strict=True))
+
+
+WITH_KERNELS = pytest.mark.parametrize(
+    "compressor", [gw.TopK(0.1), gw.QSGD(), gw.Quantized(4), gw.EFSignSGD(), gw.OneBit()], ids=str
+)
+
+
+@needs_library
+@WITH_KERNELS
+def test_means_are_decoded_to_where_gradients_lie(compressor, monkeypatch: pytest.MonkeyPatch):
+    slots = slots_of({name: torch.empty(3, 20_001) for name in ("first.weight", "second.weight")})
+    monkeypatch.setattr(Mean, "vector", lambda mean: pytest.fail("there is a copy on the way"))
+    with job(plan_of(slots, compressor, gw.Residual(), gw.AllGather(), groups=1), slots, 2) as running:
+        running.step(draw(slots, 2, 0))
+
+
+@WITH_KERNELS
+def test_what_a_kernel_encodes_is_added_up_in_the_pass_that_encodes_it(compressor, monkeypatch: pytest.MonkeyPatch):
+    added_before: list[LazySum] = []
+    total = LazySum.total
+    monkeypatch.setattr(LazySum, "total", lambda vector: added_before.append(vector) or total(vector))
+    with job(plan_of(SLOTS, compressor, gw.Residual(), gw.AllGather()), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+    assert not added_before
+
+
+def test_groups_of_mixed_rounds_share_the_wire():
+    parts = [
+        (gw.PowerSGD(2), gw.Residual(), gw.AllReduce()),
+        (gw.TopK(0.1), gw.Residual(), gw.AllGather()),
+        (gw.QSGD(), gw.NoMemory(), gw.ScatterReduce()),
+        (gw.FP32(), gw.NoMemory(), gw.AllReduce()),
+    ]
+    plan = gw.Plan(tuple(gw.Group((slot.name,), *parts[i % 4]) for i, slot in enumerate(MANY)))
+    sequences, _ = delayed(plan, MANY, 2, seed=1, steps=3)
+    assert sequences[0] == sequences[1]
+    kinds = [kind for kind, _, _ in sequences[0]]
+    assert kinds[:2] == ["Sum", "Gather"], "the second group starts before the first one's second round"
+
+
+@pytest.mark.parametrize("case", CASES[::4], ids=str)
+def test_the_order_of_slots_does_not_change_the_means(case: Case):
+    plan = plan_of(SLOTS, case.compressor, case.memory, case.communicator)
+    (_, first), (_, second) = (delayed(plan, SLOTS, 2, seed) for seed in (1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def submit(running: Job, grads: list[list[Tensor]], orders: list[list[int]]) -> list[Tensor]:
+    """The means of a step in which each rank submits its slots in this order."""
+    for runtime in running.runtimes:
+        runtime.open_step()
+    means = [hand_over(*each) for each in zip(running.runtimes, grads, orders, strict=True)]
+    running.finish()
+    return means[0]
+
+
+def by_name(plan: gw.Plan) -> list[str]:
+    return [name for group in plan.groups for name in group.slots]
+
+
+def test_after_the_first_step_groups_follow_the_order_of_gradients():
+    def replan(slots: list) -> gw.Plan:
+        return plan_of(slots, gw.TopK(0.2), gw.Residual(), gw.AllGather(), groups=len(slots))
+
+    order = [6, 4, 2, 0, 5, 3, 1]
+    with job(replan(SLOTS), SLOTS, 2, follow_order=replan) as running:
+        first = draw(SLOTS, 2, 0)
+        means = submit(running, first, [order] * 2)
+        for runtime in running.runtimes:
+            assert by_name(runtime.plan) == [SLOTS[slot].name for slot in order]
+        left = running.state("residual")
+        for slot in range(len(SLOTS)):
+            true = (first[0][slot] + first[1][slot]) / 2
+            torch.testing.assert_close(left[0][slot] + left[1][slot] + means[slot], true)
+        submit(running, draw(SLOTS, 2, 1), [order[::-1]] * 2)
+        assert by_name(running.runtimes[0].plan) == [SLOTS[slot].name for slot in order], "only once"
+
+
+def test_ranks_with_other_orders_follow_rank_0():
+    def replan(slots: list) -> gw.Plan:
+        return plan_of(slots, gw.FP32(), gw.NoMemory(), gw.AllReduce(), groups=len(slots))
+
+    with job(replan(SLOTS), SLOTS, 2, follow_order=replan) as running:
+        submit(running, draw(SLOTS, 2, 0), [[3, 1, 0, 2, 6, 5, 4], [0, 1, 2, 3, 4, 5, 6]])
+        expected = [SLOTS[slot].name for slot in (3, 1, 0, 2, 6, 5, 4)]
+        assert [by_name(runtime.plan) for runtime in running.runtimes] == [expected] * 2
+
+
+def test_a_plan_that_was_installed_is_not_replaced_after_the_first_step():
+    def replan(slots: list) -> gw.Plan:
+        return uniform(slots, gw.TopK(0.2))
+
+    mine = uniform(SLOTS, gw.QSGD())
+    with job(replan(SLOTS), SLOTS, 2, follow_order=replan) as running:
+        running.install(mine)
+        running.step(draw(SLOTS, 2, 0))
+        assert running.runtimes[0].plan == mine
+
+
+def test_stats_count():
+    world, steps = 3, 4
+    numel = sum(slot.numel for slot in SLOTS)
+    with job(plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce(), groups=1), SLOTS, world) as running:
+        for step in range(steps):
+            running.step(draw(SLOTS, world, step))
+        stats = running.runtimes[0].stats()
+        assert stats.steps == steps == int(running.states()[0]["step"])
+        assert stats.dense_bytes == stats.wire_bytes == steps * (2 * (world - 1) * 4 * numel // world)
+        assert stats.ratio == 1
+        assert min(stats.encode_s, stats.wire_s, stats.decode_s, stats.wait_s) > 0
+
+
+def test_half_precision_parameters_and_doubles():
+    kinds = {"half": torch.float16, "brain": torch.bfloat16, "single": torch.float32, "double": torch.float64}
+    slots = slots_of({name: torch.empty(9, 7, dtype=dtype) for name, dtype in kinds.items()})
+    for case in CASES:
+        with job(plan_of(slots, case.compressor, case.memory, case.communicator), slots, 2) as running:
+            grads = [[g.to(slot.dtype) for g, slot in zip(own, slots, strict=True)] for own in draw(slots, 2, 0)]
+            means = running.step(grads)
+            assert all(torch.equal(a, b) for a, b in zip(*means, strict=True))
+            if case.exact:
+                for slot, mean in enumerate(means[0]):
+                    true = (grads[0][slot].double() + grads[1][slot].double()) / 2
+                    assert (mean.double() - true).abs().max() <= max(case.rounding, torch.finfo(mean.dtype).eps) * 12
+            grads[0][0][0, 0] = grads[1][3][0, 0] = torch.nan
+            assert not any(running.step(grads)[0][slot].isfinite().all() for slot in (0, 3))
+
+
+def test_a_sparse_gradient_is_refused_by_name():
+    refusal = pytest.raises(ValueError, match=r"stem\.weight.*sparse=False")
+    with job(uniform(SLOTS, gw.FP32()), SLOTS, 1) as running, refusal:
+        running.runtimes[0].submit(0, torch.empty(5, 3, 3, 3).to_sparse())
+
+
+# Errors
+
+
+@dataclass(frozen=True)
+class Faulty(Cast):
+    """Breaks on one rank in one step; `late` does so once the payload was sent."""
+
+    rank: int
+    step: int
+    late: bool = False
+    pause_s: float = 0.0
+
+    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
+        super().encode(vector, payload, context)
+        self._strike(context, late=False)
+
+    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+        super().decode(rows, out, context)
+        self._strike(context, late=True)
+
+    def _strike(self, context: GroupContext, *, late: bool) -> None:
+        if (context.rank, context.step, late) == (self.rank, self.step, self.late):
+            time.sleep(self.pause_s)
+            raise ArithmeticError("the encoder is broken")
+
+
+def faulty(at: int = 3, **options: Any) -> gw.Plan:
+    good = [gw.Group((slot.name,), gw.TopK(0.5), gw.Residual(), gw.AllGather()) for slot in SLOTS]
+    good[at] = gw.Group((SLOTS[at].name,), Faulty(**options), gw.NoMemory(), gw.AllGather())
+    return gw.Plan(tuple(good))
+
+
+@pytest.mark.parametrize("at", [0, 3, 6])
+@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("world", [2, 3])
+def test_an_error_in_a_compressor_reaches_every_rank(world: int, late: bool, step: int, at: int):
+    with job(faulty(at, rank=1, step=step, late=late), SLOTS, world, find_unused=True) as running:
+
+        def train(rank: int) -> None:
+            for number in range(step + 2):
+                running.runtimes[rank].open_step()
+                hand_over(running.runtimes[rank], draw(SLOTS, world, number)[rank])
+                running.runtimes[rank].finish()
+
+        for rank, error in enumerate(together(world, train)):
+            assert isinstance(error, ReductionError), f"rank {rank}: {error!r}"
+            assert SLOTS[at].name in str(error)
+            assert "rank 1" in str(error)
+            assert "the encoder is broken" in str(error)
+            if rank == 1:
+                assert isinstance(error.__cause__, ArithmeticError)
+
+
+def test_after_an_error_every_call_says_so_and_the_last_whole_state_is_there():
+    with job(faulty(rank=0, step=1), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        before = running.states()
+        with pytest.raises(ReductionError):
+            running.step(draw(SLOTS, 2, 1))
+        for call in (
+            lambda rank: running.runtimes[rank].open_step(),
+            lambda rank: running.runtimes[rank].finish(),
+            lambda rank: running.runtimes[rank].install(running.runtimes[rank].plan),
+        ):
+            assert all(isinstance(error, ReductionError) for error in together(2, call))
+        for old, new in zip(before, running.states(), strict=True):
+            assert all(torch.equal(old[key], new[key]) for key in old)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_futures_of_buckets_end_with_the_error_too(late: bool):
+    """DDP waits for these; those that are asked for while a group fails must not be forgotten."""
+    with job(faulty(rank=0, step=0, late=late, pause_s=0.1), SLOTS, 2) as running:
+
+        def train(rank: int) -> Any:
+            runtime = running.runtimes[rank]
+            runtime.open_step()
+            hand_over(runtime, draw(SLOTS, 2, 0)[rank])
+            return runtime.watch(torch.empty(1)).wait()
+
+        for error in together(2, train):
+            assert isinstance(error, RuntimeError)
+            assert "the encoder is broken" in str(error)
+
+
+def test_a_rank_that_leaves_does_not_let_the_others_hang():
+    with job(uniform(SLOTS, gw.TopK(0.1)), SLOTS, 2) as running:
+        running.runtimes[0].open_step()
+        hand_over(running.runtimes[0], draw(SLOTS, 2, 0)[0])
+        running.runtimes[1].fail(RuntimeError("rank 1 was told to stop"))
+        (error,) = together(1, lambda rank: running.runtimes[rank].finish())
+        assert isinstance(error, ReductionError)
+        assert "rank 1 was told to stop" in str(error)
+
+
+def test_an_error_of_a_controller_reaches_every_rank():
+    """It decides between steps, when no group is under way."""
+
+    class Breaks(gw.Controller):
+        def decide(self, seen: gw.Observation) -> None:
+            if seen.rank == 1:
+                raise ArithmeticError("no decision")
+
+    plan = uniform(SLOTS, gw.TopK(0.1))
+    with job(plan, SLOTS, 2, controllers=[Breaks(), Breaks()]) as running:
+
+        def train(rank: int) -> None:
+            for number in range(3):
+                running.runtimes[rank].open_step()
+                hand_over(running.runtimes[rank], draw(SLOTS, 2, number)[rank])
+                running.runtimes[rank].finish()
+
+        first, second = together(2, train)
+        assert isinstance(second, ArithmeticError)
+        assert isinstance(first, ReductionError)
+        assert "no decision" in str(first)
+
+
+def test_the_state_is_that_after_the_last_whole_step_also_in_the_middle_of_one():
+    with job(uniform(SLOTS, gw.TopK(0.1)), SLOTS, 2) as running:
+        running.step(draw(SLOTS, 2, 0))
+        before = running.states()[0]
+        running.runtimes[0].open_step()
+        for slot, grad in enumerate(draw(SLOTS, 2, 1)[0][:-1]):
+            running.runtimes[0].submit(slot, grad)
+        after = running.runtimes[0].state_dict()
+        assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_step_that_backward_did_not_finish_is_taken_by_no_rank():
+    """Backward failed on all ranks, here after another number of gradients on each; the next step is as if it had not
+    been."""
+    later = []
+    for fails in (True, False):
+        with job(uniform(SLOTS, gw.TopK(0.1)), SLOTS, 2) as running:
+            running.step(draw(SLOTS, 2, 0))
+            if fails:
+                for rank, runtime in enumerate(running.runtimes):
+                    runtime.open_step()
+                    for slot in range(2 + 2 * rank):
+                        runtime.submit(slot, draw(SLOTS, 2, 1)[rank][slot])
+                raising(together(2, lambda rank: running.runtimes[rank].open_step()))
+            means, state = running.step(draw(SLOTS, 2, 2))[0], running.states()[0]
+            later.append([*means, *(state[key] for key in sorted(state.keys() - {"step", "about"}))])
+    assert all(torch.equal(a, b) for a, b in zip(*later, strict=True))
+
+
+def test_steps_of_some_groups():
+    """Local steps send one fragment at a time: only its groups are reduced, and only their state changes."""
+    plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather(), groups=3)
+    with job(plan, SLOTS, 2) as running, job(plan, SLOTS, 2) as whole:
+        for number, groups in enumerate([[0], [1, 2], [2], [0, 1]]):
+            grads = draw(SLOTS, 2, number)
+            members = {SLOTS.index(slot) for slot in SLOTS for g in groups if slot.name in plan.groups[g].slots}
+            before, handed = running.states(), len(running.transports[0].started)
+            for rank, runtime in enumerate(running.runtimes):
+                runtime.open_step(groups)
+                for slot in members:
+                    runtime.submit(slot, grads[rank][slot])
+            running.finish()
+            assert len(running.transports[0].started) - handed == len(groups)
+            for old, new in zip(before, running.states(), strict=True):
+                for i, slot in enumerate(SLOTS):
+                    assert torch.equal(old[f"{slot.name}//residual"], new[f"{slot.name}//residual"]) == (
+                        i not in members
+                    )
+            expected = whole.step(draw(SLOTS, 2, number)) if number == 0 else None
+            for slot in members if expected else ():
+                assert torch.equal(grads[0][slot], expected[0][slot])
+
+
+def test_state_follows_its_slots_where_groups_took_other_steps():
+    """Their halves of the state buffers are others by then."""
+    plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather(), groups=3)
+    with job(plan, SLOTS, 2) as running:
+        for groups in ([0, 1, 2], [1]):
+            grads = draw(SLOTS, 2, len(groups))
+            for rank, runtime in enumerate(running.runtimes):
+                runtime.open_step(groups)
+                for slot in runtime.missing():
+                    runtime.submit(slot, grads[rank][slot])
+            running.finish()
+        before = running.states()
+        for order, groups in ((SLOTS, 2), (SLOTS[::-1], 1), (SLOTS, 7)):
+            running.install(plan_of(order, gw.TopK(0.2), gw.Residual(), gw.AllGather(), groups=groups))
+            for old, new in zip(before, running.states(), strict=True):
+                assert all(torch.equal(old[key], new[key]) for key in old if key != "about")
+
+
+def test_bucket_futures_give_the_means():
+    with job(uniform(SLOTS, gw.FP16()), SLOTS, 2) as running:
+
+        def train(rank: int) -> list[Tensor]:
+            runtime = running.runtimes[rank]
+            runtime.open_step()
+            early = runtime.watch(torch.empty(1))
+            means = hand_over(runtime, draw(SLOTS, 2, 0)[rank])
+            late = runtime.watch(torch.empty(1))
+            for future in (early, late):
+                future.wait()
+            return means
+
+        first, second = raising(together(2, train))
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        assert all(mean.isfinite().all() for mean in first)

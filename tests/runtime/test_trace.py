@@ -1,0 +1,121 @@
+"""Recorded steps: every gradient, collective and wait of a real step, in order and inside it."""
+
+import pytest
+import torch
+
+import gradwire as gw
+from gradwire.runtime.trace import RecordedSpan, Trace
+from gradwire.schedule.timeline import Timeline
+from tests.support.harness import SMALL, draw, hand_over, job, plan_of, raising, slots_of, together
+
+SLOTS = slots_of(SMALL)
+PLAN = plan_of(SLOTS, gw.TopK(0.2), gw.Residual(), gw.AllGather(), groups=3)
+
+
+def traced(steps: int) -> list[list[Timeline]]:
+    """The timelines of each of two ranks."""
+    with job(PLAN, SLOTS, 2) as running:
+        traces = [runtime.trace(steps) for runtime in running.runtimes]
+
+        def train(rank: int) -> None:
+            runtime = running.runtimes[rank]
+            for number in range(steps + 2):
+                runtime.open_step()
+                runtime.forward_begins()
+                runtime.forward_ends()
+                hand_over(runtime, draw(SLOTS, 2, number)[rank])
+                runtime.finish()
+
+        raising(together(2, train))
+        return [trace.timelines() for trace in traces]
+
+
+def test_a_traced_step_has_every_gradient_and_every_collective():
+    for rank, timelines in enumerate(traced(2)):
+        assert len(timelines) == 2
+        for timeline in timelines:
+            of = {
+                lane: [s for s in timeline.spans if s.lane == lane] for lane in ("backward", "wire", "wait", "forward")
+            }
+            assert [span.slots for span in of["backward"]] == [(slot.name,) for slot in SLOTS]
+            assert [span.group for span in of["wire"]] == [0, 1, 2]
+            assert [span.slots for span in of["wire"]] == [group.slots for group in PLAN.groups]
+            assert all(span.wire_bytes > 0 for span in of["wire"])
+            assert len(of["forward"]) == len(of["wait"]) == 1
+            assert all(0 <= s.start_s <= s.end_s <= timeline.step_s and s.rank == rank for s in timeline.spans)
+
+
+def test_a_trace_without_a_whole_step_says_so():
+    with job(PLAN, SLOTS, 2) as running:
+        trace = running.runtimes[0].trace(1)
+        running.step(draw(SLOTS, 2, 0))
+        with pytest.raises(ValueError, match="train one more"):
+            trace.timelines()
+
+
+def test_recording_changes_no_mean():
+    def means(record: bool) -> list[torch.Tensor]:
+        with job(PLAN, SLOTS, 2) as running:
+            if record:
+                running.runtimes[0].trace(2)
+            for number in range(3):
+                running.runtimes[0].forward_begins()
+                last = running.step(draw(SLOTS, 2, number))[0]
+            return last
+
+    assert all(torch.equal(a, b) for a, b in zip(means(True), means(False), strict=True))
+
+
+def told(trace: Trace, start: float) -> bool:
+    """One step of 10 seconds as front end and engine tell of it; whether there is more to record."""
+    trace.forward_begins(start, PLAN)
+    trace.forward_ends(start + 2)
+    more = [trace.gave(name, 0, start + 3 + index) for index, name in enumerate(PLAN.groups[0].slots[:2])]
+    trace.add(RecordedSpan("wire", start + 4, start + 7, 0, "Gather", 600))
+    trace.add(RecordedSpan("wait", start + 4, start + 8))
+    trace.add(RecordedSpan("decode", start + 8, start + 10.5))
+    return all(more)
+
+
+def test_a_step_lasts_until_the_next_one_begins():
+    trace = Trace(3, 1)
+    told(trace, 100.0)
+    trace.forward_begins(110.0, PLAN)
+    (timeline,) = trace.timelines()
+    assert [(s.lane, s.start_s, s.end_s, s.rank) for s in timeline.spans] == [
+        ("forward", 0, 2, 3),
+        ("backward", 2, 3, 3),
+        ("backward", 3, 4, 3),
+        ("wire", 4, 7, 3),
+        ("wait", 4, 8, 3),
+        ("decode", 8, 10, 3),
+        ("optimizer", 8, 10, 3),
+    ]
+
+
+def test_a_trace_ends_by_itself_after_its_steps():
+    trace = Trace(0, 2)
+    assert [told(trace, start) for start in (0.0, 10.0, 20.0)] == [True, True, False]
+    trace.forward_begins(30.0, PLAN)
+    assert len(trace.timelines()) == 2
+
+
+def test_passes_that_only_accumulate_belong_to_the_step():
+    trace = Trace(0, 1)
+    for start in (0.0, 3.0):
+        trace.forward_begins(start, PLAN)
+        trace.forward_ends(start + 1)
+    trace.gave("scale", 0, 6.0)
+    trace.forward_begins(7.0, PLAN)
+    compute = [(s.lane, s.start_s, s.end_s) for s in trace.timelines()[0].spans if s.lane != "optimizer"]
+    assert compute == [("forward", 0, 1), ("backward", 1, 3), ("forward", 3, 4), ("backward", 4, 6)]
+
+
+def test_what_was_under_way_when_a_trace_began_is_left_out():
+    trace = Trace(0, 1)
+    trace.forward_ends(1.0)
+    trace.gave("scale", 0, 2.0)
+    trace.add(RecordedSpan("encode", 2.0, 3.0, 0))
+    told(trace, 10.0)
+    trace.forward_begins(20.0, PLAN)
+    assert len(trace.timelines()[0].spans) == 7

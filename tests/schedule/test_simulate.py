@@ -1,0 +1,276 @@
+"""Jobs on other clusters: the on_cluster profile's laws, the published set-up, and the commands from end to end."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradwire as gw
+from gradwire.cli import main
+from gradwire.lab.jobs.plan_job import candidate, candidates
+from gradwire.lab.scheduling.profiles import CLUSTERS, CURVES, MODELS, PCIE, problem, profile
+from gradwire.lab.scheduling.published_regimes import ComputeStream
+from gradwire.report.simulation_report import per_step_or_rounds
+from gradwire.report.text_table import times
+from gradwire.schedule import Affine, Candidate, CostTable, Profile, SlotTime, baselines, over_link
+from gradwire.schedule.simulate import BEST, GIVEN, Cluster, all_reduce, latency_of, names, on_cluster, simulate
+from tests.support.harness import place_bytes
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
+WAYS = (
+    gw.Group((), gw.FP32(), gw.NoMemory(), gw.AllReduce()),
+    gw.Group((), gw.TopK(0.01), gw.Residual(), gw.AllGather()),
+    gw.Group((), gw.PowerSGD(4), gw.Residual(), gw.AllReduce()),
+)
+CANDIDATES = tuple(Candidate(way, Affine(1e-4, 1e-10), CostTable((1e4, 1e6), (1e-4, 1e-3)), 1.0) for way in WAYS)
+SLOTS = tuple(
+    SlotTime(f"{i}.{part}", shape, 0.002 * (i + 1))
+    for i in range(6) for part, shape in (("weight", (256, 512)), ("bias", (256,)))
+)  # fmt: skip
+JOB = Profile(SLOTS, 0.005, 0.001, CANDIDATES, over_link(CANDIDATES, 4, 1e-4, 1e8), ranks=4)
+MBIT = 1e6 / 8
+
+
+def outcomes(cluster: Cluster, job: Profile = JOB) -> dict[str, float]:
+    return {outcome.way: outcome.step_s for outcome in simulate(job, cluster)}
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+@pytest.mark.parametrize("gpus_per_host", [1, 8])
+def test_the_best_plan_is_no_slower_than_any_candidate_nor_faster_than_compute(ranks: int, gpus_per_host: int):
+    for bandwidth in (100 * MBIT, 10_000 * MBIT):
+        found = list(simulate(JOB, Cluster(ranks, bandwidth, gpus_per_host)))
+        assert [outcome.way for outcome in found] == [*names(CANDIDATES), BEST]
+        assert min(outcome.step_s for outcome in found) == found[-1].step_s
+        assert all(0 < outcome.scaling_efficiency <= 1 for outcome in found)
+        assert [outcome.alone_s for outcome in found] == pytest.approx([0.018] * len(found))
+
+
+def test_slower_links_and_more_hosts_make_no_step_shorter():
+    for more in (Cluster(8, 100 * MBIT), Cluster(16, 1000 * MBIT), Cluster(8, 1000 * MBIT, latency_s=1e-3)):
+        before, after = outcomes(Cluster(8, 1000 * MBIT)), outcomes(more)
+        assert all(after[way] >= before[way] for way in names(CANDIDATES))
+
+
+def test_a_host_alone_has_its_bus():
+    there = on_cluster(JOB, Cluster(8, 1, gpus_per_host=8, inside_bytes_per_s=1e9))
+    assert (there.ranks, there.gpus_per_host, there.local) == (8, 1, {})
+    assert float(there.collectives["AllGather"](np.array([1e9]))[0]) == pytest.approx(1, rel=0.01)
+
+
+def test_hosts_sum_inside_and_one_rank_sends():
+    there = on_cluster(JOB, Cluster(64, 100 * MBIT, gpus_per_host=8))
+    assert there.hosts == 8
+    assert set(there.local) == {"sum", "broadcast"}
+    flat = on_cluster(JOB, Cluster(8, 100 * MBIT))
+    assert there.collectives == flat.collectives
+
+
+def test_decoding_an_all_gather_grows_with_the_payloads_and_nothing_else_does():
+    there = on_cluster(JOB, Cluster(16, 100 * MBIT))
+    size = np.array([1e3, 1e5, 1e7])
+    growth = [t.decode(size) / c.decode(size) for t, c in zip(there.candidates, CANDIDATES, strict=True)]
+    assert np.allclose(growth, np.array([1, 4, 1])[:, None])
+    assert [t.encode for t in there.candidates] == [c.encode for c in CANDIDATES]
+
+
+def test_an_all_reduce_is_a_ring_or_trees_whichever_is_faster():
+    sizes = np.geomspace(1, 1e10, 50)
+    for hosts, deep in ((3, 2), (4, 2), (8, 3), (512, 9)):
+        ring, trees = 2 * (hosts - 1) * 5e-5 + sizes / 1e9, 2 * deep * 5e-5 + sizes / 1e9 * hosts / (hosts - 1)
+        assert np.allclose(all_reduce(hosts, 5e-5, 1e9)(sizes), np.minimum(ring, trees))
+    assert np.allclose(all_reduce(2, 5e-5, 1e9)(sizes), 2 * 5e-5 + sizes / 1e9)
+
+
+def test_the_latency_is_the_profiles():
+    assert latency_of(JOB) == pytest.approx(1e-4)
+    for hosts in (2, 8, 100):
+        assert latency_of(on_cluster(JOB, Cluster(hosts, 100 * MBIT, latency_s=3e-5))) == pytest.approx(3e-5)
+
+
+def test_a_given_plan_is_simulated_as_it_is():
+    groups = [replace(WAYS[0], slots=tuple(slot.name for slot in SLOTS))]
+    found = {o.way: o.step_s for o in simulate(JOB, Cluster(8, 100 * MBIT), plan=gw.Plan(tuple(groups)))}
+    assert found[BEST] <= found[GIVEN]
+
+
+@pytest.mark.parametrize(("ranks", "gpus"), [(1, 1), (12, 8), (8, 0)])
+def test_clusters_that_cannot_be_are_refused(ranks: int, gpus: int):
+    with pytest.raises(ValueError, match="give"):
+        Cluster(ranks, 1e9, gpus)
+
+
+def test_local_steps_cost_their_share_of_a_round():
+    for ranks, gpus in ((8, 1), (16, 8)):
+        cluster = Cluster(ranks, 10 * MBIT, gpus)
+        found = {o.way: o.step_s for every in (1, 30, 60) for o in simulate(JOB, cluster, every=every)}
+        for way in names(CANDIDATES):
+            thirty, sixty = found[f"{way} every 30"], found[f"{way} every 60"]
+            assert 0 < sixty < thirty < found[way]
+            inside_s = 2 * sixty - thirty  # thirty = inside + round / 30, sixty = inside + round / 60
+            dense_inside_s = min(o.step_s for o in simulate(JOB, Cluster(gpus, 1, gpus))) if gpus > 1 else 0.018
+            assert inside_s == pytest.approx(dense_inside_s, rel=0.02)
+            round_s = 30 * (thirty - inside_s)
+            wire_s = 0.9 * 4 * sum(slot.numel for slot in SLOTS) / (10 * MBIT) if "FP32" in way else 0.0
+            assert round_s > wire_s
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 256, 4096])
+@pytest.mark.parametrize("mbit", [10, 1_000, 400_000])
+def test_a_mean_step_by_hand(ranks: int, mbit: float):
+    """One tensor of n elements: a ring in float32, and an all-gather of 1 % of the places and values."""
+    n, latency_s, every = 1 << 20, 5e-5, 30
+    job = replace(JOB, slots=(SlotTime("weight", (1024, 1024), 0.012),), candidates=CANDIDATES[:2])
+    found = {o.way: o for o in simulate(job, Cluster(ranks, mbit * MBIT, latency_s=latency_s), every=every)}
+    around_s, encode_s = 0.005 + 0.012 + 0.001, 1e-4 + 1e-10 * n
+    decode_s = 1e-4 + 9e-4 * (n - 1e4) / 9.9e5
+    dense = 2 * (ranks - 1) * 4 * n / ranks
+    ring_s = 2 * (ranks - 1) * latency_s + dense / (mbit * MBIT)
+    trees_s = 2 * np.log2(ranks) * latency_s + 2 * 4 * n / (mbit * MBIT)  # in pieces, twice along a tree
+    round_s = encode_s + (ring_s if ranks == 2 else min(ring_s, trees_s)) + decode_s
+    local = found["FP32 every 30"]
+    assert local.wire_bytes == pytest.approx(dense / every, rel=1e-6)
+    assert local.step_s == pytest.approx(around_s + round_s / every, rel=1e-6)
+    assert found["FP32"].step_s == pytest.approx(around_s + round_s, rel=1e-6)  # nothing follows that could hide it
+    sparse, payload = found["TopK(ratio=0.01) every 30"], (4 + place_bytes(100)) * (n // 100)
+    assert sparse.wire_bytes == pytest.approx((ranks - 1) * payload / every, rel=0.01)
+    round_s = encode_s + (ranks - 1) * (latency_s + payload / (mbit * MBIT)) + decode_s * ranks / 4
+    assert sparse.step_s == pytest.approx(around_s + round_s / every, rel=0.01)
+    assert found["best plan every 30"].step_s <= min(local.step_s, sparse.step_s)
+
+
+def test_it_is_said_whether_to_send_every_step():
+    found = [o for mbit in (10, 400_000) for o in simulate(JOB, Cluster(4, mbit * MBIT), every=30)]
+    gain = found[3].step_s / found[7].step_s
+    assert (found[3].way, found[7].way) == (BEST, "best plan every 30")
+    said = per_step_or_rounds(found)
+    assert said
+    assert said.startswith(f"Sent every 30 steps, a mean step is {times(gain)} as fast as by the best plan")
+    assert "on 4 ranks at 10mbit; from 400gbit on, every step is within" in said
+    assert "on none of these links" in (per_step_or_rounds(found[:8]) or "")
+    assert per_step_or_rounds([o for o in found if o.every == 1]) is None
+
+
+def test_published_models_have_the_published_tensors():
+    assert {name: len(profile(name).slots) for name in MODELS} == {"resnet50": 161, "resnet101": 314, "bert-base": 199}
+    millions = {name: sum(slot.numel for slot in profile(name).slots) / 1e6 for name in MODELS}
+    assert millions == pytest.approx({"resnet50": 23.5, "resnet101": 44.5, "bert-base": 108.9}, abs=0.1)
+
+
+def test_the_published_float32_step_waits_56_ms():
+    step_s = baselines.buckets(problem("resnet50", PCIE, "DGC"), ComputeStream(), 0, 128 << 20).step_s
+    assert 1e3 * step_s == pytest.approx(48 + 56, abs=0.5)
+
+
+def test_layer_wise_compression_scales_as_published():
+    published = {"Rand-k": 48.2, "DGC": 39.4, "EFSignSGD": 36.1, "OneBit": 31.9}
+    for codec in CURVES:
+        job = problem("resnet50", CLUSTERS["8 GPUs, PCIe"], codec)
+        assert 4.8 / baselines.layer_wise(job, ComputeStream(), 1).step_s == pytest.approx(published[codec], abs=10)
+
+
+def test_files_come_back(tmp_path: Path):
+    plan = JOB.plan(JOB.choices(gw.Plan((replace(WAYS[0], slots=tuple(slot.name for slot in SLOTS)),))))
+    plan.save(tmp_path / "plan.json")
+    JOB.save(tmp_path / "profile.json")
+    assert gw.Plan.load(tmp_path / "plan.json") == plan
+    assert Profile.load(tmp_path / "profile.json") == JOB
+
+
+def test_candidates_are_cut_where_the_next_begins():
+    text = "bf16,qsgd:127,block=512,topk:0.01,powersgd:4+residual,efsignsgd+residual+scatterreduce"
+    assert [candidate(each) for each in candidates(text)] == [
+        gw.BF16(), gw.QSGD(127, 512), gw.TopK(0.01),
+        gw.Group((), gw.PowerSGD(4), gw.Residual(), gw.AllReduce()),
+        gw.Group((), gw.EFSignSGD(), gw.Residual(), gw.ScatterReduce()),
+    ]  # fmt: skip
+
+
+def broken(tmp_path: Path) -> dict[str, Path]:
+    """Files that are not what they should be."""
+    data = json.loads(JOB.to_json())
+    of_other_slots = gw.Plan((replace(WAYS[0], slots=("x",)),))
+    texts = {
+        "no json": "plan",
+        "no slots": json.dumps({name: part for name, part in data.items() if name != "slots"}),
+        "no costs": json.dumps(data | {"collectives": {}}),
+        "a list of costs": json.dumps(data | {"collectives": []}),
+        "no candidates": json.dumps(data | {"candidates": []}),
+        "foreign": of_other_slots.to_json(),
+        "a profile": JOB.to_json(),
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.json").write_text(text)
+    return {name: tmp_path / f"{name}.json" for name in texts}
+
+
+MISTAKES = [
+    (["simulate", "nowhere.json"], "nowhere.json cannot be read"),
+    (["simulate", "<no json>"], "is no JSON"),
+    (["simulate", "<no slots>"], "'slots'"),
+    (["simulate", "<no costs>"], "collectives lack"),
+    (["simulate", "<a list of costs>"], "this is no profile"),
+    (["simulate", "<no candidates>"], "the profile has no candidates"),
+    (["simulate", "<foreign>"], "profile.json"),
+    (["simulate", "resnet50", "--latency-us", "-5"], "a message cannot take -5 µs"),
+    (["simulate", "resnet50", "--latency-us", "nan"], "a message cannot take nan µs"),
+    (["simulate", "resnet50", "--latency-us", "inf"], "a message cannot take inf µs"),
+    (["simulate", "resnet50", "--ranks", "8,many"], "whole numbers"),
+    (["simulate", "resnet50", "--ranks", "12", "--gpus-per-host", "8"], "do not fill"),
+    (["simulate", "resnet50", "--link", "fast"], "'fast' is not a link"),
+    (["plan", "--hosts", "1"], "needs no plan"),
+    (["plan", "--fidelity", "3"], "use e.g. fidelity=0.01"),
+    (["plan", "--candidates", "topkk"], "did you mean topk?"),
+    (["plan", "--candidates", "topk+allreduce"], "cannot be added by an all-reduce"),
+    (["plan", "--candidates", "dense"], "'dense' is no candidate"),
+    (["plan", "--candidates", "bf16,topk:0.01@4"], "is no candidate"),
+    (["plan", "--task", "digit"], "did you mean digits?"),
+    (["train", "--task", "digits"], "CONFIG is missing"),
+    (["train", "--task", "digits", "--plan", "<no json>"], "is no JSON"),
+    (["train", "--task", "digits", "--plan", "<foreign>"], "which the model lacks"),
+    (["train", "--task", "digits", "--plan", "<a profile>"], "this is no plan"),
+    (["bench", "--model", "tiny-lstm", "--plan", "<foreign>"], "which the model lacks"),
+    (["bench", "--suite", "cupcake", "--plan", "<foreign>"], "give neither"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_mistakes_get_one_line_and_exit_code_2(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    files = broken(tmp_path)
+    arguments = [str(files[word[1:-1]]) if word.startswith("<") else word for word in arguments]
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_simulate_writes_a_table_a_picture_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    JOB.save(tmp_path / "profile.json")
+    options = ["--ranks", "2,16", "--link", "100mbit,10gbit", "--gpus-per-host", "2", "--out", str(tmp_path / "runs")]
+    assert main(["simulate", str(tmp_path / "profile.json"), *options]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert {path.name for path in run.iterdir()} == {"simulation.png", "report.html", "simulation.json"}
+    figures = json.loads((run / "simulation.json").read_text())
+    assert len(figures["outcomes"]) == 4 * (len(CANDIDATES) + 1)
+    assert "best plan" in capsys.readouterr().out
+
+
+def test_a_plan_is_found_written_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    digits = ["--task", "digits", "--set", "width=4", "--out", str(tmp_path)]
+    assert main(["plan", *digits, "--candidates", "bf16,topk:0.1"]) == 0
+    (run,) = tmp_path.iterdir()
+    out = capsys.readouterr().out
+    assert all(str(run / name) in out for name in ("plan.json", "profile.json", "timeline.html", "trace.json"))
+    assert "next best plan" in out
+    assert Profile.load(run / "profile.json").choices(gw.Plan.load(run / "plan.json"))
+    assert {event["name"] for event in json.loads((run / "trace.json").read_text())["traceEvents"]} >= {"forward"}
+    assert main(["train", "--plan", str(run / "plan.json"), "--steps", "3", *digits]) == 0
+    assert "plan:" in capsys.readouterr().out
+    assert main(["simulate", str(run / "plan.json"), "--ranks", "8", "--out", str(tmp_path)]) == 0
+    assert "given plan" in capsys.readouterr().out

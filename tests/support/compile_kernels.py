@@ -1,0 +1,124 @@
+"""Compiles the kernels for a GPU that is not there: `python tests/support/compile_kernels.py 80`. The interpreter
+takes more than the compiler does."""
+
+import os
+import re
+import subprocess
+import sys
+from tempfile import NamedTemporaryFile
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+from gradwire.ops.entries import GROUP
+from gradwire.ops.triton import (
+    adding,
+    bounded,
+    casts,
+    codes,
+    entries,
+    factors,
+    levels,
+    orthogonal,
+    places,
+    products,
+    sums,
+    words,
+)
+from gradwire.ops.triton.tables import ELEMENTS
+
+F, WORDS, ADDENDS = "*fp32", "*i32", {"HAS_OLD": True, "HAS_GRADIENT": True}
+ADDING = {"next": F, "old": F, "gradient": "*bf16", "nonfinite": F, "decay": "fp32"}
+TABLE = {"table": "*i64", "count": "i32"}
+CODES = [(0, 4, 7, 64), (0, 3, 3, 64), (1, 8, 127, 1024), (2, 1, 1, 256), (3, 1, 1, 4096)]
+"""Kind, bits, top and block."""
+
+
+def compiled(kernel, arguments: dict[str, str], constants: dict[str, int], capability: int) -> None:
+    """Prints the kernel's name, with what tells its builds apart, registers per thread and bytes that are spilled."""
+    signature = {name: arguments.get(name, "constexpr") for name in kernel.arg_names}
+    places_of = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    made = triton.compile(ASTSource(kernel, signature, places_of), target=GPUTarget("cuda", capability, 32))
+    assert made.asm["cubin"]
+    kind = "".join(
+        f" {name.lower()} {constants[name]}" for name in ("KIND", "BITS", "LOW", "RANK") if name in constants
+    )
+    print(f"{kernel.__name__}{kind}: {' '.join(map(str, usage(made.asm['ptx'], capability)))}")
+
+
+def usage(ptx: str, capability: int) -> tuple[int, int]:
+    """Registers per thread, and bytes that are spilled, as Triton's own assembler tells."""
+    assembler = get_ptxas(capability).path
+    with NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        architecture = f"sm_{capability}{'a' if capability >= 90 else ''}"
+        command = [assembler, "-v", f"--gpu-name={architecture}", "-o", os.devnull, file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill", told)))
+    return int(re.findall(r"Used (\d+) registers", told)[0]), spilled
+
+
+def main(capability: int) -> None:
+    for scaled in (False, True):
+        share = {"share": F if scaled else "fp32"}
+        constants = {**ADDENDS, "SCALED": scaled, "SIZE": adding.SIZE}
+        compiled(sums.add_kernel, ADDING | share | {"n": "i32"}, constants, capability)
+        selecting = {"n": "i32", "magnitude": F, "places": WORDS, "words": "i32"}
+        compiled(sums.measure_kernel, ADDING | share | selecting, constants, capability)
+    compiled(sums.mask_kernel, {"x": F, "other": F, "n": "i32"}, {"SIZE": adding.SIZE}, capability)
+    for kind, bits, top, width in CODES:
+        code = {"KIND": kind, "BITS": bits, "TOP": top, "ROWS": max(1, ELEMENTS // width), "WIDTH": width}
+        more = {"share": "fp32", "payloads": "*u8", "seed": "i32"}
+        constants = {**ADDENDS, "SCALED": False, "KEEP": True, **code}
+        compiled(codes.quantise_kernel, ADDING | TABLE | more, constants, capability)
+        rows = {"out": F, "rows": "*u8", "stride": "i32", "ranks": "i32"}
+        compiled(codes.dequantise_kernel, rows | TABLE, code, capability)
+    numbers = {"x": F, "n": "i32", "length": "i32", "apart": "i32", "limit": "fp32"}
+    for kind in ("*fp16", "*bf16"):
+        compiled(casts.cast_kernel, numbers | {"rows": kind}, {"KEEP": True, "SIZE": casts.SIZE}, capability)
+    payloads = {"payloads": WORDS, "stride": "i32", "low_at": "i32", "values_at": "i32"}
+    chosen = {"indices": "*i64", "chosen": F, "apart": "i32", "m": "i32", "n": "i32"}
+    rows = {"rows": WORDS, "levels": F, "stride": "i32", "ends": WORDS, "upper_at": "i32", "words": "i32"}
+    rows |= {"low_words": "i32", "k": "i32", "n": "i32"}
+    for low, bits in ((0, 32), (6, 32), (6, 4)):
+        widths = {"BITS": bits, "LOW": low}
+        found = {"indices": "*i64", "found": F, "steps": "i32"}
+        compiled(places.unpack_kernel, rows | found, {**widths, "SIZE": entries.SIZE}, capability)
+        sums_of = {**widths, "SPAN": entries.SPAN, "SIZE": entries.WORDS}
+        compiled(places.sum_kernel, rows | {"out": F, "ranks": "i32"}, sums_of, capability)
+        constants = {"TAKE": True, "VALUES": True, "LOW": low, "SIZE": entries.SIZE}
+        compiled(places.pack_kernel, payloads | chosen, constants, capability)
+    more = {"upper_at": "i32", "sent": F, "filled": "*i64", "levels": F}
+    constants = {"TAKE": True, "LOW": 6, "SIZE": GROUP}
+    compiled(levels.pack_levels_kernel, payloads | chosen | more, constants, capability)
+    compiled(places.ends_kernel, rows, {"SIZE": entries.SIZE}, capability)
+    vectors = {"x": F, "bounds": F, "counts": WORDS, "ends": WORDS, "indices": "*i64", "magnitudes": F, "n": "i32"}
+    for kernel in (bounded.count_kernel, bounded.candidates_kernel):
+        compiled(kernel, vectors | {"room": "i32", "k": "i32"}, {"SIZE": bounded.SIZE}, capability)
+    thin = {"factors": F, "before": F, "largest": F, "table": "*i64", "count": "i32"}
+    compiled(factors.renew_kernel, thin, {"SIZE": factors.SIZE}, capability)
+    for rank in (16, factors.MOST):
+        constants = {"RANK": rank, "SIZE": orthogonal.ELEMENTS // rank}
+        compiled(orthogonal.orthonormal_kernel, thin, constants, capability)
+        constants, factored = {"RANK": rank, "SIZE": products.SIZE}, {"matrices": F, "p": F, "q": F}
+        for yes in (False, True):
+            compiled(products.project_kernel, factored | TABLE, constants | {"TO_ROWS": yes}, capability)
+            compiled(products.product_kernel, factored | TABLE, constants | {"SUBTRACT": yes}, capability)
+    short = {
+        "codes": "*u8",
+        "words": "*i64",
+        "count": "i32",
+        "rows": "i32",
+        "apart": "i32",
+        "k": "i32",
+        "nbytes": "i32",
+    }
+    for kernel in (words.pack_words_kernel, words.unpack_words_kernel):
+        compiled(kernel, short, {"BITS": 12, "SIZE": words.SIZE}, capability)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,45 @@
+"""Triton's kernels on a GPU that is pretended: its interpreter computes, and each launch counts as one. Import this
+only after TRITON_INTERPRET is set."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from gradwire.ops import backend
+from gradwire.ops.triton import TRITON, launching
+from gradwire.ops.triton.bounded import candidates_kernel
+from gradwire.ops.triton.factors import renew_kernel
+from gradwire.ops.triton.places import unpack_kernel
+from gradwire.ops.triton.words import unpack_words_kernel
+from tests.support.pretend_cuda import PretendedGPU, bytes_of, real, where
+
+UNPACKS = (candidates_kernel, unpack_kernel, unpack_words_kernel)
+
+
+@contextmanager
+def with_triton(gpu: PretendedGPU, *, computes: bool = True) -> Iterator[None]:
+    """Has Triton's kernels compute what is on the GPU, as long as this lasts; or only counts them, in no time."""
+    carry_out = launching.launch
+
+    def launch(kernel, programs: int, *arguments, **constants) -> None:
+        if gpu.counts and programs:
+            gpu.kernels[kernel.__name__] += 1
+            gpu.lines[where(kernel.__name__)] += 1
+            gpu.moved += bytes_of({id(one): one for one in arguments if isinstance(one, Tensor)}.values())
+        if computes:
+            carry_out(kernel, programs, *map(real, arguments), **constants)
+        elif kernel in UNPACKS:  # what lies there is used as indices
+            for one in arguments:
+                if isinstance(one, Tensor) and one.dtype == torch.int64:
+                    real(one).zero_()
+        elif kernel is renew_kernel:  # what it finds to be the largest may not be infinite
+            real(arguments[2]).zero_()
+
+    with (
+        mock.patch.object(backend, "on_gpu", return_value=(TRITON, "")),
+        mock.patch.object(launching, "launch", launch),
+    ):
+        yield

@@ -1,0 +1,265 @@
+"""The automatic plan: found on a running job, the same on all ranks, never at the cost of a gradient."""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire as gw
+from gradwire.frontends.choices import StepChoices
+from gradwire.plans import Plan, uniform
+from gradwire.tuner import CHOOSING_STEPS, Auto
+from gradwire.tuner.auto import TIMED, TRACED, WARM
+from gradwire.tuner.candidate_plans import quiet, safe, ways_of
+from gradwire.tuner.profiler import ReductionTimes, _collectives
+from gradwire.tuner.trials import SETTLE, TRIED, Trials
+from tests.support.harness import SMALL, Job, draw, hand_over, hosts, raising, slots_of, together, total
+
+SLOTS = slots_of(SMALL)
+DENSE = uniform(SLOTS, gw.FP32())
+MOST_STEPS = CHOOSING_STEPS + 2
+
+
+def automatic_job(world: int, candidates: list, fidelity: float | None = None, **options) -> Job:
+    return Job(DENSE, SLOTS, world, controllers=[Auto(candidates, fidelity) for _ in range(world)], **options)
+
+
+def train(running: Job, steps: range) -> list[list[Tensor]]:
+    """Rank 0's means of every step, with forward passes that tell where a step begins."""
+
+    def work(rank: int) -> list[list[Tensor]]:
+        runtime, means = running.runtimes[rank], []
+        for number in steps:
+            runtime.open_step()
+            runtime.forward_begins()
+            runtime.forward_ends()
+            means.append(hand_over(runtime, draw(SLOTS, running.world, number)[rank]))
+            runtime.finish()
+        return means
+
+    by_rank = raising(together(running.world, work))
+    for step in zip(*by_rank, strict=True):
+        assert all(torch.equal(a, b) for own in step for a, b in zip(own, step[0], strict=True))
+    return by_rank[0]
+
+
+def choose(running: Job, first: int = 0) -> int:
+    """Trains until all ranks have chosen; the step that comes next."""
+    while not all(controller.chosen for controller in running.controllers):
+        train(running, range(first, first := first + 1))
+    return first
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_find_the_same_plan_and_lose_nothing(world: int):
+    running = automatic_job(world, [gw.TopK(0.1), gw.EFSignSGD(), gw.PowerSGD(2)])
+    sent = [torch.zeros(slot.shape).double() for slot in SLOTS]
+    given = [torch.zeros(slot.shape).double() for slot in SLOTS]
+    for number, means in enumerate(train(running, range(MOST_STEPS))):
+        sent = [s + mean.double() for s, mean in zip(sent, means, strict=True)]
+        given = [g + t / world for g, t in zip(given, total(draw(SLOTS, world, number)), strict=True)]
+    plans = [runtime.plan for runtime in running.runtimes]
+    assert plans == [plans[0]] * world
+    assert all(controller.decisions for controller in running.controllers)
+    assert running.controllers[0].decisions[-1].step > WARM + TIMED + TRACED + SETTLE + TRIED  # when it was chosen
+    assert running.controllers[0].profile == running.controllers[1].profile
+    left = total(running.state("residual"))
+    for s, r, g in zip(sent, left, given, strict=True):
+        torch.testing.assert_close(s + r, g, rtol=1e-4, atol=2e-3)
+    running.close()
+
+
+def test_hosts_of_several_ranks_find_one_plan():
+    running = automatic_job(4, [gw.TopK(0.1), gw.BF16()], transports=hosts(2, 2))
+    train(running, range(MOST_STEPS))
+    assert [runtime.plan for runtime in running.runtimes] == [running.runtimes[0].plan] * 4
+    profile = running.controllers[0].profile
+    assert (profile.ranks, profile.gpus_per_host) == (4, 2)
+    assert set(profile.local) == {"sum", "broadcast"}
+    running.close()
+
+
+def test_the_profile_of_a_job_is_whole_and_survives_json():
+    running = automatic_job(2, [gw.BF16(), gw.TopK(0.1)])
+    train(running, range(MOST_STEPS))
+    profile = running.controllers[0].profile
+    profile.check(SLOTS)
+    assert type(profile).from_json(profile.to_json()) == profile
+    assert {type(candidate.way.compressor) for candidate in profile.candidates} == {gw.BF16, gw.TopK}
+    running.close()
+
+
+def test_a_collective_of_two_messages_costs_what_both_took():
+    """The profile charges a codec's bytes once, so no round may be left out of their price."""
+    ways = [
+        gw.Group((), gw.QSGD(), gw.Residual(), gw.ScatterReduce()),
+        gw.Group((), gw.FP32(), gw.NoMemory(), gw.AllReduce()),
+    ]
+    rows = [[ReductionTimes(n, n, 0.0, 2e-6 * n, 0.0, 0.0) for n in (1000, 5000, 9000)]] * 2
+    for cost in _collectives(ways, rows).values():
+        assert float(cost(np.array(7000.0))) == pytest.approx(14e-3)
+
+
+def test_a_resumed_job_keeps_the_plan_that_was_found():
+    first = automatic_job(2, [gw.TopK(0.1)])
+    train(first, range(begun := choose(first), begun + 3))  # what was chosen is in force by then
+    states, found = first.states(), first.runtimes[0].plan
+    second = automatic_job(2, [gw.TopK(0.1)])
+    second.load(states)
+    train(second, range(3))
+    assert [runtime.plan for runtime in second.runtimes] == [found] * 2
+    assert second.controllers[0].chosen
+    first.close()
+    second.close()
+
+
+def test_a_job_that_was_saved_while_it_tried_plans_tries_the_others():
+    first, second = (automatic_job(2, [gw.TopK(0.1)]) for _ in range(2))
+    auto, begun = first.controllers[0], 0
+    while not auto._trials.turn:  # a turn takes several steps: it is not over yet, however fast the plans are
+        train(first, range(begun, begun := begun + 1))
+    tried = auto._trials
+    assert not auto.chosen
+    states, plan = first.states(), first.runtimes[0].plan
+    second.load(states)
+    assert second.controllers[0]._trials == tried
+    assert [runtime.plan for runtime in second.runtimes] == [plan] * 2
+    assert second.controllers[0].measured == auto.measured
+    assert auto.measured
+    assert choose(second, begun) <= MOST_STEPS
+    first.close()
+    second.close()
+
+
+def test_a_job_that_was_saved_while_it_measured_measures_anew():
+    first, second = (automatic_job(2, [gw.TopK(0.1)]) for _ in range(2))
+    train(first, range(WARM + TIMED + 4))
+    second.load(first.states())
+    assert choose(second) <= MOST_STEPS
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize(("world", "expected"), [(2, {"AllGather"}), (4, {"AllGather", "ScatterReduce"})])
+def test_by_default_8_bits_travel_with_a_residual_and_scattered_among_more_than_two(world: int, expected: set[str]):
+    ways = [way for candidate in safe(world) for way in ways_of(candidate, world)]
+    assert [way.compressor for way in ways[:2]] == [gw.FP32(), gw.BF16()]
+    assert {(way.compressor, way.memory) for way in ways[2:]} == {(gw.QSGD(), gw.Residual())}
+    assert {way.communicator.name for way in ways[2:]} == expected
+
+
+def test_an_own_way_to_send_is_a_candidate_too():
+    way = gw.Group((), gw.QSGD(), gw.Residual(), gw.ScatterReduce())
+    assert ways_of(way, 4) == [way]
+    assert [each.communicator for each in ways_of(gw.TopK(0.1), 4)] == [gw.AllGather(), gw.ScatterReduce()]
+    assert [each.communicator for each in ways_of(gw.TopK(0.1), 2)] == [gw.AllGather()]
+    assert [each.communicator for each in ways_of(gw.PowerSGD(4), 4)] == [gw.AllReduce()]
+
+
+def test_a_compressor_whose_cost_nobody_knows_is_no_candidate():
+    with pytest.raises(ValueError, match="name its sparsifier"):
+        Auto([gw.MultiLevel()])
+
+
+def test_a_dense_candidate_is_always_there():
+    assert gw.FP32() in Auto([gw.TopK(0.1)]).candidates
+    assert gw.FP32() not in Auto([gw.BF16()]).candidates
+
+
+def test_auto_begins_with_dense_steps_alone():
+    with pytest.raises(ValueError, match="begins with dense steps"):
+        Job(uniform(SLOTS, gw.TopK(0.1)), SLOTS, 2, controllers=[Auto([]), Auto([])])
+
+
+def test_the_plan_that_leaves_backward_alone_keeps_every_slots_way():
+    mixed = Plan((*uniform(SLOTS[:2], gw.TopK(0.1)).groups, *uniform(SLOTS[2:], gw.PowerSGD(2)).groups))
+    few = quiet(mixed)
+    few.check(SLOTS)
+    ways = [{name: replace(group, slots=()) for group in plan.groups for name in group.slots} for plan in (mixed, few)]
+    assert ways[0] == ways[1]
+    assert mixed.groups[-1].slots[-1] in few.groups[0].slots
+    assert len(few.groups) == len(set(ways[0].values()))
+
+
+def run(trials: Trials, seconds_of: Callable[[Plan], float]) -> None:
+    """All turns, where steps with a plan take `seconds_of` it."""
+    while not trials.done:
+        trials.add(seconds_of(trials.current))
+
+
+def test_a_turn_that_the_machine_made_slow_decides_nothing():
+    """The best plan's first turn takes 1.4 times as long, as does another's second."""
+    plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16(), gw.FP16())]
+    takes = dict(zip(plans, (0.1, 0.112, 0.16), strict=True))
+    trials = Trials(plans, [1.0] * 3, turns=9)
+    slow = {(0, 0), (1, 1)}
+    run(trials, lambda plan: takes[plan] * (1.4 if (trials.round, trials.index) in slow else 1))
+    assert trials.best == 0
+    assert list(map(len, trials.seconds)) == [3, 3, 2]
+
+
+def test_who_is_far_behind_drops_out_and_turns_end_where_none_is_left_for_a_round():
+    plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16(), gw.FP16())]
+    takes = dict(zip(plans, (0.1, 0.11, 0.17), strict=True))
+    trials = Trials(plans, [1.0] * 3, turns=6)
+    run(trials, takes.__getitem__)
+    assert list(map(len, trials.seconds)) == [2, 2, 1]
+    assert trials.turns == 1
+
+
+def test_the_turns_that_are_left_go_to_the_best():
+    plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16(), gw.FP16())]
+    takes = dict(zip(plans, (0.11, 0.12, 0.1), strict=True))
+    trials = Trials(plans, [1.0] * 3, turns=5)
+    run(trials, takes.__getitem__)
+    assert list(map(len, trials.seconds)) == [2, 1, 2]
+    assert trials.best == 2
+
+
+def test_trials_go_on_from_text_wherever_they_were():
+    plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16())] + [gw.NATIVE]
+    whole, broken = (Trials(list(plans), [1.0, 1.0, 0.5], turns=9) for _ in range(2))
+    run(whole, lambda plan: 1.0 + plans.index(plan) / 100)
+    while not broken.done:
+        broken = Trials.from_json(broken.to_json())
+        broken.add(1.0 + plans.index(broken.current) / 100)
+    assert broken == whole
+    assert whole.best == 0
+
+
+def test_contradictions_are_refused():
+    with pytest.raises(ValueError, match="leave the compressor out"):
+        StepChoices(compressor=gw.TopK(0.1), candidates=[gw.BF16()]).check()
+    with pytest.raises(ValueError, match="needs a compressor"):
+        StepChoices(controller=Auto()).check()
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_one_rank_needs_no_plan():
+    assert gw.attach(DistributedDataParallel(nn.Linear(4, 3))).plan is None
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_model_that_was_attached_can_be_freed():
+    ddp = DistributedDataParallel(nn.Linear(4, 3))
+    gone, handle = weakref.ref(ddp.module), gw.attach(ddp, gw.TopK(0.1))
+    ddp(torch.ones(1, 4)).sum().backward()
+    handle.detach()
+    del ddp, handle
+    gc.collect()
+    assert gone() is None
