@@ -103,7 +103,7 @@ FAULTS = [
     Fault("memories/dgc.py", "self.clip / (ranks * sqrt(ranks))", "self.clip / ranks"),
     Fault("memories/dgc.py", "gradient.onto(*velocity, self.momentum)", "gradient.onto(*velocity)"),
     # ops: what all devices share
-    Fault("ops/ranges.py", "layout, indices, values).neg())", "layout, indices, values))"),
+    Fault("ops/ranges.py", "sent[0], alpha=-1)", "sent[0])"),
     Fault("ops/reference/masking.py", "other[start:end].ne(0)", "other[start:end].eq(0)"),
     Fault("ops/lazy_sum.py", "self.old, self.gradient, self.decay = self.next, None, 1.0",
           "self.old, self.gradient, self.decay = self.next, None, self.decay"),
