@@ -19,6 +19,7 @@ import gradwire as gw
 from gradwire.compressors import Codec, Compressor, GroupContext, MultiRound, context_for
 from gradwire.ops.backend import backend_for
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.slots import Layout, Slot
 
 CPU = torch.device("cpu")
@@ -74,13 +75,13 @@ def codec_row(codec: Codec, n: int) -> dict:
     size = codec.group_bytes(context.layout, context.step)
     rows = torch.zeros(2, -(-size // 4) * 4, dtype=torch.uint8)[:, :size]
     x, out = gradient.clone(), torch.empty(n)
-    encode = least_ms(lambda: codec.encode(LazySum.of(x.copy_(gradient)), rows[0], context))
-    codec.encode(LazySum.of(x.copy_(gradient)), rows[1], context)
+    encode = least_ms(lambda: codec.encode(LazySum.of(x.copy_(gradient)), rows[0][None], context.whole))
+    codec.encode(LazySum.of(x.copy_(gradient)), rows[1][None], context.whole)
     return {
         "compressor": str(codec),
         "n": n,
         "encode_ms": encode,
-        "decode_ms": least_ms(lambda: codec.decode(rows, out, context)),
+        "decode_ms": least_ms(lambda: codec.decode(rows[None], Mean.of(out), context.whole)),
         "copy_ms": least_ms(lambda: out.copy_(gradient)),
     }
 

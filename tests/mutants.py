@@ -60,7 +60,7 @@ FAULTS = [
     Fault("compressors/sign.py", "(context.rank + context.step) % 2 == 0", "True"),
     Fault("compressors/sign.py", "            votes.sign_()\n", ""),
     Fault("compressors/sign.py", "1 - self.momentum, out=momentum", "self.momentum, out=momentum"),
-    Fault("compressors/dense.py", "self.largest / context.world if", "self.largest if"),
+    Fault("compressors/dense.py", "self.largest / parts.context.world if", "self.largest if"),
     Fault("compressors/chunked.py", "values.mul_(1 - 2 * signs)", "values.mul_(2 * signs - 1)"),
     Fault("compressors/chunked.py", ".mul_(places < n)", ""),
     Fault("compressors/chunked.py", "x.scatter_add_(1, places, values.neg_())", "x.scatter_add_(1, places, values)"),
@@ -78,7 +78,7 @@ FAULTS = [
     Fault("compressors/multi_level.py", "least = self.min_share * whole", "least = whole"),
     Fault("compressors/multi_level.py", "ratio=codec.ratio / self.further", "ratio=codec.ratio"),
     Fault("compressors/sidco.py", "1 / (self.stages - stage)", "1 / self.stages"),
-    Fault("compressors/factors.py", "            at += size\n", ""),
+    Fault("compressors/factors.py", "payloads[i:j, ..., byte:]", "payloads[i:j]"),
     Fault("compressors/context.py", "self.rank + 1", "1"),
     Fault("compressors/context.py", "value.isfinite().all()", "True"),
     # communicators
@@ -103,8 +103,8 @@ FAULTS = [
     Fault("memories/dgc.py", "self.clip / (ranks * sqrt(ranks))", "self.clip / ranks"),
     Fault("memories/dgc.py", "gradient.onto(*velocity, self.momentum)", "gradient.onto(*velocity)"),
     # ops: what all devices share
-    Fault("ops/ranges.py", "layout, indices, values).neg())", "layout, indices, values))"),
-    Fault("ops/reference/masking.py", "mul_(other[start:end].ne(0))", "mul_(other[start:end].eq(0))"),
+    Fault("ops/ranges.py", "sent[0], alpha=-1)", "sent[0])"),
+    Fault("ops/reference/masking.py", "other[start:end].ne(0)", "other[start:end].eq(0)"),
     Fault("ops/lazy_sum.py", "self.old, self.gradient, self.decay = self.next, None, 1.0",
           "self.old, self.gradient, self.decay = self.next, None, self.decay"),
     Fault("ops/lazy_sum.py", "self.nonfinite.fill_(torch.nan)", "self.nonfinite.fill_(0)"),

@@ -36,14 +36,11 @@ def test_no_module_is_longer_than_300_lines():
 
 
 def test_only_ops_and_the_executor_ask_for_the_kind_of_device():
-    """`runtime/alike.py` remembers which tensors of a state lay on the host, and puts them there again."""
+    """`runtime/replicas.py` remembers which tensors of a state lay on the host, and puts them there again."""
     asks = re.compile(r"\.type [!=]=|\.is_cuda\b|\.is_cpu\b|import .*\bon_host\b")
     askers = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if asks.search(path.read_text())}
     outside = {path for path in askers if not path.startswith(("ops/", "lab/"))}
-    assert outside == {
-        "compressors/chunked.py", "compressors/dense.py", "compressors/sparse.py", "runtime/replicas.py",
-        "runtime/executor.py",
-    }  # fmt: skip
+    assert outside == {"runtime/executor.py", "runtime/replicas.py"}
 
 
 def test_few_paths_are_chosen_by_the_kind_of_our_own_objects():

@@ -40,14 +40,13 @@ class AllGather(SummingCommunicator):
     def add_up(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         size = codec.group_bytes(context.layout, context.step)
         send, receive = context.message("send", size), context.message("receive", size, rows=context.world)
-        codec.encode(vector, send.body, context)
+        codec.encode(vector, send.body[None], context.whole)
         yield Gather(send, receive)
-        if not self.over_senders:
-            codec.decode_to(mean, receive.body, context)
-        else:
+        out = mean.vector() if self.over_senders else None
+        codec.decode(receive.body[None], mean, context.whole)
+        if out is not None:
             assert isinstance(codec, Selective)
-            codec.decode(receive.body, mean.vector(), context)
-            _divide_by_share(codec, receive.body, mean.vector(), context)
+            _divide_by_share(codec, receive.body, out, context)
 
 
 def _divide_by_share(codec: Selective, rows: Tensor, out: Tensor, context: GroupContext) -> None:

@@ -37,6 +37,6 @@ class AllReduce(SummingCommunicator):
         size = codec.group_bytes(context.layout, context.step)
         message = context.numbers("payload", size // codec.wire_dtype.itemsize, codec.wire_dtype)
         payload = message.body.view(torch.uint8)
-        codec.encode(vector, payload, context)
+        codec.encode(vector, payload[None], context.whole)
         yield Sum(message)
-        codec.decode_to(mean, payload[None], context)
+        codec.decode(payload[None, None], mean, context.whole)

@@ -38,7 +38,7 @@ class GlobalTopK(SparseCommunicator):
         entries = codec.layout(vector.numel)
         both = context.message("both", entries.nbytes, rows=2)
         merged, other, ops = both.row(0), both.row(1), backend_for(both.body)
-        codec.encode(vector, merged.body, context)
+        codec.encode(vector, merged.body[None], context.whole)
         for level in range(depth(context.world)):
             target, source = partners(context.rank, context.world, level)
             yield SendReceive(merged, other, target, source)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from gradwire.collective import AllToAll, Gather, framed
 from gradwire.communicators.base import SummingCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
-from gradwire.compressors import Codec, Compressor, GroupContext, Reduction
+from gradwire.compressors import Codec, Compressor, GroupContext, Parts, Reduction
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
@@ -42,10 +42,11 @@ class ScatterReduce(SummingCommunicator):
 
     def add_up(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x, bounds = vector.total(), chunks(vector.numel, context.world)
+        parts = Parts(context, bounds)
         sizes = _sizes(codec, context.layout, bounds, context.step)
 
         send = context.message("send", max(sizes), rows=context.world)
-        codec.encode_parts(x, send.body, bounds, context)
+        codec.encode(vector, send.body, parts)
         receive = context.message("receive", max(sizes), rows=context.world)
         yield AllToAll(send, receive)
 
@@ -54,13 +55,13 @@ class ScatterReduce(SummingCommunicator):
         if a < b:
             size, part = sizes[context.rank], context.part(a, b)
             total = context.buffers.tensor("chunk", (b - a,))
-            codec.decode(receive.body[:, :size], total, part)
-            codec.encode(LazySum.of(total), again.body[:size], part)
+            codec.decode(receive.body[None, :, :size], Mean.of(total), part.whole)
+            codec.encode(LazySum.of(total), again.body[None, :size], part.whole)
             if context.remember:
                 x[a:b].add_(total)  # what is left of the sum
         yield Gather(again, receive)
 
-        codec.decode_parts(receive.body, mean.vector(), bounds, context)
+        codec.decode(receive.body[:, None], mean, parts)
 
 
 def _sizes(codec: Codec, layout: Layout, bounds: Sequence[int], step: int) -> list[int]:

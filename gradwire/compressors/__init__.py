@@ -10,10 +10,11 @@ from gradwire.compressors.base import (
     Predictable,
     Reduction,
     Selective,
+    SimpleCodec,
     context_for,
 )
 from gradwire.compressors.chunked import ChunkTopK
-from gradwire.compressors.context import GroupContext, GroupState, Halves, SlotState
+from gradwire.compressors.context import GroupContext, GroupState, Halves, Parts, SlotState
 from gradwire.compressors.dense import BF16, FP16, FP32, Cast
 from gradwire.compressors.gaussian_k import GaussianK
 from gradwire.compressors.interleaved import Interleaved
@@ -31,7 +32,7 @@ from gradwire.compressors.threshold import DGC, Estimated, HardThreshold
 __all__ = [
     "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AddUp", "AllDimensionTopK", "Cast", "ChunkTopK", "Codec",
     "Compressor", "EFSignSGD", "Estimated", "GaussianK", "GroupContext", "GroupState", "Halves", "HardThreshold",
-    "Interleaved", "LowRank", "MultiLevel", "MultiRound", "OneBit", "PowerSGD", "Predictable", "Quantized", "RandomK",
-    "RedSync", "Reduction", "ReusedThreshold", "SIDCo", "Selective", "SignSGD", "Signum", "SlotState", "Sparse",
-    "Sparsifier", "TernGrad", "TopK", "context_for",
+    "Interleaved", "LowRank", "MultiLevel", "MultiRound", "OneBit", "Parts", "PowerSGD", "Predictable", "Quantized",
+    "RandomK", "RedSync", "Reduction", "ReusedThreshold", "SIDCo", "Selective", "SignSGD", "Signum", "SimpleCodec",
+    "SlotState", "Sparse", "Sparsifier", "TernGrad", "TopK", "context_for",
 ]  # fmt: skip

@@ -7,12 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Codec
+from gradwire.compressors.base import SimpleCodec
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import check_ratio
 from gradwire.ops.backend import backend_for
 from gradwire.ops.host import to_device
-from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.tiles import add_rows, at_once
 from gradwire.ops.vectors import alike
 from gradwire.slots import Layout, Slot
@@ -108,7 +107,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class AllDimensionTopK(Codec):
+class AllDimensionTopK(SimpleCodec):
     """The largest elements of every row of each gradient as a matrix, so that every output gets its share
     (ADTopk, HPDC 2024, https://doi.org/10.1145/3625549.3658678).
 
@@ -150,14 +149,14 @@ class AllDimensionTopK(Codec):
         longs = sum(cut.sent for cut in cuts if not cut.short)
         return 8 * longs + 4 * shorts + 2 * (shorts + shorts % 2)
 
-    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        x, places = vector.total(), self._places(context)
+    def compress(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        places = self._places(context)
         chosen = places.select(x)
         elements = places.elements(chosen)
         torch.index_select(x, 0, elements, out=places.write(payload, chosen))
         x.index_fill_(0, elements, 0)
 
-    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+    def decompress(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         out.zero_()
         for some in at_once(rows):
             elements, values = self._places(context).read(some)

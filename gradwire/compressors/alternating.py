@@ -46,7 +46,7 @@ class ACPSGD(LowRank):
         views.ops.orthogonalize(basis.sums)
         views.project(basis.sums, factors)
         yield from factors.add_up(context, add_up, views.dense)
-        views.decode(factors.dense_sums, mean)
+        views.write(factors.dense_sums, mean)
         if context.remember:
             sent = (factors.sent, basis.sums) if even else (basis.sums, factors.sent)
             views.subtract(*sent)

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from itertools import pairwise
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -10,10 +9,9 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import Collective
-from gradwire.compressors.context import GroupContext, GroupState, Halves, SlotState
+from gradwire.compressors.context import GroupContext, GroupState, Halves, Parts, SlotState
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.tiles import add_rows, at_once
 from gradwire.ops.workspace import Workspace
 from gradwire.options import Options
 from gradwire.slots import Layout, Slot
@@ -117,38 +115,47 @@ class Codec(Predictable):
         size = self.group_bytes(context.layout, 0)
         payload = torch.zeros(size // 4 * 4 + 4, dtype=torch.uint8, device=x.device)[:size]
         left = x.clone()
-        self.encode(LazySum.of(left), payload, context)
+        self.encode(LazySum.of(left), payload[None], context.whole)
         return float(left.double().square().sum())
 
     def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, add_up: "AddUp") -> Reduction:
         return add_up(self, vector, mean, context)
 
     @abstractmethod
-    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        """Writes to payload (payload_bytes(n),) uint8 what is sent of x (n,) = `vector.total()`, and leaves in x what
-        is not: x minus what the payload stands for. Without `context.remember` what is left in x does not matter."""
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        """Writes to a row of payloads (parts, ≥ bytes) uint8 what is sent of each part of x (n,) = `vector.total()`,
+        and leaves in x what is not: x minus what the payloads stand for. Without `context.remember` what is left in x
+        does not matter."""
 
     @abstractmethod
-    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        """Writes the sum of what rows (r, payload_bytes(n)) stand for into out (n,)."""
+    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        """Writes the sum over the ranks of what payloads (parts, ranks, ≥ bytes) stand for to each part of where the
+        mean goes. There are several parts, or several ranks: an all-gather is one part of all ranks."""
 
-    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        """`encode` of each part of x (n,) between two of `bounds` to a row of its own."""
-        for row, (a, b) in zip(rows, pairwise(bounds), strict=True):
-            if a < b:
-                part = context.part(a, b)
-                self.encode(LazySum.of(x[a:b]), row[: self.group_bytes(part.layout, context.step)], part)
 
-    def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        """`decode` of each row to a part of out (n,) of its own."""
-        for row, (a, b) in zip(rows, pairwise(bounds), strict=True):
-            if a < b:
-                part = context.part(a, b)
-                self.decode(row[None, : self.group_bytes(part.layout, context.step)], out[a:b], part)
+class SimpleCodec(Codec):
+    """A codec that is written for one vector; parts are gone through one by one. To write your own, say how many
+    `payload_bytes` n elements take, and define `compress` and `decompress`."""
 
-    def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
-        """`decode` to where a mean goes, part by part by those who can."""
-        self.decode(rows, mean.vector(), context)
+    @abstractmethod
+    def compress(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        """Writes to payload (bytes,) uint8 what is sent of x (n,), and leaves in x what is not."""
+
+    @abstractmethod
+    def decompress(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+        """Writes the sum of what rows (ranks, bytes) stand for into out (n,)."""
+
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        for x, payload, context in zip(vector.total().split(parts.lengths), payloads, parts.contexts, strict=False):
+            self.compress(x, self._cut(payload, context, parts), context)
+
+    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        for out, rows, context in zip(mean.vector().split(parts.lengths), payloads, parts.contexts, strict=False):
+            self.decompress(self._cut(rows, context, parts), out, context)
+
+    def _cut(self, rows: Tensor, context: GroupContext, parts: Parts) -> Tensor:
+        """Payloads (..., ≥ bytes) of a part, which may be shorter than others."""
+        return rows if parts.is_whole else rows[..., : self.group_bytes(context.layout, context.step)]
 
 
 AddUp = Callable[[Codec, LazySum, Mean, GroupContext], Reduction]
@@ -163,11 +170,6 @@ class Selective(Codec):
     def entries(self, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Places (m,) int64 and values (m,) of the elements of n that payloads (ranks, ·) hold, one payload after
         another; what is left of their room has value 0."""
-
-    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        out.zero_()
-        for some in at_once(rows):
-            add_rows(out, *self.entries(some, len(out)), len(some))
 
 
 class MultiRound(Compressor):

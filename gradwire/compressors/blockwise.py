@@ -1,17 +1,16 @@
 """Codecs that see the gradient as blocks, each with scales of its own and a code per element."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from itertools import pairwise
 
 from torch import Tensor
 
 from gradwire.compressors.base import Codec
-from gradwire.compressors.context import GroupContext
+from gradwire.compressors.context import Parts
 from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import Blocks, Code
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.slots import Layout
 
 
 class Blockwise(Codec):
@@ -30,29 +29,24 @@ class Blockwise(Codec):
     def code(self) -> Code:
         """How a block becomes scales and codes. Raises ValueError for what is none."""
 
-    def layout(self, n: int) -> Blocks:
-        """Where in the payload of n elements what lies."""
-        return Blocks((n,), self.code)
+    def blocks(self, layout: Layout) -> Blocks:
+        """How the payload of these slots is laid out."""
+        return Blocks((layout.numel,), self.code)
 
     def payload_bytes(self, n: int) -> int:
-        return self.layout(n).nbytes
+        return self.group_bytes(Layout.vector(n), 0)
 
-    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        vector.quantise([self.layout(vector.numel)], payload[None], keep=context.remember, seeds=[context.own_seed()])
+    def group_bytes(self, layout: Layout, step: int) -> int:
+        return self.blocks(layout).nbytes
 
-    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        layouts = self._layouts(bounds)
-        seeds = [context.own_seed() for _ in layouts]
-        LazySum.of(x).quantise(layouts, rows, keep=context.remember, seeds=seeds)
+    def seeds(self, parts: Parts) -> list[int]:
+        """What each part's noise is drawn from."""
+        return [parts.context.own_seed() for _ in parts.lengths]
 
-    def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        backend_for(out).decode_blocks(rows[:, None], out, self._layouts(bounds))
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        layouts = [self.blocks(layout) for layout in parts.layouts]
+        vector.quantise(layouts, payloads, keep=parts.context.remember, seeds=self.seeds(parts))
 
-    def _layouts(self, bounds: Sequence[int]) -> list[Blocks]:
-        return [self.layout(b - a) for a, b in pairwise(bounds) if a < b]
-
-    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        backend_for(out).decode_blocks(rows[None], out, [self.layout(len(out))])
-
-    def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
-        backend_for(rows).decode_blocks(rows[None], mean.parts(), [self.layout(context.layout.numel)])
+    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        layouts = [self.blocks(layout) for layout in parts.layouts]
+        backend_for(payloads).decode_blocks(payloads, parts.output(mean), layouts)

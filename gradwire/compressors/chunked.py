@@ -1,6 +1,5 @@
 """Top-k by chunks, with short places and few levels: the payload for local steps over slow links."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,12 +7,12 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Selective
-from gradwire.compressors.context import GroupContext
+from gradwire.compressors.context import GroupContext, Parts
 from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import LONGEST_BLOCK
-from gradwire.ops.host import on_host
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.tiles import padded_rows
+from gradwire.ops.mean import Mean
+from gradwire.ops.tiles import at_once, padded_rows
 from gradwire.ops.vectors import equal_parts
 
 SCALE = torch.bfloat16
@@ -69,17 +68,11 @@ class ChunkTopK(Selective):
     def payload_bytes(self, n: int) -> int:
         return self.chunks(n) * (SCALE.itemsize * self.levels + self.k * (self.place_bits + 1) // 8)
 
-    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        self._encode(vector.total()[None], payload[None], context)
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        for x, rows in equal_parts(vector.total(), payloads, parts.bounds):
+            self._send(x, rows, parts.context)
 
-    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        if on_host(x.device):
-            super().encode_parts(x, rows, bounds, context)
-            return
-        for parts, payloads in equal_parts(x, rows, bounds):
-            self._encode(parts, payloads, context)
-
-    def _encode(self, x: Tensor, payloads: Tensor, context: GroupContext) -> None:
+    def _send(self, x: Tensor, payloads: Tensor, context: GroupContext) -> None:
         """Each vector of x (m, n) to a payload of its own; on a CPU one."""
         parts = self._parts(payloads, x.shape[1])
         for first, chunk in padded_rows(x, self.of, context.scratch):
@@ -98,12 +91,12 @@ class ChunkTopK(Selective):
         places, values = self._entries(rows, n)
         return places.view(-1), values.view(-1)
 
-    def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        if on_host(out.device):
-            super().decode_parts(rows, out, bounds, context)
-            return
-        for parts, payloads in equal_parts(out.zero_(), rows, bounds):
-            parts.scatter_add_(1, *self._entries(payloads, parts.shape[1]))
+    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        for out, rows in equal_parts(mean.vector().zero_(), payloads, parts.bounds):
+            for some in at_once(rows.transpose(0, 1)):  # (ranks, parts, bytes)
+                entries = self._entries(some.flatten(0, 1), out.shape[1])
+                for places, values in zip(*(each.view(*some.shape[:2], -1) for each in entries), strict=True):
+                    out.scatter_add_(1, places, values)
 
     def _entries(self, payloads: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """`entries` by payload, (payloads, ·) each."""

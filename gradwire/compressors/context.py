@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, pairwise
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from gradwire.collective import Message, framed
 from gradwire.ops.host import to_host
+from gradwire.ops.mean import Mean
+from gradwire.ops.vectors import Output
 from gradwire.ops.workspace import Workspace
 from gradwire.slots import Layout
 from gradwire.torch_private.foreach import copy_each, largest_of
@@ -153,6 +155,11 @@ class GroupContext:
     def device(self) -> torch.device:
         return self.buffers.device
 
+    @property
+    def whole(self) -> "Parts":
+        """All of the group as one part."""
+        return Parts(self, (0, self.layout.numel))
+
     def part(self, start: int, end: int) -> "GroupContext":
         """The context of elements `start` to `end` of the group, by themselves."""
         return replace(self, layout=self.layout.cut(start, end))
@@ -180,3 +187,40 @@ class GroupContext:
         """Changes with every call, step and rank: noise that is used twice makes what is unbiased biased."""
         mine = self.shared_seed() * 1_000_003 + self.rank + 1
         return (mine * 1_000_003 + next(self.draws)) & 0x7FFF_FFFF_FFFF_FFFF
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Parts of a group that are encoded each to a payload of its own: the elements between neighbours of `bounds`, but
+    for those that have none, which come last."""
+
+    context: GroupContext
+    bounds: Sequence[int]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the group is one part, whose payload has the size that the codec declared."""
+        return len(self.bounds) == 2 and self.bounds[1] - self.bounds[0] == self.context.layout.numel
+
+    @property
+    def lengths(self) -> list[int]:
+        """The elements of each part."""
+        return [b - a for a, b in pairwise(self.bounds) if a < b or self.is_whole]
+
+    @property
+    def contexts(self) -> list[GroupContext]:
+        """The context of each part by itself."""
+        if self.is_whole:
+            return [self.context]
+        return [self.context.part(a, b) for a, b in pairwise(self.bounds) if a < b]
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """The slots of each part."""
+        if self.is_whole:
+            return [self.context.layout]
+        return [self.context.layout.cut(a, b) for a, b in pairwise(self.bounds) if a < b]
+
+    def output(self, mean: Mean) -> Output:
+        """Where the sum of all parts goes: of one part to wherever the gradients lie."""
+        return mean.parts() if len(self.lengths) == 1 else mean.vector()

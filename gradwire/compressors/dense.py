@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Codec
-from gradwire.compressors.context import GroupContext
+from gradwire.compressors.context import Parts
 from gradwire.ops.backend import backend_for
-from gradwire.ops.host import on_host
 from gradwire.ops.lazy_sum import LazySum
-from gradwire.ops.tiles import spans
-from gradwire.ops.vectors import equal_parts
+from gradwire.ops.mean import Mean
 from gradwire.slots import Slot
 
 
@@ -30,36 +28,13 @@ class Cast(Codec):
     def payload_bytes(self, n: int) -> int:
         return n * self.wire_dtype.itemsize
 
-    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        self._send(vector.total(), payload.view(self.wire_dtype)[None], (0, vector.numel), context)
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        x, keep = vector.total(), parts.context.remember
+        limit = self.largest / parts.context.world if keep else inf
+        backend_for(x).cast_parts(x, payloads.view(self.wire_dtype), parts.bounds, limit, keep=keep)
 
-    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        if on_host(x.device):
-            super().encode_parts(x, rows, bounds, context)
-        else:
-            self._send(x, rows.view(self.wire_dtype), bounds, context)
-
-    def _send(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        """Writes the parts of x (n,) to rows of `wire_dtype`, and leaves in x what is not sent."""
-        limit = self.largest / context.world if context.remember else inf
-        backend_for(x).cast_parts(x, rows, bounds, limit, keep=context.remember)
-
-    def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        if on_host(out.device):
-            super().decode_parts(rows, out, bounds, context)
-            return
-        for parts, values in equal_parts(out, rows.view(self.wire_dtype), bounds):
-            parts.copy_(values[:, : parts.shape[1]])
-
-    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        values = rows.view(self.wire_dtype)  # (r, n)
-        if not on_host(out.device):
-            torch.sum(values, 0, dtype=out.dtype, out=out)
-            return
-        for start, end in spans(out):  # adding mixed types makes a copy: a tile's is cheap
-            out[start:end].copy_(values[0, start:end])
-            for other in values[1:]:
-                out[start:end].add_(other[start:end])
+    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        backend_for(payloads).sum_casts(payloads.view(self.wire_dtype), mean.vector(), parts.bounds)
 
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:

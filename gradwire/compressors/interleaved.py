@@ -7,9 +7,10 @@ from torch import Tensor
 
 from gradwire.compressors.all_dimension import AllDimensionTopK
 from gradwire.compressors.base import LONGEST_PERIOD, Codec
-from gradwire.compressors.context import GroupContext
+from gradwire.compressors.context import Parts
 from gradwire.compressors.sparse import TopK
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
 
 
@@ -79,10 +80,12 @@ class Interleaved(Codec):
     def group_bytes(self, layout: Layout, step: int) -> int:
         return self.turn(step).group_bytes(layout, step)
 
-    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        size = self.group_bytes(context.layout, context.step)
-        self.turn(context.step).encode(vector, payload[:size], context)
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        self.turn(parts.context.step).encode(vector, self._cut(payloads, parts), parts)
 
-    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        size = self.group_bytes(context.layout, context.step)
-        self.turn(context.step).decode(rows[:, :size], out, context)
+    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        self.turn(parts.context.step).decode(self._cut(payloads, parts), mean, parts)
+
+    def _cut(self, payloads: Tensor, parts: Parts) -> Tensor:
+        """What this step fills of payloads (..., bytes)."""
+        return payloads[..., : self.group_bytes(parts.context.layout, parts.context.step)]

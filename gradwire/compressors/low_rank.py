@@ -204,7 +204,7 @@ class Views:
         """This rank's own factors: the matrices along the basis."""
         self.ops.project(self.matrices, basis, factors.own, factors.side)
 
-    def decode(self, dense: Sequence[Tensor], mean: Mean) -> None:
+    def write(self, dense: Sequence[Tensor], mean: Mean) -> None:
         """The mean: Pᵀ Q, and of what is not factored these sums."""
         slots = [mean.matrices(batch) for batch in self._others]
         parts = [sums.split([len(view) for view in views]) for views, sums in zip(slots, dense, strict=True)]
@@ -254,7 +254,7 @@ class PowerSGD(LowRank):
         views.ops.orthogonalize(p.sums)
         views.project(p.sums, q)
         yield from q.add_up(context, add_up)
-        views.decode(p.dense_sums, mean)
+        views.write(p.dense_sums, mean)
         if context.remember:
             views.subtract(p.sums, q.sent)
         keep("q", q, context)

@@ -6,12 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Codec
+from gradwire.compressors.base import SimpleCodec
 from gradwire.compressors.blockwise import Blockwise
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import Code, one_bit, sign
-from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.tiles import spans
 
 
@@ -41,7 +40,7 @@ class OneBit(Blockwise):
 
 
 @dataclass(frozen=True)
-class SignSGD(Codec):
+class SignSGD(SimpleCodec):
     """The sign of the majority of the ranks' signs: -1, 0 at a tie, or 1, whatever the gradients' size
     (Bernstein et al., ICML 2018, https://arxiv.org/abs/1802.04434). Choose the learning rate as for Adam.
 
@@ -54,13 +53,12 @@ class SignSGD(Codec):
     def payload_bytes(self, n: int) -> int:
         return -(-n // 8)
 
-    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        x = vector.total()
+    def compress(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
         zero_is_plus = (context.rank + context.step) % 2 == 0
         for start, end in spans(x):
             backend_for(x).pack_signs(x[start:end], payload[start // 8 : -(-end // 8)], zero_is_plus)
 
-    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+    def decompress(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
         for start, end in spans(out):
             votes = out[start:end]
             backend_for(out).add_signs(rows[:, start // 8 : -(-end // 8)], votes, context.scratch)
@@ -80,7 +78,7 @@ class Signum(SignSGD):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum} must lie in [0, 1), e.g. momentum=0.9")
 
-    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
+    def compress(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
         before, momentum = context.flat["momentum"]
-        torch.lerp(before, vector.total(), 1 - self.momentum, out=momentum)
-        super().encode(LazySum.of(momentum), payload, context)
+        torch.lerp(before, x, 1 - self.momentum, out=momentum)
+        super().compress(momentum, payload, context)

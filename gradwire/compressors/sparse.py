@@ -3,22 +3,20 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Codec, Selective
-from gradwire.compressors.context import GroupContext
+from gradwire.compressors.context import GroupContext, Parts
 from gradwire.compressors.losses import beyond_largest
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
-from gradwire.ops.host import on_host
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.tiles import at_once
-from gradwire.ops.vectors import alike_parts, equal_parts
+from gradwire.ops.vectors import equal_parts, together
 from gradwire.slots import Slot
 
 
@@ -83,9 +81,21 @@ class Sparse(Sparsifier, Selective):
         """Ascending indices (≤ k,) int64 of the elements of x (n,) to send; on a GPU, where this is divisible, those of
         each vector of x (..., n)."""
 
-    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        x = vector.total()
-        self.pack(x, self.select(x, self.count(len(x)), context), payload)
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        for x, rows, layout in together(vector.total(), payloads, self.layouts(parts)):
+            self.send(x, rows, layout, parts.context)
+
+    def send(self, x: Tensor, payloads: Tensor, layout: Entries, context: GroupContext) -> None:
+        """Moves what is sent of vectors x (m, n), on a CPU of one, to payloads (m, ≥ bytes)."""
+        indices = self.select(x.squeeze(0), layout.k, context).view(len(x), -1)
+        backend_for(x).move_entries(x, payloads, layout, indices)
+
+    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        backend_for(payloads).decode_entries(payloads, parts.output(mean), self.layouts(parts))
+
+    def layouts(self, parts: Parts) -> list[Entries]:
+        """`layout` of each part."""
+        return [self.layout(length) for length in parts.lengths]
 
     def pack(self, x: Tensor, indices: Tensor, payload: Tensor) -> None:
         backend_for(x).move_entries(x[None], payload[None], self.layout(len(x)), indices[None])
@@ -96,30 +106,6 @@ class Sparse(Sparsifier, Selective):
 
     def entries(self, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
         return backend_for(rows).unpack_entries(rows, self.layout(n))
-
-    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        backend_for(out).decode_entries(rows[None], out, [self.layout(len(out))])
-
-    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        if on_host(x.device):
-            super().encode_parts(x, rows, bounds, context)
-            return
-        for parts, payloads, layout in alike_parts(x, rows, self.part_layouts(bounds)):
-            self.encode_rows(parts, payloads, layout, context)
-
-    def encode_rows(self, x: Tensor, payloads: Tensor, layout: Entries, context: GroupContext) -> None:
-        """`encode` of each vector of x (rows, n) to a row of payloads, on a GPU."""
-        backend_for(x).move_entries(x, payloads, layout, self.select(x, layout.k, context))
-
-    def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        backend_for(out).decode_entries(rows[:, None], out, self.part_layouts(bounds))
-
-    def part_layouts(self, bounds: Sequence[int]) -> list[Entries]:
-        """`layout` of each part between two bounds."""
-        return [self.layout(b - a) for a, b in pairwise(bounds) if a < b]
-
-    def decode_to(self, mean: Mean, rows: Tensor, context: GroupContext) -> None:
-        backend_for(rows).decode_entries(rows[None], mean.parts(), [self.layout(context.layout.numel)])
 
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
@@ -137,11 +123,8 @@ class TopK(Sparse):
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         return backend_for(x).top_k(x, k)
 
-    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        vector.select([self.layout(vector.numel)], payload[None])
-
-    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        LazySum.of(x).select(self.part_layouts(bounds), rows)
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        vector.select(self.layouts(parts), payloads)
 
 
 @dataclass(frozen=True)
@@ -179,15 +162,10 @@ class RandomK(Sparsifier):
         draw = torch.rand(k, generator=generator, device=context.device, dtype=torch.float64)
         return draw.mul_(sizes).long().add_(starts), sizes
 
-    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        self._send(vector.total(), payload.view(torch.float32), context)
-
-    def encode_parts(self, x: Tensor, rows: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        if on_host(x.device):
-            super().encode_parts(x, rows, bounds, context)
-            return
-        for parts, values in equal_parts(x, rows.view(torch.float32), bounds):
-            self._send(parts, values[:, : self.count(parts.shape[1])], context)
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        for x, values in equal_parts(vector.total(), payloads.view(torch.float32), parts.bounds):
+            k = self.count(x.shape[1])
+            self._send(x.squeeze(0), values[:, :k].squeeze(0), parts.context)
 
     def _send(self, x: Tensor, values: Tensor, context: GroupContext) -> None:
         """Moves the chosen elements of vectors x (..., n) to values (..., k)."""
@@ -204,20 +182,12 @@ class RandomK(Sparsifier):
     def levels(self, x: Tensor, fewer: int, context: GroupContext) -> tuple[Tensor, Tensor]:
         return self.indices(len(x), context)[0], self._draw(len(x), fewer, context)[0]
 
-    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        indices, _ = self.indices(len(out), context)
-        out.zero_()
-        for some in at_once(rows.view(torch.float32)):
-            out.index_add_(0, indices, some.sum(0))
-
-    def decode_parts(self, rows: Tensor, out: Tensor, bounds: Sequence[int], context: GroupContext) -> None:
-        if on_host(out.device):
-            super().decode_parts(rows, out, bounds, context)
-            return
-        out.zero_()
-        for parts, values in equal_parts(out, rows.view(torch.float32), bounds):
-            indices, _ = self.indices(parts.shape[1], context)
-            parts.index_copy_(-1, indices, values[:, : len(indices)])
+    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        for out, values in equal_parts(mean.vector().zero_(), payloads.view(torch.float32), parts.bounds):
+            indices, _ = self.indices(out.shape[1], parts.context)
+            for some in at_once(values[..., : len(indices)].transpose(0, 1)):  # (ranks, parts, k)
+                summed = some[0] if len(some) == 1 else some.sum(0)
+                out.squeeze(0).index_add_(-1, indices, summed.squeeze(0))
 
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:

@@ -11,7 +11,6 @@ from torch import Tensor
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparse
 from gradwire.ops.entries import Entries
-from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.magnitude_sample import Sample
 from gradwire.ops.ranges import take_entries
 from gradwire.ops.reference.largest import lower_bound
@@ -79,10 +78,5 @@ class HardThreshold(Sparse):
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         return at_least(x, self.threshold / context.world, k)[0]
 
-    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        x = vector.total()
-        indices, values = at_least(x, self.threshold / context.world, self.count(len(x)))
-        take_entries(x[None], payload[None], self.layout(len(x)), indices[None], values[None])
-
-    def encode_rows(self, x: Tensor, payloads: Tensor, layout: Entries, context: GroupContext) -> None:
+    def send(self, x: Tensor, payloads: Tensor, layout: Entries, context: GroupContext) -> None:
         take_entries(x, payloads, layout, *at_least(x, self.threshold / context.world, layout.k))

@@ -37,6 +37,7 @@ from gradwire.compressors.base import context_for
 from gradwire.frontends.choices import check_type
 from gradwire.memories import RESIDUAL, Residual
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Agreement
 from gradwire.slots import Layout, real
@@ -185,11 +186,11 @@ class _Comm:
         exact = x if x.dtype == torch.float32 else context.buffers.tensor("exact", (len(x),)).copy_(x)
         vector = LazySum(exact, exact, None, nonfinite=row.flags)
         if kept is None or self._memory is None:
-            self._codec.encode(vector, row.body, context)
+            self._codec.encode(vector, row.body[None], context.whole)
             return
         left = context.buffers.tensor("left", (len(x),))
         vector = self._memory.add({RESIDUAL: Halves(kept, left)}, vector, context.layout, 1)
-        self._codec.encode(vector, row.body, context)
+        self._codec.encode(vector, row.body[None], context.whole)
         torch.where(row.flags.isnan(), kept, left, out=kept)
 
     def _run(self, op: Collective, group: dist.ProcessGroup, dense: Tensor) -> None:
@@ -232,7 +233,7 @@ class ShardReduceScatter(_Comm):
         self._run(AllToAll(send, receive), group, output_tensor)
         assert receive.flags is not None
         total = context.buffers.tensor("total", (n,))
-        self._codec.decode(receive.body, total, context)
+        self._codec.decode(receive.body[None], Mean.of(total), context.whole)
         total.div_(world if op == dist.ReduceOp.AVG else 1).add_(receive.flags.sum())
         output_tensor.copy_(total)
 
@@ -266,5 +267,5 @@ class ShardAllGather(_Comm):
         assert receive.flags is not None
         exact = context.buffers.tensor("exact", (n,))
         for rank, part in enumerate(output_tensor.view(world, n)):
-            self._codec.decode(receive.body[rank, None], exact, context)
+            self._codec.decode(receive.body[rank, None, None], Mean.of(exact), context.whole)
             part.copy_(exact.add_(receive.flags[rank]))

@@ -29,10 +29,11 @@ class Backend:
     add_quantise: Callable[..., bool] = reference.adding.add_quantise
     mask_zeros: Callable[[Tensor, Tensor], None] = reference.masking.mask_zeros
 
-    # payloads (parts, ranks, bytes) to the sum of each part
+    # payloads (parts, ranks, bytes) to the sum of each part, and casts
     decode_blocks: Callable[..., None] = reference.decoding.decode_blocks
     decode_entries: Callable[..., None] = reference.decoding.decode_entries
     cast_parts: Callable[..., None] = reference.casting.cast_parts
+    sum_casts: Callable[[Tensor, Tensor, Sequence[int]], None] = reference.casting.sum_casts
 
     # elements with their places, row by row
     pack_entries: Callable[..., Tensor] = reference.entries.pack_entries

@@ -44,7 +44,11 @@ def take_ranges(
 def take_entries(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> None:
     """Writes values of vectors x (rows, n) at ascending indices (rows, ≤ k) to payloads (rows, ≥ nbytes), and takes
     what is sent of them out of x."""
-    x.scatter_add_(1, indices, backend_for(x).pack_entries(payloads, layout, indices, values).neg())
+    sent = backend_for(x).pack_entries(payloads, layout, indices, values)
+    if len(x) == 1:
+        x[0].index_add_(0, indices[0], sent[0], alpha=-1)
+    else:
+        x.scatter_add_(1, indices, sent.neg())
 
 
 def split(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> Iterator[tuple[Tensor, Tensor]]:

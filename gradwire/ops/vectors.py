@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from torch import Tensor
 
@@ -88,8 +88,13 @@ def alike_parts(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> Iter
 
 
 def equal_parts(x: Tensor, rows: Tensor, bounds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """x (n,) cut at `bounds`, and a row for each part, in matrices: the parts that are as long as the first, and behind
-    them, where it is shorter, the last."""
+    """x (n,) cut at `bounds`, as matrices (m, length), and a row for each part: on a CPU each part by itself; on a GPU
+    those that are as long as the first, and behind them, where it is shorter, the last."""
+    if on_host(x.device):
+        for row, (a, b) in zip(rows.split(1), pairwise(bounds), strict=False):
+            if a < b:
+                yield x[None, a:b], row
+        return
     length = max(1, bounds[1])  # of no elements there are no parts
     whole = len(x) // length
     yield x[: whole * length].view(whole, length), rows[:whole]

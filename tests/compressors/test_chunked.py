@@ -6,6 +6,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from tests.support.harness import alone, job, plan_of, slots_of
 
 
@@ -13,8 +14,8 @@ def sent(codec: gw.ChunkTopK, x: Tensor) -> Tensor:
     """What a payload stands for."""
     context = alone(len(x), codec)
     payload, out = torch.zeros(codec.payload_bytes(len(x)), dtype=torch.uint8), torch.empty(len(x))
-    codec.encode(LazySum.of(x.clone()), payload, context)
-    codec.decode(payload[None], out, context)
+    codec.encode(LazySum.of(x.clone()), payload[None], context.whole)
+    codec.decode(payload[None, None], Mean.of(out), context.whole)
     return out
 
 

@@ -1,5 +1,6 @@
 """Low rank against the papers' formulas in float64, epfml's algorithm and torch's hook."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from gradwire.compressors import Codec, LowRank, context_for
+from gradwire.compressors import LowRank, Parts, context_for
 from gradwire.compressors.factors import FactorCodec
 from gradwire.ops import native
 from gradwire.ops.backend import backend_for
+from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.matrices import batches
+from gradwire.ops.mean import Mean
 from gradwire.ops.reference import low_rank as in_torch
 from gradwire.slots import Layout, Slot
 from tests.support.harness import Job, draw, job, plan_of, slots_of, total
@@ -303,10 +306,14 @@ def test_parts_are_encoded_and_decoded_as_each_would_be_alone(cuts: list[int]):
     bounds = [0, *(min(cut, layout.numel) for cut in cuts), layout.numel]
     context = context_for(layout, codec, x.device)
     found = []
-    for kind in (FactorCodec, Codec):
+    for alone in (False, True):
         rows, left, out = torch.zeros(len(bounds) - 1, 2000, dtype=torch.uint8), x.clone(), torch.zeros_like(x)
-        kind.encode_parts(codec, left, rows, bounds, context)
-        kind.decode_parts(codec, rows, out, bounds, context)
+        parts = Parts(context, bounds)
+        each = zip(rows.split(1), pairwise(bounds), strict=True)
+        cuts = [(row, slice(a, b), context.part(a, b).whole) for row, (a, b) in each if a < b]
+        for row, cut, part in cuts if alone else [(rows, slice(None), parts)]:
+            codec.encode(LazySum.of(left[cut]), row, part)
+            codec.decode(row[:, None], Mean.of(out[cut]), part)
         found.append((rows, left, out))
     assert all(map(torch.equal, *found))
     torch.testing.assert_close(left + out, x)

@@ -19,8 +19,8 @@ LENGTHS = (64, 128, 65, 64, 3, 64)
 def sent(codec: gw.Codec, layout: Layout, x: torch.Tensor) -> torch.Tensor:
     context = context_for(layout, codec, CPU)
     payload, out = torch.zeros(codec.group_bytes(layout, 0), dtype=torch.uint8), torch.empty(layout.numel)
-    codec.encode(LazySum.of(x.clone()), payload, context)
-    codec.decode(payload[None], out, context)
+    codec.encode(LazySum.of(x.clone()), payload[None], context.whole)
+    codec.decode(payload[None, None], Mean.of(out), context.whole)
     return out
 
 
@@ -73,12 +73,12 @@ def test_a_mean_in_parts_is_that_of_one_vector(bits: int):
     context = context_for(layout, codec, CPU)
     rows = torch.zeros(2, codec.group_bytes(layout, 0), dtype=torch.uint8)
     for row in rows:
-        codec.encode(LazySum.of(torch.randn(layout.numel)), row, context)
+        codec.encode(LazySum.of(torch.randn(layout.numel)), row[None], context.whole)
     whole, room = torch.empty(layout.numel), torch.full((layout.numel + 1000 * len(lengths),), torch.nan)
-    codec.decode(rows, whole, context)
+    codec.decode(rows[None], Mean.of(whole), context.whole)
     parts = [part[500:-500] for part in room.split([n + 1000 for n in lengths])]
     mean = Mean(lambda: whole, Gradients(Pieces.by_slot(layout), parts))
-    codec.decode_to(mean, rows, context)
+    codec.decode(rows[None], mean, context.whole)
     mean.hand_out(None)
     assert torch.equal(torch.cat(parts), whole)
     assert int(room.isnan().sum()) == 1000 * len(lengths)

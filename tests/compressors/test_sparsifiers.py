@@ -11,6 +11,7 @@ import gradwire as gw
 from gradwire.compressors import Codec, Estimated, GroupContext, context_for
 from gradwire.ops.backend import Backend, backend_for
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.ops.reference.largest import TINY
 from gradwire.slots import Layout, Slot
 from tests.ops.test_select import SHAPES, heavy_tailed, log_normal, normal
@@ -33,8 +34,8 @@ def sent(codec: Codec, x: Tensor, context: GroupContext) -> Tensor:
     """What is sent of x, which stays as it is; the rest is what encoding leaves."""
     payload = torch.full((codec.group_bytes(context.layout, context.step),), 255, dtype=torch.uint8)
     left, out = x.clone(), torch.empty_like(x)
-    codec.encode(LazySum.of(left), payload, context)
-    codec.decode(payload[None], out, context)
+    codec.encode(LazySum.of(left), payload[None], context.whole)
+    codec.decode(payload[None, None], Mean.of(out), context.whole)
     assert torch.equal(left, x.masked_fill(out.ne(0), 0)) or not codec.sparse
     return out
 

@@ -12,6 +12,7 @@ from gradwire.compressors import Codec
 from gradwire.controllers.allocate import allocate
 from gradwire.controllers.errors import square_errors
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from tests.support.harness import Job, alone, draw, plan_of, slots_of
 
 SLOTS = slots_of(
@@ -74,8 +75,8 @@ def test_an_error_is_what_encoding_leaves(choices: list[Codec]):
     for choice, error in zip(choices, square_errors(x, slot, choices), strict=True):
         state, payload = alone(len(x), choice), torch.zeros(choice.payload_bytes(len(x)), dtype=torch.uint8)
         decoded = torch.empty_like(x)
-        choice.encode(LazySum.of(x.clone()), payload, state)
-        choice.decode(payload[None], decoded, state)
+        choice.encode(LazySum.of(x.clone()), payload[None], state.whole)
+        choice.decode(payload[None, None], Mean.of(decoded), state.whole)
         assert error == pytest.approx(float((x - decoded).square().sum()), rel=0.02, abs=1e-2)
 
 

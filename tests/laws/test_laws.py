@@ -14,6 +14,7 @@ from gradwire.collective import FLAG_BYTES, Broadcast, Sum
 from gradwire.communicators.base import SparseCommunicator
 from gradwire.compressors import Cast, Codec
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.slots import Layout, Slot
 from tests.support.cases import CASES, Case
 from tests.support.harness import SMALL, WIDE, Job, alone, draw, hosts, job, plan_of, slots_of, total
@@ -131,9 +132,9 @@ def test_a_codec_takes_out_what_its_payload_stands_for(codec: Codec, n: int):
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))
     context = alone(n, codec)
     before, payload = x.clone(), torch.zeros(codec.payload_bytes(n), dtype=torch.uint8)
-    codec.encode(LazySum.of(x), payload, context)
+    codec.encode(LazySum.of(x), payload[None], context.whole)
     decoded = torch.empty(n)
-    codec.decode(payload[None], decoded, context)
+    codec.decode(payload[None, None], Mean.of(decoded), context.whole)
     close([x + decoded], [before], 1e-6)
 
 
@@ -144,12 +145,12 @@ def test_decode_adds_up_its_rows(codec: Codec):
     aligned = -(-codec.payload_bytes(n) // 4) * 4
     rows = torch.zeros(world, aligned, dtype=torch.uint8)[:, : codec.payload_bytes(n)]
     for row, x in zip(rows, torch.randn(world, n, generator=torch.Generator().manual_seed(1)), strict=True):
-        codec.encode(LazySum.of(x), row, context)
+        codec.encode(LazySum.of(x), row[None], context.whole)
     single = torch.zeros(world, n)
     for row, out in zip(rows, single, strict=True):
-        codec.decode(row[None], out, context)
+        codec.decode(row[None, None], Mean.of(out), context.whole)
     out = torch.full((n,), torch.nan)
-    codec.decode(rows, out, context)
+    codec.decode(rows[None], Mean.of(out), context.whole)
     expected = single.sum(0).sign() if isinstance(codec, gw.SignSGD) else single.sum(0)
     close([out], [expected], 1e-6)
 
@@ -355,8 +356,8 @@ def test_ranks_and_steps_have_noise_of_their_own(compressor: Codec):
     for rank, step in [(0, 0), (1, 0), (0, 1)]:
         context = alone(n, compressor, rank=rank, world=2, step=step)
         payload, out = torch.zeros(compressor.payload_bytes(n), dtype=torch.uint8), torch.empty(n)
-        compressor.encode(LazySum.of(x.clone()), payload, context)
-        compressor.decode(payload[None], out, context)
+        compressor.encode(LazySum.of(x.clone()), payload[None], context.whole)
+        compressor.decode(payload[None, None], Mean.of(out), context.whole)
         decoded.append(out)
     assert not any(torch.equal(a, b) for i, a in enumerate(decoded) for b in decoded[:i])
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compressors import GroupContext
+from gradwire.compressors import Parts
 from gradwire.compressors.context import SlotState
+from gradwire.ops.mean import Mean
 from tests.support.harness import SMALL, draw, job, plan_of, slots_of
 
 SLOTS = slots_of(SMALL)
@@ -29,8 +30,9 @@ class Breaks(gw.FP32):
     def init_group(self) -> dict[str, Tensor]:
         return {"seen": torch.zeros(3)}
 
-    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        super().decode(rows, out, context)
+    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        super().decode(payloads, mean, parts)
+        out, context = mean.vector(), parts.context
         value = self.value if out.abs().max() > LARGE / 2 else 1.0
         context.slots.stage("seen", [torch.full((3,), value if self.of == "slot" else 1.0)] * len(context.layout.slots))
         context.group.stage("seen", torch.tensor([1.0, 1.0, value if self.of == "group" else 1.0]))

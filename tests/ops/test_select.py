@@ -10,6 +10,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.ops.backend import backend_for
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.ops.reference.largest import SAMPLE, TINY
 from tests.support.harness import alone
 
@@ -139,9 +140,9 @@ def test_entries_survive_sixteen_bit_indices(compressor, n: int, ratio: float):
             x[edges[edges < n]] = torch.arange(1.0, 1 + int((edges < n).sum()))
         context, left = alone(n, codec), x.clone()
         payload = torch.full((codec.payload_bytes(n),), 255, dtype=torch.uint8)
-        codec.encode(LazySum.of(left), payload, context)
+        codec.encode(LazySum.of(left), payload[None], context.whole)
         out = torch.empty(n)
-        codec.decode(payload[None], out, context)
+        codec.decode(payload[None, None], Mean.of(out), context.whole)
         sent = out.ne(0)
         assert torch.equal(out[sent], x[sent])
         assert int(sent.sum()) <= codec.count(n)

@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire as gw
 from gradwire import tuner
+from gradwire.compressors import Parts
 from gradwire.lab.jobs import plan_job
 from gradwire.lab.launch.rank_job import Peers
 from gradwire.ops.lazy_sum import LazySum
@@ -1430,10 +1431,10 @@ class Halving:
 class Fails(gw.TopK):
     """Cannot encode on rank 1 from the third step on."""
 
-    def encode(self, vector: LazySum, payload: Tensor, context: gw.GroupContext) -> None:
-        if dist.get_rank() == 1 and context.step == 2:
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        if dist.get_rank() == 1 and parts.context.step == 2:
             raise ArithmeticError("no such number")
-        super().encode(vector, payload, context)
+        super().encode(vector, payloads, parts)
 
 
 @scenario(2, 3)

@@ -7,6 +7,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.compressors import Codec, Compressor
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from tests.support.harness import alone, draw, job, plan_of, slots_of
 
 PAIRS = [
@@ -36,8 +37,8 @@ def reduce(compressor: Compressor, memory: gw.memories.Memory, communicator, *gr
 def decoded(codec: Codec, x: Tensor) -> Tensor:
     state = alone(len(x), codec)
     payload, out = torch.zeros(codec.payload_bytes(len(x)), dtype=torch.uint8), torch.empty(len(x))
-    codec.encode(LazySum.of(x.clone()), payload, state)
-    codec.decode(payload[None], out, state)
+    codec.encode(LazySum.of(x.clone()), payload[None], state.whole)
+    codec.decode(payload[None, None], Mean.of(out), state.whole)
     return out
 
 

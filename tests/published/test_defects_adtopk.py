@@ -12,6 +12,7 @@ from gradwire import compressors
 from gradwire.communicators import AllGather
 from gradwire.compressors import Codec, context_for
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from gradwire.plans import uniform
 from gradwire.slots import Layout, Slot
 from tests.support.harness import CPU, alone, draw, job, place_bytes, plan_of, slots_of, total
@@ -137,7 +138,7 @@ def test_7_the_turn_does_not_depend_on_how_often_it_is_asked():
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     payloads = [torch.zeros(codec.payload_bytes(1000), dtype=torch.uint8) for _ in range(2)]
     for payload in payloads:
-        codec.encode(LazySum.of(x.clone()), payload, state)
+        codec.encode(LazySum.of(x.clone()), payload[None], state.whole)
     assert torch.equal(*payloads)
 
 
@@ -176,6 +177,6 @@ def test_padding_never_touches_coordinate_0():
         x = torch.zeros(200)
         x[0], x[150] = 0.25, 8.0
         payload, out = torch.zeros(codec.group_bytes(state.layout, 0), dtype=torch.uint8), torch.empty(200)
-        codec.encode(LazySum.of(x), payload, state)
-        codec.decode(payload[None], out, state)
+        codec.encode(LazySum.of(x), payload[None], state.whole)
+        codec.decode(payload[None, None], Mean.of(out), state.whole)
         assert (out[0] + x[0], out[150], x[150]) == (0.25, 8, 0)

@@ -9,6 +9,7 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.compressors import Codec
 from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
 from tests.support.harness import alone, draw, job, plan_of, slots_of
 
 SIZES = [1, 7, 64, 1000, 5001]
@@ -21,8 +22,8 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def round_trip(codec: Codec, x: Tensor) -> Tensor:
     state = alone(len(x), codec)
     payload, out = torch.zeros(codec.payload_bytes(len(x)), dtype=torch.uint8), torch.empty(len(x))
-    codec.encode(LazySum.of(x.clone()), payload, state)
-    codec.decode(payload[None], out, state)
+    codec.encode(LazySum.of(x.clone()), payload[None], state.whole)
+    codec.decode(payload[None, None], Mean.of(out), state.whole)
     return out
 
 
@@ -73,8 +74,8 @@ def test_qsgd_never_wraps_the_largest_element_round():
         codec, x = gw.QSGD(block=8), blocks.view(-1)
         state = alone(len(x), codec, seed=seed)
         payload, out = torch.zeros(codec.payload_bytes(len(x)), dtype=torch.uint8), torch.empty(len(x))
-        codec.encode(LazySum.of(x.clone()), payload, state)
-        codec.decode(payload[None], out, state)
+        codec.encode(LazySum.of(x.clone()), payload[None], state.whole)
+        codec.decode(payload[None, None], Mean.of(out), state.whole)
         torch.testing.assert_close(out, x, rtol=1.01 / 127, atol=0)
 
 
@@ -83,8 +84,8 @@ def test_casts_are_casts(codec: Codec, dtype: torch.dtype):
     x = normal(1001)
     state = alone(len(x), codec, remember=False)
     payload, out = torch.zeros(codec.payload_bytes(len(x)), dtype=torch.uint8), torch.empty(len(x))
-    codec.encode(LazySum.of(x.clone()), payload, state)
-    codec.decode(payload[None], out, state)
+    codec.encode(LazySum.of(x.clone()), payload[None], state.whole)
+    codec.decode(payload[None, None], Mean.of(out), state.whole)
     assert torch.equal(out, x.to(dtype).float())
     assert torch.equal(payload.view(dtype), x.to(dtype))
 

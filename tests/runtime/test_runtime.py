@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.compressors import Cast, GroupContext
+from gradwire.compressors import Cast, GroupContext, Parts
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.plans import uniform
@@ -218,13 +218,13 @@ class Faulty(Cast):
     late: bool = False
     pause_s: float = 0.0
 
-    def encode(self, vector: LazySum, payload: Tensor, context: GroupContext) -> None:
-        super().encode(vector, payload, context)
-        self._strike(context, late=False)
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        super().encode(vector, payloads, parts)
+        self._strike(parts.context, late=False)
 
-    def decode(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        super().decode(rows, out, context)
-        self._strike(context, late=True)
+    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        super().decode(payloads, mean, parts)
+        self._strike(parts.context, late=True)
 
     def _strike(self, context: GroupContext, *, late: bool) -> None:
         if (context.rank, context.step, late) == (self.rank, self.step, self.late):

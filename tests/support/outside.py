@@ -11,7 +11,7 @@ import gradwire as gw
 
 
 @dataclass(frozen=True)
-class Truncated(gw.Codec):
+class Truncated(gw.SimpleCodec):
     """A codec: the upper 16 bits of every float32."""
 
     biased: ClassVar[bool] = True
@@ -19,13 +19,12 @@ class Truncated(gw.Codec):
     def payload_bytes(self, n: int) -> int:
         return 2 * n
 
-    def encode(self, vector: gw.LazySum, payload: Tensor, context: gw.GroupContext) -> None:
-        x = vector.total()
+    def compress(self, x: Tensor, payload: Tensor, context: gw.GroupContext) -> None:
         sent = payload.view(torch.bfloat16)
         sent.copy_(x)
         x.sub_(sent)
 
-    def decode(self, rows: Tensor, out: Tensor, context: gw.GroupContext) -> None:
+    def decompress(self, rows: Tensor, out: Tensor, context: gw.GroupContext) -> None:
         torch.sum(rows.view(torch.bfloat16).float(), dim=0, out=out)
 
 
@@ -85,10 +84,10 @@ class InTurns(gw.Communicator):
         assert isinstance(compressor, gw.Codec)
         size = compressor.group_bytes(context.layout, context.step)
         payloads = context.message("payloads", size, context.world)
-        compressor.encode(vector, payloads.row(context.rank).body, context)
+        compressor.encode(vector, payloads.row(context.rank).body[None], context.whole)
         for rank in range(context.world):
             yield gw.Broadcast(payloads.row(rank), rank)
-        compressor.decode_to(mean, payloads.body, context)
+        compressor.decode(payloads.body[None], mean, context.whole)
 
 
 @dataclass

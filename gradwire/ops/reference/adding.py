@@ -79,7 +79,7 @@ def add_select(
 
     Which ones is what `top_k` says.
     """
-    finite = add_in(next, old, gradient, decay, share, nonfinite=nonfinite)
+    finite = len(layouts) > 1 or add_in(next, old, gradient, decay, share, nonfinite=nonfinite)
     for parts, rows, layout in together(next, payloads, layouts):
         move_entries(parts, rows, layout, top_k(parts, layout.k))
     return finite

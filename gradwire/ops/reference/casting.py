@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from math import inf
 
+import torch
 from torch import Tensor
 
+from gradwire.ops.host import on_host
 from gradwire.ops.tiles import spans
 from gradwire.ops.vectors import equal_parts
 
@@ -20,3 +22,17 @@ def cast_parts(x: Tensor, rows: Tensor, bounds: Sequence[int], limit: float, *, 
                 values.clamp_(-limit, limit)
             if keep:
                 part.sub_(values)
+
+
+def sum_casts(payloads: Tensor, out: Tensor, bounds: Sequence[int]) -> None:
+    """Writes to the parts of out (n,) between `bounds` the sums of payloads (parts, ranks, ≥ length) of another
+    type."""
+    for parts, values in equal_parts(out, payloads, bounds):
+        values = values[..., : parts.shape[1]]
+        if values.shape[1] > 1 and not on_host(out.device):
+            torch.sum(values, 1, dtype=out.dtype, out=parts)
+            continue
+        for start, end in spans(parts[0]):  # adding mixed types makes a copy: a tile's is cheap
+            parts[:, start:end].copy_(values[:, 0, start:end])
+            for rank in range(1, values.shape[1]):
+                parts[:, start:end].add_(values[:, rank, start:end])

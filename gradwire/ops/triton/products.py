@@ -92,7 +92,7 @@ def project(matrices: Sequence[Tensor], basis: Sequence[Tensor], out: Sequence[T
     ranks, to_rows = [factor.shape[1] for factor in basis], side == ROWS
     sums = [matrix.shape[2 if to_rows else 1] for matrix in matrices]
     long = [i for i, length in enumerate(sums) if length > LONGEST or max(ranks) > MOST]
-    low_rank.project([matrices[i] for i in long], [basis[i] for i in long], [out[i] for i in long], side)
+    low_rank.project(*([batch[i] for i in long] for batch in (matrices, basis, out)), side=side)
     if len(long) < len(matrices):
         p, q = (out, basis) if to_rows else (basis, out)
         _launch(project_kernel, matrices, p, q, to_rows, not to_rows, TO_ROWS=to_rows)

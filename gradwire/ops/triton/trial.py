@@ -49,7 +49,7 @@ def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 def _casts(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """What is left, and what is sent."""
     left, rows = old.clone(), torch.zeros(3, N, dtype=torch.float16, device=old.device)
-    kernels.cast_parts(left, rows, (0, 2000), 1.0, keep=True)
+    kernels.cast_parts(left, rows, (0, 2000, 4000, N), 1.0, keep=True)
     return torch.cat([left, rows.float().view(-1)])
 
 
