@@ -59,7 +59,7 @@ class Training:
         self._chance = random.Random(f"{seed} {kill}")
         self._seed, self._kill = seed, kill
         self._at = None if kill is None else int(self._chance.uniform(0.2, 0.6) * steps)
-        self._told = {"seed": seed, "steps": steps, "port": port, "job": f"{seed}/{kill}"}
+        self._facts = {"seed": seed, "steps": steps, "port": port, "job": f"{seed}/{kill}"}
         self._host, self._heard = host, SimpleQueue[Heard]()
         self._killed: RankProcess | None = None
         self._struck_at, self._went_on_s = 0.0, 0.0
@@ -84,7 +84,7 @@ class Training:
         return {"seed": self._seed, "kill": self._kill, "at": self._at, "loss": loss, "seconds": self._went_on_s}
 
     def _start(self, name: str) -> RankProcess:
-        return self._host.start(name, self._heard, at_least=RANKS - 1, **self._told)
+        return self._host.start(name, self._heard, at_least=RANKS - 1, **self._facts)
 
     def _hear(self, rank: RankProcess, words: dict) -> None:
         if "loss" in words:

@@ -47,16 +47,16 @@ class Task:
         return float(nn.functional.cross_entropy(model(inputs), targets))
 
 
-def train(told: dict) -> None:
+def train(given: dict) -> None:
     """The recipe in docs/faults.md."""
-    task, steps = Task(told["seed"]), told["steps"]
-    torch.manual_seed(told["seed"])
+    task, steps = Task(given["seed"]), given["steps"]
+    torch.manual_seed(given["seed"])
     model = network(64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    store = dist.TCPStore("127.0.0.1", told["port"], is_master=False, wait_for_workers=False)
-    own = dist.PrefixStore(told["job"], store)
+    store = dist.TCPStore("127.0.0.1", given["port"], is_master=False, wait_for_workers=False)
+    own = dist.PrefixStore(given["job"], store)
     rendezvous = gw.Rendezvous(
-        own, at_least=told["at_least"], last_call_timeout=QUIET_S, timeout=timedelta(seconds=TIMEOUT_S), backend="gloo"
+        own, at_least=given["at_least"], last_call_timeout=QUIET_S, timeout=timedelta(seconds=TIMEOUT_S), backend="gloo"
     )
     handle, step = None, 0
     while step < steps:

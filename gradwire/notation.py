@@ -18,8 +18,8 @@ from gradwire.memories import Memory
 _MEGABYTES = re.compile(r"(\d+(?:\.\d+)?)mb")
 
 
-class Parts(NamedTuple):
-    """What the word says; None where it leaves something out."""
+class Components(NamedTuple):
+    """The parts that a text names; None for those that it leaves out."""
 
     compressor: Compressor
     memory: Memory | None
@@ -27,7 +27,7 @@ class Parts(NamedTuple):
     controller: Controller | None
 
 
-def read(text: str) -> tuple[Parts, groups.Grouping | None]:
+def read(text: str) -> tuple[Components, groups.Grouping | None]:
     """Reads one word. Raises ValueError, naming what is near, for an unknown name, and for a value that does not
     fit."""
     parts, at, grouping = text.lower().partition("@")
@@ -35,7 +35,7 @@ def read(text: str) -> tuple[Parts, groups.Grouping | None]:
     return read_parts(text, head, others), read_grouping(grouping) if at else None
 
 
-def read_parts(text: str, head: str, others: Sequence[str], also: Sequence[str] = ()) -> Parts:
+def read_parts(text: str, head: str, others: Sequence[str], also: Sequence[str] = ()) -> Components:
     """Reads the parts of `text`; names that are known `also` are offered where the compressor is not."""
     compressor = _make("compressor", head, exported(Compressor), also)
     kinds = {"memories": Memory, "communicators": Communicator, "controllers": Controller}
@@ -45,7 +45,7 @@ def read_parts(text: str, head: str, others: Sequence[str], also: Sequence[str] 
         if sum(isinstance(part, base) for part in made) > 1:
             raise ValueError(f"{text!r} names two {plural}: keep one")
     partners: list[Any] = [next((part for part in made if isinstance(part, base)), None) for base in kinds.values()]
-    return Parts(compressor, *partners)
+    return Components(compressor, *partners)
 
 
 def read_grouping(text: str) -> groups.Grouping:

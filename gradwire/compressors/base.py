@@ -129,8 +129,8 @@ class Codec(Predictable):
 
     @abstractmethod
     def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
-        """Writes the sum over the ranks of what payloads (parts, ranks, ≥ bytes) stand for to each part of where the
-        mean goes. There are several parts, or several ranks: an all-gather is one part of all ranks."""
+        """Decodes payloads (parts, ranks, ≥ bytes), and writes each part's sum over the ranks where the mean goes. An
+        all-gather has one part and several ranks, a ScatterReduce ends with several parts of one rank."""
 
 
 class SimpleCodec(Codec):
@@ -143,7 +143,7 @@ class SimpleCodec(Codec):
 
     @abstractmethod
     def decompress(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        """Writes the sum of what rows (ranks, bytes) stand for into out (n,)."""
+        """Decodes payloads (ranks, bytes), and writes their sum to out (n,)."""
 
     def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
         for x, payload, context in zip(vector.total().split(parts.lengths), payloads, parts.contexts, strict=False):

@@ -40,7 +40,7 @@ class Blockwise(Codec):
         return self.blocks(layout).nbytes
 
     def seeds(self, parts: Parts) -> list[int]:
-        """What each part's noise is drawn from."""
+        """A seed for the noise of each part."""
         return [parts.context.own_seed() for _ in parts.lengths]
 
     def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:

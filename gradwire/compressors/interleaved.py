@@ -87,5 +87,5 @@ class Interleaved(Codec):
         self.turn(parts.context.step).decode(self._cut(payloads, parts), mean, parts)
 
     def _cut(self, payloads: Tensor, parts: Parts) -> Tensor:
-        """What this step fills of payloads (..., bytes)."""
+        """The bytes of payloads (..., bytes) that are used at this step."""
         return payloads[..., : self.group_bytes(parts.context.layout, parts.context.step)]

@@ -1,8 +1,9 @@
 """A job's state for torch.distributed.checkpoint, which saves everything once and loads it on any mesh.
 
-A memory keeps a replica's part of what the mean still lacks. So it is saved with an axis for the replica in
-front, (replicas, *shape), each row by its replica and cut as the parameter is. To load, rows go to the replicas that
-there are now by the rule of `checkpoint.predecessors`, cut as the parameter is now; each replica adds up its own.
+A residual differs between replicas: each holds the part of its gradients that has not been sent. So it is saved with an
+axis for the replica in front, (replicas, *shape), each row by its replica and cut as the parameter is. To load, rows go
+to the replicas that there are now by the rule of `checkpoint.predecessors`, cut as the parameter is now; each replica
+adds up its own.
 """
 
 import json

@@ -64,11 +64,11 @@ def split_output(out: Output, sizes: Sequence[int]) -> Sequence[Output]:
     return out.split(sizes)
 
 
-Parts = Iterable[tuple[Tensor, Tensor, Entries]]
+EntryParts = Iterable[tuple[Tensor, Tensor, Entries]]
 """Vectors (m, n) that are parts of one, a payload of each, (m, ·), and how these are laid out."""
 
 
-def together(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> Parts:
+def together(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> EntryParts:
     """The parts of x (n,), one after another, that are worked on at a time: on a CPU each by itself, on a GPU
     neighbours of the same layout."""
     if not on_host(x.device):
@@ -77,7 +77,7 @@ def together(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> Parts:
     return zip(parts, payloads.split(1), layouts, strict=False)
 
 
-def alike_parts(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> Iterator[tuple[Tensor, Tensor, Entries]]:
+def alike_parts(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> EntryParts:
     """`together`, neighbours of the same layout."""
     row = start = 0
     for layout, alike in groupby(layouts):
@@ -95,8 +95,9 @@ def equal_parts(x: Tensor, rows: Tensor, bounds: Sequence[int]) -> Iterator[tupl
             if a < b:
                 yield x[None, a:b], row
         return
-    length = max(1, bounds[1])  # of no elements there are no parts
+    length = max(1, bounds[1])
     whole = len(x) // length
-    yield x[: whole * length].view(whole, length), rows[:whole]
+    if whole:
+        yield x[: whole * length].view(whole, length), rows[:whole]
     if whole * length < len(x):
         yield x[whole * length :][None], rows[whole : whole + 1]

@@ -11,6 +11,7 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
+from gradwire.torch_private.process_groups import default_store
 from tests.processes.scenarios import SCENARIOS
 from tests.support.ranks import run_ranks
 
@@ -31,7 +32,7 @@ def main(name: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     function, _ = SCENARIOS[name]
     function()
-    store, world = dist.distributed_c10d._get_default_store(), dist.get_world_size()
+    store, world = default_store(), dist.get_world_size()
     store.set(f"ended/{dist.get_rank()}", "")
     store.wait([f"ended/{rank}" for rank in range(world)])  # gloo's connections close when the first process ends
 

@@ -1,6 +1,6 @@
 """What local steps must do between real processes over gloo.
 
-`python -m tests.processes.launched tests.processes.local_steps OUT [NAME...]` runs them.
+`pytest tests/processes/test_local_steps.py` runs them.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """Every call of a handle at every moment of a step, with DDP and with sharded replicas, over gloo.
 
-`python -m tests.processes.launched tests.processes.moments OUT [NAME...]` runs them; SCHEDULES=2000 for a long run.
+`pytest tests/processes/test_moments.py` runs them; SCHEDULES=2000 for a long run.
 """
 
 import os

@@ -1,5 +1,5 @@
 """What must hold where ranks make other calls than each other, come late or end: nobody hangs, none is ended from
-outside, and each hears what happened. Each scenario runs on all ranks of one launch, over groups of short timeouts.
+outside, and each hears what happened. Each scenario has ranks of its own, and groups of short timeouts.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""What must hold between real processes over gloo: each scenario runs on all ranks of one launch.
+"""What must hold between real processes over gloo: each scenario runs on all ranks of a group of its own.
 
 `python -m tests.processes.launched tests.processes.scenarios NAME`, on each rank, runs one.
 """

@@ -1,6 +1,6 @@
 """What sharded models must do between real processes over gloo: FSDP2 inside of hosts, Gradwire between them.
 
-`python -m tests.processes.launched tests.processes.shards OUT [NAME...]` runs them.
+`pytest tests/processes/test_shards.py` runs them.
 """
 
 import tempfile

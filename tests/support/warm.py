@@ -43,13 +43,14 @@ class Forked(subprocess.Popen):
 
     def _execute_child(
         self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
-        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *others,
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask,
+        start_new_session, *others,
     ) -> None:  # fmt: skip
         """Replaces Popen's fork and exec."""
-        _, _, _, _, _, session, *_ = others
-        command = {"argv": args, "cwd": str(cwd or os.getcwd()), "env": dict(env or os.environ), "session": session}
+        command = {"argv": args, "cwd": str(cwd or os.getcwd()), "env": dict(env or os.environ)}
+        command |= {"imports": self._imports, "session": start_new_session}
         files = [own if own != -1 else inherited for inherited, own in enumerate((p2cread, c2pwrite, errwrite))]
-        self.pid = _server().fork(command | {"imports": self._imports}, files)
+        self.pid = _server().fork(command, files)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
@@ -148,6 +149,7 @@ def run(command: dict[str, Any]) -> None:
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
     elif first == "-m":
         sys.argv = rest
+        sys.modules.pop(rest[0], None)  # it was imported for what it imports; runpy warns of a module that is there
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
         sys.argv = [first, *rest]

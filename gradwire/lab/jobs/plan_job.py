@@ -9,9 +9,9 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.checkpoint import letters, text_of
 from gradwire.compressors import FP32, Compressor
 from gradwire.frontends import Handle, attach
 from gradwire.lab.configuration import parse
@@ -22,6 +22,7 @@ from gradwire.lab.workloads.make_task import make_task
 from gradwire.lab.workloads.to_device import to_device
 from gradwire.plans import Group, Plan, default_communicator, default_memory
 from gradwire.schedule import Profile, Span, Timeline
+from gradwire.transports import Mesh
 from gradwire.tuner import CHOOSING_STEPS, Auto
 from gradwire.tuner.trials import SETTLE
 
@@ -174,16 +175,11 @@ def _median_step(timelines: list[Timeline], peers: Peers) -> Timeline:
 
 def _gathered(text: str, peers: Peers) -> list[str]:
     """Every rank's text, on all ranks."""
-    mine = torch.tensor(list(text.encode()), dtype=torch.uint8, device=peers.device)
-    lengths = [torch.zeros(1, dtype=torch.long, device=peers.device) for _ in range(peers.world)]
-    dist.all_gather(lengths, torch.tensor([len(mine)], device=peers.device))
-    longest = max(int(length) for length in lengths)
-    padded = torch.zeros(longest, dtype=torch.uint8, device=peers.device)
+    mesh, mine = Mesh.of(peers.transport), letters(text)
+    lengths = mesh.gather(torch.tensor([len(mine)], device=peers.device)).flatten().tolist()
+    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=peers.device)
     padded[: len(mine)] = mine
-    everyones = [torch.empty_like(padded) for _ in range(peers.world)]
-    dist.all_gather(everyones, padded)
-    pairs = zip(everyones, lengths, strict=True)
-    return [bytes(letters[: int(length)].tolist()).decode() for letters, length in pairs]
+    return [text_of(row[:length]) for row, length in zip(mesh.gather(padded), lengths, strict=True)]
 
 
 def _timeline(spans: list[list[Any]]) -> Timeline:

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from gradwire.lab.network.traffic import interface_traffic
 from gradwire.lab.results import Totals, append
-from gradwire.transports import ProcessGroup
+from gradwire.runtime.replicas import from_first
+from gradwire.transports import Mesh, ProcessGroup
 
 Log = Callable[[dict[str, Any]], None]
 """Takes one JSON object that rank 0 has measured."""
@@ -67,15 +68,10 @@ class Peers:
 
     def text_of_first(self, text: str) -> str:
         """Rank 0's text, on all ranks."""
-        mine = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
-        length = torch.tensor(len(mine), device=self.device)
-        dist.broadcast(length, 0)
-        letters = mine if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8, device=self.device)
-        dist.broadcast(letters, 0)
-        return bytes(letters.tolist()).decode()
+        return from_first(text, Mesh.of(self.transport), self.device)
 
     def interface_bytes(self) -> int | None:
-        """This rank's share of what its host has sent."""
+        """The bytes that this rank's host has sent, divided by its ranks."""
         if self.interface is None:
             return None
         return interface_traffic(self.interface).sent_bytes // int(os.environ["LOCAL_WORLD_SIZE"])

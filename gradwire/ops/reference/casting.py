@@ -32,7 +32,7 @@ def sum_casts(payloads: Tensor, out: Tensor, bounds: Sequence[int]) -> None:
         if values.shape[1] > 1 and not on_host(out.device):
             torch.sum(values, 1, dtype=out.dtype, out=parts)
             continue
-        for start, end in spans(out[: parts.shape[1]]):  # adding mixed types makes a copy: a tile's is cheap
+        for start, end in spans(parts[0]):  # adding mixed types makes a copy: a tile's is cheap
             parts[:, start:end].copy_(values[:, 0, start:end])
             for rank in range(1, values.shape[1]):
                 parts[:, start:end].add_(values[:, rank, start:end])
