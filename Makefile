@@ -9,13 +9,18 @@ DEV := $(VENV)/.dev
 
 WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: demo test test-ray test-torchft test-titan lint docs benchmarks sanitize fuzz wheels extras clean
+.PHONY: demo test test-all test-ray test-torchft test-titan lint docs benchmarks sanitize fuzz wheels extras clean
 
 demo: $(LAB)  ## the main job: a language model over slow links, dense against compressed
 	$(BIN)/gradwire demo
 
-test: $(DEV)  ## every test, with a worker more than there are cores, for some tests wait
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test: $(DEV)  ## the tests, with a worker more than there are cores, for some tests wait
+	$(PYTEST) -m 'not long'
+
+test-all: $(DEV)  ## and the long ones: every row of every table, trainings in small
+	$(PYTEST)
 
 test-ray: $(DEV)  ## the tests that need Ray, which takes 500 MB more
 	$(PIP) --editable '.[ray]'

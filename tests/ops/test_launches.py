@@ -5,7 +5,7 @@ import torch
 
 import gradwire as gw
 from gradwire.compressors import Estimated, LowRank
-from tests.support.cases import CASES, Case
+from tests.support.cases import CASES, Case, rows
 from tests.support.harness import SMALL, draw, slots_of
 from tests.support.lane import WORLD, Lane
 from tests.support.pretend_cuda import GPU, pretended_cuda
@@ -16,8 +16,11 @@ from gradwire.ops.triton.factors import MOST  # noqa: E402
 from tests.support.triton_lane import with_triton  # noqa: E402
 
 SLOTS = slots_of(SMALL | {"wide.weight": torch.empty(131, 257), "wide.bias": torch.empty(131)})
+NARROW = slots_of(SMALL | {"wide.weight": torch.empty(37, 257), "wide.bias": torch.empty(37)})
+"""Of more than two tiles."""
+RANKS = 2
 MATRICES = slots_of(SMALL | {f"{i}.weight": torch.empty(31, 17) for i in range(2)})
-"""Small ones, and some of equal shape: the interpreter takes long for products."""
+"""Small ones, and some of equal shape: the interpreter takes long for products, and for all else."""
 
 CODES_IN_BLOCKS = gw.Quantized | gw.EFSignSGD | gw.OneBit | gw.QSGD | gw.TernGrad
 ROWS = [
@@ -47,20 +50,20 @@ def first_step(case: Case) -> int:
     return case.compressor.start_step if isinstance(case.compressor, LowRank) else 0
 
 
-@pytest.mark.parametrize("case", ROWS, ids=str)
+@rows(ROWS)
 def test_whole_exchanges_are_the_references_in_fewer_launches(case: Case):
     with pretended_cuda() as gpu, torch.no_grad():
-        slots = MATRICES if isinstance(case.compressor, LowRank) else SLOTS
-        ours, theirs = Lane(case, slots, GPU, gpu), Lane(case, slots, GPU, gpu)
+        slots = MATRICES if isinstance(case.compressor, LowRank) else NARROW
+        ours, theirs = (Lane(case, slots, GPU, gpu, RANKS) for _ in range(2))
         first = first_step(case)
         for number in range(first + 2):
-            grads = draw(slots, WORLD, number)
+            grads = draw(slots, RANKS, number)
             expected = theirs.step(grads)
             gpu.forget()
             with with_triton(gpu):
                 means = ours.step(grads)
             assert not gpu.syncs
-            assert number <= first or gpu.kernels.total() / WORLD <= launches(case), gpu.lines.most_common(24)
+            assert number <= first or gpu.kernels.total() / RANKS <= launches(case), gpu.lines.most_common(24)
             for own in means[1:]:
                 assert all(torch.equal(a, b) for a, b in zip(own, means[0], strict=True))
             if not isinstance(case.compressor, gw.QSGD | gw.TernGrad):  # whose noise is another
@@ -81,7 +84,7 @@ MORE = {
 """And so many more; `ScatterReduce` selects in the long parts, in the last one and in a sum."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@rows(CASES)
 def test_no_row_launches_more_than_it_may(case: Case):
     selects = isinstance(case.compressor, gw.HardThreshold | Estimated | gw.RandomK | gw.ChunkTopK)
     times = 3 if selects and case.communicator == gw.ScatterReduce() else 1

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import pytest
+
 import gradwire as gw
 from gradwire.communicators import Communicator
 from gradwire.compressors import Compressor
@@ -142,3 +144,12 @@ CASES = [
     Case(gw.ACPSGD(3, start_step=2), gw.Residual(decay=0.9), REDUCE, 32, rounding=1e-5),
     Case(gw.ACPSGD(1), NONE, REDUCE, 32),
 ]
+
+FEW = set({type(part): case for case in CASES[::-1] for part in (case.compressor, case.communicator)}.values())
+"""A row for each compressor and each communicator."""
+
+
+def rows(cases: list[Case]) -> pytest.MarkDecorator:
+    """Runs a test for each of these: with `make test` for those of the few, with `make test-all` for all."""
+    given = [case if case in FEW else pytest.param(case, marks=pytest.mark.long) for case in cases]
+    return pytest.mark.parametrize("case", given, ids=str)
