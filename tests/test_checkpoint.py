@@ -18,12 +18,13 @@ from gradwire import checkpoint
 from gradwire.frontends.idle import Idle
 from gradwire.plans import uniform
 from gradwire.runtime import meeting
-from tests.support.cases import CASES, Case
+from tests.support.cases import CASES, Case, rows
 from tests.support.harness import SMALL, draw, hand_over, job, plan_of, raising, slots_of, together, total
 
 SLOTS = slots_of(SMALL)
 REMEMBERING = [case for case in CASES if case.conserves]
 all_cases = pytest.mark.parametrize("case", CASES, ids=str)
+some_cases = rows(REMEMBERING)
 conserving = pytest.mark.parametrize("case", REMEMBERING, ids=str)
 
 
@@ -116,7 +117,7 @@ def test_one_rule_says_which_old_ranks_a_new_one_goes_on_from():
         assert [each.own for each in before] == [rank % old for rank in range(ranks)]
 
 
-@conserving
+@some_cases
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_another_number_of_ranks_keeps_the_sum(case: Case, world: int):
     with job(plan_for(case), SLOTS, 3) as running:
@@ -152,7 +153,7 @@ def test_the_state_of_all_ranks_is_what_each_of_them_had(case: Case):
         assert all(torch.equal(a, b) for a, b in zip(means, expected, strict=True))
 
 
-@conserving
+@some_cases
 @pytest.mark.parametrize("world", [2, 4])
 def test_the_state_of_all_ranks_fits_another_number_of_them(case: Case, world: int):
     with job(plan_for(case), SLOTS, 3) as running:

@@ -351,6 +351,7 @@ sys.exit(main(["train", "--suite", "gravac", "--out", sys.argv[1]]))
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", SUITES)
 def test_ranks_that_torchrun_started_run_suites(tmp_path: Path, command: str) -> None:
     (tmp_path / "suite.py").write_text(SUITES[command])

@@ -60,6 +60,7 @@ def test_columns_go_in_the_order_in_which_they_may_and_are_named() -> None:
     assert "1002.2345" in text
 
 
+@pytest.mark.long
 def test_an_output_in_ascii_is_shown_in_ascii() -> None:
     for wanted, shown in (("powersgd", "P = Q M^T"), ("topk", "`ratio`*n elements")):
         finished = python("-m", "gradwire", "list", wanted, PYTHONIOENCODING="ascii")
@@ -95,6 +96,7 @@ def test_without_the_extra_it_says_what_to_install(package: str) -> None:
     assert finished.stderr.endswith("pip install 'gradwire[lab]'\n")
 
 
+@pytest.mark.long
 def test_the_shell_completes_commands_options_and_configurations() -> None:
     def offered(words: str) -> set[str]:
         count = str(len(words.split(" ")) - 1)
@@ -142,6 +144,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise failure
 
 
+@pytest.mark.long
 def test_a_file_on_a_full_disk_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model", "tiny-resnet18", "--steps", "1", "--repeats", "1", "--json", "/dev/full"]
     assert main(["bench", "nocomm", *options]) == 1

@@ -47,6 +47,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_site_has_a_page_per_algorithm_with_its_paper(site: Path) -> None:
     for entry in [entry for kind in KINDS for entry in catalogue()[kind]]:
         text = (site / "algorithms" / f"{entry.name}.html").read_text()

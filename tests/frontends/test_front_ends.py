@@ -109,7 +109,7 @@ def test_jobs_follow_each_other_on_one_transport():
     raising(together(2, lambda rank: transports[rank].run(gw.Sum(gw.Message.plain(torch.ones(2))))))
 
 
-@pytest.mark.parametrize("backend", ["", "cpu:gloo,cuda:gloo", "gloo"])
+@pytest.mark.parametrize("backend", ["", "cpu:gloo,cuda:gloo", pytest.param("gloo", marks=pytest.mark.long)])
 def test_the_direct_exchange_is_on_whatever_the_group_was_called(backend: str):
     """`dist.get_backend` says "undefined" of a group that was made without a name."""
     program = (

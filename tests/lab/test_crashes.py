@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CRASHES = """
 import json, pathlib, sys
 sys.path.append("benchmarks")
@@ -13,6 +15,7 @@ print(json.dumps(Crashes(pathlib.Path(sys.argv[1]), ranks=2, numel=1 << 16).time
 """
 
 
+@pytest.mark.long
 def test_what_a_crash_leaves_is_whole_or_refused(tmp_path: Path):
     command, root = [sys.executable, "-c", CRASHES, str(tmp_path)], Path(__file__).parents[2]
     found = json.loads(subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout)

@@ -66,6 +66,7 @@ def records(folder: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_rounds_of_one_step_train_as_dense_does(tmp_path: Path) -> None:
     """The mean of what SGD has moved is what SGD moves by the mean gradient."""
     texts = ["dense", "localsteps:1,lr=1,momentum=0", "localsteps:4,lr=1,momentum=0+chunktopk:512+residual:0.95"]
@@ -94,6 +95,7 @@ def test_rounds_of_one_step_train_as_dense_does(tmp_path: Path) -> None:
     assert [len(line["step_ms"]) for line in sparse] == [0, 0, 0, 4] * 3
 
 
+@pytest.mark.long
 def test_whole_rounds_are_timed(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     options = ["--model", "tiny-resnet18", "--steps", "4", "--repeats", "1", "--json", str(file)]

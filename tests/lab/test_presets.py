@@ -114,6 +114,7 @@ def records(metrics: Path) -> list[dict]:
     return [{key: line[key] for key in ("step", "loss", "held_out", "replicas", "wire_bytes")} for line in lines]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_runs_two_epochs_is_resumed_and_reports_its_metric(name: str, trained: Path) -> None:
     whole = records(trained / "whole" / name / "metrics.jsonl")

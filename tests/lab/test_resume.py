@@ -78,7 +78,9 @@ def outcomes(folder: Path, ranks: int, configurations: list[str]) -> list:
     return list(zip(trainings, json.loads((folder / "outcomes.json").read_text()), strict=True))
 
 
-@pytest.mark.parametrize(("ranks", "configurations"), [(2, CONFIGURATIONS), (4, ["dense", "acpsgd:2"])])
+@pytest.mark.parametrize(
+    ("ranks", "configurations"), [pytest.param(2, CONFIGURATIONS, marks=pytest.mark.long), (4, ["dense", "acpsgd:2"])]
+)
 def test_a_training_goes_on_as_if_nothing_had_happened(tmp_path: Path, ranks: int, configurations: list[str]) -> None:
     for training, (whole, cut) in outcomes(tmp_path, ranks, configurations):
         assert whole == cut, training
@@ -93,6 +95,7 @@ def records(run: Path) -> dict[str, list]:
     return {name: [[json.loads(line)[key] for key in names] for line in own] for name, own in lines.items()}
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_is_resumed_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

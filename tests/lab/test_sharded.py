@@ -41,6 +41,7 @@ def test_dense_and_fp32_train_a_language_model_alike(tmp_path: Path) -> None:
     assert losses[0] != losses[2]
 
 
+@pytest.mark.long
 def test_replicas_of_two_ranks_take_local_steps(tmp_path: Path) -> None:
     small = [word for size in ("width=32", "layers=1", "batch=2") for word in ("--set", size)]
     options = ["--task", "lm", *small, "--optimizer", "sgd", "--hosts", "2", "--shard", "2"]
@@ -57,6 +58,7 @@ def test_replicas_of_two_ranks_take_local_steps(tmp_path: Path) -> None:
     assert rounds[-1]["dense_bytes"] == dense[-1]["dense_bytes"]
 
 
+@pytest.mark.long
 def test_step_times_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model", "tiny-vgg16", "--hosts", "2", "--shard", "2", "--steps", "1", "--repeats", "1"]
     assert main(["bench", "dense", "topk:0.05", *options]) == 0

@@ -78,6 +78,7 @@ def test_a_short_run_holds_all_laws(tmp_path, capsys):
     assert "every law held" in (folder / "report.html").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("front_end", BY_CHECKPOINT)
 def test_what_ends_where_a_rank_is_lost_begins_again_from_a_checkpoint(front_end, tmp_path, monkeypatch):
     monkeypatch.setattr("gradwire.lab.soak.soak.FRONT_ENDS", (front_end,))

@@ -77,6 +77,7 @@ def test_the_time_to_the_metric_of_dense(metric: str, dense, other, expected) ->
     assert (table("gravac", [trained]).rows[1][4] == "never") == (expected is None)
 
 
+@pytest.mark.long
 def test_a_small_suite_runs_from_end_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

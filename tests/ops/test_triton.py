@@ -278,7 +278,7 @@ FILLS = {
 
 
 @pytest.mark.parametrize("fill", FILLS)
-@pytest.mark.parametrize("rank", [4, 17])
+@pytest.mark.parametrize("rank", [4, pytest.param(17, marks=pytest.mark.long)])
 def test_whatever_factors_are_they_become_orthonormal_and_span_what_they_did(fill: str, rank: int):
     """All batches in one launch, square and long ones; the longest in torch."""
     shapes = [(2, rank, rank), (1, 3, 200), (1, rank, 5000), (1, rank, 70)]
@@ -372,6 +372,7 @@ REGISTERS = {
 """Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("capability", [80, 90])
 def test_they_compile_for_gpus_that_are_not_here_and_spill_nothing(capability: int):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

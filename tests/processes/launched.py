@@ -8,18 +8,24 @@ from datetime import timedelta
 from importlib import import_module
 from types import ModuleType
 
+import pytest
 import torch
 import torch.distributed as dist
+from _pytest.mark import ParameterSet
 
 from gradwire.torch_private.process_groups import default_store
 from tests.processes.scenarios import SCENARIOS
 from tests.support.ranks import run_ranks
 
 
-def cases(module: ModuleType) -> list[tuple[str, int]]:
+def cases(module: ModuleType) -> list[ParameterSet]:
     """The module's own scenarios, each with every number of ranks that it is meant for."""
-    own = {name: worlds for name, (made, worlds) in SCENARIOS.items() if made.__module__ == module.__name__}
-    return [(name, world) for name, worlds in own.items() for world in worlds]
+    return [
+        pytest.param(name, world, marks=[pytest.mark.long] if long else [])
+        for name, (made, worlds, long) in SCENARIOS.items()
+        if made.__module__ == module.__name__
+        for world in worlds
+    ]
 
 
 def check(module: ModuleType, name: str, world: int) -> None:
@@ -30,7 +36,7 @@ def check(module: ModuleType, name: str, world: int) -> None:
 def main(name: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    function, _ = SCENARIOS[name]
+    function, *_ = SCENARIOS[name]
     function()
     store, world = default_store(), dist.get_world_size()
     store.set(f"ended/{dist.get_rank()}", "")

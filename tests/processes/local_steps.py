@@ -256,7 +256,7 @@ def hosts_that_train_with_fsdp2_inside_are_replicas() -> None:
         optimizer.handle.detach()
 
 
-@scenario(4)
+@scenario(4, long=True)
 def sharded_replicas_stream_and_resume_bit_for_bit() -> None:
     mesh = hosts_of_two()
 
@@ -457,7 +457,7 @@ def complex_parameters_go_on_bit_for_bit_from_a_distributed_checkpoint() -> None
         assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
-@scenario(4)
+@scenario(4, long=True)
 def sharded_replicas_go_on_bit_for_bit_from_a_distributed_checkpoint() -> None:
     adam = partial(torch.optim.Adam, lr=0.3)
     two, four = hosts_of_two(), init_device_mesh("cpu", (4, 1), mesh_dim_names=("replicate", "shard"))

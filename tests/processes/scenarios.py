@@ -46,9 +46,11 @@ COMPRESSORS = [
 ]  # fmt: skip
 
 
-def scenario(*worlds: int):
+def scenario(*worlds: int, long: bool = False):
+    """Runs a function on so many ranks; a long one with `make test-all` alone."""
+
     def register(function):
-        SCENARIOS[function.__name__] = (function, worlds)
+        SCENARIOS[function.__name__] = (function, worlds, long)
         return function
 
     return register

@@ -114,7 +114,7 @@ def fp32_between_replicas_is_native_hsdp() -> None:
         handles = [gw.attach(on_shards, plan, mesh=mesh), gw.attach(on_both, plan)]
         models = (native, on_shards, on_both)
         optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-        for step in range(4):
+        for step in range(3):
             for model in models:
                 loss_of(model, step).backward()
             want = gradients(native)
@@ -260,7 +260,7 @@ COMPRESSORS = [
 ]  # fmt: skip
 
 
-@scenario(4)
+@scenario(4, long=True)
 def replicas_stay_the_same_with_shards() -> None:
     for compressor, mesh in zip(COMPRESSORS, len(COMPRESSORS) // 2 * meshes(), strict=True):
         model = wrapped(mesh["shard"])
@@ -356,7 +356,7 @@ def parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, objec
     return {"model": own, "optimizer": optimizers}
 
 
-@scenario(4)
+@scenario(4, long=True)
 def a_training_goes_on_bit_for_bit_from_a_distributed_checkpoint() -> None:
     compressors = (gw.ReusedThreshold(0.1, warmup=2), gw.PowerSGD(1), gw.DGC(0.1), gw.Quantized(bits=4))
     for compressor, mesh in zip(compressors, 2 * meshes(), strict=True):
@@ -586,7 +586,7 @@ def complex_shards_are_sent_in_few_bits() -> None:
     assert 0 < (got - want).abs().max() < 0.05 * want.abs().max()
 
 
-@scenario(4)
+@scenario(4, long=True)
 def controllers_decide_alike_for_the_whole_mesh() -> None:
     mesh = meshes()[0]
     controllers = [
@@ -683,7 +683,7 @@ def weights_are_put_together_in_few_bits_alike_on_all_ranks() -> None:
     assert bytes_of_two_types.float().mean(1).tolist() == list(range(1, world + 1))
 
 
-@scenario(4)
+@scenario(4, long=True)
 def models_train_with_shards_that_are_sent_in_few_bits() -> None:
     def run(*codecs: gw.Codec, steps: int = 12, **policy) -> tuple[Branches, list[float], Any]:
         model = wrapped(line(), **policy)
@@ -749,7 +749,7 @@ def what_a_reduce_scatter_loses_is_added_to_the_next() -> None:
         assert comm.residual.isfinite().all()
 
 
-@scenario(4)
+@scenario(4, long=True)
 def models_train_with_a_memory_of_what_shards_did_not_send() -> None:
     def run(codec: gw.Codec | None, memory: gw.Residual | None = None) -> float:
         model = wrapped(line())

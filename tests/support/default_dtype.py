@@ -1,7 +1,7 @@
 """A job of every row of `cases.py` under one default dtype, in a process of its own, for the fault may end the process:
 prints a digest of what each row computes and keeps, on a CPU and on a GPU that is pretended.
 
-`python tests/support/default_dtype.py bfloat16`
+`python tests/support/default_dtype.py bfloat16 FIRST EVERY`: every so manieth row.
 """
 
 import sys
@@ -56,5 +56,5 @@ def on_a_gpu(case: Case) -> Iterator[Tensor]:
 
 if __name__ == "__main__":
     torch.set_default_dtype(getattr(torch, sys.argv[1]))
-    for case in CASES:
+    for case in CASES[int(sys.argv[2]) :: int(sys.argv[3])]:
         print(case, digest([*on_a_cpu(case), *on_a_gpu(case)]), flush=True)
