@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gradwire.ops.host import to_host
+from gradwire.ops.host import to_device, to_host
 
 T = TypeVar("T")
 Mark = float | torch.cuda.Event
@@ -37,7 +37,7 @@ class Executor:
     taken."""
 
     aborted = False
-    """Collectives on its stream were ended, which may have left garbage."""
+    """Collectives under way were ended, or are about to be; on a GPU they leave garbage and raise nothing."""
     closed = False
     """It takes no more tasks."""
 
@@ -45,6 +45,7 @@ class Executor:
         self.device = device
         self._cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device, priority=-1) if self._cuda else None
+        self._spoilt = torch.zeros(1, dtype=torch.float32, device="cpu", pin_memory=self._cuda)
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Any] | None] = queue.SimpleQueue()
         self.fail: Callable[[BaseException], None] = lambda error: None
         self._awaited: set[Future[Any]] = set()
@@ -129,6 +130,16 @@ class Executor:
             assert event is not None
             torch.cuda.current_stream(self.device).wait_event(event)
 
+    def abort(self) -> None:
+        """Notes that collectives are ended now. Called before they are, on any thread."""
+        self.aborted = True
+        self._spoilt.fill_(torch.nan)
+
+    def spoilt(self) -> Tensor:
+        """NaN (1,) where collectives that the current stream has waited for may have been ended, else 0. The stream
+        reads that when it comes here."""
+        return to_device(self._spoilt, self.device)
+
     def on_host(self, tensor: Tensor) -> Callable[[], Tensor]:
         """A function that returns the tensor's present value on the host. An early call waits for the GPU."""
         copy = to_host(tensor)
@@ -152,7 +163,12 @@ class Executor:
         return [self.device] if self._cuda else None
 
     def synchronize(self) -> None:
-        """Waits until the worker's stream is done."""
+        """Waits until the worker's stream is done. Raises RuntimeError where collectives on it were aborted."""
+        self._finish_stream()
+        if self.aborted:
+            raise RuntimeError("the collectives under way were aborted")
+
+    def _finish_stream(self) -> None:
         if self._stream:
             self._stream.synchronize()
 
@@ -163,7 +179,7 @@ class Executor:
         self._tasks.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_S)
-        self.synchronize()
+        self._finish_stream()
         return threading.current_thread() is self._thread or not self._thread.is_alive()
 
     def _work(self) -> None:

@@ -59,8 +59,6 @@ class Monitor:
     def _watch(self) -> None:
         while self._waited():
             if (why := self._lost()) is not None and not self._closed.wait(SOON_S):
-                # first: a collective that was ended leaves garbage on its stream
-                self._executor.aborted = not self._executor.is_immediate
                 self._executor.fail(Interrupted("reducing ended", why))
                 return
 

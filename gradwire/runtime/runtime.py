@@ -254,9 +254,11 @@ class Runtime:
                 clear_frames(error)
                 return
             self.error = error
-            # this rank: the worker starts nothing more, and nothing holds the connections that are to be closed
+            # this rank: the worker starts nothing more, nothing holds the connections that are to be closed, and what
+            # is received from now on does not count
             self._steps.machine.fail()
             self._pipeline.drain()
+            self._executor.abort()
             clear_frames(error)
             # all ranks: their collectives end, and so does, mostly, the worker's wait; they agree on who is to blame
             self._ending.end(error)

@@ -177,9 +177,6 @@ class Steps:
         if verdict is None:
             return
         whole, *each = verdict().isfinite().tolist()
-        if self.executor.aborted:
-            self._forget()
-            return
         for exchange in self._active:
             exchange.commit() if whole else exchange.forget()
         self._last = self._active if whole else ()
@@ -232,11 +229,14 @@ class Steps:
         used = self._agree_used()
         for exchange in self._active:
             exchange.keep_absent(used)
+        # on a GPU: what collectives that were aborted have left counts for nothing
+        nonfinite.add_(self.executor.spoilt())
         # all ranks have all of the step
         self._flags = torch.cat([nonfinite, each])
         if self._elastic:
             self._promise()
-        self.control.reduced(self._means, nonfinite, self._scale() or 1.0)
+        scale = self._scale()
+        self.control.reduced(self._means, nonfinite, 1.0 if scale is None else scale)
         self._poison(nonfinite)
         if not votes:
             self.count()
@@ -259,7 +259,7 @@ class Steps:
         self.control.collect()
         self.promised = True
         self.pipeline.agree(partial(self.pipeline.mesh.sum, self._promise_sum))
-        self.executor.synchronize()  # the optimizer is not to run before this is known
+        self.pipeline.agree(self.executor.synchronize)  # the optimizer is not to run before this is known
 
     def _agree_used(self) -> Tensor:
         """1 for each slot of the job that had a gradient on some rank, else 0."""

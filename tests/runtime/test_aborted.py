@@ -1,0 +1,127 @@
+"""A collective that is aborted on a GPU raises nothing: its stream goes on, with half of a result. Wherever in a step that
+happens, nobody takes the garbage for a mean, and no rank counts the step alone.
+
+The worker's thread plays the stream: an abort happens while it waits, and what the host had queued behind that runs."""
+
+from itertools import chain, combinations
+
+import pytest
+import torch
+
+import gradwire as gw
+from gradwire.runtime.executor import Executor
+from gradwire.runtime.failures import Interrupted
+from tests.support import harness
+from tests.support.harness import SMALL, draw, plan_of, raising, slots_of, together
+
+WORLD, WHOLE = 2, 2
+SLOTS = slots_of(SMALL)
+CASES = [
+    (gw.FP32(), gw.NoMemory(), gw.AllReduce()), (gw.TopK(0.1), gw.Residual(), gw.AllGather()),
+    (gw.PowerSGD(2), gw.Residual(), gw.AllReduce()), (gw.Quantized(4), gw.Residual(), gw.ScatterReduce()),
+    (gw.TopK(0.1), gw.Residual(), gw.GlobalTopK()),
+]  # fmt: skip
+GRADS = [draw(SLOTS, WORLD, step) for step in range(WHOLE + 1)]
+
+
+class Aborted:
+    """A collective that is aborted when half of its result is there; the rest of the buffer is as it was."""
+
+    def __init__(self, op, executor) -> None:
+        self.received, self.executor, self.pending = op.receive.whole, executor, None
+        self.before = self.received.clone()
+
+    def wait(self) -> None:
+        if self.pending:
+            self.pending.wait()
+        self.executor.abort()
+        half = len(self.received) // 2
+        self.received[half:] = self.before[half:]
+
+
+class LikeNCCL(gw.Threads):
+    """Threads of which some lose collective number `breaks`, and all of them all that follow it."""
+
+    executor: Executor
+    breaks, deaf = 1 << 30, False
+
+    def start(self, op):
+        number, aborted = len(self.started), Aborted(op, self.executor)
+        if number > self.breaks:
+            self.started.append(op)
+            return aborted
+        pending = aborted.pending = super().start(op)
+        return aborted if number == self.breaks and self.deaf else pending
+
+
+def kept(state):
+    return {key: tensor for key, tensor in state.items() if "//" in key}
+
+
+def equal(one, other) -> bool:
+    return all(torch.equal(mine, its) for mine, its in zip(one, other, strict=True))
+
+
+def playing(plan, **options):
+    """A job in which WHOLE steps were taken."""
+    transports = LikeNCCL.group(WORLD)
+    running = harness.Job(plan, SLOTS, WORLD, transports=transports, **options)
+    for transport, runtime in zip(transports, running.runtimes, strict=True):
+        transport.executor = runtime._executor
+    for grads in GRADS[:WHOLE]:
+        running.step(grads)
+    return running
+
+
+def moments(plan, **options):
+    """The means and the states of each number of steps, and each moment of the last step: a collective, and the ranks
+    that lose it."""
+    running = playing(plan, **options)
+    states, begun = [running.states()], len(running.transports[0].started)
+    means = running.step(GRADS[WHOLE])
+    states.append(running.states())
+    ended = len(running.transports[0].started)
+    running.close()
+    deaf = list(chain.from_iterable(combinations(range(WORLD), n) for n in range(1, WORLD + 1)))
+    return means, states, [(breaks, ranks) for breaks in range(begun, ended) for ranks in deaf]
+
+
+def lose(running, breaks, deaf):
+    for rank, transport in enumerate(running.transports):
+        transport.breaks, transport.deaf = breaks, rank in deaf
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[2]}")
+def test_means_of_an_aborted_step_are_whole_or_nan_and_the_state_is_that_of_whole_steps(case, monkeypatch):
+    monkeypatch.setattr(Executor, "is_immediate", False)
+    plan = plan_of(SLOTS, *case)
+    whole, states, lost = moments(plan)
+    for breaks, deaf in lost:
+        running = playing(plan)
+        lose(running, breaks, deaf)
+        means = running.step(GRADS[WHOLE])  # and the optimizer's step is queued
+        for rank in range(WORLD):
+            counts = equal(means[rank], whole[rank])
+            assert counts or all(mean.isnan().any() for mean in means[rank]), (breaks, deaf, rank)
+            runtime = running.runtimes[rank]
+            runtime.fail(Interrupted("reducing ended", "a rank was lost"))
+            torch.testing.assert_close(kept(runtime.state_dict()), kept(states[counts][rank]), rtol=0, atol=0)
+        running.close()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[2]}")
+def test_an_aborted_step_of_an_elastic_job_counts_on_all_or_none(case, monkeypatch):
+    monkeypatch.setattr(Executor, "is_immediate", False)
+    plan = plan_of(SLOTS, *case)
+    _, states, lost = moments(plan, elastic=True)
+    for breaks, deaf in lost:
+        running = playing(plan, elastic=True)
+        lose(running, breaks, deaf)
+        with pytest.raises(RuntimeError):
+            for _ in range(2):  # who has counted a step finds out in the next
+                running.step(GRADS[WHOLE])
+        left = raising(together(WORLD, lambda rank, running=running: running.runtimes[rank].leave()))
+        newest = max(int(own[0]["step"]) for own in left)
+        for rank, own in enumerate(left):
+            counted = {int(state["step"]): state for state in own}[newest]
+            torch.testing.assert_close(kept(counted), kept(states[newest - WHOLE][rank]), rtol=0, atol=0)
