@@ -4,6 +4,10 @@ import torch
 from torch import Tensor
 
 
+NOT_YET = -1
+"""Stands where a copy to the host will be."""
+
+
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy of a host's tensor on a device, without waiting for it."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
@@ -13,8 +17,13 @@ def to_host(tensor: Tensor) -> Tensor:
     """A copy on the host. Of a GPU's tensor it is there once what the current stream was given so far is done."""
     if tensor.device.type == "cpu":
         return tensor.detach().clone()
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    pinned = torch.full(tensor.shape, NOT_YET, dtype=tensor.dtype, device="cpu", pin_memory=True)
     return pinned.copy_(tensor, non_blocking=True)
+
+
+def has_come(copy: Tensor) -> bool:
+    """Whether what `to_host` returned is there, of numbers that are not NOT_YET. Asks no GPU."""
+    return bool(copy[0] != NOT_YET)
 
 
 def kind_of(device: torch.device) -> str:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.host import to_device, to_host
+from gradwire.runtime.waits import Waits
 
 T = TypeVar("T")
 Mark = float | torch.cuda.Event
@@ -45,6 +46,7 @@ class Executor:
         self.device = device
         self._cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device, priority=-1) if self._cuda else None
+        self.waits = Waits()
         self._spoilt = torch.zeros(1, dtype=torch.float32, device="cpu", pin_memory=self._cuda)
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Any] | None] = queue.SimpleQueue()
         self.fail: Callable[[BaseException], None] = lambda error: None
@@ -140,9 +142,11 @@ class Executor:
         reads that when it comes here."""
         return to_device(self._spoilt, self.device)
 
-    def on_host(self, tensor: Tensor) -> Callable[[], Tensor]:
+    def on_host(self, tensor: Tensor, ends_step: bool = False) -> Callable[[], Tensor]:
         """A function that returns the tensor's present value on the host. An early call waits for the GPU."""
         copy = to_host(tensor)
+        if ends_step:
+            self.waits.step_ends(copy)
         if not self._cuda:
             return lambda: copy
         event = torch.cuda.current_stream(self.device).record_event()
@@ -189,10 +193,12 @@ class Executor:
                 task, ready = item
                 if self._stream and ready:
                     self._stream.wait_event(ready)
+                self.waits.task(begins=True)
                 try:
                     task()
                 except BaseException as error:
                     self.fail(error)
+                self.waits.task(begins=False)
                 del task, item
 
 

@@ -10,6 +10,10 @@ from gradwire.transports import Mesh
 PERIOD_S, SOON_S, PAUSE_S = 1.0, 0.2, 5.0
 """How often it looks; how long the wait itself gets to fail first, which names the group (together less than the others
 wait for this rank's mark); and the delay that counts as a pause, or half the collectives' timeout if that is less."""
+LOOKS_PER_S = 3000
+"""The most often that all ranks together look, who ask one store."""
+WAITS_S = 2.0
+"""After so long a wait may be one for a lost rank."""
 
 
 class Monitor:
@@ -17,14 +21,15 @@ class Monitor:
 
     On NCCL the worker waits for a stream, not for the ranks: a wait returns at once, and where a rank is lost the
     stream never ends. gloo's waits mostly end with an error; but it forgets some messages to a rank that is gone. So
-    every second this thread asks the transports that need it; a lost rank fails the job, which aborts the collectives
-    under way, and so ends all waits for the stream or for the worker.
+    every second, or less often where ranks are many, this thread asks the transports that need it; a lost rank fails
+    the job, which aborts the collectives under way, and so ends all waits for the stream or for the worker.
 
     Where the thread is itself late, this process did not run, and others may have given it up.
     """
 
     def __init__(self, mesh: Mesh, executor: Executor) -> None:
         self._mesh, self._executor, self._closed = mesh, executor, threading.Event()
+        self._period_s = period_s(mesh.ranks * len(mesh.axes))
         self._waits_since: float | None = None
         self._pause = (0.0, 0.0)
         self._thread = threading.Thread(target=self._watch, name="gradwire-monitor", daemon=True)
@@ -44,14 +49,14 @@ class Monitor:
 
     def _note_pause(self) -> None:
         now, since = monotonic(), self._waits_since
-        late_s = 0.0 if since is None else now - since - PERIOD_S
+        late_s = 0.0 if since is None else now - since - self._period_s
         if late_s > min(PAUSE_S, self._mesh.timeout_s / 2):
             self._pause = now, late_s
 
     def _waited(self) -> bool:
         """Waits for a period in which only this process itself can be late. Returns whether to go on."""
         self._waits_since = monotonic()
-        closed = self._closed.wait(PERIOD_S)
+        closed = self._closed.wait(self._period_s)
         self._note_pause()
         self._waits_since = None
         return not closed
@@ -64,9 +69,14 @@ class Monitor:
 
     def _lost(self) -> str | None:
         try:
-            return self._mesh.lost()
+            return self._mesh.lost(self._executor.waits.seconds() > WAITS_S)
         except RuntimeError as error:  # the store's host is gone
             return f"a rank was lost ({error})"
+
+
+def period_s(looks: int) -> float:
+    """How often to look where all ranks look so many times together."""
+    return max(PERIOD_S, looks / LOOKS_PER_S)
 
 
 def close_all(ending: Ending, monitor: Monitor | None, executor: Executor, mesh: Mesh | None) -> None:

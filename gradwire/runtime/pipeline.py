@@ -2,7 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
+
+import torch
 
 from gradwire.collective import HOST, Collective
 from gradwire.compressors import Reduction
@@ -53,6 +56,10 @@ class Pipeline:
             label, wire_bytes = type(running.op).__name__, self._wire_bytes(running.op)
             self.recorder.add("wire", running.started, group, label=label, wire_bytes=wire_bytes)
         self._go_on(running)
+
+    def open(self, device: torch.device) -> None:
+        """Makes connections before the first step. All ranks call this together."""
+        self.agree(partial(self.mesh.open, device))
 
     def drain(self) -> None:
         """Drops the groups under way."""

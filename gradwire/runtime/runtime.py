@@ -85,11 +85,12 @@ class Runtime:
         self.is_reduced, self.point = self._intake.is_reduced, self._executor.point
         self.forward_begins, self.forward_ends = self._intake.forward_begins, self._recorder.forward_ends
         self.became_ready, self.wants_readiness = self._intake.became_ready, self._intake.wants_readiness
-        self.native_begins = partial(self._executor.post, self._steps.close)
         self._turns = turns = Turns(weakref.proxy(self), self._intake)
+        self.native_begins = partial(self._executor.post, self._steps.close)
         self.open_step, self.reduce, self.give_up, self.detach = turns.open_step, turns.reduce, turns.give_up, turns.end
         self._reduced.follow(self._active.trained)
         self._executor.call(partial(self._active.work_with, self._steps, control, self._pipeline))
+        self._call(partial(self._pipeline.open, device))
 
     # A step, on the thread that trains
 
@@ -183,8 +184,8 @@ class Runtime:
         self._call(partial(self._active.native_ended, median_s))
 
     def state_dict(self, all_ranks: bool = False) -> checkpoint.StateDict:
-        """A copy of the state after the last whole step, at any time, from any thread. With `all_ranks`, which
-        they call together, rank 0 gets that of all, on the CPU; raises ValueError where they keep different shards."""
+        """A copy of the state after the last whole step, at any time, from any thread. With `all_ranks`, which they
+        call together, rank 0 gets that of all, on the CPU; raises ValueError where they keep different shards."""
         if not all_ranks:
             return self._states.save()
         check(self.mesh)
@@ -243,8 +244,7 @@ class Runtime:
 
     def refuse(self, reason: str) -> NoReturn:
         """Ends the job where the framework did what Gradwire cannot follow; raises RuntimeError, on all ranks."""
-        error = RuntimeError(reason)
-        self.fail(error)
+        self.fail(error := RuntimeError(reason))
         raise error
 
     def fail(self, error: BaseException) -> None:
@@ -254,8 +254,7 @@ class Runtime:
                 clear_frames(error)
                 return
             self.error = error
-            # this rank: the worker starts nothing more, nothing holds the connections that are to be closed, and what
-            # is received from now on does not count
+            # this rank: the worker starts nothing more, nothing holds the connections, what comes does not count
             self._steps.machine.fail()
             self._pipeline.drain()
             self._executor.abort()

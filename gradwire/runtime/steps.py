@@ -156,6 +156,7 @@ class Steps:
                 self._forget()
                 self.promised = False
         self._active = [self.exchanges[group] for group in groups]
+        self.executor.waits.step_begins()
         self.machine.begin(groups, [exchange.rounds for exchange in self.exchanges])
 
     def complete(
@@ -248,7 +249,7 @@ class Steps:
             if self.over:
                 return
             self.promised = False
-            self._verdict = self.executor.on_host(self._flags)
+            self._verdict = self.executor.on_host(self._flags, ends_step=True)
             self.number += 1
             if self.executor.is_immediate:
                 self.settle()

@@ -1,5 +1,6 @@
 """torch.distributed: groups that their members make alone, stores and timeouts."""
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -33,6 +34,14 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
         return "none"
 
 
+def error_of(group: dist.ProcessGroup) -> str | None:
+    """The name of the error that a group's NCCL has reported to its watchdog, such as "COMM_ERROR"; None if there is
+    none. Asks no GPU."""
+    gpu = torch.device("cuda")
+    name = group._get_backend(gpu).get_error().name if backend_of(group, gpu) == "nccl" else "SUCCESS"
+    return None if name == "SUCCESS" else name
+
+
 def new_group_of_members(name: str, ranks: list[int], like: dist.ProcessGroup) -> Any:
     """A group of these ranks, this one among them, with the backends and the timeout of `like`; only its members call
     this. `dist.new_group` either wants all ranks, or makes up a name from how many groups each rank has, which comes
@@ -64,6 +73,18 @@ def _new_backend(name: str, store: Any, rank: int, ranks: list[int], timeout: ti
         backend = dist.ProcessGroupNCCL(store, rank, len(ranks), options)
     backend._set_sequence_number_for_group()
     return backend
+
+
+def at_once(group: dist.ProcessGroup, device: torch.device, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The works of sends and receives that are made together. NCCL takes them as one, over the group's communicator:
+    one by one each pair of ranks would make a communicator, and ranks that both send first would wait for each other.
+    `batch_isend_irecv` wants a group that torch.distributed knows."""
+    if not calls or not group._get_backend(device).supports_coalescing:
+        return [call() for call in calls]
+    group._start_coalescing(device)
+    for call in calls:
+        call()
+    return [group._end_coalescing(device)]
 
 
 def close_group(group: dist.ProcessGroup) -> None:

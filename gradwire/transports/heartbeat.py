@@ -5,37 +5,47 @@ from collections.abc import Callable
 
 from gradwire.transports.transport import KeyValueStore
 
-GLANCE_S = 0.5
-"""How long to wait for a first sign."""
+ALARM = 1 << 40
+"""More beats than ever come."""
 
 
 class Heartbeat:
-    """One rank's beats, and its view of the others'. Used by one thread.
+    """One rank's beats, and its view of its partners', which are half of the ranks away. Used by one thread.
 
-    A beat is a count. Its readers compare it with the last one that they read, by their own clock: no two agree.
+    Two partners share a counter. Adding 1 to it is a rank's beat, and the sum that comes back says how many beats the
+    partner has left: so a beat is one question to the store, however many ranks there are. Times are those of the
+    reader's clock: no two agree.
     """
+
+    alarmed = False
+    """Some rank has raised the alarm."""
 
     def __init__(self, store: KeyValueStore, rank: int, world: int, now: Callable[[], float] = time.monotonic) -> None:
         self._store, self._rank, self._now = store, rank, now
-        self._others = [other for other in range(world) if other != rank]
-        self._count = 0
-        self._seen: dict[int, tuple[str | None, float]] = {}
+        self._partners = {(rank + half) % world for half in (world // 2, -(world // 2))} - {rank}
+        self._count, self._beaten = 0, now()
+        self._seen: dict[int, tuple[int, float]] = {}
 
-    def beat(self) -> None:
-        """Leaves this rank's sign of life."""
+    def silent(self, patience_s: float, waits: bool = True) -> int | None:
+        """Leaves a beat. Returns a partner without a new one for so long, in which this rank `waits` for the others and
+        has left its own beats; None if there is none."""
         self._count += 1
-        self._store.set(f"alive/{self._rank}", str(self._count))
+        late = self._now() - self._beaten > patience_s / 2
+        for other in self._partners:
+            beats = self._store.add(_pair(self._rank, other), 1) - self._count
+            self.alarmed |= beats >= ALARM
+            if late or not waits or beats != self._seen.get(other, (-1, 0.0))[0]:
+                self._seen[other] = beats, self._now()
+        self._beaten = self._now()
+        return next((other for other, (_, at) in self._seen.items() if self._beaten - at > patience_s), None)
 
-    def silent(self, patience_s: float) -> int | None:
-        """A rank without a new beat for so long, while this was called again and again; None if there is none."""
-        for rank in self._others:
-            beat = self._store.get(f"alive/{rank}", GLANCE_S)
-            last, since = self._seen.get(rank, (None, self._now()))
-            self._seen[rank] = (beat, since if beat == last else self._now())
-            if beat == last and self._now() - since > patience_s:
-                return rank
-        return None
 
-    def forget(self) -> None:
-        """Counts silence anew."""
-        self._seen.clear()
+def raise_alarm(store: KeyValueStore, world: int) -> None:
+    """Has the next beat of every rank find the alarm."""
+    half = world // 2
+    for pair in {_pair(rank, (rank + half) % world) for rank in range(world)}:
+        store.add(pair, ALARM)
+
+
+def _pair(one: int, other: int) -> str:
+    return f"alive/{min(one, other)}-{max(one, other)}"

@@ -114,6 +114,11 @@ class Mesh:
             rows = received
         return rows.view(self.ranks, -1).view(tensor.dtype)
 
+    def open(self, device: torch.device) -> None:
+        """Opens all transports."""
+        for transport in self.axes.values():
+            transport.open(device)
+
     def check(self, device: torch.device) -> None:
         """Raises ValueError, naming what works, where tensors of this device cannot be carried."""
         for transport in self.axes.values():
@@ -134,10 +139,10 @@ class Mesh:
         """Whether waits on some axis may not notice a lost rank."""
         return any(transport.needs_polling for transport in self.axes.values())
 
-    def lost(self) -> str | None:
+    def lost(self, waits: bool) -> str | None:
         """The reason why collectives under way on such an axis will not end; None while they may."""
-        polled = (transport for transport in self.axes.values() if transport.needs_polling)
-        return next((why for transport in polled if (why := transport.lost())), None)
+        polled = [transport.lost(waits) for transport in self.axes.values() if transport.needs_polling]  # all beat
+        return next(filter(None, polled), None)
 
     def failure(self) -> str | None:
         """The reason that another rank left when it aborted, if any."""
@@ -155,3 +160,6 @@ class _Part:
 
     def get(self, key: str, timeout_s: float) -> str | None:
         return self._store.get(f"{self._prefix}/{key}", timeout_s)
+
+    def add(self, key: str, number: int) -> int:
+        return self._store.add(f"{self._prefix}/{key}", number)

@@ -1,8 +1,8 @@
 """The transport of processes: torch.distributed over gloo or NCCL."""
 
-import time
-from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.collective import HOST, REPLICA, SHARD, AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
+from gradwire.collective import HOST, REPLICA, SHARD, AllToAll, Broadcast, Collective, Gather, Message, SendReceive, Sum
 from gradwire.torch_private.process_groups import (
     abort_group,
+    at_once,
     backend_of,
     close_group,
+    error_of,
     new_group_of_members,
     new_group_over,
     store_of,
@@ -23,7 +25,7 @@ from gradwire.torch_private.process_groups import (
 from gradwire.transports import forked
 from gradwire.transports.batch_threads import in_batch
 from gradwire.transports.connections import Connections, let_go
-from gradwire.transports.heartbeat import Heartbeat
+from gradwire.transports.heartbeat import Heartbeat, raise_alarm
 from gradwire.transports.mesh import Mesh
 from gradwire.transports.torch_store import TorchStore
 from gradwire.transports.transport import Pending, Transport
@@ -31,8 +33,8 @@ from gradwire.transports.transport import Pending, Transport
 MOST_DIRECT = 8
 MOST_TAGS = 1 << 15
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-WAITS_S, SILENT_S = 2.0, 10.0
-"""After so long a collective may wait for a lost rank; a rank without a sign of life for so long is lost."""
+SILENT_S = 8.0
+"""A rank without a sign of life for so long is lost."""
 
 
 class _All:
@@ -44,9 +46,6 @@ class _All:
     def wait(self) -> None:
         for work in self._works:
             work.wait()
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
 
 
 class ProcessGroup(Transport):
@@ -65,7 +64,6 @@ class ProcessGroup(Transport):
         self.store = self._texts = TorchStore(name or f"gradwire/{group.group_name}", store)
         self._queues = backend_of(group, GPU) == "nccl"
         self.needs_polling = self._queues or backend_of(group, CPU) == "gloo"
-        self._works: deque[tuple[float, Any]] = deque()  # that were queued on a stream when
         self._beside = self._texts.second()  # opened here: another thread's would be among the next group's connections
         self._heart = Heartbeat(self._beside, self.rank, self.world)
         self._apart = store is not None
@@ -137,27 +135,21 @@ class ProcessGroup(Transport):
         """Every rank counts in the store how many names it has made for these ranks, which make them together; so a
         rank that is new beside others has as many as they have."""
         members = sha256(str(ranks).encode()).hexdigest()[:16]
-        return f"gradwire/{members}/{TorchStore(f'gradwire/{members}').count(f'made/{dist.get_rank()}')}"
+        return f"gradwire/{members}/{TorchStore(f'gradwire/{members}').add(f'made/{dist.get_rank()}', 1)}"
 
-    def start(self, op: Collective) -> Pending:
-        pending = self._start(op)
-        if self._queues:
-            self._works.append((time.monotonic(), pending))
-        return pending
-
-    def _start(self, op: Collective) -> Any:
+    def start(self, op: Collective) -> Any:
         group = self._open()
         match op:
             case Sum(message):
-                return _started(dist.all_reduce(message.whole, group=group, async_op=True))
+                return dist.all_reduce(message.whole, group=group, async_op=True)
             case Gather() | AllToAll() if self._direct and op.send.whole.device == CPU:
                 return self._swap(op)
             case Gather(send, receive):
-                return _started(dist.all_gather_single(receive.whole.view(-1), send.whole, group=group, async_op=True))
+                return dist.all_gather_single(receive.whole.view(-1), send.whole, group=group, async_op=True)
             case AllToAll(send, receive):
-                return _started(dist.all_to_all_single(receive.whole, send.whole, group=group, async_op=True))
+                return dist.all_to_all_single(receive.whole, send.whole, group=group, async_op=True)
             case Broadcast(message, source):
-                return _started(dist.broadcast(message.whole, group=group, group_src=source, async_op=True))
+                return dist.broadcast(message.whole, group=group, group_src=source, async_op=True)
             case SendReceive():
                 return self._send_receive(op)
 
@@ -177,12 +169,12 @@ class ProcessGroup(Transport):
 
     def _send_receive(self, op: SendReceive) -> Pending:
         group, tag = self._open(), self._next_tag()
-        works = []
+        calls: list[Callable[[], Any]] = []
         if op.source is not None:
-            works.append(dist.irecv(op.receive.whole, group=group, group_src=op.source, tag=tag))
+            calls.append(partial(dist.irecv, op.receive.whole, group=group, group_src=op.source, tag=tag))
         if op.target is not None:
-            works.append(dist.isend(op.send.whole, group=group, group_dst=op.target, tag=tag))
-        return _All(works)
+            calls.append(partial(dist.isend, op.send.whole, group=group, group_dst=op.target, tag=tag))
+        return _All(at_once(group, op.send.whole.device, calls))
 
     def _next_tag(self) -> int:
         self._tag = (self._tag + 1) % MOST_TAGS  # the same on all ranks, which start the same collectives
@@ -192,6 +184,12 @@ class ProcessGroup(Transport):
         if self._group is None:
             raise RuntimeError("this transport was closed; make a new one, such as gw.ProcessGroup.own()")
         return self._group
+
+    def open(self, device: torch.device) -> None:
+        """Has NCCL make its communicator. What goes from rank to rank needs it, and a rank that is lost while others
+        wait for it in there would leave them hanging."""
+        if self._queues:
+            self.run(Sum(Message.plain(torch.zeros(1, dtype=torch.float32, device=device))))
 
     def check(self, device: torch.device) -> None:
         backend = backend_of(self._open(), device)
@@ -205,7 +203,8 @@ class ProcessGroup(Transport):
     def abort(self, reason: str) -> None:
         """Leaves the reason in the store for the others, and closes this rank's connections."""
         with suppress(RuntimeError):  # the store's host may be gone as well
-            self._texts.set_first("failure", reason)
+            if self._texts.set_first("failure", reason) and self._queues:
+                raise_alarm(self._texts, self.world)
         held = [] if self._group is None else [self._group]
         self._group = None
         if held and (self._apart or dist.is_initialized()):
@@ -229,23 +228,19 @@ class ProcessGroup(Transport):
         except RuntimeError:  # the store's host is gone as well
             return None
 
-    # On the monitor's thread, once a second. `_works` is the worker's to append to and this thread's to pop from
+    # On the monitor's thread, every second or so
 
-    def lost(self) -> str | None:
+    def lost(self, waits: bool) -> str | None:
         if not self._queues:
             with suppress(RuntimeError):  # the store's host is gone, as it may be when the job is over
                 return self._beside.get("failure", 0)
             return None
-        self._heart.beat()
-        while self._works and self._works[0][1].is_completed():
-            self._works.popleft()
-        if why := self._beside.get("failure", 0):
+        silent = self._heart.silent(SILENT_S, waits)
+        if self._heart.alarmed and (why := self._beside.get("failure", 0)):
             return why
-        if not self._works or time.monotonic() - self._works[0][0] < WAITS_S:
-            self._heart.forget()  # no rank is waited for
-            return None
-        rank = self._heart.silent(SILENT_S)
-        return None if rank is None else f"a rank was lost ({rank} has given no sign of life for {SILENT_S:.0f} s)"
+        if (group := self._group) and (error := error_of(group)):
+            return f"NCCL reports {error} on rank {self.rank}; NCCL_DEBUG=WARN has it say more"
+        return None if silent is None else f"a rank was lost ({silent} has given no sign of life for {SILENT_S:.0f} s)"
 
 
 def world_or(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -255,7 +250,3 @@ def world_or(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     group = group or dist.group.WORLD
     assert group is not None
     return group
-
-
-def _started(work: Any) -> Pending:
-    return work

@@ -10,6 +10,7 @@ class Echo:
     def __init__(self, world: int) -> None:
         self._world = world
         self._texts: dict[str, str] = {}
+        self._numbers: dict[str, int] = {}
 
     def set(self, key: str, value: str) -> None:
         topic, _, who = key.rpartition("/")
@@ -19,6 +20,10 @@ class Echo:
     def get(self, key: str, timeout_s: float) -> str | None:
         text = self._texts.get(key.rpartition("/")[0])
         return f"[{','.join([text] * self._world)}]" if text and key.endswith("/everyone") else text
+
+    def add(self, key: str, number: int) -> int:
+        self._numbers[key] = self._numbers.get(key, 0) + number
+        return self._numbers[key]
 
 
 class Recording(Transport):

@@ -30,6 +30,7 @@ class _Meeting:
 class _Store:
     def __init__(self) -> None:
         self._words: dict[str, str] = {}
+        self._numbers: dict[str, int] = {}
         self._changed = threading.Condition()
 
     def set(self, key: str, value: str) -> None:
@@ -41,6 +42,11 @@ class _Store:
         with self._changed:
             self._changed.wait_for(lambda: key in self._words, timeout_s)
             return self._words.get(key)
+
+    def add(self, key: str, number: int) -> int:
+        with self._changed:
+            self._numbers[key] = self._numbers.get(key, 0) + number
+            return self._numbers[key]
 
 
 class _Hub:

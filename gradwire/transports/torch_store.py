@@ -48,13 +48,13 @@ class TorchStore:
         """Sets a key's text."""
         self._ask(lambda whole: self._store.set(whole, value), key, self._patience_s)
 
-    def set_first(self, key: str, value: str) -> None:
-        """Sets a key's text if it has none; returns once it is there, unlike `set`."""
-        self._ask(lambda whole: self._store.compare_set(whole, "", value), key, SHORT_S)
+    def set_first(self, key: str, value: str) -> bool:
+        """Sets a key's text if it has none; returns once it is there, unlike `set`, whether it is this one."""
+        return self._ask(lambda whole: self._store.compare_set(whole, "", value), key, SHORT_S) == value.encode()
 
-    def count(self, key: str) -> int:
-        """The number of calls for a key, with this one."""
-        return self._ask(lambda whole: self._store.add(whole, 1), key, self._patience_s)
+    def add(self, key: str, number: int) -> int:
+        """Adds to a key's number, which is 0 at first; returns the sum."""
+        return self._ask(lambda whole: self._store.add(whole, number), key, self._patience_s)
 
     def get(self, key: str, timeout_s: float) -> str | None:
         """A key's text, once it is there; None where it is not within `timeout_s`."""

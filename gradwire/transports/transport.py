@@ -36,6 +36,10 @@ class KeyValueStore(Protocol):
         """A key's text, once it is there; None where it is not within `timeout_s`."""
         ...
 
+    def add(self, key: str, number: int) -> int:
+        """Adds to a key's number, which is 0 at first; returns the sum."""
+        ...
+
 
 class Transport(ABC):
     """A carrier of collectives among `world` ranks, which start them in the same order."""
@@ -58,6 +62,10 @@ class Transport(ABC):
         """Starts `op` and waits for it."""
         self.start(op).wait()
 
+    def open(self, device: torch.device) -> None:  # noqa: B027
+        """Makes, before the first step, the connections that a collective of such tensors would make. All ranks call
+        this together."""
+
     def check(self, device: torch.device) -> None:  # noqa: B027
         """Raises ValueError, naming what works, where it cannot carry tensors of this device."""
 
@@ -71,7 +79,8 @@ class Transport(ABC):
         """The reason that another rank left when it aborted, if any."""
         return None
 
-    def lost(self) -> str | None:
+    def lost(self, waits: bool) -> str | None:
         """The reason why the collectives under way will not end; None while they may. Asked where the transport
-        `needs_polling`, on a thread of its own."""
+        `needs_polling`, every second or so, on a thread of its own; `waits`: whether this rank has waited for others
+        for some time."""
         return None

@@ -1,0 +1,35 @@
+"""How long a rank has waited for the others."""
+
+from time import monotonic
+
+from torch import Tensor
+
+from gradwire.ops.host import has_come
+
+
+class Waits:
+    """The time for which the worker has been in one task, or the device in one step. Written by the worker, read by the
+    monitor, which asks no GPU: that would make a context on the first one, and spoil a capture of the user's."""
+
+    def __init__(self) -> None:
+        self._task = self._step = 0.0
+        self._copy: Tensor | None = None
+
+    def task(self, begins: bool) -> None:
+        """Notes that the worker begins a task, or is done with it."""
+        self._task = monotonic() if begins else 0.0
+
+    def step_begins(self) -> None:
+        """Notes that collectives follow, of which only the device knows when they end."""
+        self._step, self._copy = monotonic(), None
+
+    def step_ends(self, copy: Tensor) -> None:
+        """Notes what is copied to the host behind the step."""
+        self._copy = copy
+
+    def seconds(self) -> float:
+        """How long it has waited until now; 0 where it does not."""
+        copy = self._copy
+        step = 0.0 if copy is not None and has_come(copy) else self._step
+        since = min((moment for moment in (self._task, step) if moment), default=0.0)
+        return monotonic() - since if since else 0.0
