@@ -83,17 +83,28 @@ class Mark(NamedTuple):
     exchanged_s: float = 0.0
 
 
+class Verdict(NamedTuple):
+    """What the ranks that are left agree on."""
+
+    why: str | None
+    """The reason; None where each keeps its own."""
+    lost: Sequence[int] = ()
+    """The ranks without a mark."""
+
+
 class Ending:
     """The end of one rank's job.
 
-    1. A rank that fails closes its connections, which ends the collectives of all others, and leaves its mark.
+    1. A rank that fails leaves its mark, then closes its connections, which ends the collectives of all others.
     2. Each of them does the same. So all ranks that are left have a mark after the time of a step, `step_s`: a rank
        that computes meanwhile notices at the step's end.
-    3. A rank that was interrupted waits for the marks until then. It blames, in this order: a rank whose mark has a
-       fault; the ranks without a mark, which are lost (where the store is gone, rank 0 or the store's host); a rank
-       that has detached; the rank that was paused longest, which the others have given up; and the ranks for which the
-       others have waited in a step's exchange until their time was over.
-    4. The store may be in rank 0's process, which therefore ends last, when the others have read the marks.
+    3. The first one that was interrupted waits for the others' marks until then, reads them, and leaves a verdict, for
+       which the others wait: so each asks the store a few times, however many ranks there are. It blames, in this order:
+       a rank whose mark has a fault, which is the verdict at once; the ranks without a mark, which are lost (where the
+       store is gone, rank 0 or the store's host); a rank that has detached; the rank that was paused longest, which the
+       others have given up; and the ranks for which the others have waited in a step's exchange until their time was
+       over.
+    4. The store may be in rank 0's process, which therefore ends last, when the others have heard the verdict.
     """
 
     def __init__(
@@ -106,56 +117,89 @@ class Ending:
     def end(self, error: BaseException) -> None:
         """Ends this rank's part with an error, which gets its reason."""
         self._ended = True
-        fault = str(error) or type(error).__name__ if isinstance(error, Exception) else self._exit(error)
-        with suppress(Exception):  # the marks are left, whatever else is broken
-            self._mesh.abort(fault)
-        match error:
-            case Interrupted():
-                self._write("ended", self._mark())
-                self._leave_store(self._others - self._blame(error))
-            case Left():
-                self._write("ended", self._mark()._replace(left=True))
-                self._leave_store(set())
-            case _:
-                self._write("ended", self._mark()._replace(fault=fault))
-                self._leave_store(self._others)
+        reason = str(error) or type(error).__name__ if isinstance(error, Exception) else self._exit(error)
+        fault = None if isinstance(error, Interrupted | Left) else reason
+        # the others are told before anything that may take long
+        with suppress(RuntimeError):  # the store is gone
+            self._leave_mark(self._mark()._replace(fault=fault, left=isinstance(error, Left)))
+            if fault:
+                self._mesh.store.set("verdict", json.dumps(Verdict(fault)))
+        # their collectives end, and this rank's
+        with suppress(Exception):  # whatever else is broken
+            self._mesh.abort(reason)
+        # who is to blame
+        lost = self._blame(error) if isinstance(error, Interrupted) else 0
+        if not isinstance(error, Left):
+            self._leave_store(self._mesh.ranks - 1 - lost)
 
     def detach(self) -> None:
         """Ends this rank's part without an error, where its user detaches or its process ends."""
         if not self._ended and self._mesh.ranks > 1:
             self._ended = True
-            self._write("ended", self._mark()._replace(detached=True))
+            with suppress(RuntimeError):  # the store is gone
+                self._leave_mark(self._mark()._replace(detached=True))
 
     def _exit(self, error: BaseException) -> str:
         return f"{self._named([self._mesh.rank])} ended with {type(error).__name__}: {error}"
 
-    def _leave_store(self, left: set[int]) -> None:
-        """Returns on rank 0 when those that are left have read the marks, on any other rank at once."""
-        if self._mesh.rank:
-            self._write("heard", self._mark())
-        else:
-            self._read("heard", left)
+    def _leave_mark(self, mark: Mark) -> None:
+        self._mesh.store.set(f"ended/{self._mesh.rank}", json.dumps(mark))
+        self._mesh.store.add("ended", 1)
+
+    def _leave_store(self, others: int) -> None:
+        """Returns on rank 0 when so many others have heard the verdict, on any other rank at once."""
+        with suppress(RuntimeError):  # the store is gone
+            if self._mesh.rank:
+                self._mesh.store.add("heard", 1)
+            else:
+                self._wait(lambda: self._mesh.store.add("heard", 0) >= others)
+
+    def _wait(self, over: Callable[[], object]) -> None:
+        """Returns when it is over, or when the others have had time for a step."""
+        until = monotonic() + self._patience_s
+        while not over() and monotonic() < until:
+            sleep(POLL_S)
 
     @property
-    def _others(self) -> set[int]:
-        return set(range(self._mesh.ranks)) - {self._mesh.rank}
+    def _patience_s(self) -> float:
+        return min(self._mesh.timeout_s, OTHERS_S + self._step_s())
 
-    def _blame(self, error: Interrupted) -> set[int]:
-        """Gives the error the reason that follows from the others' marks; returns the ranks that are lost."""
-        marks, store_is_there = self._read("ended", self._others)
-        if fault := next((mark.fault for mark in marks.values() if mark.fault), None):
-            error.blame(fault)
-            return set()
-        lost = self._others - marks.keys()
-        if 0 in lost and not store_is_there:
-            error.blame(f"{self._named([0])}, or the store's host, was lost")
-        elif lost:
-            error.blame(f"{self._named(sorted(lost))} {'was' if len(lost) == 1 else 'were'} lost")
-        elif not any(mark.left for mark in marks.values()):
-            marks[self._mesh.rank] = self._mark()
-            if why := self._detached(marks) or self._paused(marks) or self._late(marks):
-                error.blame(why)
-        return lost
+    def _blame(self, error: Interrupted) -> int:
+        """Gives the error the reason on which all agree; returns how many ranks are lost."""
+        rank = self._mesh.rank
+        try:
+            first = self._mesh.store.add("interrupted", 1) == 1
+            verdict = (None if first else self._heard(2 * self._patience_s)) or self._judge()
+        except RuntimeError:
+            verdict = Verdict(f"{f'{self._named([0])}, or ' if rank else ''}the store's host, was lost")
+        if rank in verdict.lost:  # the others went on without this one
+            verdict = Verdict(self._paused({rank: self._mark()}) or verdict.why, verdict.lost)
+        if verdict.why:
+            error.blame(verdict.why)
+        return len(verdict.lost)
+
+    def _heard(self, patience_s: float = 0.0) -> Verdict | None:
+        """The verdict, once it is there; None where it is not in time, as where the rank that looks was lost, too."""
+        text = self._mesh.store.get("verdict", patience_s)
+        return Verdict(*json.loads(text)) if text else None
+
+    def _judge(self) -> Verdict:
+        """Looks at the marks once all are there, or time is over, and leaves the verdict."""
+        store, ranks = self._mesh.store, self._mesh.ranks
+        self._wait(lambda: self._heard() or store.add("ended", 0) >= ranks)
+        if verdict := self._heard():
+            return verdict
+        texts = {rank: store.get(f"ended/{rank}", 0) for rank in range(ranks)}
+        marks = {rank: Mark(*json.loads(text)) for rank, text in texts.items() if text}
+        lost = sorted(texts.keys() - marks.keys())
+        if lost:
+            why = f"{self._named(lost)} {'was' if len(lost) == 1 else 'were'} lost"
+        elif any(mark.left for mark in marks.values()):
+            why = None
+        else:
+            why = self._detached(marks) or self._paused(marks) or self._late(marks)
+        store.set("verdict", json.dumps(verdict := Verdict(why, lost)))
+        return verdict
 
     def _detached(self, marks: Mapping[int, Mark]) -> str | None:
         gone = [rank for rank, mark in marks.items() if mark.detached]
@@ -183,25 +227,6 @@ class Ending:
     def _mark(self) -> Mark:
         step, doing, exchanged_s = self._status()
         return Mark(None, False, self._paused_s(), False, step, doing, exchanged_s)
-
-    def _write(self, word: str, mark: Mark) -> None:
-        with suppress(RuntimeError):  # the store is gone
-            self._mesh.store.set(f"{word}/{self._mesh.rank}", json.dumps(mark))
-
-    def _read(self, word: str, ranks: set[int]) -> tuple[dict[int, Mark], bool]:
-        """The ranks' marks under a word, once all are there, or time is over, or one has a fault; and whether the store
-        is still there."""
-        marks: dict[int, Mark] = {}
-        until = monotonic() + min(self._mesh.timeout_s, OTHERS_S + self._step_s())
-        try:
-            while ranks - marks.keys() and not any(mark.fault for mark in marks.values()) and monotonic() < until:
-                for rank in ranks - marks.keys():
-                    if (text := self._mesh.store.get(f"{word}/{rank}", 0)) is not None:
-                        marks[rank] = Mark(*json.loads(text))
-                sleep(POLL_S)
-        except RuntimeError:
-            return marks, False
-        return marks, True
 
     def _named(self, ranks: Sequence[int]) -> str:
         hosts = self._hosts()

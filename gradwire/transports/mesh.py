@@ -1,6 +1,8 @@
 """A mesh: which transport carries the collectives of which axis."""
 
 from collections.abc import Collection, Mapping, Sequence
+from threading import Thread
+from time import monotonic
 
 import torch
 from torch import Tensor
@@ -9,6 +11,8 @@ from gradwire.collective import HOST, REPLICA, Broadcast, Collective, Gather, Me
 from gradwire.transports.parcels import parcels
 from gradwire.transports.transport import KeyValueStore, Pending, Transport
 
+ABORT_S = 5.0
+"""How long to wait for an abort."""
 SAME = (REPLICA, HOST)
 """The axes along which all ranks hold the same part of the model."""
 
@@ -125,9 +129,14 @@ class Mesh:
             transport.check(device)
 
     def abort(self, reason: str) -> None:
-        """Aborts all transports."""
-        for transport in self.axes.values():
-            transport.abort(reason)
+        """Aborts all transports at once, for on NCCL one may wait for another, or for the group's timeout; returns after
+        ABORT_S even then."""
+        threads = [Thread(target=each.abort, args=(reason,), daemon=True) for each in self.axes.values()]
+        until = monotonic() + ABORT_S
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, until - monotonic()))
 
     def close(self) -> None:
         """Closes all transports."""

@@ -1,31 +1,64 @@
 """Who is blamed for the end of a job, by what the ranks' marks say."""
 
 import json
+import threading
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import gradwire as gw
+from gradwire.collective import HOST, REPLICA
 from gradwire.runtime import failures
-from gradwire.runtime.failures import Ending, Interrupted, Left, Mark
+from gradwire.runtime.failures import Ending, Interrupted, Left, Mark, Verdict
+from gradwire.transports import mesh
+from gradwire.transports.threads import _Store
+from tests.support.harness import raising, together
 
 WELL = Mark(None, False, 0.0)
 HOSTS = ["a", "b", "c"]
 
 
-def ending_of(rank: int, words: dict[str, str], paused_s: float = 0.0) -> Ending:
-    """Of one rank of three, with the words in the store."""
-    store = SimpleNamespace(set=words.__setitem__, get=lambda key, timeout_s: words.get(key))
-    mesh: Any = SimpleNamespace(rank=rank, ranks=3, store=store, timeout_s=1.0, abort=lambda reason: None)
-    return Ending(mesh, lambda: HOSTS, lambda: 0.0, lambda: paused_s)
+class Store(_Store):
+    """Counts what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = Counter[str]()
+
+    def set(self, key: str, value: str) -> None:
+        self.asked["set"] += 1
+        super().set(key, value)
+
+    def get(self, key: str, timeout_s: float) -> str | None:
+        self.asked["get"] += 1
+        return super().get(key, timeout_s)
+
+    def add(self, key: str, number: int) -> int:
+        self.asked["add" if number else "look"] += 1
+        return super().add(key, number)
+
+
+def ending_of(rank: int, store: Store, paused_s: float = 0.0, ranks: int = 3, abort: Any = None) -> Ending:
+    mesh: Any = SimpleNamespace(
+        rank=rank, ranks=ranks, store=store, timeout_s=1.0, abort=abort or (lambda reason: None)
+    )
+    return Ending(mesh, lambda: HOSTS if ranks == 3 else [], lambda: 0.0, lambda: paused_s)
 
 
 def blamed(marks: dict[int, Mark], paused_s: float, monkeypatch: pytest.MonkeyPatch) -> str:
     """By rank 0 of three, whose wait ended for a reason that names nobody."""
     monkeypatch.setattr(failures, "OTHERS_S", 0.1)
-    words = {f"{word}/{rank}": json.dumps(mark) for rank, mark in marks.items() for word in ("ended", "heard")}
+    store = Store()
+    for rank, mark in marks.items():
+        store.set(f"ended/{rank}", json.dumps(mark))
+        store.add("ended", 1)
+        if mark.fault:
+            store.set("verdict", json.dumps(Verdict(mark.fault)))
+    store.add("heard", len(marks))
     error = Interrupted("reducing ended", "timed out")
-    ending_of(0, words, paused_s).end(error)
+    ending_of(0, store, paused_s).end(error)
     return str(error).removeprefix("reducing ended: ")
 
 
@@ -50,6 +83,54 @@ def test_who_is_blamed(marks: dict[int, Mark], paused_s: float, why: str, monkey
 
 
 def test_a_rank_that_leaves_says_so():
-    words: dict[str, str] = {}
-    ending_of(1, words).end(Left("rank 1 has left the job"))
-    assert json.loads(words["ended/1"])[:3] == [None, True, 0.0]
+    store = Store()
+    ending_of(1, store).end(Left("rank 1 has left the job"))
+    assert json.loads(store.get("ended/1", 0))[:3] == [None, True, 0.0]
+
+
+def test_the_others_are_told_before_an_abort_that_does_not_return():
+    """As NCCL's may not until the group's timeout."""
+    store, returns = Store(), threading.Event()
+    ending = ending_of(1, store, abort=lambda reason: returns.wait())
+    thread = threading.Thread(target=ending.end, args=(Interrupted("reducing ended", "timed out"),), daemon=True)
+    thread.start()
+    assert store.get("ended/1", 5) is not None
+    returns.set()
+    thread.join()
+
+
+def test_a_mesh_aborts_its_axes_at_once_and_waits_for_none_too_long(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mesh, "ABORT_S", 0.05)
+    returns, told = threading.Event(), []
+
+    class Stuck(gw.Threads):
+        def abort(self, reason: str) -> None:
+            told.append(reason)
+            returns.wait()
+
+    gw.Mesh({REPLICA: Stuck.group(1)[0], HOST: Stuck.group(1)[0]}).abort("a reason")
+    assert told == ["a reason"] * 2
+    returns.set()
+
+
+@pytest.mark.parametrize("ranks", [2, 16, 64])
+def test_an_ending_asks_the_store_a_few_times_a_rank(ranks: int, monkeypatch: pytest.MonkeyPatch):
+    """Rank 1 is lost; all others have to find that out. Looks are by time: the first rank's, and rank 0's."""
+    monkeypatch.setattr(failures, "OTHERS_S", 0.3)
+    monkeypatch.setattr(failures, "POLL_S", 0.02)
+    store, errors = Store(), [Interrupted("reducing ended", "timed out") for _ in range(ranks)]
+    left = [rank for rank in range(ranks) if rank != 1]
+    raising(together(len(left), lambda at: ending_of(left[at], store, ranks=ranks).end(errors[left[at]])))
+    assert {str(errors[rank]) for rank in left} == {"reducing ended: rank 1 was lost"}
+    looks = store.asked.pop("look")
+    assert looks <= 40
+    assert store.asked.total() - looks <= 7 * ranks
+
+
+def test_a_rank_that_comes_when_the_others_went_on_without_it_says_why_it_was_late(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(failures, "OTHERS_S", 0.05)
+    store, late = Store(), Interrupted("reducing ended", "timed out")
+    for rank in 1, 2:
+        ending_of(rank, store).end(Interrupted("reducing ended", "timed out"))
+    ending_of(0, store, paused_s=18.0).end(late)
+    assert str(late) == "reducing ended: rank 0 (host a) did not run for 18 s"
