@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-
 NOT_YET = -1
 """Stands where a copy to the host will be."""
 

@@ -99,11 +99,11 @@ class Ending:
     2. Each of them does the same. So all ranks that are left have a mark after the time of a step, `step_s`: a rank
        that computes meanwhile notices at the step's end.
     3. The first one that was interrupted waits for the others' marks until then, reads them, and leaves a verdict, for
-       which the others wait: so each asks the store a few times, however many ranks there are. It blames, in this order:
-       a rank whose mark has a fault, which is the verdict at once; the ranks without a mark, which are lost (where the
-       store is gone, rank 0 or the store's host); a rank that has detached; the rank that was paused longest, which the
-       others have given up; and the ranks for which the others have waited in a step's exchange until their time was
-       over.
+       which the others wait: so each asks the store a few times, however many ranks there are. It blames, in this
+       order: a rank whose mark has a fault, which is the verdict at once; the ranks without a mark, which are lost
+       (where the store is gone, rank 0 or the store's host); a rank that has detached; the rank that was paused
+       longest, which the others have given up; and the ranks for which the others have waited in a step's exchange
+       until their time was over.
     4. The store may be in rank 0's process, which therefore ends last, when the others have heard the verdict.
     """
 

@@ -129,8 +129,8 @@ class Mesh:
             transport.check(device)
 
     def abort(self, reason: str) -> None:
-        """Aborts all transports at once, for on NCCL one may wait for another, or for the group's timeout; returns after
-        ABORT_S even then."""
+        """Aborts all transports at once, for on NCCL one may wait for another, or for the group's timeout. Returns
+        after ABORT_S even then."""
         threads = [Thread(target=each.abort, args=(reason,), daemon=True) for each in self.axes.values()]
         until = monotonic() + ABORT_S
         for thread in threads:

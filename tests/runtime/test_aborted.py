@@ -1,5 +1,5 @@
-"""A collective that is aborted on a GPU raises nothing: its stream goes on, with half of a result. Wherever in a step that
-happens, nobody takes the garbage for a mean, and no rank counts the step alone.
+"""A collective that is aborted on a GPU raises nothing: its stream goes on, with half of a result. Wherever in a step
+that happens, the garbage is not taken for a mean, and no rank counts the step alone.
 
 The worker's thread plays the stream: an abort happens while it waits, and what the host had queued behind that runs."""
 
@@ -91,6 +91,12 @@ def lose(running, breaks, deaf):
         transport.breaks, transport.deaf = breaks, rank in deaf
 
 
+def twice(running):
+    """A rank that has counted a step finds out in the next."""
+    running.step(GRADS[WHOLE])
+    running.step(GRADS[WHOLE])
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[2]}")
 def test_means_of_an_aborted_step_are_whole_or_nan_and_the_state_is_that_of_whole_steps(case, monkeypatch):
     monkeypatch.setattr(Executor, "is_immediate", False)
@@ -118,8 +124,7 @@ def test_an_aborted_step_of_an_elastic_job_counts_on_all_or_none(case, monkeypat
         running = playing(plan, elastic=True)
         lose(running, breaks, deaf)
         with pytest.raises(RuntimeError):
-            for _ in range(2):  # who has counted a step finds out in the next
-                running.step(GRADS[WHOLE])
+            twice(running)
         left = raising(together(WORLD, lambda rank, running=running: running.runtimes[rank].leave()))
         newest = max(int(own[0]["step"]) for own in left)
         for rank, own in enumerate(left):

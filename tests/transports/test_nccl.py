@@ -1,4 +1,4 @@
-"""The transport over NCCL, which is played: a group whose works complete with an error, or block before they are there."""
+"""The transport over NCCL, which is played: works that complete with an error, or block before they are there."""
 
 import gc
 import threading
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import gradwire as gw
-from gradwire.collective import Message, SendReceive, Sum
+from gradwire.collective import Message, Sum
 
 
 class Group:
@@ -41,7 +41,7 @@ class Group:
 
 
 class Work:
-    """As NCCL's, whose completion is asked of a GPU: of the one that is the thread's own, in which that makes a context."""
+    """As NCCL's, whose completion is asked of the GPU that is the thread's own: that makes a context there."""
 
     def wait(self) -> None:
         pass
