@@ -1,10 +1,12 @@
 """Rendezvous: ranks come and go, and those that are there go on together where the job was."""
 
+import os
 import sys
 import traceback
 from collections.abc import Iterable
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.checkpoint.stateful import Stateful
@@ -12,9 +14,13 @@ from torch.distributed.checkpoint.stateful import Stateful
 from gradwire.checkpoint import STEP, StateDict
 from gradwire.frontends.handing_on import go_on, without_memories
 from gradwire.frontends.handle import Handle
+from gradwire.torch_private.process_groups import leave_default_group
 from gradwire.transports.connections import Connections, let_go
 from gradwire.transports.members import Generation, Members
 from gradwire.transports.process_group import world_or
+
+OFF = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+"""By these torch's watchdog ends a process, 60 s after a rank was lost, whether or not its group was left since."""
 
 
 class Rendezvous:
@@ -38,6 +44,7 @@ class Rendezvous:
         if at_least < 1 or last_call_timeout <= 0:
             given = f"at_least={at_least}, last_call_timeout={last_call_timeout}"
             raise ValueError(f"{given}: wait for a rank or more, and for some time")
+        _check_watchdog(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
         self._store, self._timeout, self._backend = store, timeout, backend
         self._members = Members(store, at_least, last_call_timeout, timeout.total_seconds())
         self._generation: Generation | None = None
@@ -61,7 +68,7 @@ class Rendezvous:
         if dist.is_initialized():
             self._connections.shut_down()
             held = [world_or(None)]
-            dist.destroy_process_group()
+            leave_default_group()
             let_go(held)
         # over the store alone, for there is no group: the processes that are there; the furthest becomes rank 0
         self._generation = made = self._members.meet(self._steps)
@@ -121,3 +128,12 @@ class Rendezvous:
         if handle is self._resumed:
             self._states = {int(state[STEP]): state for state in states}
             self._steps, self._resumed = min(self._states), None
+
+
+def _check_watchdog(backend: str) -> None:
+    """Raises ValueError where torch would end the processes that are to go on."""
+    if "nccl" in backend and any(os.environ.get(name) != "0" for name in OFF):
+        raise ValueError(
+            f"on NCCL torch ends a process a minute after another one was lost; set {' and '.join(OFF)} to 0 before "
+            "Python starts, on all ranks"
+        )

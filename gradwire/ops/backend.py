@@ -95,12 +95,12 @@ def backend_for(x: Tensor) -> Backend:
     kind = x.device.type
     if kind == "cpu":
         return NATIVE if native.available() else REFERENCE
-    return (on_gpu()[0] if kind == "cuda" else None) or REFERENCE
+    return (on_gpu(x.device)[0] if kind == "cuda" else None) or REFERENCE
 
 
 @cache
-def on_gpu() -> tuple[Backend | None, str]:
-    """Triton's functions, or None and the reason. The first call tries them, which takes seconds."""
+def on_gpu(device: torch.device) -> tuple[Backend | None, str]:
+    """Triton's functions, or None and the reason. The first call for a device tries them there, which takes seconds."""
     if os.environ.get("GRADWIRE_KERNELS") == "reference":
         return None, "GRADWIRE_KERNELS=reference"
     if not torch.cuda.is_available():
@@ -109,7 +109,7 @@ def on_gpu() -> tuple[Backend | None, str]:
         from gradwire.ops.triton import TRITON
         from gradwire.ops.triton.trial import differences
 
-        wrong = differences(torch.device("cuda"))
+        wrong = differences(device)
     except Exception as error:  # no Triton, no compiler for its launcher, a GPU that it does not know, ...
         return None, f"Triton cannot be used: {type(error).__name__}: {error}"
     return (None, f"Triton computes {wrong} wrong here") if wrong else (TRITON, "")
@@ -120,5 +120,5 @@ def in_use() -> str:
     cpu = f"{'native' if native.available() else 'torch'} ({native.reason()})"
     if not torch.cuda.is_available():
         return cpu
-    found, why = on_gpu()
+    found, why = on_gpu(torch.device("cuda", torch.cuda.current_device()))
     return f"{cpu}, on a GPU {'triton' if found else f'torch ({why})'}"

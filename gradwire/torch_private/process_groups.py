@@ -9,6 +9,9 @@ import torch.distributed as dist
 
 _KINDS: dict[str, Any] = {"gloo": dist.ProcessGroup.BackendType.GLOO, "nccl": dist.ProcessGroup.BackendType.NCCL}
 
+FEW_CTAS = 4
+"""Enough for 400 Gbit/s."""
+
 
 def default_store() -> Any:
     """The store that the default process group was made with."""
@@ -42,14 +45,28 @@ def error_of(group: dist.ProcessGroup) -> str | None:
     return None if name == "SUCCESS" else name
 
 
-def new_group_of_members(name: str, ranks: list[int], like: dist.ProcessGroup) -> Any:
+def options_of(like: dist.ProcessGroup, few: bool) -> Any:
+    """NCCL's options for a new group with the backends and the timeout of `like`; None where it has no NCCL. Its
+    streams go first, and with `few` its kernels hold FEW_CTAS multiprocessors (NCCL_MAX_CTAS overrides that)."""
+    if backend_of(like, torch.device("cuda")) != "nccl":
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = timeout_of(like)
+    if few:
+        options.config.max_ctas = FEW_CTAS
+    return options
+
+
+def new_group_of_members(name: str, ranks: list[int], like: dist.ProcessGroup, few: bool = False) -> Any:
     """A group of these ranks, this one among them, with the backends and the timeout of `like`; only its members call
     this. `dist.new_group` either wants all ranks, or makes up a name from how many groups each rank has, which comes
     again after a group was destroyed and may differ between ranks."""
-    return new_group_over(default_store(), name, ranks.index(dist.get_rank()), ranks, like)
+    return new_group_over(default_store(), name, ranks.index(dist.get_rank()), ranks, like, few)
 
 
-def new_group_over(store: Any, name: str, rank: int, ranks: list[int], like: dist.ProcessGroup) -> Any:
+def new_group_over(
+    store: Any, name: str, rank: int, ranks: list[int], like: dist.ProcessGroup, few: bool = False
+) -> Any:
     """The same, where ranks find each other in any `store`; it needs no default group."""
     store = dist.distributed_c10d.PrefixStore(name, store)
     group: Any = dist.ProcessGroup(store, rank, len(ranks))
@@ -57,19 +74,18 @@ def new_group_over(store: Any, name: str, rank: int, ranks: list[int], like: dis
     for device in like._device_types:
         backend = backend_of(like, device)
         if backend not in made:
-            made[backend] = _new_backend(backend, store, rank, ranks, timeout_of(like))
+            made[backend] = _new_backend(backend, store, rank, ranks, timeout_of(like), options_of(like, few))
             group._set_default_backend(_KINDS[backend])
         group._register_backend(device, _KINDS[backend], made[backend])
     group._set_group_name(name)
     return group
 
 
-def _new_backend(name: str, store: Any, rank: int, ranks: list[int], timeout: timedelta) -> Any:
+def _new_backend(name: str, store: Any, rank: int, ranks: list[int], timeout: timedelta, options: Any) -> Any:
     if name == "gloo":
         backend = dist.ProcessGroupGloo(store, rank, len(ranks), timeout)
     else:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout, options.global_ranks_in_group = timeout, ranks
+        options.global_ranks_in_group = ranks
         backend = dist.ProcessGroupNCCL(store, rank, len(ranks), options)
     backend._set_sequence_number_for_group()
     return backend
@@ -101,6 +117,15 @@ def abort_group(group: dist.ProcessGroup) -> None:
         group.abort()
     else:
         close_group(group)
+
+
+def leave_default_group() -> None:
+    """Ends torch.distributed, with all that is under way: NCCL's own end would wait for that."""
+    world = dist.group.WORLD
+    if world is not None and backend_of(world, torch.device("cuda")) == "nccl":
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
 
 
 def world_size() -> int:

@@ -1,13 +1,13 @@
 """A mesh: which transport carries the collectives of which axis."""
 
 from collections.abc import Collection, Mapping, Sequence
-from threading import Thread
-from time import monotonic
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from gradwire.collective import HOST, REPLICA, Broadcast, Collective, Gather, Message, Sum
+from gradwire.transports.bounded import run_bounded
 from gradwire.transports.parcels import parcels
 from gradwire.transports.transport import KeyValueStore, Pending, Transport
 
@@ -131,12 +131,7 @@ class Mesh:
     def abort(self, reason: str) -> None:
         """Aborts all transports at once, for on NCCL one may wait for another, or for the group's timeout. Returns
         after ABORT_S even then."""
-        threads = [Thread(target=each.abort, args=(reason,), daemon=True) for each in self.axes.values()]
-        until = monotonic() + ABORT_S
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(max(0.0, until - monotonic()))
+        run_bounded([partial(transport.abort, reason) for transport in self.axes.values()], ABORT_S)
 
     def close(self) -> None:
         """Closes all transports."""

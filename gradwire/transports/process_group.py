@@ -19,11 +19,13 @@ from gradwire.torch_private.process_groups import (
     error_of,
     new_group_of_members,
     new_group_over,
+    options_of,
     store_of,
     timeout_of,
 )
 from gradwire.transports import forked
 from gradwire.transports.batch_threads import in_batch
+from gradwire.transports.bounded import run_bounded
 from gradwire.transports.connections import Connections, let_go
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
 from gradwire.transports.mesh import Mesh
@@ -33,6 +35,8 @@ from gradwire.transports.transport import Pending, Transport
 MOST_DIRECT = 8
 MOST_TAGS = 1 << 15
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CLOSE_S = 2.0
+"""How long to wait for the end of a communicator."""
 SILENT_S = 8.0
 """A rank without a sign of life for so long is lost."""
 
@@ -114,18 +118,19 @@ class ProcessGroup(Transport):
         parent, rank = world_or(like), dist.get_rank()
         row = next(row for row in rows if rank in row)
         column = [other[row.index(rank)] for other in rows]
-        axes = {REPLICA: cls._of(column, parent), inside: cls._of(row, parent)}
+        axes = {REPLICA: cls._of(column, parent, few=len(row) > 1), inside: cls._of(row, parent)}
         return Mesh(axes, TorchStore(cls._name([rank for row in rows for rank in row])))
 
     @classmethod
-    def _of(cls, ranks: list[int], parent: dist.ProcessGroup) -> "ProcessGroup":
+    def _of(cls, ranks: list[int], parent: dist.ProcessGroup, few: bool = False) -> "ProcessGroup":
+        """A group of these ranks. With `few`, its kernels hold few multiprocessors while they wait for a slow link."""
         name = cls._name(ranks)
         with Connections() as connections, in_batch():
             if len(ranks) == dist.get_world_size():
-                group = dist.new_group(ranks, timeout=timeout_of(parent))
+                group = dist.new_group(ranks, timeout=timeout_of(parent), pg_options=options_of(parent, few))
                 assert isinstance(group, dist.ProcessGroup)
             else:
-                group = new_group_of_members(name, ranks, parent)
+                group = new_group_of_members(name, ranks, parent, few)
         made = cls(group, name)
         made._connections = connections
         return made
@@ -214,7 +219,11 @@ class ProcessGroup(Transport):
 
     def close(self) -> None:
         group, self._group = self._group, None
-        if group is not None and (self._apart or dist.is_initialized()):
+        if group is None or not (self._apart or dist.is_initialized()):
+            return
+        if self._queues:  # its end waits for the other ranks; where garbage collection closes it, these may train on
+            run_bounded([partial(close_group, group)], CLOSE_S)
+        else:
             close_group(group)
 
     def after_fork(self) -> None:

@@ -69,8 +69,10 @@ class TorchStore:
             return self._store.check([whole])
         try:
             self._store.wait([whole], timedelta(seconds=timeout_s))
-        except dist.DistStoreError:
-            return False
+        except RuntimeError as error:  # which a file's store raises, too
+            if isinstance(error, dist.DistStoreError) or str(error) == "Wait timeout":
+                return False
+            raise
         return True
 
     def _ask(self, call: Callable[[str], T], key: str, timeout_s: float) -> T:

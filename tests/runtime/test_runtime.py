@@ -412,3 +412,18 @@ def test_bucket_futures_give_the_means():
         first, second = raising(together(2, train))
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
         assert all(mean.isfinite().all() for mean in first)
+
+
+class Unasked(torch.Tensor):
+    """As a scale on a GPU, which the host would wait for if it asked whether it is zero."""
+
+    def __bool__(self) -> bool:
+        raise AssertionError("the host asked for the scale")
+
+
+def test_a_step_does_not_ask_for_the_scale_on_the_host():
+    scale = torch.tensor(4.0).as_subclass(Unasked)
+    plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+    with job(plan, SLOTS, 2, scale=lambda: scale) as running:
+        running.step(draw(SLOTS, 2, 0))
+        assert [runtime.stats().steps for runtime in running.runtimes] == [1, 1]

@@ -11,7 +11,11 @@ import torch
 import torch.distributed as dist
 
 import gradwire as gw
-from gradwire.collective import Message, Sum
+from gradwire.collective import Collective, Message, Sum
+from gradwire.frontends.rendezvous import OFF
+from gradwire.torch_private import process_groups
+from gradwire.transports import process_group
+from tests.support.harness import SMALL, job, plan_of, slots_of
 
 
 class Group:
@@ -98,3 +102,85 @@ def test_a_rank_is_missed_by_one_that_is_still_in_a_collectives_start(monkeypatc
         found = found or first.lost(True)
         threading.Event().wait(0.01)
     assert found == "a rank was lost (1 has given no sign of life for 0 s)"
+
+
+def test_sends_and_receives_are_taken_as_one():
+    """One by one each pair of ranks would get a communicator of its own, in mid-step."""
+    said: list[str] = []
+    group = SimpleNamespace(
+        supports_coalescing=True, _get_backend=lambda device: group,
+        _start_coalescing=lambda device: said.append("begin"), _end_coalescing=lambda device: "work",
+    )  # fmt: skip
+    calls = [lambda: said.append("receive"), lambda: said.append("send")]
+    assert process_groups.at_once(group, torch.device("cuda"), calls) == ["work"]
+    assert said == ["begin", "receive", "send"]
+    assert process_groups.at_once(group, torch.device("cuda"), []) == []
+
+
+def test_communicators_are_opened_before_the_first_step():
+    started: list[Collective] = []
+
+    class Opened(Played):
+        def start(self, op):
+            started.append(op)
+            return Work()
+
+    first, _ = transports(kind=Opened)
+    gw.Mesh({"replica": first}).open(torch.device("cpu"))
+    assert [type(op) for op in started] == [Sum]
+
+
+def test_a_job_opens_its_connections(monkeypatch: pytest.MonkeyPatch):
+    opened: list[int] = []
+    monkeypatch.setattr(gw.Threads, "open", lambda self, device: opened.append(self.rank))
+    slots = slots_of(SMALL)
+    with job(plan_of(slots, gw.TopK(0.1), gw.Residual(), gw.AllGather()), slots, 2):
+        assert sorted(opened) == [0, 1]
+
+
+def test_a_close_that_waits_for_other_ranks_holds_up_training_for_a_moment_only(monkeypatch: pytest.MonkeyPatch):
+    """Garbage collection closes a dropped model's on one rank, while the others train another model."""
+    monkeypatch.setattr(process_group, "CLOSE_S", 0.05)
+    first, _ = transports()
+    first._group.shutdown = threading.Event().wait
+    closing = threading.Thread(target=first.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+class Options:
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        self.is_high_priority_stream, self.config = is_high_priority_stream, SimpleNamespace(max_ctas=32)
+
+
+def test_kernels_that_wait_for_a_slow_link_hold_few_multiprocessors(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
+    few, many = (process_groups.options_of(Group(), few) for few in (True, False))
+    assert (few.config.max_ctas, many.config.max_ctas) == (process_groups.FEW_CTAS, 32)
+    assert few.is_high_priority_stream
+    assert many.is_high_priority_stream
+    assert few._timeout == timedelta(seconds=60)
+
+
+def test_ranks_that_come_and_go_over_nccl_need_torchs_watchdog_off(monkeypatch: pytest.MonkeyPatch):
+    for name in OFF:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match="set TORCH_NCCL_ASYNC_ERROR_HANDLING and TORCH_NCCL_DUMP_ON_TIMEOUT to 0"):
+        gw.Rendezvous(dist.HashStore(), backend="cpu:gloo,cuda:nccl")
+    for name in OFF:
+        monkeypatch.setenv(name, "0")
+    gw.Rendezvous(dist.HashStore(), backend="nccl")
+
+
+def test_a_group_over_nccl_is_left_by_an_abort(monkeypatch: pytest.MonkeyPatch):
+    done: list[str] = []
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", lambda: done.append("abort"))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("destroy"))
+    monkeypatch.setattr(process_groups, "backend_of", lambda group, device: "nccl")
+    dist.group.WORLD = Group()
+    try:
+        process_groups.leave_default_group()
+    finally:
+        dist.group.WORLD = None
+    assert done == ["abort"]

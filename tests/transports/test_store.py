@@ -1,5 +1,7 @@
 """Words in torch's store."""
 
+from pathlib import Path
+
 import torch.distributed as dist
 
 from gradwire.transports.torch_store import TorchStore
@@ -18,3 +20,7 @@ def test_all_jobs_of_a_process_share_one_second_connection_to_a_store():
         assert TorchStore("a", one).second()._store is not first._store  # one that does not answer is not kept
     finally:
         TorchStore._silent = before
+
+
+def test_what_does_not_come_is_none_in_a_file_as_well(tmp_path: Path):
+    assert TorchStore("a", dist.FileStore(str(tmp_path / "store"), 2)).get("absent", 0.05) is None

@@ -1,0 +1,48 @@
+"""On which GPU kernels run, and how often they are compiled; no GPU is needed."""
+
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gradwire.ops import backend
+from gradwire.ops.triton import launching, trial
+from tests.support.warm import Forked
+
+
+def test_kernels_are_tried_on_the_gpu_of_the_tensor(monkeypatch: pytest.MonkeyPatch):
+    """Without torch.cuda.set_device() the current one is the first, on every rank of a host."""
+    tried: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(trial, "differences", lambda device: tried.append(device) or "")
+    backend.on_gpu.cache_clear()
+    x: Any = SimpleNamespace(device=torch.device("cuda", 1))
+    try:
+        backend.backend_for(x)
+    finally:
+        backend.on_gpu.cache_clear()
+    assert tried == [torch.device("cuda", 1)]
+
+
+def test_kernels_are_launched_on_the_gpu_of_their_tensors(monkeypatch: pytest.MonkeyPatch):
+    said: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "_exchange_device", lambda index: said.append(index) or 0)
+    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", lambda index: said.append(index) or 1)
+    x: Any = SimpleNamespace(is_cuda=True, get_device=lambda: 1)
+    launching.launch({(3,): lambda *arguments: said.append(arguments)}, 3, x, 5)
+    assert said == [1, (x, 5), 0]
+
+
+SEED = """
+from gradwire.ops.triton.codes import quantise_kernel
+print(quantise_kernel.do_not_specialize, [p.name for p in quantise_kernel.params if p.do_not_specialize])
+"""
+
+
+def test_a_seed_has_no_second_variant_compiled():
+    """Of a number that is a multiple of 16, as one seed in 16 is, Triton makes another variant."""
+    with Forked(["-c", SEED], env={"OMP_NUM_THREADS": "1", "PATH": ""}, stdout=subprocess.PIPE, text=True) as process:
+        said, _ = process.communicate(timeout=120)
+    assert said == "['seed'] ['seed']\n"
