@@ -50,7 +50,7 @@ class Meeting:
     """The meetings of one job, one after another, the same ones on all ranks:
 
     1. Every rank leaves its facts in the store, under the meeting's number.
-    2. Rank 0 reads them, and leaves all of them, or the ranks that did not come in time.
+    2. Rank 0 reads them, and leaves all of them, equal ones once, or the ranks that did not come in time.
     3. Every rank reads that. So all read the same, and all go on or all raise. Where rank 0 itself does not come, each
        of the others finds that out.
     """
@@ -79,10 +79,10 @@ class Meeting:
         if rank == 0:
             store.set(f"{key}/everyone", self._collect(key))
         answer = json.loads(self._answer(key))
-        if isinstance(answer, dict):
+        if "absent" in answer:
             raise AbsentRanks(_absent(answer["absent"], self._call, answer["waited"]))
-        self.hosts = [host for host, _ in answer]
-        return [own for _, own in answer]
+        self.hosts = [answer["hosts"][host] for host, _ in answer["ranks"]]
+        return [answer["facts"][facts] for _, facts in answer["ranks"]]
 
     def _collect(self, key: str) -> str:
         """All ranks' facts, or the ranks that do not come, as JSON; on rank 0."""
@@ -92,7 +92,7 @@ class Meeting:
         if len(present) < len(texts):
             absent = [rank for rank, text in enumerate(texts) if text is None]
             return json.dumps({"absent": absent, "waited": self._patience_s})
-        return f"[{','.join(present)}]"
+        return _each_once(present)
 
     def _answer(self, key: str) -> str:
         """Rank 0's answer. Rank 0 may wait for the others as long as this rank waits for rank 0."""
@@ -109,6 +109,16 @@ class Meeting:
             if monotonic() >= until:
                 return None
         return text
+
+
+def _each_once(texts: Sequence[str]) -> str:
+    """All ranks' hosts and facts as JSON, each one that several ranks have once: all ranks read it."""
+    hosts, facts = dict[str, int](), dict[str, int]()
+    ranks = [
+        (hosts.setdefault(host, len(hosts)), facts.setdefault(json.dumps(own), len(facts)))
+        for host, own in map(json.loads, texts)
+    ]
+    return json.dumps({"hosts": list(hosts), "facts": [json.loads(own) for own in facts], "ranks": ranks})
 
 
 def disagreement(facts: Sequence[Facts]) -> tuple[str, str] | None:

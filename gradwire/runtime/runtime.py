@@ -74,15 +74,14 @@ class Runtime:
         self._steps = Steps(Store(self.slots, device), self._pipeline, self._executor, control, options)
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
         self._states = States(self._steps, self._active, self._agreement, options)
-        self._intake = Intake(self._steps, self._active, self._executor, self._recorder)
+        self._intake = intake = Intake(self._steps, self._active, self._executor, self._recorder)
         looks = self._intake.step_s, monitor.paused_s if monitor else float, self._intake.status
         self._ending = Ending(self.mesh, self.hosts, *looks)
         self._end = forked.finalize(self, close_all, self._ending, monitor, self._executor, own_mesh)
         forked.register(self)
-        self.submit, self.submit_absent = self._intake.submit, self._intake.submit_absent
-        arrivals, self.fix_places = self._intake.arrivals, self._intake.fix_places
+        self.submit, self.submit_absent, self.is_reduced = intake.submit, intake.submit_absent, intake.is_reduced
+        arrivals, self.fix_places, self.point = intake.arrivals, intake.fix_places, self._executor.point
         self.arrived, self.arrive, self.absent = arrivals.there, arrivals.arrive, arrivals.absent
-        self.is_reduced, self.point = self._intake.is_reduced, self._executor.point
         self.forward_begins, self.forward_ends = self._intake.forward_begins, self._recorder.forward_ends
         self.became_ready, self.wants_readiness = self._intake.became_ready, self._intake.wants_readiness
         self._turns = turns = Turns(weakref.proxy(self), self._intake)

@@ -37,7 +37,7 @@ MOST_TAGS = 1 << 15
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 CLOSE_S = 2.0
 """How long to wait for the end of a communicator."""
-SILENT_S = 8.0
+SILENT_S = 7.0
 """A rank without a sign of life for so long is lost."""
 
 

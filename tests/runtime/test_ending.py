@@ -1,8 +1,9 @@
-"""Who is blamed for the end of a job, by what the ranks' marks say."""
+"""Who is blamed for the end of a job, by what the ranks' marks say; and what endings and meetings ask of the store."""
 
 import json
 import threading
 from collections import Counter
+from socket import gethostname
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import gradwire as gw
 from gradwire.collective import HOST, REPLICA
 from gradwire.runtime import failures
 from gradwire.runtime.failures import Ending, Interrupted, Left, Mark, Verdict
+from gradwire.runtime.meeting import Meeting
 from gradwire.transports import mesh
 from gradwire.transports.threads import _Store
 from tests.support.harness import raising, together
@@ -116,8 +118,8 @@ def test_a_mesh_aborts_its_axes_at_once_and_waits_for_none_too_long(monkeypatch:
 @pytest.mark.parametrize("ranks", [2, 16, 64])
 def test_an_ending_asks_the_store_a_few_times_a_rank(ranks: int, monkeypatch: pytest.MonkeyPatch):
     """Rank 1 is lost; all others have to find that out. Looks are by time: the first rank's, and rank 0's."""
-    monkeypatch.setattr(failures, "OTHERS_S", 0.3)
-    monkeypatch.setattr(failures, "POLL_S", 0.02)
+    monkeypatch.setattr(failures, "OTHERS_S", 1.0)
+    monkeypatch.setattr(failures, "POLL_S", 0.05)
     store, errors = Store(), [Interrupted("reducing ended", "timed out") for _ in range(ranks)]
     left = [rank for rank in range(ranks) if rank != 1]
     raising(together(len(left), lambda at: ending_of(left[at], store, ranks=ranks).end(errors[left[at]])))
@@ -134,3 +136,18 @@ def test_a_rank_that_comes_when_the_others_went_on_without_it_says_why_it_was_la
         ending_of(rank, store).end(Interrupted("reducing ended", "timed out"))
     ending_of(0, store, paused_s=18.0).end(late)
     assert str(late) == "reducing ended: rank 0 (host a) did not run for 18 s"
+
+
+@pytest.mark.parametrize("ranks", [2, 16, 64])
+def test_a_meeting_asks_the_store_three_times_a_rank_and_reads_what_is_equal_once(ranks: int):
+    store, facts = Store(), {"call": "attach()", "plan": "p" * 1000}
+
+    def meets(rank: int) -> list[Any]:
+        mesh: Any = SimpleNamespace(rank=rank, ranks=ranks, store=store, timeout_s=60.0, failure=lambda: None)
+        meeting = Meeting(mesh)
+        return [*meeting.gather(facts), *meeting.hosts]
+
+    for met in raising(together(ranks, meets)):
+        assert met == [facts] * ranks + [gethostname()] * ranks
+    assert store.asked.total() <= 3 * ranks + 1 + 3 * ranks  # and more where a rank waits longer than a second
+    assert len(store.get("meeting/1/everyone", 0)) < 2000 + 20 * ranks
