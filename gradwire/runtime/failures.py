@@ -118,19 +118,24 @@ class Ending:
         """Ends this rank's part with an error, which gets its reason."""
         self._ended = True
         reason = str(error) or type(error).__name__ if isinstance(error, Exception) else self._exit(error)
-        fault = None if isinstance(error, Interrupted | Left) else reason
-        # the others are told before anything that may take long
+        match error:
+            case Interrupted():
+                self._end_all(self._mark(), reason)
+                self._leave_store(self._mesh.ranks - 1 - self._blame(error))
+            case Left():
+                self._end_all(self._mark()._replace(left=True), reason)
+            case _:
+                self._end_all(self._mark()._replace(fault=reason), reason)
+                self._leave_store(self._mesh.ranks - 1)
+
+    def _end_all(self, mark: Mark, reason: str) -> None:
+        """Leaves this rank's mark, before anything that may take long, then ends all ranks' collectives."""
         with suppress(RuntimeError):  # the store is gone
-            self._leave_mark(self._mark()._replace(fault=fault, left=isinstance(error, Left)))
-            if fault:
-                self._mesh.store.set("verdict", json.dumps(Verdict(fault)))
-        # their collectives end, and this rank's
+            self._leave_mark(mark)
+            if mark.fault:
+                self._mesh.store.set("verdict", json.dumps(Verdict(mark.fault)))
         with suppress(Exception):  # whatever else is broken
             self._mesh.abort(reason)
-        # who is to blame
-        lost = self._blame(error) if isinstance(error, Interrupted) else 0
-        if not isinstance(error, Left):
-            self._leave_store(self._mesh.ranks - 1 - lost)
 
     def detach(self) -> None:
         """Ends this rank's part without an error, where its user detaches or its process ends."""
