@@ -124,6 +124,7 @@ class Ending:
                 self._leave_store(self._mesh.ranks - 1 - self._blame(error))
             case Left():
                 self._end_all(self._mark()._replace(left=True), reason)
+                self._leave_store(0)
             case _:
                 self._end_all(self._mark()._replace(fault=reason), reason)
                 self._leave_store(self._mesh.ranks - 1)

@@ -151,3 +151,14 @@ def test_a_meeting_asks_the_store_three_times_a_rank_and_reads_what_is_equal_onc
         assert met == [facts] * ranks + [gethostname()] * ranks
     assert store.asked.total() <= 3 * ranks + 1 + 3 * ranks  # and more where a rank waits longer than a second
     assert len(store.get("meeting/1/everyone", 0)) < 2000 + 20 * ranks
+
+
+def test_rank_0_does_not_wait_for_a_rank_that_has_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(failures, "OTHERS_S", 1.0)
+    store = Store()
+    ending_of(2, store).end(Left("rank 2 has left the job"))
+    ending_of(0, store)._leave_mark(WELL)
+    ending_of(1, store).end(Interrupted("reducing ended", "a reason"))
+    store.asked.clear()
+    ending_of(0, store)._leave_store(2)
+    assert store.asked["look"] == 1
