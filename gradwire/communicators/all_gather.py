@@ -16,7 +16,7 @@ from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
-class AllGather(SummingCommunicator):
+class AllGather(SummingCommunicator, recordable=True):
     """Sends each rank's payload to all: N-1 payloads received per rank. For payloads that cannot be added.
 
     With `over_senders` an element's mean is over those ranks that sent it, as in the reference code of SparseLoCo and

@@ -15,7 +15,7 @@ from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
-class AllReduce(SummingCommunicator):
+class AllReduce(SummingCommunicator, recordable=True):
     """Sums payloads in flight: 2·(N-1)/N payloads sent per rank. For casts, shared indices and low rank."""
 
     name: ClassVar[str] = "AllReduce"

@@ -11,10 +11,11 @@ from gradwire.compressors import Codec, Compressor, GroupContext, MultiRound, Pr
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.options import Options
+from gradwire.recordable import Recordable
 from gradwire.slots import Layout
 
 
-class Communicator(Options, ABC):
+class Communicator(Options, Recordable, ABC):
     """A frozen dataclass. x is already divided by the number of ranks, so that the sum over the ranks is the mean."""
 
     name: ClassVar[str]
@@ -33,6 +34,10 @@ class Communicator(Options, ABC):
     def init_group(self) -> dict[str, Tensor]:
         """The small tensors on the host that this algorithm keeps for a group: see `GroupContext.group`."""
         return {}
+
+    def phase(self, step: int, world: int) -> int:
+        """The phase of a step among `world` ranks, as `Compressor.phase`."""
+        return 0
 
     def dense_dtype(self, compressor: Compressor) -> torch.dtype | None:
         """As which type of numbers a gradient that nothing is kept of may be summed where it lies; None where it may

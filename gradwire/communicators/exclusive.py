@@ -21,7 +21,7 @@ from gradwire.ops.ranges import even
 
 
 @dataclass(frozen=True)
-class Exclusive(SparseCommunicator):
+class Exclusive(SparseCommunicator, recordable=True):
     """Each rank selects in its own partition, another one each step; all gather these indices and all-reduce their
     values there (MiCRO, Yoon and Oh, HiPC 2023, https://arxiv.org/abs/2310.00967; ExDyna; DEFT).
 
@@ -43,6 +43,9 @@ class Exclusive(SparseCommunicator):
 
     def rounds(self, compressor: Compressor, world: int) -> int:
         return 2
+
+    def phase(self, step: int, world: int) -> int:
+        return step % world
 
     def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
         places = _places(codec, n, world)

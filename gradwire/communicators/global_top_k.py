@@ -16,7 +16,7 @@ from gradwire.ops.mean import Mean
 
 
 @dataclass(frozen=True)
-class GlobalTopK(SparseCommunicator):
+class GlobalTopK(SparseCommunicator, recordable=True):
     """Merges selections pair by pair up a binary tree, keeps the k largest sums each time, and broadcasts the last k:
     2·log2 N messages of k entries, for any number of ranks (gTop-k, Shi et al., ICDCS 2019,
     https://arxiv.org/abs/1901.04359).

@@ -15,7 +15,7 @@ from gradwire.ops.mean import Mean
 
 
 @dataclass(frozen=True)
-class LeaderIndices(SparseCommunicator):
+class LeaderIndices(SparseCommunicator, recordable=True):
     """Broadcasts the selection of one rank, in turn from step to step, and all-reduces all ranks' values there: CLT-k
     (ScaleCom, Chen et al., NeurIPS 2020, https://arxiv.org/abs/2104.11125; AR-Topk with ranks in turn).
 
@@ -27,6 +27,9 @@ class LeaderIndices(SparseCommunicator):
 
     def rounds(self, compressor: Compressor, world: int) -> int:
         return 2
+
+    def phase(self, step: int, world: int) -> int:
+        return step % world
 
     def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
         places = _places(codec, n)

@@ -15,7 +15,7 @@ from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
-class ScatterReduce(SummingCommunicator):
+class ScatterReduce(SummingCommunicator, recordable=True):
     """All-to-all, sum in float32, compress again, all-gather: two payloads per rank however many ranks.
 
     What the second compression drops goes into the memory of the rank that did it, so that nothing is lost.

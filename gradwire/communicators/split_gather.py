@@ -22,7 +22,7 @@ from gradwire.torch_private.foreach import copy_each
 
 
 @dataclass(frozen=True)
-class SplitGather(SparseCommunicator):
+class SplitGather(SparseCommunicator, recordable=True):
     """All-to-all by index range, sum, all-gather: the sum of all ranks' selections, for k + |union| entries per rank
     however many ranks (SparCML, Renggli et al., SC 2019, https://arxiv.org/abs/1802.08021).
 

@@ -107,7 +107,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class AllDimensionTopK(SimpleCodec):
+class AllDimensionTopK(SimpleCodec, recordable=True):
     """The largest elements of every row of each gradient as a matrix, so that every output gets its share
     (ADTopk, HPDC 2024, https://doi.org/10.1145/3625549.3658678).
 

@@ -17,7 +17,7 @@ from gradwire.torch_private.foreach import copy_each
 
 
 @dataclass(frozen=True)
-class ACPSGD(LowRank):
+class ACPSGD(LowRank, recordable=True):
     """PowerSGD's two halves in turn, with one sum a step: P in even steps and Q in odd ones (Zhang et al.,
     ICDCS 2023, https://arxiv.org/abs/2306.08881). Wants `memory.Residual`.
 

@@ -14,6 +14,7 @@ from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.workspace import Workspace
 from gradwire.options import Options
+from gradwire.recordable import Recordable
 from gradwire.slots import Layout, Slot
 
 Reduction = Generator[Collective | None, None, None]
@@ -23,7 +24,7 @@ LONGEST_PERIOD = 1000
 """Steps of a period, of which each one's bytes are added up."""
 
 
-class Compressor(Options, ABC):
+class Compressor(Options, Recordable, ABC):
     """A frozen dataclass of hyperparameters. To change one: `dataclasses.replace(compressor, ratio=0.1)`.
 
     `biased` compressors drop what they do not send and want a memory. `sparse` ones send some coordinates exactly
@@ -57,6 +58,10 @@ class Compressor(Options, ABC):
     def init_group(self) -> dict[str, Tensor]:
         """The small tensors on the host that this algorithm keeps for a group: see `GroupContext.group`."""
         return {}
+
+    def phase(self, step: int) -> int:
+        """The phase of a step: where this is `recordable`, steps of one phase launch the same work."""
+        return step % self.period
 
     @abstractmethod
     def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, add_up: "AddUp") -> Reduction:

@@ -27,7 +27,7 @@ class _Parts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ChunkTopK(Selective):
+class ChunkTopK(Selective, recordable=True):
     """The `k` largest elements of each chunk `of` so many, as SparseLoCo sends (Sarfi et al., 2025,
     https://arxiv.org/abs/2508.15706).
 

@@ -42,14 +42,14 @@ class Cast(Codec):
 
 
 @dataclass(frozen=True)
-class FP32(Cast):
+class FP32(Cast, recordable=True):
     """No compression: float32, summed by all-reduce."""
 
     wire_dtype: ClassVar[torch.dtype] = torch.float32
 
 
 @dataclass(frozen=True)
-class FP16(Cast):
+class FP16(Cast, recordable=True):
     """IEEE half precision: 16 bits per element, range 6e-8 to 65504.
 
     Gradients are divided by the number of ranks before the cast, as in torch's fp16 hook, so that the sum
@@ -61,7 +61,7 @@ class FP16(Cast):
 
 
 @dataclass(frozen=True)
-class BF16(Cast):
+class BF16(Cast, recordable=True):
     """bfloat16: 16 bits per element, float32's range with 8 bits of mantissa."""
 
     wire_dtype: ClassVar[torch.dtype] = torch.bfloat16

@@ -18,7 +18,7 @@ TRIES = 5
 
 
 @dataclass(frozen=True)
-class GaussianK(Estimated):
+class GaussianK(Estimated, recordable=True):
     """The threshold that a share `ratio` of a normal distribution with the gradient's mean and variance exceeds,
     halved up to four times while too few elements pass (Shi et al., 2019, https://arxiv.org/abs/1911.08772)."""
 

@@ -56,6 +56,13 @@ class Interleaved(Codec):
         return self.first.local_arithmetic or self.second.local_arithmetic
 
     @property
+    def recordable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.first.recordable and self.second.recordable
+
+    def phase(self, step: int) -> int:
+        return self.turn(step).phase(step) * self.period + super().phase(step)
+
+    @property
     def wire_dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.first.wire_dtype
 

@@ -91,6 +91,9 @@ class LowRank(MultiRound, Predictable):
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
         return beyond_rank(x.view(slot.matrix), [choice.factor_rank(*slot.matrix) for choice in choices])
 
+    def phase(self, step: int) -> int:
+        return -1 if step < self.start_step else super().phase(step)
+
     @abstractmethod
     def _vectors(self, layout: Layout, step: int) -> Sequence[Layout]:
         """What each round adds up."""
@@ -228,7 +231,7 @@ def keep(name: str, factors: Factors, context: GroupContext) -> None:
 
 
 @dataclass(frozen=True)
-class PowerSGD(LowRank):
+class PowerSGD(LowRank, recordable=True):
     """One step of subspace iteration per training step, warm-started (Vogels et al., NeurIPS 2019,
     https://arxiv.org/abs/1905.13727). Wants `memory.Residual`.
 

@@ -11,7 +11,7 @@ from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
-class Quantized(Blockwise):
+class Quantized(Blockwise, recordable=True):
     """Whole numbers of `bits` bits (8, 4, 3 or 2), rounded to the nearest, times a scale per `block` elements: the
     block's largest magnitude comes out exactly, but for the scale's rounding to bfloat16. Wants `memory.Residual`.
 

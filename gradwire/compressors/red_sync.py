@@ -17,7 +17,7 @@ PRECISION = 1 / 16
 
 
 @dataclass(frozen=True)
-class RedSync(Estimated):
+class RedSync(Estimated, recordable=True):
     """The threshold mean|x| + t·(max|x| - mean|x|), t bisected in [0, 1] until between k and 2 k elements pass, or
     t is known to 1/16 (Fang et al., JPDC 2019, https://arxiv.org/abs/1808.04357)."""
 

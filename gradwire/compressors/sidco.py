@@ -16,7 +16,7 @@ MOST_STAGES = 100
 
 
 @dataclass(frozen=True)
-class SIDCo(Estimated):
+class SIDCo(Estimated, recordable=True):
     """A sparsity-inducing distribution is fitted to the magnitudes, then again to those above the threshold it
     gives, in `stages` (Abdelmoniem et al., MLSys 2021, https://arxiv.org/abs/2101.10761).
 

@@ -15,7 +15,7 @@ from gradwire.ops.tiles import spans
 
 
 @dataclass(frozen=True)
-class EFSignSGD(Blockwise):
+class EFSignSGD(Blockwise, recordable=True):
     """The sign of each element times the mean magnitude of its block (Karimireddy et al., ICML 2019,
     https://arxiv.org/abs/1901.09847). Zero counts as positive. Wants `memory.Residual`."""
 
@@ -27,7 +27,7 @@ class EFSignSGD(Blockwise):
 
 
 @dataclass(frozen=True)
-class OneBit(Blockwise):
+class OneBit(Blockwise, recordable=True):
     """Negative elements become the mean of their block's negatives, the others the mean of its others (Seide
     et al., Interspeech 2014, https://www.isca-archive.org/interspeech_2014/seide14_interspeech.html). Wants
     `memory.Residual`."""
@@ -40,7 +40,7 @@ class OneBit(Blockwise):
 
 
 @dataclass(frozen=True)
-class SignSGD(SimpleCodec):
+class SignSGD(SimpleCodec, recordable=True):
     """The sign of the majority of the ranks' signs: -1, 0 at a tie, or 1, whatever the gradients' size
     (Bernstein et al., ICML 2018, https://arxiv.org/abs/1802.04434). Choose the learning rate as for Adam.
 
@@ -49,6 +49,9 @@ class SignSGD(SimpleCodec):
     """
 
     votes = True
+
+    def phase(self, step: int) -> int:
+        return step % 2
 
     def payload_bytes(self, n: int) -> int:
         return -(-n // 8)
@@ -66,7 +69,7 @@ class SignSGD(SimpleCodec):
 
 
 @dataclass(frozen=True)
-class Signum(SignSGD):
+class Signum(SignSGD, recordable=True):
     """SignSGD with momentum: each rank votes with the sign of its gradients' running mean (Bernstein et al.,
     ICLR 2019, https://arxiv.org/abs/1810.05291)."""
 

@@ -113,7 +113,7 @@ class Sparse(Sparsifier, Selective):
 
 
 @dataclass(frozen=True)
-class TopK(Sparse):
+class TopK(Sparse, recordable=True):
     """The `ratio`·n elements of largest magnitude, selected exactly (Aji and Heafield, EMNLP 2017,
     https://arxiv.org/abs/1704.05021)."""
 

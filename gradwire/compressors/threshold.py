@@ -40,7 +40,7 @@ class Estimated(Sparse):
 
 
 @dataclass(frozen=True)
-class DGC(Estimated):
+class DGC(Estimated, recordable=True):
     """Deep Gradient Compression's selection: a threshold from a sample, then the largest of what passes it
     (Lin et al., ICLR 2018, https://arxiv.org/abs/1712.01887).
 
@@ -58,7 +58,7 @@ class DGC(Estimated):
 
 
 @dataclass(frozen=True)
-class HardThreshold(Sparse):
+class HardThreshold(Sparse, recordable=True):
     """The elements of at least `threshold` in magnitude, up to the `ratio`·n largest of them (Dutta et al., AAAI
     2020, https://arxiv.org/abs/1911.08250; Sahu et al., NeurIPS 2021, https://arxiv.org/abs/2108.00951).
 

@@ -12,13 +12,14 @@ from typing import ClassVar
 from gradwire.compressors import Compressor, Halves
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.options import Options
+from gradwire.recordable import Recordable
 from gradwire.slots import Layout
 
 RESIDUAL = "residual"
 """The tensor of a memory that is compressed: what the mean still lacks."""
 
 
-class Memory(Options, ABC):
+class Memory(Options, Recordable, ABC):
     """A frozen dataclass. `flat_state` names its tensors of gradient size, "residual" among them; none where nothing is
     kept."""
 

@@ -18,7 +18,7 @@ VELOCITY = "velocity"
 
 
 @dataclass(frozen=True)
-class DGCMemory(Memory):
+class DGCMemory(Memory, recordable=True):
     """Deep Gradient Compression's memory: momentum is accumulated before compressing (momentum correction), and
     momentum of coordinates that were sent is forgotten (factor masking) (Lin et al., ICLR 2018,
     https://arxiv.org/abs/1712.01887).

@@ -11,7 +11,7 @@ from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
-class NoMemory(Memory):
+class NoMemory(Memory, recordable=True):
     """What is not sent is dropped. For compressors that are unbiased, or vote."""
 
     flat_state: ClassVar[tuple[str, ...]] = ()

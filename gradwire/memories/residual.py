@@ -10,7 +10,7 @@ from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
-class Residual(Memory):
+class Residual(Memory, recordable=True):
     """Error feedback: what was not sent is added to the next gradient (Seide et al., Interspeech 2014;
     Karimireddy et al., ICML 2019, https://arxiv.org/abs/1901.09847). `decay` multiplies it before that."""
 

@@ -1,5 +1,6 @@
 """Buffers that are made once and kept."""
 
+import threading
 from collections.abc import Callable, Hashable
 from math import prod
 from typing import Any, TypeVar
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+_kept = threading.local()
 
 
 class Workspace:
@@ -36,7 +38,30 @@ class Workspace:
         """Has `once` make everything anew, for another algorithm works here from now on; the tensors stay."""
         self._made.clear()
 
+    def contents(self) -> "Contents":
+        """All that is kept now."""
+        return dict(self._tensors), dict(self._made)
+
+    def restore(self, contents: "Contents") -> bool:
+        """Keeps what was kept then, and nothing else; returns whether anything was made since."""
+        now, (self._tensors, self._made) = (self._tensors, self._made), contents
+        return any(
+            key not in old or old[key] is not value
+            for new, old in zip(now, contents, strict=True)
+            for key, value in new.items()
+        )
+
     def clear(self) -> None:
         """Gives up all tensors and what was made of them."""
         self._tensors.clear()
         self._made.clear()
+
+
+Contents = tuple[dict[str, Tensor], dict[Hashable, Any]]
+"""What a workspace keeps: tensors, and what was made once."""
+
+
+def scratch_on(device: torch.device) -> Workspace:
+    """This thread's room for what is needed within a call, and for what kernels look up."""
+    kept = vars(_kept).setdefault("scratch", {})
+    return kept.setdefault(device, Workspace(device))

@@ -1,14 +1,13 @@
 """Codes of 1, 2, 3, 4 or 8 bits, packed, the first element lowest."""
 
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gradwire.ops.host import to_device
-from gradwire.ops.workspace import Workspace
+from gradwire.ops.workspace import Workspace, scratch_on
 
 _EIGHT_BITS = 0x0102_0408_1020_4080
 
@@ -119,12 +118,13 @@ def _lookup(table: Tensor, codes: Tensor, out: Tensor) -> None:
         torch.index_select(table, 0, codes.int(), out=out.view(-1, width))
 
 
-@cache
 def _sign_table(device: torch.device) -> Tensor:
-    return _bit_table(device).float().mul_(2).sub_(1)
+    return scratch_on(device).once("signs", lambda: _bit_table(device).float().mul_(2).sub_(1))
 
 
-@cache
 def _bit_table(device: torch.device) -> Tensor:
-    byte = torch.arange(256, dtype=torch.int64, device="cpu")
-    return to_device((byte[:, None] >> byte[:8] & 1).bool(), device)
+    def bits() -> Tensor:
+        byte = torch.arange(256, dtype=torch.int64, device="cpu")
+        return to_device((byte[:, None] >> byte[:8] & 1).bool(), device)
+
+    return scratch_on(device).once("bits", bits)

@@ -1,7 +1,6 @@
 """Some of n elements with their indices: see `gradwire.ops.entries.Entries`."""
 
 from collections.abc import Callable, Iterable
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -9,6 +8,7 @@ from torch import Tensor
 from gradwire.ops.entries import GROUP, Entries
 from gradwire.ops.host import to_device
 from gradwire.ops.reference.places import no_payload, pack_place_rows, places_in, unpack_place_rows
+from gradwire.ops.workspace import scratch_on
 
 LARGEST = float(torch.finfo(torch.bfloat16).max)
 
@@ -106,17 +106,23 @@ def _pack_scales(payloads: Tensor, layout: Entries, indices: Tensor, values: Ten
     return room.copy_(most.clamp_(max=LARGEST)).gather(1, group).float()
 
 
-@cache
 def levels_and_edges(device: torch.device) -> tuple[Tensor, Tensor]:
     """The 8 levels, and half-way between them on a logarithmic scale: below an edge, the next level is nearer."""
-    exponents = torch.arange(8, dtype=torch.float64, device="cpu")
-    levels, edges = torch.exp2(-0.75 * exponents), torch.exp2(-0.75 * (exponents[:7] + 0.5))
-    return to_device(levels.float(), device), to_device(edges.float(), device)
+
+    def make() -> tuple[Tensor, Tensor]:
+        exponents = torch.arange(8, dtype=torch.float64, device="cpu")
+        levels, edges = torch.exp2(-0.75 * exponents), torch.exp2(-0.75 * (exponents[:7] + 0.5))
+        return to_device(levels.float(), device), to_device(edges.float(), device)
+
+    return scratch_on(device).once("levels", make)
 
 
-@cache
 def _pairs(device: torch.device) -> Tensor:
     """What each byte's two codes stand for, (256, 2)."""
-    levels, _ = levels_and_edges(torch.device("cpu"))
-    both, codes = torch.cat([levels, -levels]), torch.arange(256, dtype=torch.int64, device="cpu")
-    return to_device(torch.stack([both[codes & 15], both[codes >> 4]], 1), device)
+
+    def make() -> Tensor:
+        levels, _ = levels_and_edges(torch.device("cpu"))
+        both, codes = torch.cat([levels, -levels]), torch.arange(256, dtype=torch.int64, device="cpu")
+        return to_device(torch.stack([both[codes & 15], both[codes >> 4]], 1), device)
+
+    return scratch_on(device).once("pairs", make)

@@ -1,6 +1,5 @@
 """Blocks on a GPU: all of them are rows of one matrix, so that no call is made for each segment."""
 
-from functools import lru_cache
 from itertools import accumulate
 from math import ceil
 
@@ -13,6 +12,7 @@ from gradwire.ops.noise import Noise
 from gradwire.ops.reference.bits import pack_bits, pack_codes, unpack_bits, unpack_codes
 from gradwire.ops.reference.finite import Finite, finite_in
 from gradwire.ops.reference.levels import levels
+from gradwire.ops.workspace import scratch_on
 from gradwire.torch_private.foreach import copy_each
 
 
@@ -78,10 +78,9 @@ def _with_gaps(used: list[int], whole: list[int]) -> list[int]:
     return [size for pair in zip(used, map(int.__sub__, whole, used), strict=True) for size in pair]
 
 
-@lru_cache(maxsize=256)
 def grid_of(layout: Blocks, device: torch.device) -> Grid:
     """Kept by layout."""
-    return Grid(layout, device)
+    return scratch_on(device).once(("grid", layout), lambda: Grid(layout, device))
 
 
 def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: int) -> Finite:

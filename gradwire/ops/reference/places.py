@@ -1,13 +1,13 @@
 """Coordinates to payloads and back: see `gradwire.ops.entries.Places`."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from gradwire.ops.entries import Places
 from gradwire.ops.reference.bits import pack_bits, unpack_bits
+from gradwire.ops.workspace import scratch_on
 
 
 def pack_places(payloads: Tensor, layout: Places, indices: Tensor) -> None:
@@ -79,11 +79,14 @@ def _bits(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
     return upper, lower[:, : layout.k * layout.low_bits].unflatten(1, (layout.k, layout.low_bits))
 
 
-@lru_cache(maxsize=256)
 def _constants(layout: Places, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """0 to k - 1 for each of so many rows, and what each lower bit stands for, (l,)."""
-    ranks = torch.arange(layout.k, dtype=torch.int64, device=device).repeat(rows, 1)
-    return ranks, 1 << torch.arange(layout.low_bits, dtype=torch.int64, device=device)
+
+    def make() -> tuple[Tensor, Tensor]:
+        ranks = torch.arange(layout.k, dtype=torch.int64, device=device).repeat(rows, 1)
+        return ranks, 1 << torch.arange(layout.low_bits, dtype=torch.int64, device=device)
+
+    return scratch_on(device).once(("places", layout, rows), make)
 
 
 def no_payload(layout: object) -> ValueError:

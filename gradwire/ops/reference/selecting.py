@@ -1,6 +1,5 @@
 """Which elements are the largest."""
 
-import threading
 from collections.abc import Sequence
 from math import inf
 
@@ -8,9 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.reference import largest, slices
-from gradwire.ops.workspace import Workspace
-
-_kept = threading.local()
+from gradwire.ops.workspace import scratch_on
 
 
 def top_k(x: Tensor, k: int) -> Tensor:
@@ -20,13 +17,13 @@ def top_k(x: Tensor, k: int) -> Tensor:
     Fewer than k come back only where all others are zero, subnormal (below 1.2e-38) or NaN; on a GPU always k. Among
     equal magnitudes the first win.
     """
-    return largest.top_k(x, k, scratch_for(x))
+    return largest.top_k(x, k, scratch_on(x.device))
 
 
 def above(x: Tensor, bound: float, most: int) -> tuple[Tensor, Tensor] | None:
     """Indices (m,) int64, ascending, and magnitudes (m,) of the elements of x (n,) with |x| ≥ bound; None where there
     are more than `most`. On a CPU."""
-    found = largest.few_above(x, bound, most, scratch_for(x))
+    found = largest.few_above(x, bound, most, scratch_on(x.device))
     return (torch.from_numpy(found[0]), torch.from_numpy(found[1])) if found else None
 
 
@@ -39,7 +36,7 @@ def top_k_each(matrices: Sequence[Tensor], k: int, axis: int) -> Sequence[Tensor
     """
     if matrices[0].device.type == "cpu":
         largest_of = slices.top_k_rows if axis == 1 else slices.top_k_columns
-        return [largest_of(_sound(matrix), k, scratch_for(matrix)) for matrix in matrices]
+        return [largest_of(_sound(matrix), k, scratch_on(matrix.device)) for matrix in matrices]
     chosen = torch.stack(list(matrices)).abs_().topk(k, dim=1 + axis, sorted=False).indices
     return (chosen if axis == 1 else chosen.mT).unbind()
 
@@ -48,9 +45,3 @@ def _sound(matrix: Tensor) -> Tensor:
     if not matrix.sum().isnan():
         return matrix
     return matrix.nan_to_num(nan=inf, posinf=inf, neginf=-inf)
-
-
-def scratch_for(x: Tensor) -> Workspace:
-    """This thread's room for what is needed within a call."""
-    kept = vars(_kept).setdefault("scratch", {})
-    return kept.setdefault(x.device, Workspace(x.device))

@@ -9,7 +9,6 @@ from torch import Tensor
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks
 from gradwire.ops.reference.adding import gathered
-from gradwire.ops.reference.selecting import scratch_for
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.codes import quantise_kernel
 from gradwire.ops.triton.entries import move_to_zeros
@@ -17,6 +16,7 @@ from gradwire.ops.triton.launching import programs_for
 from gradwire.ops.triton.sums import add_kernel, mask_kernel, measure_kernel
 from gradwire.ops.triton.tables import KINDS, shape_of, table_of
 from gradwire.ops.vectors import Gradient, Share, alike_parts
+from gradwire.ops.workspace import scratch_on
 
 SIZE = 2048
 """Elements of a program."""
@@ -31,7 +31,7 @@ class _Adding:
         nonfinite: Tensor | None,
     ) -> None:  # fmt: skip
         source = gathered(next, gradient)
-        flag = scratch_for(next).tensor("nonfinite", (1,)) if nonfinite is None else nonfinite
+        flag = scratch_on(next.device).tensor("nonfinite", (1,)) if nonfinite is None else nonfinite
         self.tensors = next, next if old is None else old, next if source is None else source.view(-1), flag
         self.numbers = decay, share
         self.has = {
@@ -59,7 +59,7 @@ def add_select(
     layout, payload = layouts[0], payloads[0]
     adding, n = _Adding(next, old, gradient, decay, share, nonfinite), len(next)
     magnitude, zeros = (
-        scratch_for(next).tensor("magnitude", (n,)),
+        scratch_on(next.device).tensor("magnitude", (n,)),
         payload[: layout.values_at if layout.exact else layout.nbytes],
     )
     launching.launch(
@@ -73,7 +73,7 @@ def add_select(
 
 def _select_parts(x: Tensor, rows: Tensor, layouts: Sequence[Entries]) -> bool:
     rows.zero_()
-    magnitude = torch.abs(x, out=scratch_for(x).tensor("magnitude", (len(x),)))
+    magnitude = torch.abs(x, out=scratch_on(x.device).tensor("magnitude", (len(x),)))
     each = zip(alike_parts(x, rows, layouts), alike_parts(magnitude, rows, layouts), strict=True)
     for (parts, payloads, layout), (sizes, _, _) in each:
         move_to_zeros(parts, payloads, layout, sizes.topk(layout.k, 1, sorted=False).indices.sort(1).values)

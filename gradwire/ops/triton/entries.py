@@ -2,7 +2,6 @@
 """Entries to payloads, and back: see `gradwire.ops.reference.entries`."""
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from gradwire.ops.triton.launching import programs_for
 from gradwire.ops.triton.levels import pack_levels_kernel
 from gradwire.ops.triton.places import ends_kernel, pack_kernel, sum_kernel, unpack_kernel
 from gradwire.ops.vectors import Output, alike_parts
+from gradwire.ops.workspace import scratch_on
 
 SIZE = 1024
 """Entries, or words, of a program."""
@@ -80,10 +80,13 @@ def _pack_places(
     )  # fmt: skip
 
 
-@cache
 def _levels(device: torch.device) -> Tensor:
     """What kernels look up: the 8 levels, and the 7 edges between them."""
-    return to_device(torch.cat(levels_and_edges(torch.device("cpu"))), device)
+
+    def make() -> Tensor:
+        return to_device(torch.cat(levels_and_edges(torch.device("cpu"))), device)
+
+    return scratch_on(device).once("levels and edges", make)
 
 
 def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> None:

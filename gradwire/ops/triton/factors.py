@@ -7,7 +7,6 @@
 
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from gradwire.ops.host import to_device
 from gradwire.ops.triton import launching
+from gradwire.ops.workspace import scratch_on
 
 MOST = 32
 """The most rows that products and bases are computed of; the reference does what has more."""
@@ -62,10 +62,10 @@ def vector_of(factors: Sequence[Tensor]) -> Tensor:
 
 def table_of(factors: Sequence[Tensor], longest: int) -> Tensor:
     """The table of these batches (k, rank, length), without those that are longer."""
-    return _table(tuple(tuple(factor.shape) for factor in factors), longest, factors[0].device)
+    shapes, device = tuple(tuple(factor.shape) for factor in factors), factors[0].device
+    return scratch_on(device).once(("factors", shapes, longest), lambda: _table(shapes, longest, device))
 
 
-@lru_cache(maxsize=256)
 def _table(shapes: tuple[tuple[int, ...], ...], longest: int, device: torch.device) -> Tensor:
     rows = np.repeat(np.array([shape[1:] for shape in shapes]), [shape[0] for shape in shapes], axis=0)
     sizes = rows.prod(1)

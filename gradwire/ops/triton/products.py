@@ -7,7 +7,6 @@ and of which rank its factors, where these begin, P and Q, and with which row an
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from gradwire.ops.reference import low_rank
 from gradwire.ops.reference.low_rank import ROWS
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.factors import MOST, vector_of
+from gradwire.ops.workspace import scratch_on
 
 SIZE = 32
 """Rows, and columns, of a program, and of what it reads at a time."""
@@ -115,7 +115,8 @@ def _launch(
     first = matrices[0].storage_offset()
     places = tuple((matrix.storage_offset() - first, matrix.stride(0), *matrix.shape) for matrix in matrices)
     ranks = tuple(factor.shape[1] for factor in p)
-    table = _table(places, ranks, by_row, by_column, p[0].device)
+    layout = places, ranks, by_row, by_column
+    table = scratch_on(p[0].device).once(("products", *layout), lambda: _table(*layout, p[0].device))
     end = max(start + (count - 1) * apart + rows * columns for start, apart, count, rows, columns in places)
     launching.launch(
         kernel, table.shape[1], matrices[0].as_strided((end,), (1,)), vector_of(p), vector_of(q), table,
@@ -123,7 +124,6 @@ def _launch(
     )  # fmt: skip
 
 
-@lru_cache(maxsize=256)
 def _table(
     places: tuple[tuple[int, int, int, int, int], ...], ranks: tuple[int, ...], by_row: bool, by_column: bool,
     device: torch.device,

@@ -1,7 +1,6 @@
 """Where each block of a layout lies, for kernels."""
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -9,16 +8,20 @@ from torch import Tensor
 
 from gradwire.ops.formats import Blocks
 from gradwire.ops.host import to_device
+from gradwire.ops.workspace import scratch_on
 
 KINDS = {"nearest": 0, "stochastic": 1, "sign": 2, "one bit": 3}
 ELEMENTS = 2048
 """Of a program, about."""
 
 
-@lru_cache(maxsize=256)
 def table_of(layouts: tuple[Blocks, ...], stride: int, device: torch.device) -> Tensor:
     """(4, count) int64, for vectors one after another and payloads `stride` bytes apart: the first element of each
     block, how many it has, and the bytes where its codes and its scales begin."""
+    return scratch_on(device).once(("blocks", layouts, stride), lambda: _table(layouts, stride, device))
+
+
+def _table(layouts: tuple[Blocks, ...], stride: int, device: torch.device) -> Tensor:
     first, blocks = 0, [np.empty((4, 0), np.int64)]
     for row, layout in enumerate(layouts):
         blocks += [part + np.array([[first], [0], [row * stride], [row * stride]]) for part in _blocks_of(layout)]
