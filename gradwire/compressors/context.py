@@ -30,12 +30,15 @@ class SlotState:
 
     They have two halves, as state of gradient size has: a step writes the next values beside those that hold, and the
     two change places when it is good. Until the next step they can change back. `slots` are those that hold, by name.
+    `halves` are those of each name, first those that hold, then those that a step writes.
     `nonfinite` is NaN () where something that was staged is not finite, else 0; None where nothing was staged.
     """
 
     def __init__(self, slots: Sequence[dict[str, Tensor]]) -> None:
         self.slots = list(slots)
-        self._halves: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+        names = dict.fromkeys(name for slot in slots for name in slot)
+        held = {name: [slot[name] for slot in slots if name in slot] for name in names}
+        self.halves = {name: (now, [*map(torch.empty_like, now)]) for name, now in held.items()}
         self._staged: list[str] = []
         self._committed: list[str] = []
         self.nonfinite: Tensor | None = None
@@ -44,14 +47,23 @@ class SlotState:
         """The tensors of this name of the slots that have one, in the group's order."""
         return self._both(name)[0]
 
+    @property
+    def staged(self) -> tuple[str, ...]:
+        """The names of what was staged."""
+        return tuple(self._staged)
+
     def stage(self, name: str, values: Sequence[Tensor], largest: Tensor | None = None) -> None:
         """The next values of `all(name)`. `largest` (k,) are numbers that are finite if, and only if, all values are,
         where the algorithm has them."""
         if values:
             copy_each(self._both(name)[1], values)
-            self._staged.append(name)
+            self.written(name)
             nonfinite = (largest_of(values) if largest is None else largest).amax().mul_(0)
             self.nonfinite = nonfinite if self.nonfinite is None else self.nonfinite + nonfinite
+
+    def written(self, *names: str) -> None:
+        """The next values of these are in place."""
+        self._staged += names
 
     def commit(self) -> None:
         """The step was good: what was staged is now the state."""
@@ -72,14 +84,11 @@ class SlotState:
 
     def _both(self, name: str) -> tuple[list[Tensor], list[Tensor]]:
         """Those that hold, and those that a step writes."""
-        if name not in self._halves:
-            holds = [slot[name] for slot in self.slots if name in slot]
-            self._halves[name] = holds, [torch.empty_like(tensor) for tensor in holds]
-        return self._halves[name]
+        return self.halves.get(name, ([], []))
 
     def _swap(self, name: str) -> None:
-        before, now = self._halves[name]
-        self._halves[name] = now, before
+        before, now = self.halves[name]
+        self.halves[name] = now, before
         for slot, tensor in zip((slot for slot in self.slots if name in slot), now, strict=True):
             slot[name] = tensor
 

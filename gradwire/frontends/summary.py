@@ -26,7 +26,8 @@ def _figures(stats: Stats) -> list[str]:
     times = {"encode": stats.encode_s, "wire": stats.wire_s, "decode": stats.decode_s, "waited for": stats.wait_s}
     spent = ", ".join(f"{name} {1e3 * seconds / steps:.2f} ms" for name, seconds in times.items())
     sent, dense = (f"{count / steps / 1e3:,.1f} kB" for count in (stats.wire_bytes, stats.dense_bytes))
-    return [f"sent a step: {sent}; dense {dense}; {stats.ratio:.1f} times fewer", f"time a step: {spent}"]
+    recorded = [f"recorded turns: {stats.recorded}"] if stats.recorded else []
+    return [f"sent a step: {sent}; dense {dense}; {stats.ratio:.1f} times fewer", f"time a step: {spent}", *recorded]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -44,7 +44,8 @@ class Workspace:
 
     def restore(self, contents: "Contents") -> bool:
         """Keeps what was kept then, and nothing else; returns whether anything was made since."""
-        now, (self._tensors, self._made) = (self._tensors, self._made), contents
+        now = self._tensors, self._made
+        self._tensors, self._made = map(dict, contents)
         return any(
             key not in old or old[key] is not value
             for new, old in zip(now, contents, strict=True)

@@ -77,9 +77,15 @@ class Control:
         self.slots, self.decided, self._tracing = slots, None, None
         self._sums.clear()
 
+    @property
+    def looks(self) -> bool:
+        """Whether the controller looks at what is encoded."""
+        return self.controller is not None and self.controller.looks and not self.paused
+
     def look(self, context: GroupContext, vector: LazySum) -> None:
         """Shows the controller a group that is about to be encoded."""
-        if self.controller and self.controller.looks and not self.paused:
+        if self.looks:
+            assert self.controller is not None
             self.controller.look(context, vector, self._numbers[:-1])
 
     def send(self, step: int, groups: Sequence[GroupView]) -> None:

@@ -119,6 +119,11 @@ class GroupExchange(ABC):
                 else:
                     after[slot].copy_(before[slot])
 
+    def means(self) -> dict[str, Tensor]:
+        """The step's means by parameter."""
+        assert self.input is not None
+        return {slot.name: self.input.gradients.slot(i) for i, slot in enumerate(self.stored.layout.slots)}
+
     @abstractmethod
     def commit(self) -> None:
         """The step was good."""
@@ -148,17 +153,28 @@ class ReplicaExchange(GroupExchange):
         self._sizes = [self._payload_bytes(step) for step in range(group.compressor.period)]
 
     def run(self, given: GroupInput, step: int) -> Reduction:
-        self._reset_flag()
+        self.begin(given, step)
+        yield from self.turns(given)
+
+    def begin(self, given: GroupInput, step: int) -> None:
+        """Begins a step: all that is done anew even where its turns are replayed."""
+        self.enter(given, step)
+        if not self._was_good:  # else it is 0
+            self.nonfinite.zero_()
+        self._was_good = False
+
+    def enter(self, given: GroupInput, step: int) -> None:
+        """Has the turns that follow be those of this step."""
+        self._check_size(step)
+        self.input, self.context.step, self.context.draws = given, step, count()
+        self.context.flat = self.stored.flat
+
+    def turns(self, given: GroupInput) -> Reduction:
+        """The collectives of a step that has begun, by the context's state and step."""
         dense_dtype = self.group.communicator.dense_dtype(self.group.compressor)
         if dense_dtype and not (self.group.memory.remembers or self.stored.pending):
             return self._reduce_dense(dense_dtype, given)
-        return self.reduce(given, step)
-
-    def _reset_flag(self) -> None:
-        """Sets `nonfinite` to 0. After a good step it is, and nothing is launched."""
-        if not self._was_good:
-            self.nonfinite.zero_()
-        self._was_good = False
+        return self.reduce(given)
 
     def commit(self) -> None:
         assert self.input is not None
@@ -167,11 +183,8 @@ class ReplicaExchange(GroupExchange):
             self.stored.spend(whole=not self.input.absent)
         self.stored.commit()
 
-    def reduce(self, given: GroupInput, step: int) -> Reduction:
+    def reduce(self, given: GroupInput) -> Reduction:
         """Accumulates, compresses, exchanges, and writes the means."""
-        self._check_size(step)
-        self.input, self.context.step, self.context.draws = given, step, count()
-        self.context.flat = self.stored.flat
         # accumulate: gradient and residual
         x = self._accumulate(given)
         if self._job.look:
@@ -203,7 +216,6 @@ class ReplicaExchange(GroupExchange):
     # Dense groups without memory: summed where the gradients lie, or in one copy
 
     def _reduce_dense(self, dtype: torch.dtype, given: GroupInput) -> Reduction:
-        self.input = given
         gradients, whole = given.gradients, given.gradients.whole
         gradients.scale(torch.nan if given.lost else 1 / self.context.world)
         x = whole

@@ -1,6 +1,6 @@
 """The executor: a thread and, on a GPU, a stream of its own, on which all reducing is done.
 
-Only this module handles threads, streams and events. Two threads meet here:
+Only this module handles threads, streams and events, and `gradwire.runtime.graphs` CUDA graphs. Two threads meet here:
 
 1. The thread that trains posts a task. On a GPU it records an event on its own stream, behind what the task will read.
 2. The worker takes tasks in the order in which they were posted. On a GPU its stream first waits for the task's event;
@@ -10,6 +10,7 @@ Only this module handles threads, streams and events. Two threads meet here:
 4. Memory that one stream allocated and the other uses is kept from being given away too soon by `keep`.
 """
 
+import os
 import queue
 import threading
 import time
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.host import to_device, to_host
+from gradwire.runtime.graphs import CUDAGraphs, Graphs
 from gradwire.runtime.waits import Waits
 
 T = TypeVar("T")
@@ -156,6 +158,10 @@ class Executor:
             return copy
 
         return value
+
+    def graphs(self) -> Graphs | None:
+        """What records the turns of a group on the worker; None on a CPU, and where GRADWIRE_GRAPHS=0."""
+        return CUDAGraphs() if self._cuda and os.environ.get("GRADWIRE_GRAPHS") != "0" else None
 
     @property
     def is_immediate(self) -> bool:

@@ -1,4 +1,6 @@
-"""The exchange of ranks that share hosts: dense inside a host, compressed between hosts."""
+"""The exchange of ranks that share hosts: dense inside a host, compressed between hosts; and all exchanges of a plan."""
+
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -6,9 +8,9 @@ from gradwire.collective import HOST, Broadcast, Collective, Sum
 from gradwire.compressors import Reduction
 from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
-from gradwire.plans import Group
+from gradwire.plans import Group, Plan
 from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange, flagged
-from gradwire.runtime.store import StoredGroup
+from gradwire.runtime.store import Store, StoredGroup
 
 
 class HostExchange(GroupExchange):
@@ -35,9 +37,9 @@ class HostExchange(GroupExchange):
         yield from flagged(_one(Sum(message, HOST)), self.nonfinite)
         # the leader reduces between hosts
         if self.compresses:
-            yield from self._between.reduce(
-                GroupInput(Gradients.of_vector(self.stored.layout, message.body), given.absent), step
-            )
+            sums = GroupInput(Gradients.of_vector(self.stored.layout, message.body), given.absent)
+            self._between.enter(sums, step)
+            yield from self._between.reduce(sums)
         else:
             for _ in range(self._between.rounds):
                 yield None
@@ -64,6 +66,16 @@ class HostExchange(GroupExchange):
         after.zero_()
         for slot in given.absent:
             self.stored.layout.parts(after)[slot].copy_(self.stored.layout.parts(before)[slot])
+
+
+def exchanges_for(plan: Plan, store: Store, job: JobContext) -> list[GroupExchange]:
+    """The exchanges of a plan's groups, for which the store is arranged."""
+    keeps_state = any(group.memory.remembers or group.compressor.flat_state for group in plan.groups)
+    kind = HostExchange if job.mesh.host else ReplicaExchange
+    return [
+        kind(group, index, stored, replace(job, keeps_state=keeps_state))
+        for index, (group, stored) in enumerate(zip(plan.groups, store.groups, strict=True))
+    ]
 
 
 def _one(op: Collective) -> Reduction:

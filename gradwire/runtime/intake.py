@@ -94,7 +94,9 @@ class Intake:
         return self.arrivals.begun and not self.arrivals.all_there(self.groups)
 
     def open(self, groups: Sequence[int] | None) -> None:
-        """Opens a step of these groups, or of all."""
+        """Opens a step of these groups, or of all; before that, turns are recorded where some are due."""
+        if self._steps.recordings.due:
+            self._executor.call(self._steps.record)
         if self._members is not self._steps.members:
             self._members = self._steps.members
             self._known.clear()

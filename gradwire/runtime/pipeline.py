@@ -9,7 +9,7 @@ import torch
 
 from gradwire.collective import HOST, Collective
 from gradwire.compressors import Reduction
-from gradwire.runtime.exchange import GroupExchange, GroupInput
+from gradwire.runtime.exchange import GroupExchange
 from gradwire.runtime.executor import Mark
 from gradwire.runtime.failures import Interrupted, ReductionError
 from gradwire.runtime.trace import Recorder
@@ -41,9 +41,9 @@ class Pipeline:
         self.wire_bytes = 0
         self._under_way: dict[int, UnderWay] = {}
 
-    def start(self, exchange: GroupExchange, given: GroupInput, step: int) -> None:
-        """Encodes a group whose gradients are there, and starts its first collective."""
-        self._go_on(UnderWay(exchange, exchange.run(given, step)))
+    def start(self, exchange: GroupExchange, reduction: Reduction) -> None:
+        """Encodes a group whose gradients are there, and starts the first collective of its `reduction`."""
+        self._go_on(UnderWay(exchange, reduction))
 
     def advance(self, group: int) -> None:
         """Waits for a group's collective, and starts its next one, or decodes."""

@@ -222,7 +222,7 @@ class Runtime:
 
     def stats(self) -> Stats:
         """Bytes, seconds and counts so far."""
-        return Stats.of(self._reduced, self._pipeline.wire_bytes, self._steps.skipped, self._recorder.totals())
+        return Stats.of(self._reduced, self._pipeline.wire_bytes, self._steps, self._recorder.totals())
 
     def close(self) -> None:
         """Ends the thread, and the mesh if it is this job's own."""

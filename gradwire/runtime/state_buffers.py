@@ -123,9 +123,14 @@ class BufferPart:
         self._used_before: bytes | None = None
 
     @property
+    def side(self) -> int:
+        """Which half holds, 0 or 1."""
+        return self._buffer.holds[self._first]
+
+    @property
     def halves(self) -> Halves:
         """The half that holds, and the one that is written."""
-        half = self._buffer.holds[self._first]
+        half = self.side
         return Halves(self._halves[half], self._halves[1 - half])
 
     def commit(self, used: bool) -> None:

@@ -78,6 +78,7 @@ class States:
         self._steps.close()
         with self._steps.changing:
             self._steps.store.load(read.exported)
+            self._steps.recordings.clear()
 
 
 PIECE = 1 << 22

@@ -9,6 +9,7 @@ import torch
 
 from gradwire.ops.backend import in_use
 from gradwire.runtime.failures import rank_at
+from gradwire.runtime.steps import Steps
 from gradwire.slots import Slot
 from gradwire.transports import Mesh
 
@@ -55,11 +56,15 @@ class Stats:
     skipped: int = 0
     """Steps that counted for no rank: a gradient was not finite, or backward failed."""
 
+    recorded: str = ""
+    """On a GPU, how many groups replay recorded turns, and why the others do not."""
+
     @classmethod
-    def of(cls, reduced: ReducedSteps, wire: int, skipped: int, seconds: Mapping[str, float]) -> "Stats":
+    def of(cls, reduced: ReducedSteps, wire: int, steps: Steps, seconds: Mapping[str, float]) -> "Stats":
         """The statistics, from `wire` bytes and the `seconds` of all spans by name."""
         encode_s, wire_s, decode_s, wait_s = (seconds.get(name, 0.0) for name in ("encode", "wire", "decode", "wait"))
-        return cls(reduced.steps, wire, reduced.dense_bytes, encode_s, wire_s, decode_s, wait_s, in_use(), skipped)
+        times, counts = (encode_s, wire_s, decode_s, wait_s), (reduced.steps, wire, reduced.dense_bytes)
+        return cls(*counts, *times, in_use(), steps.skipped, str(steps.recordings))
 
     @property
     def ratio(self) -> float:

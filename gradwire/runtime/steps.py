@@ -15,7 +15,6 @@ Every rank comes to the same collectives in the same order, for the script, the 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from threading import RLock
 
@@ -26,15 +25,16 @@ from gradwire.collective import HOST, REPLICA, Message, Sum
 from gradwire.controllers import GroupView
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.host import to_device
-from gradwire.ops.workspace import Workspace
+from gradwire.ops.workspace import Workspace, scratch_on
 from gradwire.plans import Plan
 from gradwire.runtime.control import Control
-from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext, ReplicaExchange
+from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext
 from gradwire.runtime.executor import Executor, Mark
-from gradwire.runtime.host_exchange import HostExchange
+from gradwire.runtime.host_exchange import exchanges_for
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.machine import Machine
 from gradwire.runtime.pipeline import Pipeline
+from gradwire.runtime.recordings import Recordings
 from gradwire.runtime.store import Store
 from gradwire.script import Entry
 
@@ -81,6 +81,7 @@ class Steps:
         self._voted = options.voted
         self.promised = self.over = False
         self._job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.look)
+        self.recordings = Recordings(executor, lambda: control.looks)
         self._all_used = torch.ones(len(store.slots), dtype=torch.float32, device=executor.device)
         self._promise_sum = self._flags = torch.zeros(1, dtype=torch.float32, device=executor.device)
         self._active: list[GroupExchange] = []
@@ -125,18 +126,22 @@ class Steps:
 
     def _arrange(self, plan: Plan) -> None:
         self.store.arrange(plan)
-        keeps_state = any(group.memory.remembers or group.compressor.flat_state for group in plan.groups)
-        job = replace(self._job, keeps_state=keeps_state)
-        kind = HostExchange if job.mesh.host else ReplicaExchange
-        self.exchanges = [
-            kind(group, index, stored, job)
-            for index, (group, stored) in enumerate(zip(plan.groups, self.store.groups, strict=True))
-        ]
+        self.exchanges = exchanges_for(plan, self.store, self._job)
+        scratch_on(self.executor.device).forget_views()
+        self.recordings.follow(self.exchanges)
 
     def forget_places(self) -> None:
         """Forgets where gradients lie."""
         for stored in self.store.groups:
             stored.fixed = None
+        self.recordings.clear()
+
+    def record(self) -> None:
+        """Records the turns that are due; between two steps, while the thread that trains waits."""
+        with self.changing:
+            self.settle()
+            if self._next is None and not self.promised:
+                self.recordings.record()
 
     def native_step_ended(self) -> None:
         """Counts a step that the framework has reduced by itself."""
@@ -212,7 +217,7 @@ class Steps:
         if entry.turn:
             self.pipeline.advance(entry.group)
             return
-        self.pipeline.start(exchange, self._inputs.pop(entry.group), self.taken)
+        self.pipeline.start(exchange, self.recordings.run(exchange, self._inputs.pop(entry.group), self.taken))
         if exchange is self._active[-1]:
             views = [GroupView(each.group, each.context, each.nonfinite) for each in self._active if each.compresses]
             self.control.send(self.number, views)
@@ -239,6 +244,7 @@ class Steps:
         scale = self._scale()
         self.control.reduced(self._means, nonfinite, 1.0 if scale is None else scale)
         self._poison(nonfinite)
+        self.recordings.step_ended(self._active)
         if not votes:
             self.count()
         self.ended()
@@ -290,9 +296,4 @@ class Steps:
 
     def _means(self) -> Mapping[str, Tensor]:
         """The step's means by parameter."""
-        means: dict[str, Tensor] = {}
-        for exchange in self._active:
-            assert exchange.input is not None
-            for index, slot in enumerate(exchange.stored.layout.slots):
-                means[slot.name] = exchange.input.gradients.slot(index)
-        return means
+        return {name: mean for exchange in self._active for name, mean in exchange.means().items()}

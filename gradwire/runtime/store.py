@@ -50,6 +50,12 @@ class StoredGroup:
         return {kind: part.halves for kind, part in self.parts.items()}
 
     @property
+    def sides(self) -> tuple[int, ...]:
+        """Which halves of its state hold: numbers that tell them apart."""
+        small = (id(now) for now, _ in self.slot_state.halves.values())
+        return (*(part.side for part in self.parts.values()), *small)
+
+    @property
     def has_residual(self) -> bool:
         """Whether its residual may be other than zero."""
         return RESIDUAL in self.parts and self.parts[RESIDUAL].used

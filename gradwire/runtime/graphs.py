@@ -1,0 +1,42 @@
+"""CUDA graphs: work that a GPU is given once and then asked for again, without Python or torch's dispatch between.
+
+Only this module knows them. `Executor.graphs` is what the rest sees, and what tests put a tape in the place of.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class Graphs(Protocol):
+    """Records turns of one group, which are replayed in the order in which they were recorded."""
+
+    def record(self, turn: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """A function that has the device do again what `turn` launches, and what `turn` returned. The device has done
+        none of it yet."""
+        ...
+
+
+class CUDAGraphs:
+    """The CUDA graphs of one group, on the current stream. What turns allocate comes from one pool of memory, which
+    steps of the same group share, as none begins before the other has ended."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, turn: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """See `Graphs`."""
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            value = turn()
+        except BaseException:
+            with suppress(RuntimeError):  # it says that the capture has failed
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        return graph.replay, value

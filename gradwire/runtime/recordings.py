@@ -1,0 +1,230 @@
+"""Recorded turns: what a group launches between two collectives is recorded once, and replayed in later steps.
+
+    run       worker: a step of a group. Where its key is recorded, its turns are replayed; else they are computed, and
+              the key is noted
+    _end      worker: once the keys of a step have all come before, what was noted is due
+    record    worker, while the thread that trains waits in `open_step`: all keys of all groups are recorded at once.
+              Nothing is computed by that, and no data is needed
+
+A *key* is all that a group's launches depend on, where its compressor, memory and communicator are `recordable`: the
+phase of the step, which halves of its state hold, and where the loss's scale lies; recordings of gradients that have
+moved are dropped. Other steps are computed: with an absent gradient, say. What is zeroed before a step, collectives,
+marks and commits are no part of a recording.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire.collective import Collective
+from gradwire.compressors import Halves, Reduction
+from gradwire.ops.gradients import Gradients
+from gradwire.ops.workspace import scratch_on
+from gradwire.runtime.exchange import GroupExchange, GroupInput, ReplicaExchange
+from gradwire.runtime.executor import Executor
+from gradwire.runtime.graphs import Graphs
+
+MOST = 32
+"""Keys that are recorded of a group; a graph is some 100 KB on a GPU."""
+TRIES = 3
+"""Recordings of a group that are thrown away for having made buffers, before it is given up."""
+LAST = object()
+"""What a turn ends with that no collective follows."""
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """A step of some key, from which its turns can be recorded at any time."""
+
+    given: GroupInput
+    step: int
+    flat: Mapping[str, Halves]
+    halves: Mapping[str, tuple[list[Tensor], list[Tensor]]]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The turns of a key, each with the collective that follows it, and the state that they stage."""
+
+    turns: Sequence[tuple[Callable[[], None], Collective | object | None]]
+    staged: Sequence[str]
+
+
+class GroupRecordings:
+    """The recorded turns of one group."""
+
+    fresh = False
+    """The last step was of a key that had not come before, but perhaps in a step that did not count."""
+    why_not = ""
+    """Why it is never recorded."""
+    unless = ""
+    """Why the last step was computed."""
+
+    def __init__(self, exchange: GroupExchange, graphs: Graphs, looks: Callable[[], bool]) -> None:
+        self._exchange, self._graphs, self._looks = exchange, graphs, looks
+        self.why_not = _why_never(exchange)
+        self._tries = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Drops all recordings."""
+        self._seen: dict[Hashable, Occasion] = {}
+        self._recorded: dict[Hashable, Recorded] = {}
+        self._kept: list[object] = []
+        self._gradients: Gradients | None = None
+        self.fresh = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether keys were noted that are not recorded."""
+        return len(self._seen) > len(self._recorded)
+
+    @property
+    def status(self) -> str:
+        """Why it is not recorded; "" where it is."""
+        return "" if self._recorded else self.why_not or self.unless or "its steps have not all come yet"
+
+    def run(self, given: GroupInput, step: int) -> Reduction:
+        """See `GroupExchange.run`."""
+        key, self.fresh = self._key(given, step), False
+        if key is None:
+            return self._exchange.run(given, step)
+        if (recorded := self._recorded.get(key)) is not None:
+            return self._replay(recorded, given, step)
+        self._note(key, given, step)
+        return self._exchange.run(given, step)
+
+    def record(self) -> None:
+        """Records what was noted."""
+        context = self._exchange.context
+        rooms = context.buffers, context.scratch, scratch_on(context.device)
+        before = [room.contents() for room in rooms]
+        try:
+            for key in self._seen.keys() - self._recorded.keys():
+                self._recorded[key] = self._record(self._seen[key])
+        except Exception as error:
+            self.why_not = f"recording it failed: {type(error).__name__}: {error}"
+            self.clear()
+        self._kept.append(before)  # whoever needs more room later leaves this to the recordings
+        made = [room.restore(contents) for room, contents in zip(rooms, before, strict=True)]
+        if any(made) and not self.why_not:  # they would hold what was never computed
+            self._tries += 1
+            self.why_not = "its steps make new buffers" if self._tries == TRIES else ""
+            self.clear()
+
+    def _key(self, given: GroupInput, step: int) -> Hashable | None:
+        """The key of a step that is replayed where it is recorded; None where it is not, and why in `unless`."""
+        self.unless = "" if self.why_not else self._why_computed(given)
+        if self.why_not or self.unless:
+            return None
+        if given.gradients is not self._gradients:
+            self.clear()
+            self._gradients = given.gradients
+        exchange, scale = self._exchange, given.scale
+        return (
+            exchange.group.compressor.phase(step), exchange.group.communicator.phase(step, exchange.context.world),
+            scale.data_ptr() if isinstance(scale, Tensor) else scale, *exchange.stored.sides,
+        )  # fmt: skip
+
+    def _why_computed(self, given: GroupInput) -> str:
+        if given.lost or given.absent:
+            return "a gradient was absent"
+        if given.gradients is not self._exchange.stored.fixed:
+            return "its gradients lie elsewhere at every step"
+        if self._exchange.stored.pending:
+            return "it sends what an earlier plan has left"
+        return "the controller looks at its gradients" if self._looks() else ""
+
+    def _note(self, key: Hashable, given: GroupInput, step: int) -> None:
+        before = self._seen.get(key)
+        self.fresh = before is None or before.step == step
+        if before is None:
+            stored = self._exchange.stored
+            self._seen[key] = Occasion(given, step, stored.flat, dict(stored.slot_state.halves))
+        if len(self._seen) > MOST:
+            self.why_not = f"more than {MOST} of its steps differ"
+            self.clear()
+
+    def _record(self, occasion: Occasion) -> Recorded:
+        exchange = self._exchange
+        assert isinstance(exchange, ReplicaExchange)
+        context, slots = exchange.context, exchange.context.slots
+        exchange.enter(occasion.given, occasion.step)
+        now, slots.halves = slots.halves, dict(occasion.halves)
+        context.flat = dict(occasion.flat)
+        try:
+            reduction, turns = exchange.turns(occasion.given), []
+            while not turns or turns[-1][1] is not LAST:
+                turns.append(self._graphs.record(lambda: next(reduction, LAST)))
+            return Recorded(turns, slots.staged)
+        finally:
+            slots.forget()
+            slots.halves = now
+
+    def _replay(self, recorded: Recorded, given: GroupInput, step: int) -> Reduction:
+        exchange = self._exchange
+        assert isinstance(exchange, ReplicaExchange)
+        exchange.begin(given, step)
+        for replay, op in recorded.turns:
+            replay()
+            if op is not LAST:
+                yield op  # pyright: ignore[reportReturnType]
+        exchange.context.slots.written(*recorded.staged)
+
+
+class Recordings:
+    """The recorded turns of a job's groups."""
+
+    due = False
+    """Keys were noted, and the last step has brought no new one."""
+
+    def __init__(self, executor: Executor, looks: Callable[[], bool]) -> None:
+        self._executor, self._looks = executor, looks
+        self._groups: list[GroupRecordings] = []
+
+    def follow(self, exchanges: Sequence[GroupExchange]) -> None:
+        """Drops all recordings, for other groups are reduced from now on."""
+        self.due, self._groups = False, []
+        for exchange in exchanges:
+            if graphs := self._executor.graphs():
+                self._groups.append(GroupRecordings(exchange, graphs, self._looks))
+
+    def clear(self) -> None:
+        """Drops all recordings, for gradients or state lie elsewhere from now on."""
+        self.due = False
+        for group in self._groups:
+            group.clear()
+
+    def run(self, exchange: GroupExchange, given: GroupInput, step: int) -> Reduction:
+        """See `GroupExchange.run`."""
+        return self._groups[exchange.index].run(given, step) if self._groups else exchange.run(given, step)
+
+    def step_ended(self, exchanges: Sequence[GroupExchange]) -> None:
+        """All groups of a step are reduced."""
+        if self._groups:
+            fresh = any(self._groups[exchange.index].fresh for exchange in exchanges)
+            self.due = not fresh and any(group.waits for group in self._groups)
+
+    def record(self) -> None:
+        """Records what was noted; between two steps, while the thread that trains waits."""
+        self.due = False
+        for group in self._groups:
+            if group.waits:
+                group.record()
+
+    def __str__(self) -> str:
+        """Which groups are recorded, and why the others are not; "" where nothing is, as on a CPU."""
+        if not self._groups:
+            return ""
+        why = {index: group.status for index, group in enumerate(self._groups) if group.status}
+        each = [f"group {index}: {reason}" for index, reason in why.items()]
+        return "; ".join([f"{len(self._groups) - len(why)} of {len(self._groups)} groups", *each])
+
+
+def _why_never(exchange: GroupExchange) -> str:
+    if not isinstance(exchange, ReplicaExchange):
+        return 'groups that are summed along the axis "host" are not recorded'
+    group = exchange.group
+    other = [part for part in (group.compressor, group.memory, group.communicator) if not part.recordable]
+    return f"{other[0]} is not recordable" if other else ""

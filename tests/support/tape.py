@@ -1,0 +1,168 @@
+"""Turns recorded on a tape, where a GPU would record them as CUDA graphs: for jobs on a GPU that is pretended.
+
+While a turn is recorded, what it calls is logged with its tensors, and then everything is as before, as if nothing was
+computed; what it has made is filled with ones of all bits. A replay calls the same on the same tensors. What a graph
+could not hold fails the recording: the host asks for a number, memory is pinned, a generator is made.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from gradwire.runtime import runtime
+from gradwire.runtime.executor import Executor
+from tests.support import pretend_cuda
+from tests.support.pretend_cuda import ASKS, COPIES, Call, OnGPU, PretendedGPU, real
+
+T = TypeVar("T")
+DRAWS = {"rand", "randn", "randint", "randperm", "uniform_", "normal_", "bernoulli_", "bernoulli", "random_"}
+
+
+class Tape:
+    """Stands for the graphs of one group."""
+
+    recorded = replayed = 0
+    """Turns, of all tapes."""
+
+    def __init__(self, gpu: PretendedGPU) -> None:
+        self._gpu = gpu
+
+    def record(self, turn: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        log = Log()
+        self._gpu.log = log
+        try:
+            value = turn()
+        finally:
+            self._gpu.log = None
+            log.undo()
+        Tape.recorded += 1
+
+        def replay() -> None:
+            Tape.replayed += 1
+            for call in log.calls:
+                call()
+
+        return replay, value
+
+
+class Log:
+    """The calls of one turn."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+        self._before: dict[int, tuple[Any, Tensor]] = {}
+        self._made: list[Tensor] = []
+
+    def carry_out(self, call: Call) -> Any:
+        """The result of a call, which is logged."""
+        self._check(call)
+        if call.is_view:
+            return call.result()
+        args, kwargs = tree_map(real, (call.args, call.kwargs))
+        self.save(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        found = call.result()
+        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+        kwargs |= {"device": torch.device("cpu")} if call.to is not None else {}
+        given = {id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        made = [real(leaf) for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and id(real(leaf)) not in given]
+        self._made += made
+        if call.name not in pretend_cuda.LAUNCHES_NOTHING:
+            self.calls.append(lambda: self._again(call, args, kwargs, given, made))
+        return found
+
+    def launch(self, carry_out: Callable[[], None], tensors: list[Tensor]) -> None:
+        """Logs the launch of a kernel."""
+        self.save(tensors)
+        self.calls.append(carry_out)
+        carry_out()
+
+    def save(self, tensors: Any) -> None:
+        """Keeps what these hold, to be undone."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self._before:
+                self._before[storage.data_ptr()] = storage, storage.clone()
+
+    def undo(self) -> None:
+        """Nothing was computed."""
+        for storage, before in self._before.values():
+            storage.copy_(before)
+        for tensor in self._made:
+            torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage()).fill_(255)
+
+    def _again(self, call: Call, args: Any, kwargs: Any, given: set[int], made: list[Tensor]) -> None:
+        found = call.func(*args, **kwargs)
+        again = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and id(leaf) not in given]
+        for target, value in zip(made, again, strict=True):
+            target.copy_(value)
+
+    def _check(self, call: Call) -> None:
+        assert call.name not in ASKS, f"the host asks: {pretend_cuda.where(call.name)}"
+        assert not call.kwargs.get("pin_memory"), f"memory is pinned: {pretend_cuda.where(call.name)}"
+        assert call.name not in DRAWS, f"a generator draws: {pretend_cuda.where(call.name)}"
+        crosses = call.name in COPIES and (call.elsewhere or call.to == "cpu")
+        assert not crosses, f"the host takes part: {pretend_cuda.where(call.name)}"
+
+
+class TapedGPU(PretendedGPU):
+    """A GPU whose calls are logged while a turn is recorded."""
+
+    log: Log | None = None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        call = Call(func, args, kwargs or {})
+        if self.log is None or not call.concerns_gpu:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        return self.log.carry_out(call)
+
+
+class PretendingExecutor(Executor):
+    """The executor of a GPU that is pretended; `records` says whether it has tapes."""
+
+    records = True
+
+    def __init__(self, device: torch.device) -> None:
+        self.gpu = TapedGPU()
+        super().__init__(torch.device("cpu"))
+        self.device = device
+
+    def graphs(self) -> Tape | None:
+        return Tape(self.gpu) if self.records else None
+
+    is_immediate = property(lambda self: False)  # pyright: ignore
+
+    def _work(self) -> None:
+        with self.gpu:
+            super()._work()
+
+
+@contextmanager
+def taped(*, records: bool) -> Iterator[None]:
+    """Has runtimes work on a pretended GPU, and record turns or not."""
+    generator = torch.Generator
+
+    def no_generator(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a generator is made")
+
+    def pinned(tensor: Tensor, device: Any = None) -> Tensor:
+        mode = torch.utils._python_dispatch._get_current_dispatch_mode()
+        assert not (isinstance(mode, TapedGPU) and mode.log), "memory is pinned"
+        return pretend_cuda._pinned(tensor, device)
+
+    del generator, no_generator
+    with (
+        pretend_cuda.pretended_cuda(),
+        mock.patch.object(torch.Tensor, "pin_memory", pinned),
+        mock.patch.object(PretendingExecutor, "records", records),
+        mock.patch.object(runtime, "Executor", PretendingExecutor),
+        torch.no_grad(),
+    ):
+        yield
+
+
+__all__ = ["OnGPU", "Tape", "taped"]
