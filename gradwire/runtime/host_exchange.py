@@ -1,4 +1,4 @@
-"""The exchange of ranks that share hosts: dense inside a host, compressed between hosts; and all exchanges of a plan."""
+"""The exchange of ranks that share hosts: dense inside a host, compressed between hosts, and all of a plan."""
 
 from dataclasses import replace
 

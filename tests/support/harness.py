@@ -119,6 +119,8 @@ class Clock(threading.local):
 class Job:
     """The runtimes of all ranks. What a test gives as gradients stays as it is: means replace copies of them."""
 
+    device = CPU
+
     def __init__(
         self,
         plan: gw.Plan,
@@ -136,9 +138,9 @@ class Job:
 
     def _runtime(self, plan: gw.Plan, rank: int, options: dict[str, Any]) -> Runtime:
         mesh = gw.Mesh.of(self.transports[rank])
-        profiler = profiler_for(self.slots, mesh, CPU)
+        profiler = profiler_for(self.slots, mesh, self.device)
         settings = JobOptions(controller=self.controllers[rank], profiler=profiler, **options)
-        return Runtime(lambda: plan, self.slots, mesh, CPU, settings)
+        return Runtime(lambda: plan, self.slots, mesh, self.device, settings)
 
     def step(self, grads: Grads) -> list[list[Tensor]]:
         """The means, by rank and slot."""

@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from gradwire.runtime import runtime
 from gradwire.runtime.executor import Executor
-from tests.support import pretend_cuda
-from tests.support.pretend_cuda import ASKS, COPIES, Call, OnGPU, PretendedGPU, real
+from tests.support import harness, pretend_cuda
+from tests.support.harness import together as harness_together
+from tests.support.pretend_cuda import ASKS, COPIES, Call, PretendedGPU, real
 
 T = TypeVar("T")
 DRAWS = {"rand", "randn", "randint", "randperm", "uniform_", "normal_", "bernoulli_", "bernoulli", "random_"}
@@ -144,25 +145,25 @@ class PretendingExecutor(Executor):
 @contextmanager
 def taped(*, records: bool) -> Iterator[None]:
     """Has runtimes work on a pretended GPU, and record turns or not."""
-    generator = torch.Generator
-
-    def no_generator(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("a generator is made")
 
     def pinned(tensor: Tensor, device: Any = None) -> Tensor:
         mode = torch.utils._python_dispatch._get_current_dispatch_mode()
         assert not (isinstance(mode, TapedGPU) and mode.log), "memory is pinned"
         return pretend_cuda._pinned(tensor, device)
 
-    del generator, no_generator
+    def together(world: int, body: Callable[[int], Any]) -> list[Any]:
+        def on_gpu(rank: int) -> Any:
+            with pretend_cuda.PretendedGPU(), torch.no_grad():
+                return body(rank)
+
+        return harness_together(world, on_gpu)
+
     with (
         pretend_cuda.pretended_cuda(),
         mock.patch.object(torch.Tensor, "pin_memory", pinned),
         mock.patch.object(PretendingExecutor, "records", records),
         mock.patch.object(runtime, "Executor", PretendingExecutor),
+        mock.patch.object(harness, "together", together),
         torch.no_grad(),
     ):
         yield
-
-
-__all__ = ["OnGPU", "Tape", "taped"]
