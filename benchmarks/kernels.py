@@ -21,6 +21,7 @@ from gradwire.ops import native
 from gradwire.ops.backend import NATIVE, REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, sign, ternary
+from gradwire.ops.noise import Seed
 
 RANKS = 8
 WIDTH = 4608
@@ -95,7 +96,9 @@ def selecting(next: Tensor, old: Tensor, gradient: Tensor, layout: Entries) -> R
 
 def quantising(next: Tensor, old: Tensor, gradient: Tensor, layout: Blocks) -> Run:
     payload = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    return lambda ops: ops.add_quantise(next, old, gradient, 1.0, 0.125, [layout], payload[None], keep=True, seeds=[1])
+    return lambda ops: ops.add_quantise(
+        next, old, gradient, 1.0, 0.125, [layout], payload[None], keep=True, seeds=[Seed(1)]
+    )
 
 
 def summing_entries(out: Tensor, rows: Tensor, layout: Entries) -> Run:
@@ -119,7 +122,7 @@ def block_rows(x: Tensor, layout: Blocks) -> Tensor:
     rows = torch.zeros(RANKS, layout.nbytes, dtype=torch.uint8)
     for rank, row in enumerate(rows):
         NATIVE.add_quantise(
-            torch.empty_like(x), x.roll(rank * 12_345), None, 1.0, 0.0, [layout], row[None], keep=False, seeds=[0]
+            torch.empty_like(x), x.roll(rank * 12_345), None, 1.0, 0.0, [layout], row[None], keep=False, seeds=[Seed(0)]
         )
     return rows
 

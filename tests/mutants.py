@@ -56,7 +56,7 @@ FAULTS = [
     Fault("compressors/sparse.py", "edges[:-1], edges.diff()", "edges[1:], edges.diff()"),
     Fault("compressors/sparse.py", "            values.mul_(sizes)\n", "            values.mul_(sizes + 1)\n"),
     Fault("compressors/sparse.py", "        x.index_fill_(-1, indices, 0)\n", ""),
-    Fault("compressors/sparse.py", "manual_seed(context.shared_seed())", "manual_seed(context.own_seed())"),
+    Fault("compressors/sparse.py", "draws(k, context.shared_seed()", "draws(k, context.own_seed()"),
     Fault("compressors/sign.py", "(context.rank + context.step) % 2 == 0", "True"),
     Fault("compressors/sign.py", "            votes.sign_()\n", ""),
     Fault("compressors/sign.py", "1 - self.momentum, out=momentum", "self.momentum, out=momentum"),

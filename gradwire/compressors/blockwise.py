@@ -10,6 +10,7 @@ from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import Blocks, Code
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.ops.noise import Seed
 from gradwire.slots import Layout
 
 
@@ -39,7 +40,7 @@ class Blockwise(Codec):
     def group_bytes(self, layout: Layout, step: int) -> int:
         return self.blocks(layout).nbytes
 
-    def seeds(self, parts: Parts) -> list[int]:
+    def seeds(self, parts: Parts) -> list[Seed]:
         """A seed for the noise of each part."""
         return [parts.context.own_seed() for _ in parts.lengths]
 

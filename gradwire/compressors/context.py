@@ -11,6 +11,7 @@ from torch import Tensor
 from gradwire.collective import Message, framed
 from gradwire.ops.host import to_host
 from gradwire.ops.mean import Mean
+from gradwire.ops.noise import SALT, Seed, step_word
 from gradwire.ops.vectors import Output
 from gradwire.ops.workspace import Workspace
 from gradwire.slots import Layout
@@ -188,14 +189,18 @@ class GroupContext:
         key = (name, n, dtype)
         return self.buffers.once(key, lambda: Message.of_numbers(self.buffers.tensor(name, (n + 1,), dtype)))
 
-    def shared_seed(self) -> int:
+    def shared_seed(self) -> Seed:
         """Changes with every step and is the same on all ranks."""
-        return (self.seed * 1_000_003 + self.step) & 0x7FFF_FFFF_FFFF_FFFF
+        number = (self.seed * 1_000_003 + self.step) & 0x7FFF_FFFF_FFFF_FFFF
+        return Seed(number, self.seed & SALT, step_word(self.scratch).tensor)
 
-    def own_seed(self) -> int:
+    def own_seed(self) -> Seed:
         """Changes with every call, step and rank: noise that is used twice makes what is unbiased biased."""
-        mine = self.shared_seed() * 1_000_003 + self.rank + 1
-        return (mine * 1_000_003 + next(self.draws)) & 0x7FFF_FFFF_FFFF_FFFF
+        shared, call = self.shared_seed(), next(self.draws)
+        number, salt = (
+            (before * 1_000_003 + self.rank + 1) * 1_000_003 + call for before in (shared.number, shared.salt)
+        )
+        return Seed(number & 0x7FFF_FFFF_FFFF_FFFF, salt & SALT, shared.word)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,10 @@ from typing import ClassVar
 from gradwire.compressors.blockwise import Blockwise
 from gradwire.compressors.context import Parts
 from gradwire.ops.formats import Blocks, Code, nearest
+from gradwire.ops.noise import Seed
 from gradwire.slots import Layout
+
+NO_NOISE = Seed(0)
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ class Quantized(Blockwise, recordable=True):
         lengths = (slot.numel for slot in layout.slots)
         return Blocks(tuple(_merged(lengths, self.block)), self.code)
 
-    def seeds(self, parts: Parts) -> list[int]:
-        return [0] * len(parts.lengths)
+    def seeds(self, parts: Parts) -> list[Seed]:
+        return [NO_NOISE] * len(parts.lengths)
 
 
 def _merged(lengths: Iterable[int], block: int) -> Iterator[int]:

@@ -7,7 +7,7 @@ from gradwire.ops.formats import Code, qsgd, ternary
 
 
 @dataclass(frozen=True)
-class QSGD(Blockwise):
+class QSGD(Blockwise, recordable=True):
     """8 bits per element: int8 levels of the block's largest magnitude, rounded up or down at random, so that the
     expectation is x (Alistarh et al., NeurIPS 2017, https://arxiv.org/abs/1610.02132, in the form with buckets and the
     maximum as norm)."""
@@ -22,7 +22,7 @@ class QSGD(Blockwise):
 
 
 @dataclass(frozen=True)
-class TernGrad(Blockwise):
+class TernGrad(Blockwise, recordable=True):
     """2 bits per element: -1, 0 or 1 times the block's largest magnitude, at random, so that the expectation is x
     (Wen et al., NeurIPS 2017, https://arxiv.org/abs/1705.07878, without clipping)."""
 

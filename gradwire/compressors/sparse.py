@@ -15,6 +15,7 @@ from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.ops.noise import draws
 from gradwire.ops.tiles import at_once
 from gradwire.ops.vectors import equal_parts, together
 from gradwire.slots import Slot
@@ -128,7 +129,7 @@ class TopK(Sparse, recordable=True):
 
 
 @dataclass(frozen=True)
-class RandomK(Sparsifier):
+class RandomK(Sparsifier, recordable=True):
     """One element at random from each of `ratio`·n equal cells, the same ones on every rank, so that the
     values alone travel and are all-reduced (Stich et al., NeurIPS 2018, https://arxiv.org/abs/1809.07599).
 
@@ -158,9 +159,7 @@ class RandomK(Sparsifier):
             return edges[:-1], edges.diff()
 
         starts, sizes = context.buffers.once(("cells", n, k), cells)
-        generator = torch.Generator(context.device).manual_seed(context.shared_seed())
-        draw = torch.rand(k, generator=generator, device=context.device, dtype=torch.float64)
-        return draw.mul_(sizes).long().add_(starts), sizes
+        return draws(k, context.shared_seed(), context.device).mul_(sizes).long().add_(starts), sizes
 
     def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
         for x, values in equal_parts(vector.total(), payloads.view(torch.float32), parts.bounds):

@@ -9,6 +9,7 @@ from torch import Tensor
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks
+from gradwire.ops.noise import Seed
 from gradwire.ops.vectors import Gradient, Share
 
 
@@ -57,7 +58,7 @@ class LazySum:
         select = backend_for(self.next).add_select
         self._added(select(*self._addends(), layouts, payloads, nonfinite=self.nonfinite), payloads)
 
-    def quantise(self, layouts: Sequence[Blocks], payloads: Tensor, *, keep: bool, seeds: Sequence[int]) -> None:
+    def quantise(self, layouts: Sequence[Blocks], payloads: Tensor, *, keep: bool, seeds: Sequence[Seed]) -> None:
         """As `select`, writes x in blocks; what is left of x is in `next` only where `keep`."""
         if len(layouts) > 1:
             self.total()

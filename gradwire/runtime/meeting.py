@@ -16,7 +16,7 @@ from gradwire.controllers import Controller
 from gradwire.ops import native
 from gradwire.ops.backend import backend_for
 from gradwire.ops.host import kind_of
-from gradwire.ops.noise import uniform
+from gradwire.ops.noise import Seed, draws, uniform
 from gradwire.plans import Plan, sizes_follow_from_shapes
 from gradwire.runtime.failures import Interrupted, ranks_named
 from gradwire.runtime.job_options import JobOptions
@@ -244,6 +244,6 @@ def _checksum(device: torch.device) -> str:
     ops = backend_for(matrix)
     ops.multiply([[thin]], [matrix[None]], [matrix[None]], subtract=False)
     ops.orthogonalize([matrix[None]])
-    draw = torch.rand(64, generator=torch.Generator(device).manual_seed(0), device=device, dtype=torch.float64)
+    draw = draws(64, Seed(0), device)
     numbers = torch.cat([matrix.flatten().double(), square.flatten().double(), thin.flatten().double(), draw])
     return f"{crc32(numbers.cpu().numpy().tobytes()):08x}"

@@ -11,7 +11,14 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInf
 def fsdp_groups(model: nn.Module) -> list[Any]:
     """The groups of parameters that fully_shard reduces together, in all of the model's modules."""
     states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
-    return [group for state in states for group in state._fsdp_param_groups]
+    return [group for state in states for group in _groups_of(state)]
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """The groups of a module's parameters: one, or none, before torch 2.13."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def parameters_of_fsdp(group: Any) -> list[nn.Parameter]:

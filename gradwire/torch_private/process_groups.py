@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Which has had its newer name since torch 2.13."""
 _KINDS: dict[str, Any] = {"gloo": dist.ProcessGroup.BackendType.GLOO, "nccl": dist.ProcessGroup.BackendType.NCCL}
 
 FEW_CTAS = 4

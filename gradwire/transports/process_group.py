@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gradwire.collective import HOST, REPLICA, SHARD, AllToAll, Broadcast, Collective, Gather, Message, SendReceive, Sum
 from gradwire.torch_private.process_groups import (
     abort_group,
+    all_gather_single,
     at_once,
     backend_of,
     close_group,
@@ -150,7 +151,7 @@ class ProcessGroup(Transport):
             case Gather() | AllToAll() if self._direct and op.send.whole.device == CPU:
                 return self._swap(op)
             case Gather(send, receive):
-                return dist.all_gather_single(receive.whole.view(-1), send.whole, group=group, async_op=True)
+                return all_gather_single(receive.whole.view(-1), send.whole, group=group, async_op=True)
             case AllToAll(send, receive):
                 return dist.all_to_all_single(receive.whole, send.whole, group=group, async_op=True)
             case Broadcast(message, source):

@@ -89,7 +89,7 @@ def is_estimated(compressor: Compressor) -> bool:
         return is_estimated(compressor.first) or is_estimated(compressor.second)
     if isinstance(compressor, gw.MultiLevel):
         return is_estimated(compressor.codec)
-    return isinstance(compressor, gw.QSGD | gw.TernGrad | Estimated | gw.ReusedThreshold)
+    return isinstance(compressor, gw.QSGD | gw.TernGrad | gw.RandomK | Estimated | gw.ReusedThreshold)
 
 
 @rows(CASES)

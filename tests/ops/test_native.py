@@ -18,6 +18,7 @@ from gradwire.ops.backend import NATIVE, REFERENCE
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest, one_bit, qsgd, sign
 from gradwire.ops.native import library
+from gradwire.ops.noise import Seed
 from tests.support.harness import job, plan_of, slots_of
 from tests.support.kernel_cases import (
     CODES,
@@ -100,7 +101,7 @@ def test_sums_beyond_the_largest_number_are_not_finite():
     layout = Blocks((1000,), sign())
     for ops in (NATIVE, REFERENCE):
         assert not ops.add_quantise(
-            torch.empty(1000), None, x, 1.0, 1.0, [layout], garbage(layout.nbytes)[None], keep=True, seeds=[0]
+            torch.empty(1000), None, x, 1.0, 1.0, [layout], garbage(layout.nbytes)[None], keep=True, seeds=[Seed(0)]
         )
 
 
@@ -120,9 +121,9 @@ def test_blocks_are_the_references(n, seed, spread, zeros, by, code, cut, keep, 
 def check_blocks(old: Tensor | None, gradient: Tensor | None, layout: Blocks, *, keep: bool, seed: int) -> None:
     ours, theirs = torch.full((2, layout.numel), torch.nan)
     payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
-    finite = NATIVE.add_quantise(ours, old, gradient, 0.9, 0.25, [layout], payload[None], keep=keep, seeds=[seed])
+    finite = NATIVE.add_quantise(ours, old, gradient, 0.9, 0.25, [layout], payload[None], keep=keep, seeds=[Seed(seed)])
     assert finite == REFERENCE.add_quantise(
-        theirs, old, gradient, 0.9, 0.25, [layout], expected[None], keep=keep, seeds=[seed]
+        theirs, old, gradient, 0.9, 0.25, [layout], expected[None], keep=keep, seeds=[Seed(seed)]
     )
     if not finite:
         return
@@ -169,7 +170,7 @@ def test_what_is_sent_and_what_is_kept_add_up(code: Code):
     x = numbers(sum(lengths), 0, 1.0)
     x[1000] = 1e28
     payload, kept, sent = garbage(layout.nbytes), torch.empty(len(x)), torch.empty(len(x))
-    assert NATIVE.add_quantise(kept, x, None, 1.0, 0.0, [layout], payload[None], keep=True, seeds=[0])
+    assert NATIVE.add_quantise(kept, x, None, 1.0, 0.0, [layout], payload[None], keep=True, seeds=[Seed(0)])
     NATIVE.decode_blocks(payload[None, None], sent, [layout])
     assert torch.equal(x - sent, kept)
     peak = x[:1000].abs().max()
@@ -187,7 +188,7 @@ def test_decoding_blocks_is_the_references(code: Code, ranks: int):
     for rank, row in enumerate(rows):
         x = numbers(layout.numel, rank)
         assert REFERENCE.add_quantise(
-            x, x, None, 1.0, 0.0, [layout], row[: layout.nbytes][None], keep=False, seeds=[rank]
+            x, x, None, 1.0, 0.0, [layout], row[: layout.nbytes][None], keep=False, seeds=[Seed(rank)]
         )
     expected = torch.empty(layout.numel)
     REFERENCE.decode_blocks(rows[None], expected, [layout])

@@ -19,6 +19,7 @@ from gradwire.ops import backend, reference
 from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest
+from gradwire.ops.noise import Seed
 from tests.support.kernel_cases import CODES, DTYPES, garbage, numbers, same_bits
 
 pytest.importorskip("triton")
@@ -56,7 +57,7 @@ def test_one_bad_element_anywhere(where: int, bad: float):
     TRITON.add_in(torch.empty(10_000), None, x, 1.0, 1.0, nonfinite=first)
     layout = Blocks((10_000,), nearest(4))
     payload, next = garbage(layout.nbytes), torch.empty(10_000)
-    TRITON.add_quantise(next, None, x, 1.0, 1.0, [layout], payload[None], keep=True, nonfinite=second, seeds=[0])
+    TRITON.add_quantise(next, None, x, 1.0, 1.0, [layout], payload[None], keep=True, nonfinite=second, seeds=[Seed(0)])
     assert bool(first.isnan() & second.isnan())
 
 
@@ -70,9 +71,9 @@ def test_blocks_are_the_references(n: int, seed: int, code: Code, cut: float, ke
     payload, expected = garbage(layout.nbytes), garbage(layout.nbytes)
     nonfinite = torch.zeros(1)
     TRITON.add_quantise(
-        ours, old, gradient, 0.9, 0.25, [layout], payload[None], keep=keep, seeds=[seed], nonfinite=nonfinite
+        ours, old, gradient, 0.9, 0.25, [layout], payload[None], keep=keep, seeds=[Seed(seed)], nonfinite=nonfinite
     )
-    REFERENCE.add_quantise(theirs, old, gradient, 0.9, 0.25, [layout], expected[None], keep=keep, seeds=[seed])
+    REFERENCE.add_quantise(theirs, old, gradient, 0.9, 0.25, [layout], expected[None], keep=keep, seeds=[Seed(seed)])
     assert not nonfinite
     if code.kind == "stochastic":
         check_noise(ours, old * 0.9 + gradient.float() * 0.25, payload, layout, keep)
@@ -115,7 +116,9 @@ def test_sums_of_blocks_are_the_references(n: int, seed: int, code: Code, cut: f
     rows = torch.stack([garbage(layout.nbytes + 4) for _ in range(ranks)])
     for rank, row in enumerate(rows):
         x = numbers(n, seed + rank)
-        REFERENCE.add_quantise(x, x, None, 1.0, 1.0, [layout], row[: layout.nbytes][None], keep=False, seeds=[rank])
+        REFERENCE.add_quantise(
+            x, x, None, 1.0, 1.0, [layout], row[: layout.nbytes][None], keep=False, seeds=[Seed(rank)]
+        )
     ours, theirs = torch.full((2, n), torch.nan)
     TRITON.decode_blocks(rows[None], list(ours.split([first, n - first])), [layout])
     REFERENCE.decode_blocks(rows[None], theirs, [layout])

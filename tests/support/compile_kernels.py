@@ -71,7 +71,7 @@ def main(capability: int) -> None:
     compiled(sums.mask_kernel, {"x": F, "other": F, "n": "i32"}, {"SIZE": adding.SIZE}, capability)
     for kind, bits, top, width in CODES:
         code = {"KIND": kind, "BITS": bits, "TOP": top, "ROWS": max(1, ELEMENTS // width), "WIDTH": width}
-        more = {"share": "fp32", "payloads": "*u8", "seed": "i32"}
+        more = {"share": "fp32", "payloads": "*u8", "word": "*i64", "salt": "i32"}
         constants = {**ADDENDS, "SCALED": False, "KEEP": True, **code}
         compiled(codes.quantise_kernel, ADDING | TABLE | more, constants, capability)
         rows = {"out": F, "rows": "*u8", "stride": "i32", "ranks": "i32"}

@@ -1,7 +1,7 @@
 """Turns recorded on a tape, where a GPU would record them as CUDA graphs: for jobs on a GPU that is pretended.
 
 While a turn is recorded, what it calls is logged with its tensors, and then everything is as before, as if nothing was
-computed; what it has made is filled with ones of all bits. A replay calls the same on the same tensors. What a graph
+computed; what it has made is zero. A replay calls the same on the same tensors. What a graph
 could not hold fails the recording: the host asks for a number, memory is pinned, a generator is made.
 """
 
@@ -94,7 +94,7 @@ class Log:
         for storage, before in self._before.values():
             storage.copy_(before)
         for tensor in self._made:
-            torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage()).fill_(255)
+            torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage()).zero_()
 
     def _again(self, call: Call, args: Any, kwargs: Any, given: set[int], made: list[Tensor]) -> None:
         found = call.func(*args, **kwargs)

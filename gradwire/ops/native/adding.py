@@ -11,6 +11,7 @@ from gradwire.ops.formats import Blocks
 from gradwire.ops.native.addresses import address, gradient_parts, room_for
 from gradwire.ops.native.library import library, room
 from gradwire.ops.native.structs import Addends, blocks_struct, layout_struct, segment_array
+from gradwire.ops.noise import Seed
 from gradwire.ops.vectors import Gradient
 
 
@@ -59,7 +60,7 @@ def _add_select(
 
 def add_quantise(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layouts: Sequence[Blocks],
-    payloads: Tensor, *, keep: bool, seeds: Sequence[int], nonfinite: Tensor | None = None,
+    payloads: Tensor, *, keep: bool, seeds: Sequence[Seed], nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference."""
     if len(layouts) == 1:
@@ -72,12 +73,12 @@ def add_quantise(
 
 def _add_quantise(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layout: Blocks, payload: Tensor,
-    keep: bool, seed: int,
+    keep: bool, seed: Seed,
 ) -> bool:  # fmt: skip
     blocks, adding = blocks_struct(layout), _Adding(next, old, gradient, decay, share, layout.numel)
     scales = room_for("payload", payload, layout.nbytes)
     stochastic = layout.code.kind == "stochastic"
-    noise = np.random.SFC64(seed).state["state"]["state"] if stochastic else np.empty(0, np.uint64)
+    noise = np.random.SFC64(seed.number).state["state"]["state"] if stochastic else np.empty(0, np.uint64)
     for gap in layout.gaps:
         payload[gap].zero_()
     codes = scales + layout.codes_at

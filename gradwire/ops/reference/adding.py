@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks
+from gradwire.ops.noise import Seed
 from gradwire.ops.reference import blocks, grid
 from gradwire.ops.reference.entries import move_entries
 from gradwire.ops.reference.finite import Finite, both, finite_in, told
@@ -87,14 +88,14 @@ def add_select(
 
 def add_quantise(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layouts: Sequence[Blocks],
-    payloads: Tensor, *, keep: bool, seeds: Sequence[int], nonfinite: Tensor | None = None,
+    payloads: Tensor, *, keep: bool, seeds: Sequence[Seed], nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """`add_in`, then each part of `next`, one after another, as blocks to a payload of its own, (parts, ≥ nbytes)
     uint8, and where `keep`, what is sent out of it. There are several layouts only where `next` is the sum already.
 
     False also where a scale is not finite. Stochastic codes draw their noise from numpy's SFC64 with the part's seed,
-    16 bits an element, block by block, each from a fresh word of 64 bits; on a GPU from torch's generator, and in
-    Triton from the first seed.
+    16 bits an element, block by block, each from a fresh word of 64 bits; on a GPU from a hash of it, and in Triton
+    from the first seed.
     """
     finite = _add_in(next, old, gradient, decay, share)
     encode = blocks.encode if next.device.type == "cpu" else grid.encode

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.formats import Blocks, Code
-from gradwire.ops.noise import Noise
+from gradwire.ops.noise import Noise, Seed
 from gradwire.ops.reference.bits import pack_codes, pack_signs, unpack_codes, unpack_signs
 from gradwire.ops.reference.finite import Finite, both, finite_in
 from gradwire.ops.reference.levels import levels
 from gradwire.ops.tiles import tiles
 
 
-def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: int) -> Finite:
+def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: Seed) -> Finite:
     """x (n,) to payload, and where `keep`, what it stands for out of x; whether all scales are finite."""
     for gap in layout.gaps:
         payload[gap].zero_()

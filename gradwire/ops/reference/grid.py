@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.ops.formats import Blocks, Code
 from gradwire.ops.host import to_device
-from gradwire.ops.noise import Noise
+from gradwire.ops.noise import Noise, Seed
 from gradwire.ops.reference.bits import pack_bits, pack_codes, unpack_bits, unpack_codes
 from gradwire.ops.reference.finite import Finite, finite_in
 from gradwire.ops.reference.levels import levels
@@ -83,7 +83,7 @@ def grid_of(layout: Blocks, device: torch.device) -> Grid:
     return scratch_on(device).once(("grid", layout), lambda: Grid(layout, device))
 
 
-def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: int) -> Finite:
+def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: Seed) -> Finite:
     """As `blocks.encode`, for x (n,) on a GPU."""
     grid = grid_of(layout, x.device)
     for gap in layout.gaps:
@@ -117,7 +117,7 @@ def sum_blocks(payloads: Tensor, out: Tensor, layout: Blocks) -> None:
     grid.gather(total, out)
 
 
-def _write_numbers(rows: Tensor, scales: Tensor, codes: Tensor, grid: Grid, seed: int) -> Tensor:
+def _write_numbers(rows: Tensor, scales: Tensor, codes: Tensor, grid: Grid, seed: Seed) -> Tensor:
     """Writes scales and codes; returns what they stand for."""
     code = grid.layout.code
     noise = Noise(seed, rows.device) if code.kind == "stochastic" else None

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gradwire.ops.noise import Seed, draws
 from gradwire.ops.vectors import alike
 from gradwire.torch_private.foreach import copy_each
 
@@ -58,7 +59,6 @@ def _cholesky_qr(a: Tensor) -> tuple[Tensor, Tensor]:
 
 def _independent(a: Tensor) -> Tensor:
     """a in float64, its rows of norm 1 and, by noise that is the same on all ranks, linearly independent."""
-    generator = torch.Generator(a.device).manual_seed(0)
-    noise = torch.randn(a.shape[1:], generator=generator, device=a.device, dtype=torch.float64)
+    noise = draws(a[0].numel(), Seed(0), a.device).sub_(0.5).view(a.shape[1:])
     rows = torch.nn.functional.normalize(a.double(), dim=-1, eps=1e-300)
-    return rows.add_(noise, alpha=NOISE / a.shape[-1] ** 0.5)
+    return rows.add_(noise, alpha=NOISE * (12 / a.shape[-1]) ** 0.5)

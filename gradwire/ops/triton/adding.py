@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks
+from gradwire.ops.noise import Seed
 from gradwire.ops.reference.adding import gathered
 from gradwire.ops.triton import launching
 from gradwire.ops.triton.codes import quantise_kernel
@@ -87,16 +88,17 @@ def mask_zeros(x: Tensor, other: Tensor) -> None:
 
 def add_quantise(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layouts: Sequence[Blocks],
-    payloads: Tensor, *, keep: bool, seeds: Sequence[int], nonfinite: Tensor | None = None,
+    payloads: Tensor, *, keep: bool, seeds: Sequence[Seed], nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference, all parts in one launch. One seed does for all, for an element's noise depends on where it is;
     what lies between and behind scales and codes stays as it was."""
     adding = _Adding(next, old, gradient, decay, share, nonfinite)
     code, (each, width) = layouts[0].code, shape_of(layouts[0])
-    table = table_of(tuple(layouts), payloads.stride(0), payloads.device)
+    table, device = table_of(tuple(layouts), payloads.stride(0), payloads.device), payloads.device
+    word, salt = seeds[0].on(device) if code.kind == "stochastic" else (table, 0)
     launching.launch(
         quantise_kernel, programs_for(table.shape[1], each), *adding.tensors, *adding.numbers, table, table.shape[1],
-        payloads, seeds[0] & 0x7FFF_FFFF, **adding.has, KEEP=keep, KIND=KINDS[code.kind], BITS=code.bits, TOP=code.top,
+        payloads, word, salt, **adding.has, KEEP=keep, KIND=KINDS[code.kind], BITS=code.bits, TOP=code.top,
         ROWS=each, WIDTH=width,
     )  # fmt: skip
     return True

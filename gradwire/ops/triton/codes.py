@@ -65,13 +65,13 @@ def store_codes(code, codes, byte, width, ROWS: tl.constexpr, WIDTH: tl.constexp
         tl.store(codes + byte[:, None] + place + i, ((word >> (8 * i)) & 255).to(tl.uint8), place + i < used)
 
 
-@triton.jit(do_not_specialize=["seed"])  # else one in 16 seeds has another variant compiled, in mid-training
+@triton.jit(do_not_specialize=["salt"])  # else one in 16 salts has another variant compiled
 def quantise_kernel(
-    next, old, gradient, nonfinite, decay, share, table, count, payloads, seed,
+    next, old, gradient, nonfinite, decay, share, table, count, payloads, word, salt,
     HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, KEEP: tl.constexpr, KIND: tl.constexpr,
     BITS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """`add_quantise` of ROWS blocks."""
+    """`add_quantise` of ROWS blocks. Noise is hashed from a `word` that counts steps and a `salt`."""
     row, known, start, width, byte = blocks_of_program(table, count, ROWS)
     column = tl.arange(0, WIDTH)
     live = column[None, :] < width[:, None]
@@ -107,6 +107,7 @@ def quantise_kernel(
         else:
             tl.store(scales_of(payloads, table, count, row, known), most, known)
             step = most / TOP
+            seed = (tl.load(word) << 32) + salt
             noise = tl.rand(seed, at.to(tl.int32)) - 0.5
             number = x * unless_infinite(1 / most * (TOP * BELOW_ONE))[:, None] + noise
         number = to_nearest(number)

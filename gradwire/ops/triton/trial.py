@@ -6,6 +6,7 @@ from torch import Tensor
 from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, nearest
+from gradwire.ops.noise import Seed
 from gradwire.ops.reference.low_rank import COLUMNS, ROWS
 from gradwire.ops.triton import TRITON
 
@@ -30,7 +31,7 @@ def _codes(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     """What is left, and what is decoded."""
     layout, result = Blocks((N // 3, N - N // 3), nearest(4)), torch.zeros(2, N, dtype=torch.float32, device=old.device)
     payload = torch.zeros(1, layout.nbytes, dtype=torch.uint8, device=old.device)
-    kernels.add_quantise(result[0], old, gradient, 0.9, 0.5, [layout], payload, keep=True, seeds=[0])
+    kernels.add_quantise(result[0], old, gradient, 0.9, 0.5, [layout], payload, keep=True, seeds=[Seed(0)])
     kernels.decode_blocks(payload.repeat(1, 2, 1), result[1], [layout])
     return result
 
