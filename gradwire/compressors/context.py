@@ -192,7 +192,7 @@ class GroupContext:
     def shared_seed(self) -> Seed:
         """Changes with every step and is the same on all ranks."""
         number = (self.seed * 1_000_003 + self.step) & 0x7FFF_FFFF_FFFF_FFFF
-        return Seed(number, self.seed & SALT, step_word(self.scratch).tensor)
+        return Seed(number, self.seed & SALT, step_word(self.step, self.scratch))
 
     def own_seed(self) -> Seed:
         """Changes with every call, step and rank: noise that is used twice makes what is unbiased biased."""

@@ -20,8 +20,8 @@ ROUNDS = (16, -2048144789), (13, -1028477387)
 class StepWord:
     """The number of the present step, on the device: `tensor` (1,) int64."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.tensor, self._step = torch.zeros(1, dtype=torch.int64, device=device), 0
+    def __init__(self, step: int, device: torch.device) -> None:
+        self.tensor, self._step = torch.full((1,), step, dtype=torch.int64, device=device), step
 
     def count(self, step: int) -> None:
         """Writes it, once a step; a CPU needs none."""
@@ -30,9 +30,15 @@ class StepWord:
             self._step = step
 
 
-def step_word(scratch: Workspace) -> StepWord:
-    """The word of a job, whose scratch this is."""
-    return scratch.once("step", lambda: StepWord(scratch.device))
+def step_word(step: int, scratch: Workspace) -> Tensor:
+    """The word (1,) of a job, whose scratch this is; made at this step if there was none."""
+    return scratch.once(StepWord, lambda: StepWord(step, scratch.device)).tensor
+
+
+def count_step(step: int, scratch: Workspace) -> None:
+    """Has the word of a job, if any of its groups has asked for it, be this step."""
+    if word := scratch.kept(StepWord):
+        word.count(step)
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,6 +34,10 @@ class Workspace:
             self._made[key] = make()
         return self._made[key]
 
+    def kept(self, key: Hashable) -> Any | None:
+        """What `once` keeps for `key`; None where there is nothing yet."""
+        return self._made.get(key)
+
     def forget_views(self) -> None:
         """Has `once` make everything anew, for another algorithm works here from now on; the tensors stay."""
         self._made.clear()

@@ -23,7 +23,7 @@ from gradwire.memories import RESIDUAL
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.noise import step_word
+from gradwire.ops.noise import count_step
 from gradwire.ops.vectors import Share
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, sized_by_elements
@@ -160,7 +160,7 @@ class ReplicaExchange(GroupExchange):
     def begin(self, given: GroupInput, step: int) -> None:
         """Begins a step: all that is done anew even where its turns are replayed."""
         self.enter(given, step)
-        step_word(self.context.scratch).count(step)
+        count_step(step, self.context.scratch)
         if not self._was_good:  # else it is 0
             self.nonfinite.zero_()
         self._was_good = False

@@ -53,10 +53,12 @@ Script = Callable[[Fixed, Callable[[Any], None]], None]
 """What is done with a job: steps, with what they return given to a function, and other calls."""
 
 
-def outcome(plan: gw.Plan, script: Script, *, records: bool, **options: Any) -> tuple[list[Tensor], Fixed]:
+def outcome(
+    plan: gw.Plan, script: Script, *, records: bool, triton: bool = False, **options: Any
+) -> tuple[list[Tensor], Fixed]:
     """All means, and in the end all state."""
     seen: list[Tensor] = []
-    with taped(records=records):
+    with taped(records=records, triton=triton):
         running = Fixed(plan, SLOTS, WORLD, **options)
         try:
             running.begin()
@@ -100,6 +102,15 @@ def test_replayed_steps_are_those_that_would_have_been_computed(case: Case):
     job = same(of(case), steps(12), replayed=recordable)
     why = "2 of 2 groups" if recordable else "is not recordable"
     assert why in job.runtimes[0].stats().recorded
+
+
+KERNELS = gw.TopK(0.05), gw.QSGD()
+
+
+@pytest.mark.parametrize("codec", KERNELS, ids=str)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
+def test_launches_of_kernels_are_replayed(codec: gw.Codec):
+    same(of(Case(codec, gw.Residual(), gw.AllGather(), 3)), steps(5), triton=True)
 
 
 TOP_K = Case(gw.TopK(0.05), gw.Residual(), gw.AllGather(), 3)

@@ -7,19 +7,29 @@ could not hold fails the recording: the host asks for a number, memory is pinned
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from threading import Lock
 from typing import Any, TypeVar
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from gradwire.ops import backend
 from gradwire.runtime import runtime
 from gradwire.runtime.executor import Executor
 from tests.support import harness, pretend_cuda
 from tests.support.harness import together as harness_together
 from tests.support.pretend_cuda import ASKS, COPIES, Call, PretendedGPU, real
 
+pytest.importorskip("triton")
+from gradwire.ops.triton import TRITON, launching
+
+launching_launch = launching.launch
+interpreting = Lock()
 T = TypeVar("T")
 DRAWS = {"rand", "randn", "randint", "randperm", "uniform_", "normal_", "bernoulli_", "bernoulli", "random_"}
 
@@ -143,12 +153,21 @@ class PretendingExecutor(Executor):
 
 
 @contextmanager
-def taped(*, records: bool) -> Iterator[None]:
-    """Has runtimes work on a pretended GPU, and record turns or not."""
+def taped(*, records: bool, triton: bool = False) -> Iterator[None]:
+    """Has runtimes work on a pretended GPU, on which Triton's interpreter may compute, and record turns or not."""
+
+    def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
+        log = _log()
+        carry_out = partial(launching_launch, kernel, programs, *map(real, arguments), **constants)
+
+        def alone() -> None:
+            with interpreting:
+                carry_out()
+
+        log.launch(alone, [real(one) for one in arguments if isinstance(one, Tensor)]) if log else alone()
 
     def pinned(tensor: Tensor, device: Any = None) -> Tensor:
-        mode = torch.utils._python_dispatch._get_current_dispatch_mode()
-        assert not (isinstance(mode, TapedGPU) and mode.log), "memory is pinned"
+        assert not _log(), "memory is pinned"
         return pretend_cuda._pinned(tensor, device)
 
     def together(world: int, body: Callable[[int], Any]) -> list[Any]:
@@ -164,6 +183,14 @@ def taped(*, records: bool) -> Iterator[None]:
         mock.patch.object(PretendingExecutor, "records", records),
         mock.patch.object(runtime, "Executor", PretendingExecutor),
         mock.patch.object(harness, "together", together),
+        mock.patch.object(backend, "on_gpu", return_value=(TRITON if triton else None, "")),
+        mock.patch.object(launching, "launch", launch),
         torch.no_grad(),
     ):
         yield
+
+
+def _log() -> Log | None:
+    """The log of the turn that this thread records."""
+    mode = _get_current_dispatch_mode()
+    return mode.log if isinstance(mode, TapedGPU) else None
