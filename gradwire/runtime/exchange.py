@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -96,6 +97,8 @@ class GroupExchange(ABC):
     """The collectives that a step takes."""
     compresses: bool = True
     """This rank encodes, and its memory is in use."""
+    sums_inside_hosts: ClassVar[bool] = False
+    """Ranks of a host first sum their gradients."""
     input: GroupInput | None = None
     """The present step's."""
 

@@ -1,6 +1,7 @@
 """The exchange of ranks that share hosts: dense inside a host, compressed between hosts, and all of a plan."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,6 +18,8 @@ class HostExchange(GroupExchange):
     """Sums inside the host, has one of its ranks, the group's leader, reduce the sum with its peers on other hosts, and
     broadcasts the mean inside the host. Groups have leaders in turn. A residual that another rank still has, of a plan
     in which it was the leader, goes out with the next sum."""
+
+    sums_inside_hosts: ClassVar[bool] = True
 
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
         assert job.mesh.host is not None

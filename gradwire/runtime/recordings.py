@@ -7,9 +7,9 @@
               Nothing is computed by that, and no data is needed
 
 A *key* is all that a group's launches depend on, where its compressor, memory and communicator are `recordable`: the
-phase of the step, which halves of its state hold, and where the loss's scale lies; recordings of gradients that have
-moved are dropped. Other steps are computed: with an absent gradient, say. What is zeroed before a step, collectives,
-marks and commits are no part of a recording.
+phase of the step, which halves of its state hold, and where its gradients and the loss's scale lie. Other steps are
+computed: with an absent gradient, say. What is zeroed before a step, collectives, marks and commits are no part of a
+recording.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from gradwire.collective import Collective
 from gradwire.compressors import Halves, Reduction
-from gradwire.ops.gradients import Gradients
 from gradwire.ops.workspace import scratch_on
 from gradwire.runtime.exchange import GroupExchange, GroupInput, ReplicaExchange
 from gradwire.runtime.executor import Executor
@@ -72,7 +71,6 @@ class GroupRecordings:
         self._seen: dict[Hashable, Occasion] = {}
         self._recorded: dict[Hashable, Recorded] = {}
         self._kept: list[object] = []
-        self._gradients: Gradients | None = None
         self.fresh = False
 
     @property
@@ -118,13 +116,10 @@ class GroupRecordings:
         self.unless = "" if self.why_not else self._why_computed(given)
         if self.why_not or self.unless:
             return None
-        if given.gradients is not self._gradients:
-            self.clear()
-            self._gradients = given.gradients
         exchange, scale = self._exchange, given.scale
         return (
             exchange.group.compressor.phase(step), exchange.group.communicator.phase(step, exchange.context.world),
-            scale.data_ptr() if isinstance(scale, Tensor) else scale, *exchange.stored.sides,
+            scale.data_ptr() if isinstance(scale, Tensor) else scale, id(given.gradients), *exchange.stored.sides,
         )  # fmt: skip
 
     def _why_computed(self, given: GroupInput) -> str:
@@ -223,7 +218,7 @@ class Recordings:
 
 
 def _why_never(exchange: GroupExchange) -> str:
-    if not isinstance(exchange, ReplicaExchange):
+    if exchange.sums_inside_hosts:
         return 'groups that are summed along the axis "host" are not recorded'
     group = exchange.group
     other = [part for part in (group.compressor, group.memory, group.communicator) if not part.recordable]

@@ -78,7 +78,7 @@ LAUNCHES = {
 """A step's at most, of one rank of four and one group of nine slots."""
 MORE = {
     gw.DGC: 16, gw.GaussianK: 20, gw.RedSync: 20, gw.SIDCo: 122, gw.HardThreshold: 12, gw.ReusedThreshold: 17,
-    gw.AllDimensionTopK: 40, gw.Interleaved: 56, gw.RandomK: 56, gw.MultiLevel: 70, gw.ChunkTopK: 33, gw.SignSGD: 3,
+    gw.AllDimensionTopK: 40, gw.Interleaved: 56, gw.RandomK: 57, gw.MultiLevel: 70, gw.ChunkTopK: 33, gw.SignSGD: 3,
     gw.Signum: 3, gw.PowerSGD: 18, gw.ACPSGD: 14,
 }  # fmt: skip
 """And so many more; `ScatterReduce` selects in the long parts, in the last one and in a sum."""
