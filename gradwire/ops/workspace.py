@@ -48,13 +48,11 @@ class Workspace:
 
     def restore(self, contents: "Contents") -> bool:
         """Keeps what was kept then, and nothing else; returns whether anything was made since."""
-        now = self._tensors, self._made
-        self._tensors, self._made = map(dict, contents)
-        return any(
-            key not in old or old[key] is not value
-            for new, old in zip(now, contents, strict=True)
-            for key, value in new.items()
-        )
+        tensors, made = contents
+        before = {id(kept) for kept in (*tensors.values(), *made.values())}
+        anything_new = any(id(kept) not in before for kept in (*self._tensors.values(), *self._made.values()))
+        self._tensors, self._made = dict(tensors), dict(made)
+        return anything_new
 
     def clear(self) -> None:
         """Gives up all tensors and what was made of them."""
