@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.runtime.executor import Executor
-from tests.support.cases import CASES, Case
+from tests.support.cases import CASES, Case, rows
 from tests.support.harness import Job, draw, plan_of, slots_of
 from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, real
 from tests.support.tape import Tape, taped
@@ -25,8 +25,6 @@ SLOTS = slots_of(
         "third.weight": torch.empty(31, 17),
     }
 )
-FIRST = {type(part): case for case in CASES[::-1] for part in (case.compressor, case.communicator, case.memory)}
-"""A row for each compressor, communicator and memory."""
 
 
 class Fixed(Job):
@@ -94,7 +92,7 @@ def of(case: Case, groups: int = 2) -> gw.Plan:
     return plan_of(SLOTS, case.compressor, case.memory, case.communicator, groups=groups)
 
 
-@pytest.mark.parametrize("case", dict.fromkeys(FIRST.values()), ids=str)
+@rows(CASES)
 def test_replayed_steps_are_those_that_would_have_been_computed(case: Case):
     """Two groups, whose turns alternate; a class that says it is recordable is, and others are computed."""
     parts = (case.compressor, case.memory, case.communicator)
