@@ -10,7 +10,6 @@ The executor's queue orders the two threads.
 
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from threading import Lock, get_ident
 from time import monotonic
@@ -25,6 +24,7 @@ from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.failures import BETWEEN, ELSEWHERE, WAITING, RankStatus
 from gradwire.runtime.machine import NO_GROUP, Arrivals
+from gradwire.runtime.raised import note_raised
 from gradwire.runtime.steps import Steps
 from gradwire.runtime.trace import Recorder
 from gradwire.runtime.training_thread import in_optimizer
@@ -184,8 +184,7 @@ class Intake:
 
     def abandon(self) -> None:
         """Completes a step that no rank takes with zeros, so that all ranks come to its end."""
-        with suppress(RuntimeError):  # the store is gone
-            self._steps.note_raised(self.step)
+        note_raised(self._steps.pipeline.mesh, self.step)
         self._executor.post(self._steps.lose)
         for slot in self.arrivals.missing(self.groups):
             zeros = torch.zeros(self.slots[slot].numel, dtype=torch.float32, device=self._executor.device)

@@ -35,6 +35,7 @@ from gradwire.runtime.host_exchange import HostExchange
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.machine import Machine
 from gradwire.runtime.pipeline import Pipeline
+from gradwire.runtime.raised import raised
 from gradwire.runtime.store import Store
 from gradwire.script import Entry
 
@@ -143,12 +144,6 @@ class Steps:
         self.number += 1
         self.taken += 1
 
-    def note_raised(self, opened: int) -> None:
-        """Notes for all ranks that a step's backward pass raised on this one. Called before the step is completed."""
-        mesh, key = self.pipeline.mesh, f"raised/{opened}"
-        mesh.store.set(key, str(mesh.rank))
-        mesh.store.get(key, 0)  # once that is answered, it is there
-
     def lose(self) -> None:
         """Marks the step that is under way, or begins next, as one that no rank takes."""
         self._lost = True
@@ -191,15 +186,9 @@ class Steps:
             self.taken += 1
         else:
             bad = [str(exchange) for exchange, finite in zip(self._active, each, strict=True) if not finite]
-            self._skipped(self._raised() or f"for {bad[0] if bad else 'another shard'} not being finite")
-
-    def _raised(self) -> str | None:
-        """The reason of a skip where a backward pass raised."""
-        try:
-            rank = self.pipeline.mesh.store.get(f"raised/{self.opened}", 0)
-        except RuntimeError:  # the store is gone
-            return None
-        return rank and f"since a backward pass raised on rank {rank}"
+            self._skipped(
+                raised(self.pipeline.mesh, self.opened) or f"for {bad[0] if bad else 'another shard'} not being finite"
+            )
 
     def _skipped(self, why: str) -> None:
         self.skipped += 1

@@ -2,14 +2,14 @@
 
 import sys
 
-from torch.optim import Optimizer
+import torch
 
 
 def in_optimizer(thread: int) -> bool:
     """Whether the thread with this `threading.get_ident()` is inside a method of some optimizer."""
     frame = sys._current_frames().get(thread)
     while frame:
-        if isinstance(frame.f_locals.get("self"), Optimizer):
+        if isinstance(frame.f_locals.get("self"), torch.optim.Optimizer):
             return True
         frame = frame.f_back
     return False
