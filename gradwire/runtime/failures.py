@@ -28,7 +28,8 @@ def clear_frames(error: BaseException | None) -> None:
         error = error.__cause__
 
 
-BETWEEN = "between steps"
+BETWEEN, WAITING = "between steps", "waiting for the other ranks"
+ELSEWHERE = f"{WAITING} in a step of another optimizer or model; take their steps in the same order on all ranks"
 
 
 class RankStatus(NamedTuple):
@@ -208,7 +209,7 @@ class Ending:
         return verdict
 
     def _detached(self, marks: Mapping[int, Mark]) -> str | None:
-        gone = [rank for rank, mark in marks.items() if mark.detached]
+        gone = [rank for rank, mark in marks.items() if mark.detached and mark.doing != ELSEWHERE]
         if not gone:
             return None
         return f"{self._named(gone)} has detached, or its process has ended, after {marks[gone[0]].step} steps"
@@ -223,7 +224,7 @@ class Ending:
         timeout_s, step = self._mesh.timeout_s, max(mark.step for mark in marks.values())
         if max(mark.exchanged_s for mark in marks.values()) < timeout_s * NEARLY:
             return None
-        late = [rank for rank, mark in marks.items() if mark.step < step or mark.exchanged_s < timeout_s / 2]
+        late = sorted(rank for rank, mark in marks.items() if mark.step < step or mark.exchanged_s < timeout_s / 2)
         if not late:
             return f"in step {step} each rank waits for another message; make the same calls in the same order on all"
         doing = ", ".join(dict.fromkeys(marks[rank].doing for rank in late))

@@ -11,9 +11,10 @@ The executor's queue orders the two threads.
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from threading import Lock
+from threading import Lock, get_ident
 from time import monotonic
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -21,10 +22,15 @@ from torch.futures import Future
 
 from gradwire.runtime.active_plan import ActivePlan
 from gradwire.runtime.executor import Executor
-from gradwire.runtime.failures import BETWEEN, RankStatus
+from gradwire.runtime.failures import BETWEEN, ELSEWHERE, WAITING, RankStatus
 from gradwire.runtime.machine import NO_GROUP, Arrivals
+from gradwire.runtime.raised import note_raised
 from gradwire.runtime.steps import Steps
 from gradwire.runtime.trace import Recorder
+from gradwire.runtime.training_thread import in_optimizer
+
+_of_process: "WeakSet[Intake]" = WeakSet()
+"""Those of all jobs in this process."""
 
 
 class StepFutures:
@@ -73,6 +79,7 @@ class Intake:
 
     def __init__(self, steps: Steps, active: ActivePlan, executor: Executor, recorder: Recorder) -> None:
         self.step = self.ended = 0
+        self._thread = get_ident()
         self.groups: Sequence[int] = ()
         self._step_s, self._opened = 0.0, float("inf")
         self.arrivals = Arrivals(partial(Intake._complete, weakref.proxy(self)))
@@ -83,6 +90,7 @@ class Intake:
         self.begun_s = 0.0
         self._fixed = False
         self._known: set[int] = set()
+        _of_process.add(self)
 
     def is_reduced(self, slot: int) -> bool:
         """Whether the slot's parameter is trained, and so belongs to a group."""
@@ -90,8 +98,8 @@ class Intake:
 
     @property
     def unfinished(self) -> bool:
-        """Whether gradients of the open step are missing after its first; between backward passes, that one failed."""
-        return self.arrivals.begun and not self.arrivals.all_there(self.groups)
+        """Whether gradients of the open step are missing; between backward passes, that one failed."""
+        return not self.arrivals.all_there(self.groups)
 
     def open(self, groups: Sequence[int] | None) -> None:
         """Opens a step of these groups, or of all; before that, turns are recorded where some are due."""
@@ -115,10 +123,27 @@ class Intake:
     def status(self) -> RankStatus:
         """How far this rank is; for any thread."""
         if self.step == self.ended:
-            return RankStatus(self._steps.number, self._recorder.doing)
-        seconds = monotonic() - self.begun_s if self.begun_s else 0.0
-        doing = "waiting for the other ranks" if self.arrivals.all_there(self.groups) else "in backward"
-        return RankStatus(self._steps.number, doing, seconds)
+            return RankStatus(self._steps.number, self._doing())
+        doing = WAITING if self.arrivals.all_there(self.groups) else "in backward"
+        return RankStatus(self._steps.number, doing, self._exchanged_s)
+
+    @property
+    def _exchanged_s(self) -> float:
+        return monotonic() - self.begun_s if self.begun_s else 0.0
+
+    def _doing(self) -> str:
+        """Where the training thread is outside of this job's steps."""
+        jobs = [job for job in list(_of_process) if job is not self and job._thread == self._thread]
+        if any(job._waits for job in jobs):
+            return ELSEWHERE
+        doing = self._recorder.doing
+        return "in optimizer" if doing == BETWEEN and in_optimizer(self._thread) else doing
+
+    @property
+    def _waits(self) -> bool:
+        """Whether this rank waits for the others in a step, or gave that up lately."""
+        lately_s = 2 * self._steps.pipeline.mesh.timeout_s
+        return self.step > self.ended and self.arrivals.all_there(self.groups) and 0 < self._exchanged_s < lately_s
 
     def native_step_ended(self) -> None:
         """Counts a step that the framework has reduced by itself."""
@@ -161,6 +186,7 @@ class Intake:
 
     def abandon(self) -> None:
         """Completes a step that no rank takes with zeros, so that all ranks come to its end."""
+        note_raised(self._steps.pipeline.mesh, self.step)
         self._executor.post(self._steps.lose)
         for slot in self.arrivals.missing(self.groups):
             zeros = torch.zeros(self.slots[slot].numel, dtype=torch.float32, device=self._executor.device)

@@ -42,11 +42,6 @@ class Arrivals:
         """The group that a slot belongs to."""
         return self._group_of[slot]
 
-    @property
-    def begun(self) -> bool:
-        """Whether any slot is known."""
-        return any(self.there)
-
     def all_there(self, groups: Sequence[int]) -> bool:
         """Whether these groups are complete."""
         return not any(self._missing[group] for group in groups)

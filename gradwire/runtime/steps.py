@@ -34,6 +34,7 @@ from gradwire.runtime.host_exchange import exchanges_for
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.machine import Machine
 from gradwire.runtime.pipeline import Pipeline
+from gradwire.runtime.raised import raised
 from gradwire.runtime.recordings import Recordings
 from gradwire.runtime.store import Store
 from gradwire.script import Entry
@@ -189,8 +190,8 @@ class Steps:
         if whole:
             self.taken += 1
         else:
-            bad = [str(exchange) for exchange, finite in zip(self._active, each, strict=True) if not finite]
-            self._skipped(f"for {bad[0] if bad else 'another shard'} not being finite")
+            bad = (str(exchange) for exchange, finite in zip(self._active, each, strict=True) if not finite)
+            self._skipped(raised(self.pipeline.mesh, self.opened) or f"for {next(bad, 'another shard')} not being finite")
 
     def _skipped(self, why: str) -> None:
         self.skipped += 1

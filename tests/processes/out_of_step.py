@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
-from tests.processes.scenarios import batch, network, refused, scenario, train
+from tests.processes.scenarios import batch, network, plain_step, refused, scenario, train
 
 TIMEOUT_S = 3
 
@@ -198,29 +198,87 @@ def an_exit_in_a_codec_ends_that_rank_by_it_and_the_others_hear_of_it() -> None:
 
 
 @scenario(3)
-def a_late_rank_is_named_with_what_it_does() -> None:
-    places = {"in forward": 0, "in backward": 1, "between steps": 2, "between forward and backward": 3}
-    for doing, where in places.items():
-        ddp, late, host = quick_ddp(), where % 3, gethostname()
+def late_ranks_are_named_with_what_they_do() -> None:
+    for places in (
+        ("in forward",),
+        ("in backward",),
+        ("between forward and backward",),
+        ("between steps", "in optimizer"),
+    ):
+        ddp, mine = quick_ddp(), dict(enumerate(places, 1)).get(dist.get_rank())
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         handle = gw.attach(ddp, gw.TopK(0.1))
-        train(ddp, 3)
+        train(ddp, 3, optimizer=optimizer)
 
-        def dawdles(*arguments, at: int) -> None:
-            if dist.get_rank() == late and at == where:  # noqa: B023
+        def dawdles(*arguments, at: str) -> None:
+            if mine == at:  # noqa: B023
                 time.sleep(TIMEOUT_S + 3)
 
-        ddp.module[2].register_forward_hook(partial(dawdles, at=0))
-        ddp.module[0].weight.register_hook(partial(dawdles, at=1))
+        ddp.module[2].register_forward_hook(partial(dawdles, at="in forward"))
+        ddp.module[0].weight.register_hook(partial(dawdles, at="in backward"))
+        optimizer.register_step_pre_hook(partial(dawdles, at="in optimizer"))
 
         def step() -> None:
-            dawdles(at=2)
+            dawdles(at="between steps")
+            optimizer.step()  # noqa: B023
             loss = ddp(batch(3)[0]).sum()  # noqa: B023
-            dawdles(at=3)
+            dawdles(at="between forward and backward")
             loss.backward()
 
-        says = f"rank {late} (host {host}) did not reach the exchange of step 3 within {TIMEOUT_S} s; it is {doing}"
-        assert says in raised(step)
+        late = ", ".join(f"rank {rank} (host {gethostname()})" for rank, _ in enumerate(places, 1))
+        them = f"{'it is' if len(places) == 1 else 'they are'} {', '.join(places)}"
+        says = f"{late} did not reach the exchange of step 3 within {TIMEOUT_S} s; {them}"
+        assert says in (heard := raised(step)), heard
         assert handle.status().endswith(says)
+
+
+@scenario(2)
+def optimizers_that_take_their_steps_in_another_order_on_one_rank_are_named_so() -> None:
+    parts = [network(seed) for seed in (0, 1)]
+    both = [
+        gw.DistributedOptimizer(torch.optim.SGD(part.parameters()), part, gw.TopK(0.1), process_group=quick_group())
+        for part in parts
+    ]
+    for part, optimizer in zip(parts, both, strict=True):
+        train(part, 2, optimizer=optimizer)
+    mine, other = (0, 1) if dist.get_rank() == 0 else (1, 0)
+    late = f"rank {other} (host {gethostname()}) did not reach the exchange of step 2 within {TIMEOUT_S} s"
+    waits = (
+        "it is waiting for the other ranks in a step of another optimizer or model; take their steps in the same order"
+    )
+    heard = raised(partial(train, parts[mine], 1, optimizer=both[mine]))
+    dist.barrier()  # until then no rank lets its optimizers go
+    assert f"{late}; {waits}" in heard, heard
+
+
+@scenario(3)
+def a_backward_pass_that_raised_on_one_rank_is_named_by_all() -> None:
+    """Not called gradients that are not finite, which come after it. DDP itself does not go on where it raised."""
+    ddp, model = DistributedDataParallel(network()), network()
+    wrapped = gw.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, gw.TopK(0.1))
+    for module, handle in (model, wrapped.handle), (ddp, gw.attach(ddp, gw.TopK(0.1))):
+        train(module, 2, optimizer=wrapped)
+        first = next(module.parameters())
+        hook = first.register_hook(spoils)
+        if dist.get_rank() == 1:
+            refused(ArithmeticError, "no gradient", partial(plain_step, module, 2))
+            with suppress(RuntimeError):
+                module(batch(3)[0])
+        else:
+            plain_step(module, 2)
+        hook.remove()
+        assert "1 skipped, the last step 2 since a backward pass raised on rank 1" in handle.status()
+        if module is model:
+            model.zero_grad()
+            plain_step(model, 3)
+            first.register_hook(lambda gradient: gradient * (torch.nan if dist.get_rank() == 1 else 1))
+            plain_step(model, 4)
+            assert "2 skipped, the last step 4 for the group of" in handle.status(), handle.status()
+
+
+def spoils(gradient: torch.Tensor) -> None:
+    if dist.get_rank() == 1:
+        raise ArithmeticError("no gradient")
 
 
 @scenario(2)

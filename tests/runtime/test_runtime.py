@@ -348,7 +348,7 @@ def test_a_step_that_backward_did_not_finish_is_taken_by_no_rank():
                     runtime.open_step()
                     for slot in range(2 + 2 * rank):
                         runtime.submit(slot, draw(SLOTS, 2, 1)[rank][slot])
-                raising(together(2, lambda rank: running.runtimes[rank].open_step()))
+                raising(together(2, lambda rank: running.runtimes[rank].give_up()))
             means, state = running.step(draw(SLOTS, 2, 2))[0], running.states()[0]
             later.append([*means, *(state[key] for key in sorted(state.keys() - {"step", "about"}))])
     assert all(torch.equal(a, b) for a, b in zip(*later, strict=True))
