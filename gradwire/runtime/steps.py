@@ -190,8 +190,8 @@ class Steps:
         if whole:
             self.taken += 1
         else:
-            bad = (str(exchange) for exchange, finite in zip(self._active, each, strict=True) if not finite)
-            self._skipped(raised(self.pipeline.mesh, self.opened) or f"for {next(bad, 'another shard')} not being finite")
+            bad = next((str(one) for one, good in zip(self._active, each, strict=True) if not good), "another shard")
+            self._skipped(raised(self.pipeline.mesh, self.opened) or f"for {bad} not being finite")
 
     def _skipped(self, why: str) -> None:
         self.skipped += 1

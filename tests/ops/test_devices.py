@@ -35,14 +35,14 @@ def test_kernels_are_launched_on_the_gpu_of_their_tensors(monkeypatch: pytest.Mo
     assert said == [1, (x, 5), 0]
 
 
-SEED = """
+SALT = """
 from gradwire.ops.triton.codes import quantise_kernel
 print(quantise_kernel.do_not_specialize, [p.name for p in quantise_kernel.params if p.do_not_specialize])
 """
 
 
-def test_a_seed_has_no_second_variant_compiled():
-    """Of a number that is a multiple of 16, as one seed in 16 is, Triton makes another variant."""
-    with Forked(["-c", SEED], env={"OMP_NUM_THREADS": "1", "PATH": ""}, stdout=subprocess.PIPE, text=True) as process:
+def test_a_salt_has_no_second_variant_compiled():
+    """Of a number that is a multiple of 16, as one salt in 16 is, Triton makes another variant."""
+    with Forked(["-c", SALT], env={"OMP_NUM_THREADS": "1", "PATH": ""}, stdout=subprocess.PIPE, text=True) as process:
         said, _ = process.communicate(timeout=120)
-    assert said == "['seed'] ['seed']\n"
+    assert said == "['salt'] ['salt']\n"

@@ -125,7 +125,7 @@ def _launch(
 
 
 def _table(
-    places: tuple[tuple[int, int, int, int, int], ...], ranks: tuple[int, ...], by_row: bool, by_column: bool,
+    places: Sequence[tuple[int, ...]], ranks: Sequence[int], by_row: bool, by_column: bool,
     device: torch.device,
 ) -> Tensor:  # fmt: skip
     """For batches of matrices that begin at these places, so far apart, as many, of so many rows and columns."""
