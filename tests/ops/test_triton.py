@@ -361,7 +361,7 @@ def test_torch_computes_where_triton_cannot(broken: object, why: str, monkeypatc
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("gradwire.ops.triton.trial.differences", tried)
-    found, reason = backend.on_gpu.__wrapped__()
+    found, reason = backend.on_gpu.__wrapped__(torch.device("cuda", 0))
     assert found is (None if broken else TRITON)
     assert why in reason
 

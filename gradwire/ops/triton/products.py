@@ -113,7 +113,7 @@ def _launch(
 ) -> None:  # fmt: skip
     """A program for so many rows or columns or both; none where the others are summed over and are many."""
     first = matrices[0].storage_offset()
-    places = tuple((matrix.storage_offset() - first, matrix.stride(0), *matrix.shape) for matrix in matrices)
+    places = tuple((matrix.storage_offset() - first, matrix.stride(0), *map(int, matrix.shape)) for matrix in matrices)
     ranks = tuple(factor.shape[1] for factor in p)
     layout = places, ranks, by_row, by_column
     table = scratch_on(p[0].device).once(("products", *layout), lambda: _table(*layout, p[0].device))
