@@ -7,6 +7,7 @@ and of which rank its factors, where these begin, P and Q, and with which row an
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,7 +114,9 @@ def _launch(
 ) -> None:  # fmt: skip
     """A program for so many rows or columns or both; none where the others are summed over and are many."""
     first = matrices[0].storage_offset()
-    places = tuple((matrix.storage_offset() - first, matrix.stride(0), *map(int, matrix.shape)) for matrix in matrices)
+    places: tuple[Any, ...] = tuple(
+        (matrix.storage_offset() - first, matrix.stride(0), *matrix.shape) for matrix in matrices
+    )
     ranks = tuple(factor.shape[1] for factor in p)
     layout = places, ranks, by_row, by_column
     table = scratch_on(p[0].device).once(("products", *layout), lambda: _table(*layout, p[0].device))
