@@ -91,7 +91,7 @@ def test_one_bad_element_anywhere(where: int, bad: float):
     assert not NATIVE.add_in(torch.empty(10_000), None, x, 1.0, 1.0)
     for layout in layouts:
         add = NATIVE.add_quantise if isinstance(layout, Blocks) else NATIVE.add_select
-        more = {"keep": True, "seeds": [0]} if isinstance(layout, Blocks) else {}
+        more = {"keep": True, "seeds": [Seed(0)]} if isinstance(layout, Blocks) else {}
         assert not add(torch.empty(10_000), None, x, 1.0, 1.0, [layout], garbage(layout.nbytes)[None], **more)
 
 
