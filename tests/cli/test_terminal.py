@@ -172,7 +172,7 @@ def test_ctrl_c_says_where_the_run_is(tmp_path: Path) -> None:
         assert first.startswith(f"writing to {tmp_path}/")
         process.send_signal(signal.SIGINT)
         try:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=200)
         finally:
             process.kill()
     assert process.returncode == 130
