@@ -50,7 +50,7 @@ class SlotState:
 
     @property
     def staged(self) -> tuple[str, ...]:
-        """The names of what was staged."""
+        """The names of the staged state."""
         return tuple(self._staged)
 
     def stage(self, name: str, values: Sequence[Tensor], largest: Tensor | None = None) -> None:

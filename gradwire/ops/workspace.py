@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-_kept = threading.local()
 
 
 class Workspace:
@@ -35,7 +34,7 @@ class Workspace:
         return self._made[key]
 
     def kept(self, key: Hashable) -> Any | None:
-        """What `once` keeps for `key`; None where there is nothing yet."""
+        """The object that `once` keeps for `key`; None where there is none yet."""
         return self._made.get(key)
 
     def forget_views(self) -> None:
@@ -61,10 +60,22 @@ class Workspace:
 
 
 Contents = tuple[dict[str, Tensor], dict[Hashable, Any]]
-"""What a workspace keeps: tensors, and what was made once."""
+"""A workspace's tensors, and the objects that `once` keeps."""
+
+
+class _OfThread(threading.local):
+    """The scratch of a thread by device."""
+
+    def __init__(self) -> None:
+        self.by_device: dict[torch.device, Workspace] = {}
+
+
+_scratch = _OfThread()
 
 
 def scratch_on(device: torch.device) -> Workspace:
     """This thread's room for what is needed within a call, and for what kernels look up."""
-    kept = vars(_kept).setdefault("scratch", {})
-    return kept.setdefault(device, Workspace(device))
+    kept = _scratch.by_device
+    if device not in kept:
+        kept[device] = Workspace(device)
+    return kept[device]

@@ -160,7 +160,7 @@ class Executor:
         return value
 
     def graphs(self) -> Graphs | None:
-        """What records the turns of a group on the worker; None on a CPU, and where GRADWIRE_GRAPHS=0."""
+        """The CUDA graphs of one more group, for the worker to record; None on a CPU, and with GRADWIRE_GRAPHS=0."""
         return CUDAGraphs() if self._cuda and os.environ.get("GRADWIRE_GRAPHS") != "0" else None
 
     @property

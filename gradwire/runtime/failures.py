@@ -85,7 +85,7 @@ class Mark(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the ranks that are left agree on."""
+    """The reason for a job's end, on which the remaining ranks agree."""
 
     why: str | None
     """The reason; None where each keeps its own."""

@@ -29,7 +29,7 @@ MOST = 32
 TRIES = 3
 """Recordings of a group that are thrown away for having made buffers, before it is given up."""
 LAST = object()
-"""What a turn ends with that no collective follows."""
+"""Marks a step's last turn, which no collective follows."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class GroupRecordings:
         except Exception as error:
             self.why_not = f"recording it failed: {type(error).__name__}: {error}"
             self.clear()
-        self._kept.append(before)  # whoever needs more room later leaves this to the recordings
+        self._kept.append(before)  # graphs still write there when larger buffers take their place
         made = [room.restore(contents) for room, contents in zip(rooms, before, strict=True)]
         if any(made) and not self.why_not:  # they would hold what was never computed
             self._tries += 1

@@ -18,7 +18,7 @@ RULES = [
 @pytest.mark.parametrize("regime", [*REGIMES, Worker(0.5)], ids=str)
 def test_the_search_equals_brute_force(regime):
     for seed in range(12):
-        problem = random_problem(seed, most=7)
+        problem = random_problem(seed, most=8)
         found = search(problem, regime)
         assert found.step_s == pytest.approx(brute_force(problem, regime), rel=1e-9), seed
         assert found.bound == 1
@@ -29,8 +29,8 @@ def test_the_search_equals_brute_force(regime):
 @pytest.mark.parametrize("eps", [0.01, 0.2])
 @pytest.mark.parametrize("regime", REGIMES, ids=str)
 def test_the_printed_bound_holds(regime, eps):
-    for seed in range(6):
-        problem = random_problem(seed, most=8)
+    for seed in range(8):
+        problem = random_problem(seed, most=9)
         found = search(problem, regime, eps)
         assert found.bound <= 1 + eps + 1e-9
         assert found.step_s <= found.bound * search(problem, regime).step_s * (1 + 1e-9)

@@ -44,7 +44,7 @@ def test_a_rank_is_silent_when_its_beats_stop(world: int):
     assert set.union(*found.values()) == {1}
 
 
-def test_a_rank_that_never_beat_is_silent_and_none_while_nobody_waits():
+def test_a_rank_that_never_beat_is_silent_and_none_while_no_rank_waits():
     store = Store()
     heart, _ = hearts(store, 2)
     for second in range(12):
