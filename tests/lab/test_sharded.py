@@ -14,6 +14,7 @@ from gradwire.lab.launch.lab_cluster import LabCluster
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 
+@pytest.mark.long
 def test_dense_and_fp32_train_a_language_model_alike(tmp_path: Path) -> None:
     options = [
         "--task",

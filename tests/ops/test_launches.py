@@ -19,7 +19,10 @@ SLOTS = slots_of(SMALL | {"wide.weight": torch.empty(131, 257), "wide.bias": tor
 NARROW = slots_of(SMALL | {"wide.weight": torch.empty(37, 257), "wide.bias": torch.empty(37)})
 """Of more than two tiles."""
 RANKS = 2
-MATRICES = slots_of(SMALL | {f"{i}.weight": torch.empty(31, 17) for i in range(2)})
+MATRICES = slots_of(
+    {name: SMALL[name] for name in ("stem.bias", "scale", "turned.weight")}
+    | {f"{i}.weight": torch.empty(31, 17) for i in range(2)}
+)
 """Small ones, and some of equal shape: the interpreter takes long for products, and for all else."""
 
 CODES_IN_BLOCKS = gw.Quantized | gw.EFSignSGD | gw.OneBit | gw.QSGD | gw.TernGrad

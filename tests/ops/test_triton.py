@@ -62,7 +62,7 @@ def test_one_bad_element_anywhere(where: int, bad: float):
 
 
 @given(**vectors, code=st.sampled_from(CODES), cut=st.floats(0, 1), keep=st.booleans(), dtype=st.sampled_from(DTYPES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_blocks_are_the_references(n: int, seed: int, code: Code, cut: float, keep: bool, dtype: torch.dtype):
     first = int(cut * n)
     layout = Blocks((first, n - first), code)
@@ -126,9 +126,10 @@ def test_sums_of_blocks_are_the_references(n: int, seed: int, code: Code, cut: f
 
 
 @given(
-    kind=st.sampled_from([(1, 32), (100, 32), (65_536, 32), (65_537, 32), (200_000, 32), (1, 4), (100, 4), (5000, 4)]),
+    kind=st.sampled_from([(1, 32), (100, 32), (5000, 32), (1, 4), (100, 4), (5000, 4)]),
     ratio=st.floats(0.001, 0.2), seed=st.integers(0, 1000), zeros=st.sampled_from([0.3, 0.999])
 )  # fmt: skip
+@example(kind=(65_537, 32), ratio=0.01, seed=0, zeros=0.3)
 @settings(max_examples=12, deadline=None)
 def test_entries_are_the_references(kind: tuple[int, Literal[32, 4]], ratio: float, seed: int, zeros: float):
     n, bits = kind
@@ -232,8 +233,8 @@ def test_casts_are_the_references(
     assert same_bits(ours, theirs)
 
 
-@given(n=st.sampled_from([1, 100, 65_537]), seed=st.integers(0, 1000))
-@few
+@given(n=st.sampled_from([1, 100, 5000]), seed=st.integers(0, 1000))
+@settings(max_examples=12, deadline=None)
 def test_what_is_no_payload_is_written_nowhere_else(n: int, seed: int):
     layout = Entries(n, max(1, n // 10))
     generator = torch.Generator().manual_seed(seed)
@@ -376,10 +377,10 @@ REGISTERS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("capability", [80, 90])
-def test_they_compile_for_gpus_that_are_not_here_and_spill_nothing(capability: int):
+def test_they_compile_for_gpus_that_are_not_here_and_spill_nothing():
+    """For an H100; `tests/support/compile_kernels.py 80` says the same of an A100."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "compile_kernels.py"), str(capability)]
+    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "compile_kernels.py"), "90"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     builds = [line.rsplit(maxsplit=2) for line in done.stdout.splitlines()]
