@@ -23,11 +23,11 @@ from gradwire.lab.catalogue import CatalogueEntry, catalogue
 from gradwire.report import depth
 from gradwire.report.text_table import TextTable
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import document
-import fidelity
-from page import markdown as _grid
-from provenance import ROOT, load
+sys.path.append(str(Path(__file__).parents[2]))
+from benchmarks.losses import fidelity
+from benchmarks.pages import document
+from benchmarks.shared.provenance import ROOT, load
+from benchmarks.shared.tables import markdown as _grid
 
 KINDS = ("Compressors", "Memories", "Communicators", "Controllers")
 STEPS = ("steps_100mbit", "steps_1gbit", "steps_4ranks")
