@@ -1,11 +1,13 @@
-"""Crashes during saving: python benchmarks/faults/crashes.py [--crashes 200] [--ranks 2] [--megabytes 4]
+"""Crashes while a job saves: does everything on disk load, or is it refused as a whole?
 
-Every rank of a job saves its state to its own file, and one process that of all ranks to another, again and again, as
-fast as they can: after each step under the same names. At a random moment all of them are killed. What is left must be
-whole: all ranks' files of the same step, with every bit that was saved. Or it must be refused whole, by
-`gradwire.reshard`, which reads them all. The file of all ranks must always load.
+    python benchmarks/faults/crashes.py [--crashes 200] [--ranks 2] [--megabytes 4]
 
-The processes die, not the host: whether a disk keeps what was synced is not tried.
+Every rank saves its state to a file of its own after each step, under the same name, and one more process saves the
+states of all ranks to one file. At a random moment all processes are killed. The ranks' files must then be of the same
+step, with every bit that was saved, or `gradwire.reshard`, which reads all of them, must refuse them. The file of all
+ranks must always load.
+
+Only processes are killed, not the host: this does not test whether a disk keeps synced data.
 """
 
 import argparse
@@ -48,13 +50,13 @@ def main() -> None:
 
 
 class Crashes:
-    """A job of some ranks, each of which keeps `numel` numbers, that saves to a folder."""
+    """A job whose ranks each save a state of `numel` numbers to a folder."""
 
     def __init__(self, folder: Path, ranks: int, numel: int) -> None:
         self._folder, self._ranks, self._numel = folder, ranks, numel
 
     def times(self, crashes: int) -> dict[str, int]:
-        """How often what was left. Raises AssertionError where a set is neither whole nor refused."""
+        """Counts of crashes after which the files were whole, and refused. Raises AssertionError on anything else."""
         chance, found = random.Random(0), Counter[str](crashes=crashes, whole=0, refused=0, in_mid_file=0)
         self._save_all(0)
         for rank in range(self._ranks):
@@ -66,7 +68,7 @@ class Crashes:
         return dict(found)
 
     def _crash(self, after_s: float, first: int) -> None:
-        """All processes save the steps from `first` on, until they are killed."""
+        """Kills all processes `after_s` seconds after they start to save, from step `first` on."""
         saves = [lambda step, rank=rank: self._save_own(rank, step) for rank in range(self._ranks)]
         children = [_forked(save, first) for save in (*saves, self._save_all)]
         time.sleep(after_s)
@@ -76,7 +78,7 @@ class Crashes:
             os.waitpid(child, 0)
 
     def _is_whole(self) -> bool:
-        """Whether the ranks' files load; else they are refused. The file of all ranks does."""
+        """True if the ranks' files load, False if they are refused. Asserts that the file of all ranks loads."""
         everyone = self._read(EVERYONE)
         assert _equal(everyone, self._everyones(_step(everyone)))
         states = [self._read(f"{rank}.pt") for rank in range(self._ranks)]
@@ -101,7 +103,7 @@ class Crashes:
         return gather([self._own(rank, step) for rank in range(self._ranks)])
 
     def _own(self, rank: int, step: int) -> StateDict:
-        """A rank's state after a step, like no other's."""
+        """A rank's state after a step, different for each rank and step."""
         drawn = torch.rand(self._numel, generator=torch.Generator().manual_seed(step * self._ranks + rank))
         return pack({"weight": {"residual": drawn}}, {}, step, About(rank, self._ranks, NATIVE.to_json()))
 
@@ -110,7 +112,7 @@ class Crashes:
 
 
 def _forked(save_step: Callable[[int], None], first: int) -> int:
-    """A new process that saves steps for ever; its number."""
+    """Forks a process that saves step after step until it is killed; its process id."""
     if child := os.fork():
         return child
     try:

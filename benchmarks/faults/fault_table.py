@@ -10,7 +10,7 @@ COLUMNS = ["s until it goes on", *SYSTEMS]
 
 
 def lines_of(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """A line for each fault, in words."""
+    """A line for each fault: seconds until the system goes on, or how it ended."""
     faults = dict.fromkeys(row["fault"] for row in rows)
     return [
         [

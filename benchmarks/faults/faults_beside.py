@@ -1,10 +1,17 @@
-"""The same faults befall plain DDP, torchft's DDP and Gradwire: python benchmarks/faults/faults_beside.py [--repeats 3]
+"""The same faults under plain DDP, torchft's DDP and Gradwire.
 
-Three ranks over loopback train a small model, with a timeout of 15 s. When each has made 15 steps a fault befalls one:
-it is killed, and when the others have gone on another process comes; it is stopped for 18 s; a bit of a parameter
-flips; its loss is not finite, which the loop sees in the mean gradients before the optimizer's step. Gradwire sends
-TopK 5 % and calls `handle.verify(heal=True)` after each step. Needs torchft (`pip install torchft`). Writes
-benchmarks/results/faults_beside.json: seconds until those that are to go on have made three more steps, or why not.
+    python benchmarks/faults/faults_beside.py [--repeats 3]
+
+Three ranks over loopback train a small model with a timeout of 15 s. After 15 steps one of them gets a fault:
+
+- kill: it is killed, and a new process joins once the others have gone on;
+- stop: it is stopped for 18 s;
+- corrupt: a bit of one of its parameters flips;
+- overflow: its loss is not finite, so the loop skips the optimizer's step, because the mean gradient is not finite.
+
+Gradwire sends TopK 5 % and calls `handle.verify(heal=True)` after each step. Needs torchft (`pip install torchft`).
+Writes benchmarks/results/faults_beside.json: seconds until the ranks that should go on have made three more steps, or
+their errors.
 """
 
 import argparse
@@ -51,7 +58,7 @@ def main() -> None:
 
 
 def lighthouse() -> LighthouseServer:
-    """Where torchft's replicas meet."""
+    """The server at which torchft's replicas meet."""
     return LighthouseServer("127.0.0.1:0", min_replicas=2, join_timeout_ms=2000)
 
 
@@ -61,7 +68,7 @@ class Trial:
     def __init__(self, host: HostProcess, port: int, system: str, fault: str, repeat: int) -> None:
         self._host, self._fault, self._system, self._repeat = host, fault, system, repeat
         self._lighthouse = lighthouse() if system == "torchft" else None
-        self._told = {
+        self._facts = {
             "port": port, "job": f"{fault}/{repeat}/{system}", "ranks": RANKS, "system": system,
             "lighthouse": self._lighthouse.address() if self._lighthouse else "",
         }  # fmt: skip
@@ -75,7 +82,7 @@ class Trial:
         self._ranks = [self._start(rank) for rank in range(RANKS)]
 
     def run(self) -> dict[str, Any]:
-        """What came of it."""
+        """Trains, injects the fault, and returns the row of the results."""
         assert self._wait(lambda: self._made(self._ranks, 15)), self._errors
         self._models.clear()
         others, struck_at = self._strike(), monotonic()
@@ -100,10 +107,10 @@ class Trial:
         }  # fmt: skip
 
     def _start(self, rank: int) -> RankProcess:
-        return self._host.start(f"{rank}", self._heard, rank=rank, **self._told)
+        return self._host.start(f"{rank}", self._heard, rank=rank, **self._facts)
 
     def _strike(self) -> list[RankProcess]:
-        """The ranks that are to go on, once it has happened."""
+        """Injects the fault; the ranks that should go on."""
         victim = self._ranks[1]
         match self._fault:
             case "kill":
@@ -118,7 +125,7 @@ class Trial:
         return [self._ranks[0], self._ranks[2]]
 
     def _return(self) -> bool | None:
-        """Whether the rank that was lost, or a new process in its place, makes steps with the others."""
+        """True if the lost rank, or a new process in its place, makes steps with the others again."""
         if self._fault == "kill":
             self._ranks.append(self._start(RANKS))
             return self._wait(lambda: str(RANKS) in self._steps)
@@ -131,7 +138,7 @@ class Trial:
         return all(self._steps.get(rank.name, 0) >= steps for rank in ranks)
 
     def _wait(self, seen: Callable[[], bool], alive: Sequence[RankProcess] = ()) -> bool:
-        """Whether something is seen before patience is over, or one of those ended that are to live."""
+        """True if `seen()` becomes true within PATIENCE_S, and before any of the ranks `alive` ends."""
         until = monotonic() + PATIENCE_S
         while not seen():
             if monotonic() > until or any(rank.ended for rank in alive):

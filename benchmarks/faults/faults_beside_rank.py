@@ -26,15 +26,15 @@ TIMEOUT = timedelta(seconds=TIMEOUT_S)
 
 
 class Loop:
-    """What all three have in common: the model, its batches, and the orders that come meanwhile."""
+    """The training loop that the three systems share: model, batches, and orders to inject a fault."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.told, self._task, self._orders = told, Task(0), deque[dict[str, Any]]()
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts, self._task, self._orders = facts, Task(0), deque[dict[str, Any]]()
         torch.manual_seed(0)
         self.model = network(64)
         self.inner = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.store = dist.PrefixStore(
-            told["job"], dist.TCPStore("127.0.0.1", told["port"], is_master=False, wait_for_workers=False)
+            facts["job"], dist.TCPStore("127.0.0.1", facts["port"], is_master=False, wait_for_workers=False)
         )
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -44,10 +44,10 @@ class Loop:
         os._exit(1)
 
     def step(self, trained: nn.Module, optimizer: Any, number: int) -> None:
-        """As in a careful user's loop: a mean that is not finite is not taken."""
+        """One step, without the optimizer where the mean gradient is not finite."""
         time.sleep(PAUSE_S)
         orders = [self._orders.popleft()["do"] for _ in range(len(self._orders))]
-        inputs, targets = self._task.batch(number, self.told["rank"])
+        inputs, targets = self._task.batch(number, self.facts["rank"])
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(trained(inputs), targets)
         (loss * torch.inf if "overflow" in orders else loss).backward()
@@ -58,22 +58,22 @@ class Loop:
         for order in orders:
             report(did=order)
 
-    def tell(self, step: int, life: str = "") -> None:
+    def report_step(self, step: int, life: str = "") -> None:
         parameters = torch.cat([p.detach().flatten() for p in self.model.parameters()])
         report(step=step, life=life, model=hash_of(parameters), finite=bool(parameters.isfinite().all()))
 
 
 def plain(loop: Loop) -> None:
-    place = {"rank": loop.told["rank"], "world_size": loop.told["ranks"]}
+    place = {"rank": loop.facts["rank"], "world_size": loop.facts["ranks"]}
     dist.init_process_group("gloo", store=loop.store, timeout=TIMEOUT, **place)
     ddp = DistributedDataParallel(loop.model)
     for step in range(1_000_000):
         loop.step(ddp, loop.inner, step)
-        loop.tell(step + 1)
+        loop.report_step(step + 1)
 
 
 def torchft(loop: Loop) -> None:
-    """Its own recipe, a replica group of one rank."""
+    """torchft's own recipe, with a replica group of one rank."""
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo  # pyright: ignore
 
     def load(state: dict[str, Any]) -> None:
@@ -85,12 +85,12 @@ def torchft(loop: Loop) -> None:
         pg=ProcessGroupGloo(timeout=TIMEOUT), min_replica_size=2, load_state_dict=load,
         state_dict=lambda: {"model": loop.model.state_dict(), "optimizer": loop.inner.state_dict()},
         timeout=TIMEOUT, quorum_timeout=timedelta(seconds=60), rank=0, world_size=1, store_addr="127.0.0.1",
-        store_port=own.port, lighthouse_addr=loop.told["lighthouse"], replica_id=f"replica_{loop.told['rank']}_",
+        store_port=own.port, lighthouse_addr=loop.facts["lighthouse"], replica_id=f"replica_{loop.facts['rank']}_",
     )  # fmt: skip
     ddp, optimizer = DistributedDataParallel(manager, loop.model), Optimizer(manager, loop.inner)
     while True:
         loop.step(ddp, optimizer, manager.current_step())
-        loop.tell(manager.current_step())
+        loop.report_step(manager.current_step())
 
 
 def gradwire(loop: Loop) -> None:
@@ -108,16 +108,16 @@ def gradwire(loop: Loop) -> None:
                 step += 1
                 for name in handle.verify(heal=True):
                     report(healed=name)
-                loop.tell(step, life)
+                loop.report_step(step, life)
         except RuntimeError as error:
             report(error=str(error))
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    told = json.loads(sys.stdin.readline())
+    facts = json.loads(sys.stdin.readline())
     try:
-        {"plain DDP": plain, "torchft": torchft, "Gradwire": gradwire}[told["system"]](Loop(told))
+        {"plain DDP": plain, "torchft": torchft, "Gradwire": gradwire}[facts["system"]](Loop(facts))
     except Exception as error:
         report(error=f"{type(error).__name__}: {error}")
         raise

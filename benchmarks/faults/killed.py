@@ -3,8 +3,8 @@
     python benchmarks/faults/killed.py [--steps 300] [--seeds 3] [--kills 3]
 
 Each seed is trained without a fault, then `--kills` times with one: `kill -9` of any rank at a random moment of steps
-20 to 60 %; when the others have made a step, a new process joins. Held against every step: the models of those that
-train together are bit for bit the same, the newcomer's from its first step on. Writes benchmarks/results/killed.json:
+20 to 60 %; when the others have made a step, a new process joins. After every step the models of all ranks must be
+bit-equal, the newcomer's from its first step on. Writes benchmarks/results/killed.json:
 held-out losses, and seconds until the survivors had made their next step.
 """
 
@@ -76,7 +76,7 @@ class Training:
         self._ranks = [self._start(f"rank {number}") for number in range(RANKS)]
 
     def run(self) -> dict:
-        """What came of it. Raises AssertionError where models differ, and queue.Empty where training hangs."""
+        """The row of the results. Raises AssertionError if models differ, and queue.Empty if training hangs."""
         while len(self._losses) < len(self._ranks):
             rank, words = self._heard.get(timeout=PATIENCE_S)
             if rank in self._ranks:

@@ -27,14 +27,14 @@ def network(width: int) -> nn.Module:
 
 
 class Task:
-    """Classes that another network has given to random vectors."""
+    """Classification of random vectors, whose classes another network has assigned."""
 
     def __init__(self, seed: int) -> None:
         torch.manual_seed(1000 + seed)
         self._teacher, self._seed = network(16), seed
 
     def batch(self, step: int, rank: int, count: int = BATCH) -> tuple[Tensor, Tensor]:
-        """Another one for each step and rank."""
+        """The batch of this step and rank; no two are equal."""
         generator = torch.Generator().manual_seed((self._seed * 1_000_000 + step) * 16 + rank)
         inputs = torch.randn(count, INPUTS, generator=generator)
         with torch.no_grad():
@@ -42,7 +42,7 @@ class Task:
 
     @torch.no_grad()
     def held_out(self, model: nn.Module) -> float:
-        """The loss on what no step has seen."""
+        """The loss on vectors that no step trains on."""
         inputs, targets = self.batch(999_999, 0, HELD_OUT)
         return float(nn.functional.cross_entropy(model(inputs), targets))
 
@@ -83,7 +83,7 @@ def train(given: dict) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     train(json.loads(sys.stdin.readline()))
-    sys.stdin.read()  # until all have ended: nobody is lost by its end
+    sys.stdin.read()  # lives until all have finished: its end would look like a lost rank
 
 
 if __name__ == "__main__":

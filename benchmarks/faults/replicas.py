@@ -1,4 +1,4 @@
-"""Replicas stay bit for bit the same: 500 steps with every compressor, a hash of the parameters on every rank.
+"""Do replicas stay bit-equal? 500 steps with every compressor, and a hash of the parameters on every rank.
 
     python benchmarks/faults/replicas.py             # 2, 3 and 4 ranks
 

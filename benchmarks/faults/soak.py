@@ -1,7 +1,9 @@
-"""Random faults, and the laws that must hold: python benchmarks/faults/soak.py [--minutes 30] [--hosts 4] [--seed 0]
+"""Random faults in a long training, and the laws that must hold.
 
-As `gradwire soak`, whose report it writes to runs/. Writes benchmarks/results/soak_SEED.json: how many faults of each
-kind there were, how long it took until all ranks went on, and which laws were broken.
+    python benchmarks/faults/soak.py [--minutes 30] [--hosts 4] [--seed 0]
+
+Runs `gradwire soak` and writes its report to runs/. Writes benchmarks/results/soak_SEED.json: the number of faults of
+each kind, seconds until all ranks went on, and the laws that were broken.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""What it costs to encode a group of 8 MB, beside TopK at 1 %: with the native kernels and with torch's, in turns.
+"""CPU time to encode a group of 8 MB, beside TopK at 1 %: native kernels and torch's, in turns.
 
     python benchmarks/kernels/encoding.py                # a minute
 
-One thread, one rank, no network: 8 matrices (512, 512), whose gradients are noise, with their residuals. Encoding is
-all that a rank does before its last message goes out: the gradient added to the residual, and for PowerSGD what it
-decodes between its two rounds. Medians over all turns of CPU milliseconds, which load from others disturbs less.
-Writes benchmarks/results/encoding.json and prints a Markdown table.
+One thread, one rank, no network: 8 matrices (512, 512) of noise, with their residuals. Encoding is everything that a
+rank computes before its last message goes out: the gradient added to the residual, and for PowerSGD the decoding
+between its two rounds. The figures are medians over all turns of CPU milliseconds, which other load on the machine
+disturbs less than the clock. Writes benchmarks/results/encoding.json and prints a Markdown table.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def elsewhere(kernels: str, repeats: int) -> dict:
-    """What another process with these kernels measures."""
+    """The measurement of another process that uses these kernels."""
     argv = [sys.executable, __file__, "--here", "--repeats", str(repeats)]
     environment = os.environ | {"GRADWIRE_KERNELS": kernels, "OMP_NUM_THREADS": "1"}
     return json.loads(subprocess.run(argv, env=environment, check=True, capture_output=True, text=True).stdout)
@@ -98,7 +98,7 @@ def encoded(exchange: ReplicaExchange, gradient: torch.Tensor, step: int) -> flo
     return 1e3 * (last - start)
 
 
-COLUMNS = ("", *(told for kernels in KERNELS for told in (f"{kernels} ms", "of TopK 1 %")))
+COLUMNS = ("", *(column for kernels in KERNELS for column in (f"{kernels} ms", "of TopK 1 %")))
 
 
 def cells(name: str, ms: dict[str, dict[str, float]]) -> list[str]:

@@ -2,8 +2,9 @@
 
     python benchmarks/kernels/kernels.py [--small]
 
-Each row is a whole pass: the residual read and written, the gradient added in, encoded and packed; or 8 payloads
-decoded and added up. CPU time of the process, which other load on the machine disturbs less than the clock's.
+Each row is a whole pass: the gradient is added to the residual, encoded and packed, and the next residual is written;
+or 8 payloads are decoded and added up. The figure is CPU time, which other load on the machine disturbs less than the
+clock.
 Writes benchmarks/results/kernels.json and prints a Markdown table.
 """
 
@@ -54,7 +55,7 @@ def measure(n: int) -> Iterator[dict]:
 
 
 def in_turns(run: Run, repeats: int) -> tuple[float, float]:
-    """Median CPU milliseconds of native and reference, a run of one after a run of the other."""
+    """Median CPU milliseconds of the native kernel and of the reference, which run alternately."""
     times: dict[Backend, list[float]] = {NATIVE: [], REFERENCE: []}
     for turn in range(repeats + 2):
         for ops, kept in times.items():
@@ -113,7 +114,7 @@ def summing_blocks(out: Tensor, rows: Tensor, layout: Blocks) -> Run:
 
 
 def entry_rows(x: Tensor, layout: Entries) -> Tensor:
-    """The payloads of all ranks, each of another gradient: x, turned."""
+    """The payloads of all ranks; each rank encodes x rolled by another number of places."""
     rows = torch.zeros(RANKS, layout.nbytes, dtype=torch.uint8)
     for rank, row in enumerate(rows):
         NATIVE.add_select(torch.empty_like(x), x.roll(rank * 12_345), None, 1.0, 0.0, [layout], row[None])
@@ -121,7 +122,7 @@ def entry_rows(x: Tensor, layout: Entries) -> Tensor:
 
 
 def block_rows(x: Tensor, layout: Blocks) -> Tensor:
-    """As `entry_rows`."""
+    """The same in blocks of codes."""
     rows = torch.zeros(RANKS, layout.nbytes, dtype=torch.uint8)
     for rank, row in enumerate(rows):
         NATIVE.add_quantise(

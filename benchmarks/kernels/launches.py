@@ -1,13 +1,13 @@
-"""How many launches a group's step takes on a GPU, one rank of eight, counted on one that is pretended.
+"""Kernel launches of a group's step on a GPU, counted on a pretended one, for one rank of eight.
 
     python benchmarks/kernels/launches.py [WORD ...]
 
-A group of 16 slots, as a layer of BERT-base has and its 12 groups are, but 95 wide instead of 768: nothing is asked of
-the numbers, so the count does not depend on the size; as there, the last rank's part is shorter than the others. Every
-operation of torch counts as one, although `topk` and `sort` are several kernels, as does every Triton kernel, which is
-not run; views count for nothing. Bytes, of an element of the group, are of what operations are given and what they
-return; a Triton kernel's tensors count once each, whether they are read, written or both. With words, only rows that
-contain them all, and which lines launch what. Prints a Markdown table.
+The group has the 16 slots of a layer of BERT-base, 95 wide instead of 768: no number is computed, so the count does not
+depend on the width. As in BERT, the last rank's part is shorter than the others'. Every torch operation counts as one
+launch, although `topk` and `sort` are several kernels, and so does every Triton kernel, which does not run; views count
+as none. Bytes, per element of the group, are those of the tensors that operations take and return; a Triton kernel's
+tensors count once each, whether it reads, writes or does both. With words: only rows whose name has all of them, and
+the launches of each line of code. Prints a Markdown table.
 """
 
 import os
@@ -27,7 +27,7 @@ from tests.support.pretend_cuda import GPU, pretended_cuda
 from tests.support.triton_lane import with_triton
 
 WORLD, WIDTH, WARM, STEPS = 8, 95, 1, 3
-"""Steps before those that count, and of these, as many as the longest period has, the one that launches most."""
+"""WARM steps are not counted; of the next STEPS, the longest period of any row, the largest count is taken."""
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def counted(case: Case, by_line: bool) -> dict:
-    """Per rank, and how often the host waits or copies memory that is not pinned."""
+    """A row: launches and bytes of a rank, and how often the host waits or copies memory that is not pinned."""
     slots, most, moved, waits = slots_of(layer()), 0.0, 0.0, 0
     elements = sum(slot.numel for slot in slots)
     with pretended_cuda() as gpu, torch.no_grad(), with_triton(gpu, computes=False):

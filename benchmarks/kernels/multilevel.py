@@ -1,4 +1,4 @@
-"""Two nested levels beside two compressions that know nothing of each other.
+"""Two nested selections beside two separate ones.
 
     python benchmarks/kernels/multilevel.py [--elements 4000000 25000000] [--repeats 7]
 
@@ -33,7 +33,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(codec, n, arguments.repeats) for n in arguments.elements for codec in CODECS]
-    print("| elements | codec | first ms | second ms, nested | of the first | both, nested | both, apart | saved |")
+    print("| elements | codec | first ms | second ms, nested | of the first | both, nested | both, separate | saved |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
         nested, apart = row["both_ms"], row["first_ms"] + row["apart_ms"]
@@ -59,7 +59,7 @@ def measure(codec: Codec, n: int, repeats: int) -> dict[str, Any]:
 
 
 def indices(codec: Any, x: torch.Tensor, context: gw.GroupContext) -> torch.Tensor:
-    """What a sparsifier selects alone."""
+    """The indices that a sparsifier selects by itself."""
     if isinstance(codec, gw.RandomK):
         return codec.indices(len(x), context)[0]
     return codec.select(x, codec.count(len(x)), context)

@@ -1,12 +1,11 @@
-"""Exact top-k: Gradwire's beside torch.topk, and what a whole encode and decode costs.
+"""Exact top-k of Gradwire beside torch.topk, and CPU time of a whole encode and decode.
 
     python benchmarks/kernels/selection.py
 
 One thread; the figure is the least CPU time over repeats, in ms, which other load on the machine disturbs least. The
-gradient is a square matrix; ReusedThreshold's figure is that of the steps between two exact ones. Where rounds
-alternate, as with PowerSGD, "encode" has all of encoding and decoding. Encoding leaves in its input what was not sent,
-so every repeat first copies the gradient anew: "copy" is part of "encode".
-Writes benchmarks/results/selection.json and prints Markdown tables.
+gradient is a square matrix. ReusedThreshold's figure is that of the steps between two exact ones. Where rounds
+alternate, as in PowerSGD, "encode" includes decoding. Encoding turns its input into the residual, so every repeat first
+copies the gradient: "encode" includes "copy". Writes benchmarks/results/selection.json and prints Markdown tables.
 """
 
 import sys
@@ -68,7 +67,7 @@ def selection(n: int, ratio: float) -> dict:
 
 
 def one_square(compressor: Compressor, n: int) -> tuple[GroupContext, torch.Tensor]:
-    """The context of one rank for a square matrix of n elements, and a gradient (n,)."""
+    """One rank's context for a square matrix of n elements, and a gradient (n,)."""
     square = Slot.of("w", torch.empty(round(n**0.5), round(n**0.5), device="meta"))
     gradient = torch.randn(n, generator=torch.Generator().manual_seed(0))
     return context_for(Layout((square,)), compressor, CPU), gradient
@@ -91,7 +90,7 @@ def codec_row(codec: Codec, n: int) -> dict:
 
 
 def rounds_row(compressor: MultiRound, n: int) -> dict:
-    """Encoding and decoding take turns with the collectives, and are one figure."""
+    """The row of a compressor in rounds: encoding and decoding alternate, so they are one figure."""
     context, gradient = one_square(compressor, n)
     x, out = gradient.clone(), torch.empty(n)
 

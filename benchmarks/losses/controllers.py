@@ -1,15 +1,14 @@
-"""Controllers: what L-GreCo saves at equal error, and how fast GraVAC reaches the dense run's metric.
+"""Controllers: bytes that L-GreCo saves at equal error, and the time in which GraVAC reaches the dense run's metric.
 
     python benchmarks/losses/controllers.py                     # all; 4 hosts at 100 Mbit/s, three seeds
-    python benchmarks/losses/controllers.py --part lgreco       # bytes at equal error, and the programme's milliseconds
+    python benchmarks/losses/controllers.py --part lgreco       # bytes at equal error, and ms of the dynamic programme
     python benchmarks/losses/controllers.py --part gravac --tasks digits --steps 200 --seeds 0 --link loopback --hosts 2
 
-L-GreCo's figures are its decisions, bytes of payload at equal error where the uniform setting has 1, while the small
-tasks of `gradwire train --suite gravac` (a ResNet, a VGG, an LSTM) train with the uniform setting on two ranks, and all
-bytes and the held-out loss of a training with its plans in force. GraVAC stands beside dense and
-static factors (10x to 1000x in elements), which train for half as many steps again as dense: they take less time for
-each, and what matters is the time to the metric, that of rank 0's steps until the held-out metric is within 0.5 points
-of accuracy, or 1 % of loss, of the dense run's last.
+L-GreCo: the small tasks of `gradwire train --suite gravac` (a ResNet, a VGG, an LSTM) train on two ranks with a uniform
+setting, and its decisions say how many bytes of payload it would send at equal error. Then they train with its plans in
+force: all bytes, and the held-out loss. GraVAC stands beside dense and static factors (10x to 1000x in elements), which
+train for half as many steps more than dense, since their steps are shorter. The figure is the time of rank 0's steps
+until the held-out metric is within 0.5 points of accuracy, or 1 % of loss, of the dense run's last.
 Writes benchmarks/results/lgreco.json and gravac.json, and prints Markdown tables.
 """
 
@@ -77,14 +76,14 @@ def parse() -> argparse.Namespace:
 
 
 class Looks(gw.LGreCo):
-    """Says what L-GreCo would send; the uniform setting stays in force."""
+    """L-GreCo that records its decisions and leaves the uniform setting in force."""
 
     def decide(self, seen: Any) -> None:
         super().decide(seen)
 
 
 def layers(training: Training, compressor: gw.compressors.Compressor, seed: int) -> dict[str, Any]:
-    """One rank's part: what L-GreCo would save while the uniform setting trains, and a training under L-GreCo."""
+    """Two trainings: with the uniform setting, while L-GreCo only records its decisions, and under L-GreCo."""
     name = f"{training.task} ({training.options[0].removeprefix('model=')})"
     row = {"task": name, "compressor": type(compressor).__name__, "seed": seed}
     for way, controller in {"uniform": Looks, "adapted": gw.LGreCo}.items():
@@ -117,7 +116,7 @@ def train(training: Training, compressor: gw.compressors.Compressor, seed: int, 
 
 
 def saved_bytes(rows: list[dict[str, Any]]) -> str:
-    """Would: by decisions on what the uniform setting trains; does: over a whole training; losses are held out."""
+    """A table: predicted savings by the decisions, bytes saved over a whole training, and held-out losses."""
     heads = ("task", "compressor", "would save, by decision; by seed", "median", "saves in force", "median", "loss")
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for task, compressor in dict.fromkeys((r["task"], r["compressor"]) for r in rows):
@@ -159,7 +158,7 @@ def compare(task: str, seed: int, arguments: argparse.Namespace) -> list[dict[st
 
 
 def trained(names: list[str], task: str, seed: int, steps: int, arguments: argparse.Namespace) -> list[Run]:
-    """The runs of these configurations."""
+    """Runs `gradwire train` with these configurations."""
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "gradwire", "train", *names, "--task", task, "--hosts", arguments.hosts,
                    "--steps", steps, "--seed", seed, "--out", folder]  # fmt: skip

@@ -5,11 +5,11 @@
 
 Fashion-MNIST (Debian's dataset-fashion-mnist) with LeNet; the byte-level language model on a million bytes of the
 standard library's sources with a two-layer LSTM, gradients clipped to norm 1. SGD with momentum 0.9 and a rate that
-falls to 0 along a cosine, alike for all. After each epoch all that is held out is evaluated. Two ranks; losses do not
-depend on the link.
+falls to 0 along a cosine, the same for all. After each epoch the whole held-out set is evaluated. Two ranks; losses do
+not depend on the link.
 
-Writes benchmarks/results/converged.json and docs/converged.png after every seed, and prints a Markdown table. A command
-that was cut short goes on from its last epoch; remove benchmarks/results/.converged after a change here.
+Writes benchmarks/results/converged.json and docs/converged.png after every seed, and prints a Markdown table. An
+interrupted run goes on from its last epoch; remove benchmarks/results/.converged after a change of this file.
 """
 
 import argparse

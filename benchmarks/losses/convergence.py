@@ -5,11 +5,11 @@
 
 Text is the byte-level language model (LSTM) on the standard library's sources, images are Fashion-MNIST (three linear
 layers, all 10,000 test images held out). Two ranks over loopback: losses do not depend on the link. SGD with
-momentum 0.9 and a learning rate that falls to 0 along a cosine, the same for all but where the table says otherwise.
-Gradients are not clipped: that would cut off what error feedback takes for sent.
+momentum 0.9 and a learning rate that falls to 0 along a cosine, the same for all unless the table names another.
+Gradients are not clipped: error feedback takes all of a decoded gradient for applied.
 
-Writes benchmarks/results/convergence.json after every run and prints Markdown tables. A run that was cut short goes on
-where it ended; remove the file after a change here.
+Writes benchmarks/results/convergence.json after every run and prints Markdown tables. An interrupted run
+goes on where it ended; remove the result after a change of this file.
 """
 
 import argparse
@@ -42,12 +42,12 @@ FILE = "convergence.json"
 RIVALS = ("TopK", "AllDimensionTopK", "Interleaved")
 SLOWER = " at a quarter of the rate"
 DENSITIES = {"1 %": 0.01, "lowest": 1e-9}
-"""What AllDimensionTopK is asked for; "lowest" is one element of each slice, below which it cannot go."""
+"""Densities for AllDimensionTopK; "lowest" is one element of each slice, its least."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clothes(FashionMnist):
-    """Fashion-MNIST for a net that trains in seconds on two busy hardware threads."""
+    """Fashion-MNIST with a network that trains in seconds on two busy hardware threads."""
 
     sample: ClassVar[int] = 10_000
 
@@ -59,7 +59,7 @@ class Clothes(FashionMnist):
 
 @dataclass(frozen=True)
 class Setting:
-    """How one task is trained; `sign_lr` is for compressors that send signs alone, as their docstrings ask."""
+    """How one task is trained; `sign_lr` is for compressors that send only signs, as their docstrings ask."""
 
     task: Task
     steps: int
@@ -86,7 +86,7 @@ class Run:
     note: str = ""
 
     def plan(self, slots: list[Slot]) -> gw.Plan:
-        """Gradwire's own; with `each`, every weight is compressed by itself, as ADTopk's code does."""
+        """The uniform plan; with `each`, every weight is a group of its own, as in ADTopk's code."""
         assert self.compressor
         plan = uniform(slots, self.compressor, self.memory)
         if not self.each:
@@ -141,7 +141,7 @@ def missing(part: str, task: str, seed: int) -> list[Run]:
 
 
 def job(arguments: argparse.Namespace) -> list[dict]:
-    """Trains what is missing of one part, task and seed, and writes the results file after every run."""
+    """Trains the missing runs of one part, task and seed, and writes the results after each."""
     import torch.distributed as dist
 
     task, seed = arguments.tasks, int(arguments.seeds)
@@ -156,7 +156,7 @@ def job(arguments: argparse.Namespace) -> list[dict]:
 
 
 def rivals(slots: list[Slot]) -> list[Run]:
-    """Dense, and at each density those that are compared at equal wire bytes."""
+    """Dense, and at each density the configurations that are compared at equal wire bytes."""
     runs = [Run("dense", None)]
     for label, density in DENSITIES.items():
         by_slice = gw.AllDimensionTopK(density)
@@ -173,13 +173,13 @@ def rivals(slots: list[Slot]) -> list[Run]:
 
 
 def slower(setting: Setting) -> list[Run]:
-    """Where rows are sent in turn, the rate tells whether it is the delay that costs."""
+    """Runs at a quarter of the rate: if rows sent in turn lose less there, their delay is the reason."""
     dense, whole, rows, *_ = rivals(setting.slots)
     return [replace(run, name=run.name + SLOWER, lr=setting.lr / 4) for run in (dense, whole, rows)]
 
 
 def matched(size: float, slots: list[Slot], each: bool = False) -> float:
-    """The ratio at which TopK sends `size` bytes a step, as nearly as that goes."""
+    """The ratio at which TopK sends `size` bytes a step, as nearly as possible."""
     low, high = 0.0, 1.0
     for _ in range(40):
         ratio = (low + high) / 2
@@ -248,7 +248,7 @@ def train(run: Run, setting: Setting, seed: int) -> dict:
 
 
 def markdown(task: str, results: list[dict]) -> str:
-    """Two tables of what there is: the rivals of each density, and everything beside dense."""
+    """Two tables: the rivals of each density, and everything beside dense."""
     mine = [run | {"last": statistics.mean(run["curve"][-4:])} for run in results if run["task"] == task]
     names = list(dict.fromkeys(run["name"] for run in mine))
     setting = settings()[task]
@@ -289,7 +289,7 @@ def seeds_of(runs: list[dict], name: str) -> list[dict]:
 
 
 def changes(runs: list[dict], others: list[dict], key: str = "loss") -> list[float]:
-    """How much greater a loss is than that of the other configuration's run with the same seed."""
+    """The relative difference of each loss to that of the other configuration's run with the same seed."""
     of_seed = {other["seed"]: other[key] for other in others}
     return [run[key] / of_seed[run["seed"]] - 1 for run in runs if run["seed"] in of_seed]
 

@@ -1,13 +1,14 @@
-"""What a delay costs: how long elements wait under top-k with error feedback, and how many steps more training takes.
+"""The delay of elements under top-k with error feedback, and the steps that it costs.
 
     python benchmarks/losses/delays.py                  # the tasks of controllers.py, factors of 10x to 1000x, one seed
     python benchmarks/losses/delays.py --tasks lm --factors 10,100
 
-Four ranks' gradients, computed one after the other and compressed as one group each, by the formula; no engine and no
-clock. A delay is what stays behind over what is sent, in squares (energy) or absolute values (magnitude), the median of
-the last third of the steps. A factor's progress is how many steps dense takes until the held-out loss is within 5 % of
-its lowest within the first third of its steps, or within all, over how many the factor takes. Beside it stands the gain
-that GraVAC reads with windows of 8 steps. Writes benchmarks/results/delays.json and prints a Markdown table.
+Four ranks' gradients are computed one after the other and compressed by the formula, one group each, without Gradwire's
+engine and without a clock. A delay is the residual over the sent part, in squares (energy) or absolute values
+(magnitude), the median of the last third of the steps. A factor's progress is the number of steps that dense takes,
+over the number that the factor takes, until the held-out loss is within 5 % of dense's lowest in the first third of its
+steps, or in all of them. Beside it stands the gain that GraVAC reads with windows of 8 steps. Writes
+benchmarks/results/delays.json and prints a Markdown table.
 """
 
 import argparse
@@ -83,7 +84,7 @@ def train(name: str, factor: float, steps: int) -> tuple[list[tuple[float, float
 
 
 def send(residual: Tensor, factor: float) -> Tensor:
-    """The largest elements, taken out of the residual."""
+    """Moves the largest elements out of the residual; the sent vector."""
     sent = torch.zeros_like(residual)
     indices = residual.abs().topk(round(len(residual) / factor)).indices
     sent[indices] = residual[indices]

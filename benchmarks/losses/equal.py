@@ -1,10 +1,10 @@
-"""Does this code train as older code does, bit for bit?
+"""Does this code train like an older checkout, to the last bit?
 
     git clone . ../older && git -C ../older checkout COMMIT && make -C ../older .venv/.lab
-    python benchmarks/losses/equal.py ../older                       # 7 minutes; any load will do
+    python benchmarks/losses/equal.py ../older                       # 7 minutes, under any load
 
-Trains every task of `fidelity.py` in every of its configurations for some steps with both codes, and compares losses
-and bytes to their last digit; names the trainings that differ.
+Trains every task of `fidelity.py` in every configuration for a few steps with both codes, compares losses and bytes to
+their last digit, and names the trainings that differ.
 """
 
 import json
@@ -32,13 +32,13 @@ def main() -> None:
 
 
 def _train(root: Path) -> subprocess.Popen[bytes]:
-    _file(root).unlink(missing_ok=True)  # of a run that was broken off: fidelity.py does not train again what is there
+    _file(root).unlink(missing_ok=True)  # of an interrupted run: fidelity.py skips the runs in it
     (script,) = root.glob("benchmarks/**/fidelity.py")  # older checkouts have it in another folder
     return subprocess.Popen([root / ".venv/bin/python", script, *TRAIN], cwd=root, stdout=subprocess.DEVNULL)
 
 
 def _trained(process: subprocess.Popen[bytes], root: Path) -> list[dict[str, Any]]:
-    """The trainings that fidelity.py has written, once it is over."""
+    """Waits for fidelity.py; the trainings that it has written."""
     if process.wait():
         sys.exit(f"fidelity.py failed in {root}")
     found = json.loads(_file(root).read_text())["runs"]
@@ -51,7 +51,7 @@ def _file(root: Path) -> Path:
 
 
 def _by_name(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What came of each training: steps, losses, bytes."""
+    """The steps, losses and bytes of each training."""
     return {f"{run['task']}, {run['name']} at {run['lr']}": run for run in runs}
 
 

@@ -1,12 +1,12 @@
-"""What else might lower the loss at equal bytes: other feedback, codes and optimizers' states, beside what is there.
+"""Other ways to lower the loss at equal bytes: feedback, codes and optimizers' states, beside those in the package.
 
     python benchmarks/losses/feedback.py                                   # hours on one core
     python benchmarks/losses/feedback.py --tasks gpt-adamw --seeds 0 --ways "dense;top-k 1/16;top-k 1/16, EControl"
 
-The tasks of `fidelity.py`, 300 steps, in one process that plays two ranks; ways to send are a few lines of torch each,
-which round as the package does. Losses are held out, and the mean of the last 30 steps' training losses.
+The tasks of `fidelity.py`, 300 steps, two ranks in one process. Each way to send is a few lines of torch that round as
+the package does. Losses: held out, and the mean of the last 30 steps' training losses.
 
-Writes benchmarks/results/feedback*.json, one per task, after every run, and prints Markdown tables; what was cut short
+Writes benchmarks/results/feedback*.json, one per task, after every run, and prints Markdown tables; an interrupted run
 goes on where it ended.
 """
 
@@ -34,9 +34,9 @@ RANKS = 2
 Matrices = list[Tensor]
 """A gradient: a tensor per slot."""
 Code = Callable[[Tensor], Tensor]
-"""What of a tensor is decoded where it is received."""
+"""From a tensor to its decoded payload."""
 Send = Callable[[list[Matrices]], tuple[Matrices, list[Matrices]]]
-"""The mean of all ranks' matrices as decoded, and what each sent."""
+"""From the matrices of all ranks to the decoded mean, and the decoded payload of each rank."""
 
 
 def blocks(x: Tensor, size: int) -> Tensor:
@@ -51,8 +51,8 @@ def unblocked(y: Tensor, like: Tensor, size: int) -> Tensor:
 
 
 def nearest(x: Tensor, bits: int, size: int = 64, clips: Sequence[float] = (1.0,), fitted: bool = False) -> Tensor:
-    """Rounded to the nearest level; of several `clips` of a block's maximum that which leaves least; with `fitted`
-    each level stands for the mean of what fell into it."""
+    """Rounds to the nearest level. Of several `clips` of a block's maximum, takes the one with the least error; with
+    `fitted`, a level decodes to the mean of the values that it rounds."""
     y, top = blocks(x, size), 2 ** (bits - 1) - 1
     largest, best, least = y.abs().amax(1, keepdim=True), torch.zeros_like(y), torch.full((len(y), 1), torch.inf)
     for clip in clips:
@@ -75,7 +75,7 @@ def nearest(x: Tensor, bits: int, size: int = 64, clips: Sequence[float] = (1.0,
 
 
 def rotated(x: Tensor, bits: int, size: int = 64) -> Tensor:
-    """A Hadamard rotation with random signs of each block, before rounding and back after it."""
+    """Rounds each block after a Hadamard rotation with random signs, and rotates back."""
     signs = torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(1)).mul_(2).sub_(1).float()
     h = torch.ones(1, 1)
     while len(h) < size:
@@ -110,7 +110,7 @@ def top_k(x: Tensor, part: int = 16, fitted: bool = False) -> Tensor:
 
 
 def alone(code: Code, whole: bool = False) -> Send:
-    """Each rank encodes for itself: every slot, or all of them as one vector."""
+    """Each rank encodes by itself: every slot, or with `whole` all slots as one vector."""
 
     def send(xs: list[Matrices]) -> tuple[Matrices, list[Matrices]]:
         sent = []
@@ -127,7 +127,7 @@ def alone(code: Code, whole: bool = False) -> Send:
 
 
 def small_in_8(x: Tensor) -> Tensor:
-    """4 bits, but vectors' worth of elements in 8."""
+    """4 bits, and 8 for slots of fewer than 1,024 elements."""
     return nearest(x, 8, 128) if x.numel() < 1024 else nearest(x, 4)
 
 
@@ -173,7 +173,7 @@ def plus(a: Matrices, b: Matrices, by: float = 1.0) -> Matrices:
 
 @dataclass
 class Feedback:
-    """What was not sent is added to what is sent next."""
+    """Error feedback: adds the unsent part to the next gradient."""
 
     send: Send
     left: list[Matrices] = field(default_factory=list)
@@ -215,7 +215,7 @@ class EControl:
 
 @dataclass
 class Scaled:
-    """Feedback on x / w, w = sqrt(v) + a tenth of its mean, v the running mean of the squares of what was received."""
+    """Error feedback on x / w, w = sqrt(v) + a tenth of its mean, v the running mean of squared mean gradients."""
 
     send: Send
     v: Matrices = field(default_factory=list)
@@ -238,7 +238,7 @@ class Scaled:
 
 @dataclass
 class First:
-    """One way for so many steps, then another; what the first left is left to the second."""
+    """One way for a number of steps, then another, which takes over the residual."""
 
     first: Feedback
     then: Feedback
@@ -290,14 +290,14 @@ WAYS: dict[str, Callable[[], Any]] = {
     "4 bits for 30 steps, then 8": lambda: First(Feedback(rounded(4)), Feedback(rounded(8))),
     "8 bits for 30 steps, then 4": lambda: First(Feedback(rounded(8)), Feedback(rounded(4))),
 }
-"""By name; those from the same start send as many bytes."""
+"""By name; ways whose names begin with the same words send equal bytes."""
 STATES = {
     "top-k 1/16, v of dense": ("top-k 1/16", False, True),
     "top-k 1/16, m of dense": ("top-k 1/16", True, False),
     "PowerSGD 1/12, v of dense": ("PowerSGD 1/12", False, True),
     "PowerSGD 1/12, m of dense": ("PowerSGD 1/12", True, False),
 }
-"""AdamW's: the way, and whether m and v see the dense gradient instead, as no real job could have it."""
+"""For AdamW: the way, and whether m and v take the dense gradient instead, which no real job has."""
 
 
 def main() -> None:
@@ -323,7 +323,7 @@ def known(task: str) -> list[dict[str, Any]]:
 
 
 def train(task: str, way: str, seed: int) -> dict[str, float]:
-    """Held-out and training loss."""
+    """The held-out and the training loss of one run."""
     setting = TASKS[task]
     name, *dense = STATES.get(way, (way, False, False))
     model, send = setting.task.build_model(seed), WAYS[name]()
@@ -355,7 +355,7 @@ def train(task: str, way: str, seed: int) -> dict[str, float]:
 
 
 class AdamW(torch.optim.Optimizer):
-    """That of `fidelity.py`, whose v is of the gradients `squared`."""
+    """AdamW of `fidelity.py`, whose v averages the squares of the gradients `squared`."""
 
     squared: Matrices
 

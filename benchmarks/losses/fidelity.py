@@ -1,4 +1,4 @@
-"""Loss after equal steps against bytes: codes with error feedback beside what sent as many bytes before, and dense.
+"""Loss against bytes after equal steps: codes with error feedback, older configurations of equal bytes, and dense.
 
     python benchmarks/losses/fidelity.py           # all of it
     python benchmarks/losses/fidelity.py --tasks gpt-adamw --seeds 0
@@ -7,11 +7,11 @@
 Two ranks over gloo. A byte-level LSTM with SGD and momentum 0.9 and a byte-level GPT with AdamW on the standard
 library's sources, a small VGG on Fashion-MNIST (Debian's dataset-fashion-mnist) with both. The rates are dense's best;
 each grows over the first twentieth of the steps and falls to a tenth along a cosine. The same seed means the same
-weights and batches, so that only the exchange differs. Held out is evaluated whole. Bytes are those that one rank
-handed to the transport, vectors, scales and flags included.
+weights and batches, so that only the exchange differs. The whole held-out set is evaluated. Bytes are those that one
+rank handed to the transport, vectors, scales and flags included.
 
-Writes benchmarks/results/fidelity.json and fidelity.png after every run, and prints Markdown tables. What was cut
-short goes on where it ended; remove the file after a change here.
+Writes benchmarks/results/fidelity.json and fidelity.png after every run, and prints Markdown tables. An interrupted run
+goes on where it ended; remove the result after a change of this file.
 """
 
 import argparse
@@ -62,13 +62,13 @@ CONFIGURATIONS = {
     "top-k 1/16 in 10 bits": "topk:0.0625,value_bits=4",
     "top-k 1.25 %": "topk:0.0125",
 }
-"""By name, as the command line has them; each of today's after the one that it sends as many bytes as."""
+"""From names to configurations as on the command line; each code follows the older one of equal bytes."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A task, its optimizer and dense's best rate, of `rates`. The task, which may read a data set, is made when it is
-    first asked for."""
+    """A task, its optimizer and `lr`, dense's best of `rates`. The task may read a data set, so it is made on first
+    use."""
 
     make: Callable[[], Task]
     optimizer: str
@@ -144,7 +144,7 @@ def missing(arguments: argparse.Namespace, task: str, seed: int) -> list[tuple[s
 
 
 def job(arguments: argparse.Namespace) -> None:
-    """Trains what is missing of one task and seed, and writes the results after every run."""
+    """Trains the missing runs of one task and seed, and writes the results after each."""
     import torch.distributed as dist
 
     task, seed = arguments.tasks, int(arguments.seeds)
@@ -192,13 +192,13 @@ def train(text: str, task: str, seed: int, lr: float, steps: int, transport: Tra
 
 
 def rate(step: int, steps: int) -> float:
-    """What the rate is multiplied by."""
+    """The factor of the learning rate at a step."""
     up = steps / 20
     return (step + 1) / up if step < up else 0.1 + 0.45 * (1 + math.cos(math.pi * (step - up) / (steps - up)))
 
 
 def against_dense(runs: list[dict[str, Any]], name: str, key: str = "loss") -> list[float]:
-    """How much greater a loss is than dense's, by seed."""
+    """The relative difference of each loss to dense's, by seed."""
     dense = {run["seed"]: run[key] for run in runs if run["name"] == "dense"}
     return [run[key] / dense[run["seed"]] - 1 for run in runs if run["name"] == name and run["seed"] in dense]
 

@@ -6,8 +6,8 @@
 Byte-level GPT (width 64, 2 layers) on the standard library's sources, 4 windows of 64 bytes a rank and step, AdamW at
 one rate for all, warmed up over 5 % of the steps and then decaying to a tenth; nothing is tuned but SparseLoCo's outer
 steps. The loss is that of the parameters that all replicas share. "single" is one replica with all of the data, which
-takes Nesterov's outer step as well. Writes benchmarks/results/local_steps.json after each run, skips what is there, and
-prints a Markdown table.
+takes Nesterov's outer step as well. Writes benchmarks/results/local_steps.json after each run, skips runs that it has,
+and prints a Markdown table.
 """
 
 import argparse
@@ -31,7 +31,7 @@ H, LONG = 15, 30
 
 
 def settings() -> dict[str, dict[str, Any]]:
-    """The arguments of `LocalSteps`; none for a step with all ranks' gradients."""
+    """The arguments of `LocalSteps` by name; empty for a step with all ranks' gradients."""
     import gradwire as gw
 
     sparse = {"memory": gw.Residual(decay=0.95), "outer": gw.Outer(lr=1.0)}
@@ -119,8 +119,8 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
 def curve(
     task: Any, model: Any, stepper: Any, rate: Any, at: Sequence[int], seed: int, forward: Any = None
 ) -> Iterator[tuple[int, float]]:
-    """Trains, and yields the held-out loss of what all replicas share `at` these steps, to the last of them. `forward`
-    is the model, or what has wrapped it."""
+    """Trains to the last of the steps `at`, and yields at each the held-out loss of the shared parameters. `forward` is
+    the model's wrapper, by default the model itself."""
     import torch
     import torch.distributed as dist
 

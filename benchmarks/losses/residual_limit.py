@@ -1,10 +1,10 @@
-"""A residual whose norm is limited: one batch of loss x 1e4 in trainings of `skipped.py`, and the same without it.
+"""A limit on the residual's norm: one batch of loss x 1e4 in the trainings of `skipped.py`, and the same without it.
 
     python benchmarks/losses/residual_limit.py      # minutes, two ranks
 
-Behind each step the residual of a group is scaled down to `limit` times the running mean of its own norms (of the last
-twenty steps or so), where it is above that. The user clips the mean gradient's norm to twice the median of the last
-20, or leaves out `optimizer.step()` where it is above 8 times that and does not call `handle.skip()`.
+After each step a group's residual whose norm is above `limit` times the running mean of its norms (of about the last
+twenty steps) is scaled down to that. The user clips the mean gradient's norm to twice the median of the last 20, or
+skips `optimizer.step()` where it is above 8 times that and does not call `handle.skip()`.
 
 Writes benchmarks/results/residual_limit.json and prints a Markdown table of losses.
 """

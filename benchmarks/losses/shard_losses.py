@@ -1,14 +1,13 @@
-"""Losses of sharded replicas beside those of whole ones, at equal bytes between hosts. No timing.
+"""Losses of FSDP2 shards beside those of DDP, at equal bytes between hosts. No timing.
 
     python benchmarks/losses/shard_losses.py              # 500 steps, three seeds; 6 minutes each, on two cores
     python benchmarks/losses/shard_losses.py --seeds 1 --steps 50
 
 2 hosts of 2 ranks, dense inside of a host and compressed between them: by FSDP2 with `mesh=`, and by DDP with
 `ProcessGroup.by_host(2)`. Byte-level GPT (width 64, 2 layers), 4 windows of 64 bytes a rank and step, AdamW and its
-schedule as in local_steps.py. On shards PowerSGD sends (rows / 2 + columns) * rank from each rank, so that rank 4 there
-sends what rank 6 does elsewhere. After the last step every shard has to be bit-equal to that of the other replica.
-Writes
-benchmarks/results/shard_losses.json after each seed, skips what is there, and prints a Markdown table.
+schedule as in local_steps.py. On shards PowerSGD sends (rows / 2 + columns) * rank from each rank, so rank 4 there
+sends as much as rank 6 of DDP. After the last step every shard must be bit-equal to that of the other replica. Writes
+benchmarks/results/shard_losses.json after each seed, skips seeds that it has, and prints a Markdown table.
 """
 
 import argparse
@@ -30,7 +29,7 @@ PAIRS = {
     "FP32": ("fp32", "fp32"), "4 bits": ("quantized:4", "quantized:4"), "TopK 5%": ("topk:0.05", "topk:0.05"),
     "PowerSGD": ("powersgd:4", "powersgd:6"),
 }  # fmt: skip
-"""What shards are sent by, and what whole gradients."""
+"""The compressor of shards, and of whole gradients."""
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
-"""Steps that a user skips: one batch of loss x 1e4, and a critic's gradients that a generator's backward leaves.
+"""Steps that a user skips: one batch of loss x 1e4, and gradients that a generator's backward leaves in a critic.
 
     python benchmarks/losses/skipped.py             # minutes, two ranks
 
-A network on scikit-learn's digits, SGD with momentum, 120 steps, three seeds; the batch of step 20 is multiplied. The
-user leaves out the optimizer's step where the norm of the mean gradient is above 8 times the median of the last 20 that
-were taken: with `handle.skip()`, without it, and in a training without the spike. Then a GAN on points, whose critic is
-compressed: how far the mean of what its optimizer got in 300 steps is from the mean of dense gradients, where what the
-generator's backward leaves is zeroed, is paused, and never comes.
+A network on scikit-learn's digits, SGD with momentum, 120 steps, three seeds; the loss of step 20 is multiplied. The
+user skips the optimizer's step where the norm of the mean gradient is above 8 times the median of the last 20 accepted
+steps: with `handle.skip()`, without it, and in a training without the spike. Then a GAN on points, whose critic is
+compressed: the distance between the mean of the gradients that its optimizer received in 300 steps and the mean of
+dense ones, if the gradients of the generator's backward are zeroed, if the handle is paused, and if there are none.
 
 Writes benchmarks/results/skipped.json and prints Markdown tables.
 """
@@ -75,7 +75,7 @@ def spike_cells(rows: list[dict]) -> list[list[str]]:
 
 
 def train(compressor: gw.Compressor, kind: str, seed: int) -> dict:
-    """Steps that were skipped, and the loss over all digits after the last one."""
+    """The number of skipped steps, and the loss over all digits after the last step."""
     inputs, labels = digits()
     torch.manual_seed(seed)
     ddp = DDP(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)))
@@ -109,7 +109,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def error_of_critic(compressor: gw.Compressor, kind: str) -> float:
-    """How far the mean of the critic's gradients is from that of dense ones, relative to this."""
+    """The relative distance of the mean of the critic's gradients to the mean of dense ones."""
     torch.manual_seed(0)
     critic, generator = DDP(mlp(8, 1)), DDP(mlp(4, 8))
     handle = gw.attach(critic, compressor)

@@ -1,15 +1,15 @@
-"""How long until a language model over a slow link is at dense's loss + 1 %: every step, or every 15 or 30.
+"""Time until a language model over a slow link is at dense's loss + 1 %: communication every step, or every 15 or 30.
 
-    python benchmarks/losses/time_to_loss.py --link loopback   # losses by step, which no link changes; skips what is there
-    python benchmarks/losses/time_to_loss.py                # step times, 100mbit and 10mbit, in turns; 5 minutes
-    python benchmarks/losses/time_to_loss.py --width 280 --steps 1200 --link loopback   # 2 million parameters instead
+    python benchmarks/losses/time_to_loss.py --link loopback   # losses by step, on any link; skips runs that it has
+    python benchmarks/losses/time_to_loss.py                   # step times, 100mbit and 10mbit, in turns; 5 minutes
+    python benchmarks/losses/time_to_loss.py --width 280 --steps 1200 --link loopback     # 2 million parameters instead
     python benchmarks/losses/time_to_loss.py --width 280 --link 100mbit
 
 4 hosts of one rank. Byte-level GPT (width 128, 2 layers: 0.5 million parameters), 1 x 64 bytes a rank and step, AdamW
-and its schedule as in local_steps.py. What ends above dense's loss + 1 % trains again for half as many steps more, what
-ends below for half as many. The time is the steps to there times the mean seconds of a step, so dense's is computed at
-10 Mbit/s. Writes benchmarks/results/time_to_loss_WIDTH_curves.json and time_to_loss_WIDTH.json, and prints a Markdown
-table.
+and its schedule as in local_steps.py. A run that ends above dense's loss + 1 % is repeated with half as many steps
+more, one that ends below with half as many. The time is the steps to that loss times the mean seconds of a step, so
+dense's at 10 Mbit/s is computed. Writes benchmarks/results/time_to_loss_WIDTH_curves.json and time_to_loss_WIDTH.json, and
+prints a Markdown table.
 """
 
 import argparse
@@ -32,12 +32,12 @@ RANKS, POINTS, NEAR = 4, 40, 1.01
 
 
 def results(width: int) -> tuple[str, str]:
-    """The names of losses by step and of step times."""
+    """The names of two results: losses by step, and step times."""
     return f"time_to_loss_{width}_curves", f"time_to_loss_{width}"
 
 
 def settings() -> dict[str, dict[str, Any]]:
-    """The arguments of `LocalSteps`; none for what is sent in every step."""
+    """The arguments of `LocalSteps` by name; empty for a configuration that sends in every step."""
     import gradwire as gw
 
     bits = {"compressor": gw.Quantized(4)}
@@ -85,17 +85,17 @@ def parse() -> argparse.Namespace:
 
 
 def losses(steps: int, width: int, seed: int) -> None:
-    """Trains everything, but what is in the results already with as many steps."""
+    """Trains every configuration, except for runs that the results have with as many steps."""
     path = RESULTS / f"{results(width)[0]}.json"
     found = json.loads(path.read_text()) if path.exists() else {}
     runs: list[dict[str, Any]] = found["runs"] if found.get("steps") == steps else []
 
     def last_loss(name: str, own_steps: int) -> float:
-        told = {"name": name, "steps": own_steps, "seed": seed}
-        run = next((each for each in runs if each | told == each), None)
+        key = {"name": name, "steps": own_steps, "seed": seed}
+        run = next((each for each in runs if each | key == each), None)
         if run is None:
             own = ["--only", name, "--steps", str(own_steps), "--width", str(width), "--seed", str(seed)]
-            runs.append(run := told | {"curve": collect(__file__, own, RANKS, "loopback")})
+            runs.append(run := key | {"curve": collect(__file__, own, RANKS, "loopback")})
             save(path.name, steps=steps, runs=runs)
         print(f"{name}, {own_steps} steps: {run['curve'][-1][1]:.3f}", flush=True)
         return run["curve"][-1][1]
@@ -106,7 +106,7 @@ def losses(steps: int, width: int, seed: int) -> None:
 
 
 def trained(arguments: argparse.Namespace) -> list[tuple[int, float]]:
-    """One run's held-out losses by step: replicas are alike, so all ranks see the same."""
+    """One run's held-out losses by step, which are the same on all ranks."""
     task, model, optimizer = made(arguments.width, arguments.seed)
     forward, stepper, end = wrapped(arguments.only, model, optimizer)
     steps = arguments.steps
@@ -126,7 +126,7 @@ def made(width: int, seed: int) -> tuple[Any, Any, Any]:
 
 
 def wrapped(name: str, model: Any, optimizer: Any) -> tuple[Any, Any, Any]:
-    """What to call forward, the optimizer to step, and how to end."""
+    """The module to call, the optimizer to step, and a function that ends the run."""
     from torch.nn.parallel import DistributedDataParallel
 
     import gradwire as gw
@@ -139,7 +139,7 @@ def wrapped(name: str, model: Any, optimizer: Any) -> tuple[Any, Any, Any]:
 
 
 def seconds(arguments: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of a step by turn; of local steps the mean over a whole round, behind one that warms up."""
+    """Seconds of a step in each turn; of local steps the mean over a whole round, after one round to warm up."""
     turns: dict[str, list[float]] = {name: [] for name in settings()}
     for _ in range(arguments.repeats):
         for name, own in turns.items():

@@ -1,11 +1,11 @@
 """Loss after the same number of steps, and time to dense's loss, on the byte-level language model.
 
     python benchmarks/losses/training.py                              # 100mbit, 2 hosts, three seeds
-    python benchmarks/losses/training.py --link loopback --seeds 0    # the losses alone: they do not depend on the link
+    python benchmarks/losses/training.py --link loopback --seeds 0    # only losses, which do not depend on the link
 
 A two-layer LSTM on the standard library's sources, SGD with momentum 0.9, gradients clipped to norm 1, learning rate 1
-falling to 0 along a cosine. The wall time is that of the training steps of rank 0, without evaluation. What does not
-come within 2 % of dense's last loss in as many steps trains again, for half as many more. Writes
+falling to 0 along a cosine. The wall time is that of rank 0's training steps, without evaluation. A configuration that
+does not come within 2 % of dense's last loss in equal steps trains again, for half as many more. Writes
 benchmarks/results/training.json and prints a Markdown table.
 """
 
@@ -57,7 +57,7 @@ def parse() -> argparse.Namespace:
 
 
 def compare(arguments: argparse.Namespace) -> list[dict]:
-    """One seed's runs; the replicas are alike, so all ranks see the same losses."""
+    """One seed's runs; all ranks see the same losses, so all train again or none."""
     runs: list[dict] = []
     for name, compressor in CONFIGURATIONS.items():
         runs.append(train(name, compressor, arguments, arguments.steps))

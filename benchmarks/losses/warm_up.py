@@ -1,10 +1,10 @@
-"""What a first stage in bits is worth to a sparse plan: held-out loss after equal steps, beside dense and no warm-up.
+"""Does a first stage in 8 bits help a sparse plan? Held-out loss after equal steps, with it, without it, and dense.
 
     python benchmarks/losses/warm_up.py
 
-The byte-level LSTM and GPT of `fidelity.py`, two ranks over gloo, 300 steps; top-k 1/16 in entries of 10 bits, alone
-and after 30 steps with all elements in 8 bits. The same seed means the same weights and batches. Bytes are the mean
-step's, the first stage included.
+The byte-level LSTM and GPT of `fidelity.py`, two ranks over gloo, 300 steps; top-k 1/16 in entries of 10 bits, from the
+start and after 30 steps with all elements in 8 bits. The same seed means the same weights and batches. Bytes are the
+mean step's, the first stage included.
 
 Writes benchmarks/results/warm_up.json after every run, and prints a Markdown table.
 """

@@ -1,10 +1,10 @@
-"""Does what a rehearsal finds agree with training? The worth of a step, beside the loss of `fidelity.py`.
+"""Does a rehearsal agree with training? Its worth of a step, beside the loss of `fidelity.py`.
 
     python benchmarks/losses/worth.py
 
-The byte-level LSTM and GPT of `fidelity.py` train 12 dense steps in one process; then 8 steps' gradients are kept, the
-sample that `Auto` takes, and each way to send rehearses with them. Losses are held out, against dense, after 300 steps,
-the means of the seeds in benchmarks/results/fidelity.json.
+The byte-level LSTM and GPT of `fidelity.py` train 12 dense steps in one process. Of the next 8 steps' gradients the
+sample that `Auto` takes is kept, and each way to send rehearses with it. Losses are held out, against dense, after 300
+steps, the means of the seeds in benchmarks/results/fidelity.json.
 
 Writes benchmarks/results/worth.json, and prints a Markdown table.
 """

@@ -1,6 +1,6 @@
 """Writes docs/benchmarks/ from benchmarks/results/: one page per question, one per published system, and their index.
 
-python benchmarks/pages/document.py
+    python benchmarks/pages/document.py
 
 Prints which results were not measured since the last release.
 """

@@ -1,4 +1,4 @@
-"""What is asked of sharded models and of local steps, whose hosts are far apart: a page each."""
+"""Pages about sharded models and local steps, whose hosts are far apart."""
 
 from collections import defaultdict
 from itertools import chain
@@ -27,7 +27,7 @@ def shards() -> Page:
 
 
 def _against_native(row: dict[str, Any]) -> dict[str, list[float]]:
-    """How many times as fast as native float32, turn by turn, each of Gradwire's ways is."""
+    """The speed of each of Gradwire's ways over native float32, turn by turn."""
     turns = {way: [median(ms) for ms in own["ms"]] for way, own in row["ways"].items()}
     dense = turns["native float32"]
     return {
@@ -101,10 +101,10 @@ def time_to_loss() -> Page:
     rows: dict[str, list[str]] = defaultdict(list)
     for width, size in SIZES.items():
         curves, times = map(load, reached.results(width))
-        told = {found["link"]: reached.cells(found["seconds"], curves["runs"]) for found in times["links"]}
-        columns += [f"{size}: steps", *(f"{link}: {what}" for link in told for what in ("ms", "sooner"))]
-        soonest += [f"{_soonest(lines)} ({size}, {link})" for link, lines in told.items()]
-        for lines in zip(*told.values(), strict=True):
+        links = {found["link"]: reached.cells(found["seconds"], curves["runs"]) for found in times["links"]}
+        columns += [f"{size}: steps", *(f"{link}: {column}" for link in links for column in ("ms", "sooner"))]
+        soonest += [f"{_soonest(lines)} ({size}, {link})" for link, lines in links.items()]
+        for lines in zip(*links.values(), strict=True):
             rows[lines[0][0]] += [lines[0][3], *(line[column] for line in lines for column in (2, 5))]
     names = [name for width in SIZES for name in reached.results(width)]
     shown = Shown(names, columns, [[name, *own] for name, own in rows.items()], "GPT, 4 hosts.")
@@ -124,4 +124,4 @@ FAR = tuple(
     }.items()
     if all((RESULTS / f"{name}.json").exists() for name in results)
 )  # fmt: skip
-"""What has been measured."""
+"""The pages whose results there are."""

@@ -1,4 +1,4 @@
-"""The questions about faults that there are results for."""
+"""Pages about faults, as far as there are results."""
 
 from collections.abc import Iterable
 from statistics import median
@@ -25,9 +25,9 @@ def soak() -> Page:
     faults, broken = sum(map(len, kinds.values())), sum(len(run["broken"]) for run in runs)
     held = "every law held" if not broken else f"{broken} times a law did not hold"
     minutes = sum(run["seconds"] for run in runs) / 60
-    befell = ", ".join(f"{name} {sum(run['front_ends'][name] for run in runs)}" for name in runs[0]["front_ends"])
+    counts = ", ".join(f"{name} {sum(run['front_ends'][name] for run in runs)}" for name in runs[0]["front_ends"])
     columns = ["fault", "how many", "s until all went on", "hung"]
-    shown = Shown(SOAKS, columns, rows, f"{runs[0]['place']}; {befell}.")
+    shown = Shown(SOAKS, columns, rows, f"{runs[0]['place']}; {counts}.")
     verdict = f"{faults:,} random faults in {minutes:.0f} minutes: {held}."
     return Page("soak", "What do random faults break?", verdict, [shown])
 

@@ -22,7 +22,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Page:
-    """docs/benchmarks/`name`.md. `note` says what was not measured, and why."""
+    """docs/benchmarks/`name`.md. `note` names things that were not measured, and why."""
 
     name: str
     question: str

@@ -1,4 +1,4 @@
-"""What is asked of Gradwire, a page each, answered from benchmarks/results/."""
+"""Pages that each answer one question about Gradwire from benchmarks/results/."""
 
 from collections import defaultdict
 from math import isfinite
@@ -66,8 +66,8 @@ def candidates() -> Page:
     curves = {(row["task"], row["ranks"]): row["found"] for row in load("choices_curves")["rows"]}
     found, over = defaultdict(dict), []
     for row in load("choices")["rows"]:
-        told = row, curves[row["task"], row["ranks"]]
-        taken, auto = seconds_to(*told), autos_seconds_to(*told)
+        cell = row, curves[row["task"], row["ranks"]]
+        taken, auto = seconds_to(*cell), autos_seconds_to(*cell)
         over.append(auto / min(taken.values()))
         found[row["task"]][row["link"]] = f"{row['found']['sent']}: {taken[DENSE] / auto:.1f}x ({over[-1]:.2f})"
     near = sum(times <= 1.1 for times in over)

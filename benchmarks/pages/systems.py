@@ -1,4 +1,4 @@
-"""What the published systems report, a page each, beside what is measured or simulated here."""
+"""Pages about published systems: their figures beside those that are measured or simulated here."""
 
 from statistics import median
 
@@ -51,7 +51,7 @@ def _cupcake_gains() -> list[Shown]:
 
 
 def _over(rule: str) -> str:
-    """What the searched plan gains over another rule's, measured."""
+    """The measured gain of the searched plan over another rule's."""
     return middle(row["ms"][rule] / row["ms"]["searched"] for row in load("ablation")["rows"]) + "x"
 
 
@@ -99,8 +99,8 @@ def adtopk() -> Page:
             Shown(["convergence"], ["loss, equal bytes", "1%", "one per row"], rows),
             Shown(["selection"], ["", "published", "measured"], [["encoding", "less", f"{slower}x"]]),
         ],
-        "Published: up to 268% more throughput; of what we could not read, nor any table. Not measured: its step times "
-        "(`gradwire bench --suite adtopk`).",
+        "Published: up to 268% more throughput; we could not read of which run, nor any table. Not measured: its step "
+        "times (`gradwire bench --suite adtopk`).",
     )  # fmt: skip
 
 

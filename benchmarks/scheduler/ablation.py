@@ -1,11 +1,11 @@
-"""What finding the groups is worth: Cupcake's ablation, measured here.
+"""Cupcake's ablation, measured here: does it pay to search for the groups?
 
     python benchmarks/scheduler/ablation.py   # DGC and EFSignSGD, four models, 2 ranks, 1 Gbit/s
 
-What `gw.attach(ddp, candidates=...)` chose, and what its search alone found, beside layer by layer, 25 MB buckets, the
-best of 40 bucket sizes and the best of 32 even splits (the best as predicted from the same profile), one compressor for
-all weights, vectors dense. They take turns: a fresh model, a few steps to warm up, then timed ones. Figures are medians
-in ms over all timed steps of rank 0. Writes benchmarks/results/ablation.json and prints a Markdown table.
+The plan of `gw.attach(ddp, candidates=...)` and that of its search alone, beside layer by layer, 25 MB buckets, the
+best of 40 bucket sizes and the best of 32 even splits (best as predicted from the same profile); one compressor for all
+weights, vectors dense. The plans take turns: a fresh model, a few steps to warm up, then timed ones. Figures are
+medians in ms over all timed steps of rank 0. Writes benchmarks/results/ablation.json and prints a Markdown table.
 """
 
 import argparse

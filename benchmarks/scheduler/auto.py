@@ -1,13 +1,13 @@
-"""The automatic plan beside every fixed configuration, and predicted beside measured steps, alternating in one run.
+"""The automatic plan beside every fixed configuration, and predicted beside measured steps, in turns in one run.
 
     python benchmarks/scheduler/auto.py   # loopback, 1gbit, 100mbit; 2 and 4 ranks; four models
     python benchmarks/scheduler/auto.py --links 1gbit --models gpt --ranks 2
 
 In each cell a job first trains under `gw.attach(ddp)` until the plan is found. Then its plan, plain DDP, and each
-candidate layer by layer, in 25 MB groups and in one group take turns: a fresh model, a few steps to warm up, then
-timed ones. The fastest of all fixed ones, and of the dense ones, then meet Auto's plan once more, in turns: the least
-of a dozen medians is no fair rival to one. Those finals are what is printed. "Model" is what the profile said of the
-plan before any was tried, "expected" what Auto expects after it tried some, "off by" how far that is from the finals.
+candidate layer by layer, in 25 MB groups and in one group take turns: a fresh model, a few steps to warm up, then timed
+ones. The fastest fixed and the fastest dense configuration then meet Auto's plan once more, in turns, since the least
+of a dozen medians is low by chance. The printed figures are those of these finals. "Model" is the profile's prediction
+before any plan was tried, "expected" Auto's after it tried some, "off by" the difference between that and the finals.
 Figures are medians in ms over all timed steps of rank 0. Writes benchmarks/results/auto.json, prints Markdown tables.
 """
 
@@ -66,8 +66,8 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     best, dense = rivals(all_of_them["ms"])
     finals = in_turns(arguments, controller, {name: plans[name] for name in ("auto", best, dense)}, arguments.finals)
     modelled = timeline(controller.measured, chosen, controller.regime).step_s
-    told = {"said": said, "modelled": 1e3 * modelled}
-    return told | {"best": best, "dense": dense, "finals": finals} | all_of_them
+    facts = {"said": said, "modelled": 1e3 * modelled}
+    return facts | {"best": best, "dense": dense, "finals": finals} | all_of_them
 
 
 def rivals(ms: dict[str, float]) -> tuple[str, str]:
@@ -84,8 +84,8 @@ def rivals(ms: dict[str, float]) -> tuple[str, str]:
 
 
 def in_turns(arguments: argparse.Namespace, controller: Any, plans: dict[str, Any], repeats: int) -> dict[str, Any]:
-    """What steps with each plan took, None being plain DDP, how far they lie apart, and what was predicted: of "auto"
-    what the controller expects. With that plan the engine stands aside if the controller wants it to."""
+    """Medians, spreads and predictions of the steps with each plan; None is plain DDP. Of "auto" the prediction is the
+    controller's, and the engine stands aside with that plan if the controller wants it to."""
     from gradwire.schedule import timeline
 
     seconds: dict[str, list[float]] = {name: [] for name in plans}
@@ -113,7 +113,7 @@ def found(model: str, candidates: Sequence[Any] = ()) -> tuple[Any, Any]:
         if controller.chosen:
             step.run()
             break
-    assert controller.chosen, "Auto took more steps than it says it may"
+    assert controller.chosen, "Auto took more than CHOOSING_STEPS steps"
     plan = step.handle.plan
     step.handle.detach()
     return controller, plan
@@ -136,7 +136,7 @@ def fixed(profile: Any) -> dict[str, Any]:
 
 
 def timed(model: str, plan: Any, steps: int, aside: bool = False) -> list[float]:
-    """Seconds of each of the steps after a few to warm up; with `aside` the engine is there, and stands aside."""
+    """Seconds of each step, after a few to warm up; with `aside` the engine is attached and stands aside."""
     import gradwire as gw
 
     class Aside(gw.controllers.Controller):

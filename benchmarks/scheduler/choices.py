@@ -1,15 +1,14 @@
-"""Does `gw.attach(ddp, candidates=[...])` choose what reaches dense's loss soonest? Its choice beside every candidate.
+"""Does `gw.attach(ddp, candidates=[...])` choose the candidate that reaches dense's loss soonest?
 
-    python benchmarks/scheduler/choices.py --curves   # losses by step: any load will do; 6 minutes a task
+    python benchmarks/scheduler/choices.py --curves   # losses by step, under any load; 6 minutes a task
     python benchmarks/scheduler/choices.py            # step times on a quiet machine; 90 seconds a cell
     python benchmarks/scheduler/choices.py --tasks lstm-sgd --links 1gbit
     python benchmarks/scheduler/choices.py --tasks gpt-adamw-2m --links 100mbit --ranks 4
 
-The tasks of `fidelity.py`, two ranks, or more. Time to dense's last loss + 1 % is steps times seconds: the steps at
-which a candidate first comes so near, training as many steps as dense or half as many more, and the median seconds of
-its steps over the link, all candidates in turns for a minute. Auto's seconds are those of the plan that it chose, its
-steps those of what most of that plan's elements are sent by, whichever plan they go in; the steps in which it chooses
-are not counted.
+The tasks of `fidelity.py`, two ranks or more. Time to dense's last loss + 1 % is steps times seconds: the steps after
+which a candidate first comes within 1 %, in a training as long as dense's or half as long again, and the median seconds
+of its steps over the link, all candidates in turns for a minute. Auto's seconds are those of the plan that it chose,
+its steps those of the candidate that sends most of that plan's elements; the steps in which it chooses are not counted.
 
 Writes benchmarks/results/choices_curves.json and choices.json, and prints Markdown tables: Auto beside the best, and
 how much sooner than dense each candidate is there.
@@ -57,15 +56,15 @@ def main() -> None:
         for task in arguments.tasks.split(","):
             given = ["--tasks", task, "--steps", str(arguments.steps), *(["--curves"] if arguments.curves else [])]
             found = collect(__file__, given, arguments.ranks, link)
-            told = {"link": link, "task": task, "ranks": arguments.ranks}
-            rows = [row for row in rows if row | told != row]
-            rows.append(told | {"found": found})
+            key = {"link": link, "task": task, "ranks": arguments.ranks}
+            rows = [row for row in rows if row | key != row]
+            rows.append(key | {"found": found})
             save(f"{file}.json", rows=rows)
     if not arguments.curves:
         found = {(row["task"], row["ranks"]): row["found"] for row in load("choices_curves")["rows"]}
-        told = [(row, found[row["task"], row["ranks"]]) for row in rows]
-        print(markdown(COLUMNS, [cells(*own) for own in told]))
-        print("\n" + markdown(["", *(f"{row['link']}, {row['task']}" for row in rows)], sooner(told)))
+        cases = [(row, found[row["task"], row["ranks"]]) for row in rows]
+        print(markdown(COLUMNS, [cells(*own) for own in cases]))
+        print("\n" + markdown(["", *(f"{row['link']}, {row['task']}" for row in rows)], sooner(cases)))
 
 
 def arguments_of() -> argparse.Namespace:
@@ -101,7 +100,7 @@ class Training:
         return seconds
 
     def loss(self) -> float:
-        """Held out, the same on all ranks."""
+        """The held-out loss, the same on all ranks."""
         rank, ranks = dist.get_rank(), dist.get_world_size()
         sums = torch.tensor(self.setting.task.sums(self.ddp.module, rank, ranks), dtype=torch.float64)
         dist.all_reduce(sums)
@@ -117,7 +116,7 @@ def attached(text: str) -> Any:
 
 
 def curves(arguments: argparse.Namespace) -> dict[str, list[tuple[int, float]]]:
-    """Steps and losses of each candidate; who does not come near in as many steps as dense trains again, longer."""
+    """Steps and losses of each candidate; one that does not reach dense's loss in equal steps trains again, longer."""
     found: dict[str, list[tuple[int, float]]] = {}
     for text in (DENSE, *CANDIDATES):
         found[text] = curve(arguments.tasks, text, arguments.steps)
@@ -137,7 +136,7 @@ def curve(task: str, text: str, steps: int) -> list[tuple[int, float]]:
 
 
 def cell(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What Auto chose, in how many steps, what it said, and the median seconds of each candidate's steps."""
+    """Auto's choice, the steps that it took, its decisions, and the median seconds of each candidate's steps."""
     task, controller = arguments.tasks, gw.Auto([parse(text).compressor or gw.FP32() for text in CANDIDATES])
     training = Training(task, arguments.steps, lambda ddp: gw.attach(ddp, gw.FP32(), controller=controller))
     taken = 0
@@ -162,7 +161,7 @@ def cell(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def turns() -> Iterator[None]:
-    """As many as begin within a minute, on all ranks: the shorter steps are, the more they vary."""
+    """Turns until a minute is over, as many on all ranks: short steps vary more, so they get more turns."""
     start = time.perf_counter()
     for _ in range(MOST_TURNS):
         over = torch.tensor(time.perf_counter() - start > LONG_S)
@@ -173,7 +172,7 @@ def turns() -> Iterator[None]:
 
 
 def most_of(plan: gw.Plan, ddp: DistributedDataParallel) -> str:
-    """The candidate that most elements go by."""
+    """The candidate that sends most elements of the plan."""
     sizes = {name: p.numel() for name, p in ddp.module.named_parameters()}
     texts = {str(parse(text).compressor): text for text in CANDIDATES}
     elements: dict[str, int] = {}

@@ -1,6 +1,6 @@
-"""What `choices.py` has found: seconds to dense's last loss + 1 %, of what Auto chose and of every candidate.
+"""Results of `choices.py`: seconds to dense's last loss + 1 %, of Auto's choice and of every candidate.
 
-A `row` is a cell's: who was chosen, and the seconds of steps. `curves` are the losses by step of its candidates.
+A `row` is a cell: Auto's choice, and the seconds of steps. `curves` are the losses by step of its candidates.
 """
 
 from math import inf
@@ -19,12 +19,12 @@ def steps_to(own: Curve, dense: Curve) -> float:
 
 
 def seconds_to(row: Row, curves: Curves) -> dict[str, float]:
-    """Of each candidate."""
+    """Seconds to dense's loss of each candidate."""
     return {text: steps_to(points, curves[DENSE]) * row["found"]["s"][text] for text, points in curves.items()}
 
 
 def autos_seconds_to(row: Row, curves: Curves) -> float:
-    """Of what Auto chose."""
+    """Seconds to dense's loss of Auto's choice."""
     found = row["found"]
     return steps_to(curves[found["sent"]], curves[DENSE]) * found["s"]["auto"]
 
@@ -40,9 +40,9 @@ def cells(row: Row, curves: Curves) -> list[str]:
     return [row["link"], f"{row['task']}, {row['ranks']} ranks", row["found"]["sent"], *times]
 
 
-def sooner(told: list[tuple[Row, Curves]]) -> list[list[str]]:
-    """A row for each candidate: how many times sooner than dense it is there, on each link and task."""
-    taken = [seconds_to(*own) for own in told]
+def sooner(cases: list[tuple[Row, Curves]]) -> list[list[str]]:
+    """A row for each candidate: how many times sooner than dense it reaches dense's loss, on each link and task."""
+    taken = [seconds_to(*own) for own in cases]
     return [
         [text, *(f"{own[DENSE] / own[text]:.1f}" if own[text] < inf else "not" for own in taken)] for text in taken[0]
     ]

@@ -4,8 +4,8 @@
     python benchmarks/scheduler/link_drop.py --controller gravac --after 50mbit --at 220 --steps 600
 
 The byte-level LSTM trains under `gw.attach(ddp)`, with top-k among the candidates, or under GraVAC with windows of 15
-steps. When rank 0 has reached `--at`, the emulated link changes. Prints what was decided at which step, the step times
-around it and the loss's course, and writes benchmarks/results/link_drop.json, or link_drop_gravac.json.
+steps. When rank 0 has reached `--at`, the emulated link changes. Prints the decisions by step, the step times around
+the change and the loss, and writes benchmarks/results/link_drop.json, or link_drop_gravac.json.
 """
 
 import argparse

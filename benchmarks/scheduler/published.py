@@ -4,7 +4,7 @@
 
 Scaling factor: T1 / Tn in percent. FP32 is Horovod in its buckets of 128 MB, GRACE compresses each tensor by itself,
 HiPress only those for which that is faster by its cost model, Cupcake is the optimal grouping with every tensor
-compressed. All of them in the regime of the paper: encoding interrupts backward. One number is calibrated: PCIe's
+compressed. All of them in the paper's regime: encoding interrupts backward. One number is calibrated: PCIe's
 speed, from the published 56 ms that float32 adds to ResNet-50's 48 ms on 8 GPUs. That makes one cell of the table exact
 and all the others predictions.
 """
@@ -66,7 +66,7 @@ def cells(cluster: str, model: str) -> list[dict[str, Any]]:
 
 
 def scaling(job: Problem) -> dict[str, float]:
-    """The four systems' scaling factors in percent, of steps under the model."""
+    """The four systems' scaling factors in percent, from the modelled step times."""
     regime = ComputeStream()
     seconds = {
         "FP32": baselines.buckets(job, regime, 0, BUCKET_BYTES).step_s,
@@ -85,7 +85,7 @@ def percent(job: Problem, step_s: float) -> float:
 
 
 def hipress(job: Problem) -> tuple[Choice, ...]:
-    """Each tensor by itself, compressed where that is faster."""
+    """Each tensor a group of its own, compressed where that is faster."""
     dense, codec = job.options
     n = job.elements
     compressed_s = codec.encode(n) + codec.wire(n) + codec.local(n) + codec.decode(n)

@@ -55,7 +55,7 @@ def equality(regime: Regime, problems: int) -> dict:
 
 
 def every_plan(problem: Problem, regime: Regime) -> float:
-    """The shortest step of all plans: brute force on whole arrays, no plan left out."""
+    """The shortest step of all plans, by brute force on whole arrays."""
     states = [np.zeros((regime.dims + 1, 1))]
     for k in range(1, problem.pieces + 1):
         states.append(np.concatenate(list(groups_to(problem, regime, states, k)), axis=1))
@@ -70,7 +70,7 @@ def every_plan(problem: Problem, regime: Regime) -> float:
 
 
 def groups_to(problem: Problem, regime: Regime, states: list[Array], k: int) -> Iterator[Array]:
-    """The states after a group that ends at piece k: from everywhere, with every option."""
+    """The states after a group that ends at piece k, from every start and with every option."""
     backward_s = float(problem.ready_s[-1])
     for start in range(k):
         *state, deferred = states[start]
@@ -101,8 +101,8 @@ def seconds(slots: int, share: int, bytes_per_s: float, regime: Regime) -> dict:
 
 
 def network(slots: int, bytes_per_s: float, share: int = 3) -> Problem:
-    """One in `share` of the slots weights of 4 thousand to 4 million elements, the rest small; four candidates that
-    cost about what dense, 8-bit, 1 % top-k and rank-4 do on a CPU; four ranks."""
+    """A network for four ranks: one in `share` slots is a weight of 4 thousand to 4 million elements, the others small.
+    Its four options cost about as much as dense, 8 bits, top-k 1 % and rank 4 on a CPU."""
     rng = np.random.default_rng(0)
     small = np.arange(slots) % share != 0
     elements = np.where(small, 2.0 ** rng.integers(6, 11, slots), 2.0 ** rng.uniform(12, 22, slots)).round()
@@ -125,7 +125,7 @@ def network(slots: int, bytes_per_s: float, share: int = 3) -> Problem:
 
 
 def codec(floor_s: float, per_element_s: float) -> CostTable:
-    """Flat, then linear."""
+    """Costs that are flat, then linear."""
     sizes = np.array([1, 4e3, 6.4e4, 1e6, 1.6e7, 6.4e7])
     return CostTable.of(sizes, np.maximum(floor_s, floor_s / 2 + per_element_s * sizes))
 

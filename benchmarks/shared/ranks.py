@@ -11,8 +11,8 @@ from benchmarks.shared.provenance import CALLED, RESULTS, command
 
 
 def collect(script: str, arguments: list[str], ranks: int, link: str, hosts: int | None = None) -> Any:
-    """Runs `script arguments --out FILE` on every rank and returns what rank 0 wrote to FILE. The link is "loopback", or
-    one that is emulated between `hosts`, by default one for each rank."""
+    """Runs `script arguments --out FILE` on every rank and returns rank 0's result. The link is "loopback", or one that
+    is emulated between `hosts`, by default one host for each rank."""
     from gradwire.lab.launch.launch import launch
     from gradwire.lab.network.link import Link
     from gradwire.lab.network.network import Network
@@ -42,5 +42,5 @@ def as_rank(out: str, job: Callable[[], Any]) -> None:
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(found))
     dist.barrier()
-    time.sleep(0.2)  # gloo's threads let go of the last collective; else the interpreter's end may abort
+    time.sleep(0.2)  # gloo's threads finish the last collective; otherwise the interpreter may abort at its end
     os._exit(0)

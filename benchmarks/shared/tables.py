@@ -11,13 +11,13 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def span(numbers: Iterable[float], form: str = ".1f") -> str:
-    """The least and the most of them, or both in one where they look alike."""
+    """The least and the largest number; one of them if they look the same."""
     found = sorted(numbers)
     ends = dict.fromkeys(format(each, form) for each in (found[0], found[-1]))
     return "–".join(ends)
 
 
 def middle(numbers: Iterable[float], form: str = ".2f") -> str:
-    """Their median, and their span in brackets."""
+    """The median, and the span in brackets."""
     found = list(numbers)
     return f"{format(median(found), form)} ({span(found, form)})"

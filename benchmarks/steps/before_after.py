@@ -1,13 +1,13 @@
-"""What a step costs with this code beside another commit of it, in turns in one run.
+"""A step of this code beside one of another commit, in turns in one run.
 
-    pip install --no-deps --target ../before git+file://$PWD@2967820
+    pip install --no-deps --target ../before git+file://$PWD@COMMIT
     python benchmarks/steps/before_after.py --before ../before                       # 2 ranks, 100mbit and 1gbit
     python benchmarks/steps/before_after.py --before ../before --links loopback --models small --steps 20
 
-`small` are 1,000 Linear(16, 16), where a step costs what each parameter costs. Every repeat starts ranks with the other
-commit's package, then with this one's; each runs all configurations, a few steps to warm up and `--steps` timed. The
-figures: the median of all steps of rank 0 in ms, and the CPU time per step of its thread that trains, of Gradwire's
-thread and of all others (gloo's, autograd's), the least of the repeats, which load from others disturbs least. Writes
+`small` are 1,000 Linear(16, 16), where the cost of each parameter is most of a step. Every repeat starts ranks with the
+other commit's package, then with this one's; each runs all configurations, a few steps to warm up and `--steps` timed.
+The figures: the median of all steps of rank 0 in ms, and the CPU time per step of its training thread, of Gradwire's
+thread and of all others (gloo's, autograd's), the least of the repeats, which other load disturbs least. Writes
 benchmarks/results/before_after.json and prints Markdown tables.
 """
 
@@ -72,7 +72,7 @@ def parse() -> argparse.Namespace:
 
 
 def import_from(tree: Path) -> None:
-    """The package is imported from `tree`, though an editable install's finder would come before PYTHONPATH."""
+    """Imports the package from `tree`, even if an editable install's finder comes before PYTHONPATH."""
     if tree != ROOT:
         sys.meta_path.insert(0, PathFinder)
     import gradwire
@@ -98,7 +98,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict:
 
 
 def timed_steps(ddp, run, steps: int, others: set[threading.Thread]) -> dict:
-    """Steps in ms after some to warm up, and CPU ms per step by thread; `others`: threads that are not Gradwire's."""
+    """Steps in ms after some to warm up, and CPU ms per step by thread; `others` are not Gradwire's threads."""
     import torch
 
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
@@ -137,7 +137,7 @@ def task(model: str):
 
 
 def wrapped(name: str, model):
-    """The model under DDP as the configuration says, and how to end it."""
+    """The model under DDP with this configuration, and a function that detaches it."""
     import torch
     from torch.nn.parallel import DistributedDataParallel as DDP
 

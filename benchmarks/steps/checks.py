@@ -1,13 +1,13 @@
-"""What all checks together cost a step: blocks of a few steps with and without them take turns in one job.
+"""The cost of all checks of a step: blocks of steps with and without them take turns in one job.
 
     python benchmarks/steps/checks.py                                            # 2 ranks, 1gbit; 6 minutes
     python benchmarks/steps/checks.py --link loopback --models small --blocks 4
 
-A block has 5 steps, of which the first counts for nothing: with the message that ends each step of `elastic=True`, or
-without. What that adds is in CPU and wire alike, so the clock is read: the mean difference of neighbouring blocks, and
-twice its standard error. The heartbeat and the watch over store and ranks go on in both, once a second: their thread's
-CPU time is added whole, as if training stood still meanwhile. So is a hundredth of what `verify()` takes, called every
-100 steps. Whether gradients are finite is seen by the kernels as they add, and cannot be turned off.
+A block has 5 steps, of which the first is not counted, with or without the message that ends each step of
+`elastic=True`. The message costs both CPU and wire, so the figure is wall time: the mean difference of neighbouring
+blocks, and twice its standard error. The heartbeat and the watch over store and ranks go on in both, once a second:
+their thread's CPU time is added whole, as if it stopped training. So is a hundredth of a `verify()`, which is called
+every 100 steps. The kernels check whether gradients are finite while they add; that cannot be turned off.
 
 Writes benchmarks/results/checks.json and prints a table.
 """
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--link", default="1gbit")
     parser.add_argument("--models", default="lstm,gpt")
     parser.add_argument("--only", default=",".join(COMPRESSORS))
-    parser.add_argument("--blocks", type=int, default=50, help="with, and as many without")
+    parser.add_argument("--blocks", type=int, default=50, help="with the message, and as many without it")
     parser.add_argument("--out", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.out:
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def job(given: argparse.Namespace) -> list[dict]:
-    """What rank 0 found, a row for each model and compressor."""
+    """A row for each model and compressor."""
     return [
         measured(model, compressor, given.blocks)
         for model in given.models.split(",")
@@ -56,8 +56,8 @@ def job(given: argparse.Namespace) -> list[dict]:
 
 
 def measured(model: str, compressor: str, blocks: int) -> dict:
-    """Milliseconds: a step without the message in the median, what it adds with twice its standard error, and what the
-    watch takes of a step's time and a `verify()`."""
+    """Milliseconds: the median step without the message, the message's cost and twice its standard error, the watch's
+    CPU time in a step, and a `verify()`."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -100,7 +100,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def watch_ms() -> float:
-    """CPU time so far of the thread that beats and watches."""
+    """CPU time so far of the thread that sends heartbeats and watches the ranks."""
     (thread,) = [each for each in threading.enumerate() if each.name == "gradwire-monitor"]
     return int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]) / 1e6
 
@@ -117,7 +117,7 @@ def cells(row: dict) -> list[str]:
 
 
 def total(row: dict) -> float:
-    """What all checks cost, of a step."""
+    """The cost of all checks over that of a step."""
     return (row["adds_ms"] + row["watch_ms"] + row["verify_ms"] / EVERY) / row["ms"]
 
 

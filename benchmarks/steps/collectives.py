@@ -1,16 +1,16 @@
-"""The collectives for sparse gradients on the emulated network: measured seconds beside what their formulas say.
+"""The collectives for sparse gradients on the emulated network: measured seconds beside those of their formulas.
 
     python benchmarks/steps/collectives.py                    # 2, 4 and 8 ranks, 0.1 %, 1 % and 10 % of 4 M elements
     python benchmarks/steps/collectives.py --link 1gbit --elements 25000000 --ranks 8
 
-Each rank reduces a random gradient once with every communicator, keeps the collectives that this asked for, and
-then runs these alone, again and again: the wire without the selecting, for which the ranks of one machine would
-wait for its cores. A time is the slowest rank's, the median over the repeats.
+Each rank reduces a random gradient once with every communicator and records its collectives. Then it runs these alone,
+again and again, without selecting, because the ranks of one machine would wait for each other's cores. A time is the
+slowest rank's, the median over the repeats.
 
-The formulas are `Communicator.wire`: messages one after another, and bytes. What a message costs is measured first, by
-a few bytes in each kind of collective, and what a byte costs with an all-reduce of a fiftieth of a second of the link.
-"Choice" is the communicator whose formula is lowest, "fastest" the one whose time is. The means differ in what they
-hold (docs/algorithms.md): a scheduler chooses among those that the user accepts. Writes
+The formulas are `Communicator.wire`: a number of messages in sequence, and of bytes. The cost of a message is measured
+first, with a few bytes in each kind of collective, and that of a byte with an all-reduce of a fiftieth of a second of
+the link. "Choice" is the communicator with the lowest formula, "fastest" the one with the lowest time. Their means
+differ (docs/algorithms.md): a scheduler chooses among those that the user accepts. Writes
 benchmarks/results/collectives.json and prints Markdown tables.
 """
 
@@ -62,7 +62,7 @@ def rank_job(options: argparse.Namespace) -> list[dict]:
 
 
 def calibrate(transport: gw.ProcessGroup, link, repeats: int) -> tuple[float, float]:
-    """What a message costs in seconds, and how many bytes pass in one."""
+    """The seconds of a message, and the bytes per second of the link."""
     import torch
 
     from gradwire.collective import AllToAll, Broadcast, Gather, Message, Sum
@@ -93,7 +93,7 @@ def measure(pairing: tuple, options: argparse.Namespace, transport: gw.ProcessGr
 
 
 def collectives(compressor, communicator, elements: int, transport: gw.ProcessGroup) -> list:
-    """What one step asks the transport for."""
+    """The collectives that one step asks the transport for."""
     import torch
 
     from gradwire.ops.gradients import Gradients
@@ -111,7 +111,7 @@ def collectives(compressor, communicator, elements: int, transport: gw.ProcessGr
 
 
 def exchange_of(compressor, communicator, slots: list, transport: gw.Transport):
-    """That of one group of all slots."""
+    """The exchange of one group of all slots."""
     import torch
 
     from gradwire.ops.workspace import Workspace
@@ -146,7 +146,7 @@ def replayed(ops: list, transport: gw.ProcessGroup, repeats: int) -> float:
 
 
 def choices(rows: list[dict]) -> list[dict]:
-    """For each number of ranks and density, dense all-reduce among the candidates."""
+    """The choice by formula and the fastest of each number of ranks and density; dense all-reduce is a candidate."""
     dense = {row["ranks"]: row for row in rows if row["density"] == 1}
     cells = [row for row in rows if row["density"] != 1]
     found = []

@@ -1,13 +1,12 @@
-"""Codes and low rank by all-gather or by ScatterReduce: from how many ranks on is which one sooner?
+"""Codes and low rank by AllGather or by ScatterReduce: from how many ranks on is which one faster?
 
     python benchmarks/steps/gathered.py                       # 2, 4 and 8 ranks, 100 Mbit/s
     python benchmarks/steps/gathered.py --link 1gbit --ranks 4
 
-A group of one layer of a GPT, 3.1 million parameters. Each rank reduces random gradients, and notes for how long its
-own thread computed. The collectives that this asked for then run alone, again and again: the wire without the
-computing, for which the ranks of one machine would wait for its cores. A rank with a core to itself takes the sum of
-both. Seconds are the slowest rank's, medians over the repeats. Writes benchmarks/results/gathered.json and prints a
-Markdown table.
+A group of one layer of a GPT, 3.1 million parameters. Each rank reduces random gradients, and measures how long its own
+thread computes. The collectives of that reduction then run alone, again and again, without computing, because the ranks
+of one machine would wait for each other's cores. A rank with a core of its own takes the sum of both. Seconds are the
+slowest rank's, medians over the repeats. Writes benchmarks/results/gathered.json and prints a Markdown table.
 """
 
 import argparse
@@ -79,7 +78,7 @@ def measured(text: str, communicator: gw.Communicator, transport: gw.ProcessGrou
 
 
 def reduced(exchange: ReplicaExchange, slots: list[Slot], transport: gw.ProcessGroup, step: int) -> tuple[list, float]:
-    """The collectives of a step, and for how long this thread computed beside them."""
+    """The collectives of a step, and the seconds that this thread computed between them."""
     generator = torch.Generator().manual_seed(step * transport.world + transport.rank)
     gradients = [torch.randn(slot.shape, generator=generator) for slot in slots]
     ops, seconds = [], -time.thread_time()

@@ -1,13 +1,13 @@
-"""Step times of a sharded language model: 2 hosts of 2 ranks, a slow link between the hosts alone, in turns.
+"""Step times of a sharded language model: 2 hosts of 2 ranks with a slow link between the hosts only.
 
     python benchmarks/steps/shards.py                    # 100mbit; 5 minutes
     python benchmarks/steps/shards.py --link 1gbit
 
-Native HSDP (`fully_shard` on the whole mesh) in float32, and reducing in bf16, beside `gw.attach`, and beside nothing
-between the hosts. Byte-level GPT (width 320, 4 layers), sharded block by block, 1 x 64 bytes a rank and step, SGD.
-Each configuration gets a fresh model, three steps to warm up, then `--steps` timed ones; this is repeated `--repeats`
-times in turn. Bytes are those that a host's interface has sent, over steps and hosts, beside what is declared: by
-Gradwire, or of a dense ring. Writes benchmarks/results/shards_LINK.json and prints a Markdown table.
+Native HSDP (`fully_shard` on the whole mesh) in float32, and reducing in bf16, beside `gw.attach`, and beside no
+communication between the hosts. Byte-level GPT (width 320, 4 layers), sharded block by block, 1 x 64 bytes a rank and
+step, SGD. Each configuration gets a fresh model, three steps to warm up, then `--steps` timed ones; all take turns,
+`--repeats` times. Bytes are those that a host's interface has sent, per step and host, beside the declared ones, of
+Gradwire or of a dense ring. Writes benchmarks/results/shards_LINK.json and prints a Markdown table.
 """
 
 import argparse
@@ -56,8 +56,8 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     parameters = 0
     for _ in range(arguments.repeats):
         for name, own in ways.items():
-            parameters, told = measured(name, arguments.steps)
-            own.append(told)
+            parameters, found = measured(name, arguments.steps)
+            own.append(found)
     return {
         "parameters": parameters,
         "ways": {
@@ -71,7 +71,7 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def measured(name: str, steps: int) -> tuple[int, dict[str, Any]]:
-    """How many parameters there are, and of a turn the milliseconds of every step and the bytes of one from a host."""
+    """The number of parameters, and of one turn the milliseconds of every step and a host's bytes per step."""
     import torch
     import torch.distributed as dist
 
@@ -107,7 +107,7 @@ def measured(name: str, steps: int) -> tuple[int, dict[str, Any]]:
 
 
 def shard(model: Any, mesh: Any, reduced: Any) -> None:
-    """By blocks; gradients are `reduced` in this type, or as they are."""
+    """Shards the model by blocks; gradients are reduced in the type `reduced`, None for their own."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(reduce_dtype=reduced)
@@ -117,14 +117,14 @@ def shard(model: Any, mesh: Any, reduced: Any) -> None:
 
 
 def sent(handle: Any) -> Any:
-    """Bytes so far, of all hosts: (2,), at their interfaces and as declared."""
+    """Bytes of all hosts so far: (2,), at their interfaces, and declared."""
     import torch
     import torch.distributed as dist
 
     from gradwire.lab.network.traffic import interface_traffic
 
     dist.barrier()
-    own = interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes  # of both of a host's ranks
+    own = interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes  # the host's, whose ranks share it
     totals = torch.tensor([own * HOSTS / RANKS, handle.stats().wire_bytes if handle else 0], dtype=torch.float64)
     dist.all_reduce(totals)
     return totals
@@ -134,7 +134,7 @@ COLUMNS = ("", "ms a step", "native float32 is so many times longer", "MB from a
 
 
 def cells(row: dict[str, Any]) -> list[list[str]]:
-    """A line for each configuration; medians, and from the least to the largest turn's."""
+    """A line for each configuration: medians, and the least and the largest of a turn."""
     turns = {name: [statistics.median(ms) for ms in way["ms"]] for name, way in row["ways"].items()}
     return [
         [

@@ -1,12 +1,12 @@
-"""Step times on the emulated network: Gradwire beside its peers, alternating in one run.
+"""Step times on the emulated network: Gradwire beside DDP and torch's hooks, in turns in one run.
 
     python benchmarks/steps/steps.py                       # 100mbit and 1gbit, 2 ranks, all models
     python benchmarks/steps/steps.py --links 1gbit --models gpt --ranks 4
 
-Every configuration gets a fresh model and DDP, a few steps to warm up, then `--steps` timed ones; this is
-repeated `--repeats` times in turn. A step is zero_grad, forward, backward, SGD step; the figure is the median
-over all steps of rank 0, in ms; `cpu_ms` is the CPU time of rank 0's threads per step, which load from others on the
-machine disturbs less. Writes benchmarks/results/steps.json and prints a Markdown table.
+Every configuration gets a fresh model and DDP, a few steps to warm up, then `--steps` timed ones; all take turns,
+`--repeats` times. A step is zero_grad, forward, backward, SGD step; the figure is the median over all steps of rank 0,
+in ms; `cpu_ms` is the CPU time of rank 0's threads per step, which other load on the machine disturbs less. Writes
+benchmarks/results/steps.json and prints a Markdown table.
 """
 
 import argparse
@@ -25,7 +25,7 @@ NAMES = [
     "nocomm", "ddp", "torch fp16", "torch powersgd:4", "fp32", "fp16", "qsgd", "quantized:4", "efsignsgd", "topk:0.01",
     "topk:0.0625,value_bits=4", "powersgd:4", "powersgd:0.16667,bits=4", "acpsgd:4",
 ]  # fmt: skip
-"""Beside no communication, DDP and torch's own hooks, what `gw.attach` is given."""
+"""No communication, DDP and torch's own hooks; then configurations for `gw.attach`."""
 
 
 def main() -> None:
@@ -110,7 +110,7 @@ def measure(task, name: str, arguments: argparse.Namespace, rank: int) -> tuple[
 
 
 def setup(name: str) -> Callable:
-    """From a model to (forward, stats, how to end)."""
+    """A function from a model to (forward, stats, detach)."""
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel as DDP

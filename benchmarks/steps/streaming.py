@@ -5,11 +5,11 @@
     python benchmarks/steps/streaming.py --bits 32   # all-reduced in a ring, in which ranks wait for each other
 
 Byte-level GPT (width 256, 2 layers) in two fragments of a block each, 1 x 64 bytes a rank and step, AdamW. A few rounds
-tell how many bytes a fragment is and how long an inner step takes on the slowest rank; a fragment is sent every so many
-steps as the link needs for one, and 4 % more (`--slack`), and used twice as many later (`--ahead`), while the next one
-travels. Then whole rounds are timed. Idle is what a host's interface did not send, of what the link could have carried.
-Waited is how long the training thread stood still for a mean; outer is by how much the ends of steps that received and
-sent took longer than those of other steps, waits included.
+measure the bytes of a fragment and the inner step of the slowest rank. A fragment is then sent every so many steps as
+the link needs for one, and 4 % more (`--slack`), and applied twice as many steps later (`--ahead`), while the next one
+travels. Then whole rounds are timed. Idle is the part of the link's capacity that a host's interface did not use.
+Waited is the time for which the training thread waited for a mean. Outer is the extra time at the ends of steps that
+received or sent, over those of other steps, waits included.
 Writes benchmarks/results/streaming.json and prints a Markdown table.
 """
 
@@ -45,9 +45,11 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--link", default="10mbit")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--bits", type=int, default=4, help="of what travels, 32 or 2 to 8")
+    parser.add_argument("--bits", type=int, default=4, help="of the messages: 32, or 2 to 8")
     parser.add_argument("--slack", type=float, default=1.04)
-    parser.add_argument("--ahead", type=float, default=2.0, help="after how many fragments' time one is used; 1 to 2")
+    parser.add_argument(
+        "--ahead", type=float, default=2.0, help="a fragment is applied after the time of so many; 1 to 2"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
@@ -59,7 +61,7 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch.distributed as dist
 
     period = torch.tensor(2)
-    for _ in range(2):  # once more, for steps take longer beside what travels
+    for _ in range(2):  # twice, for steps take longer while messages travel
         probe = rounds(arguments, int(period), arguments.rounds)
         period = torch.tensor(math.ceil(arguments.slack * probe["wire_s"] / probe["step_s"]))
         dist.all_reduce(period, dist.ReduceOp.MIN)
@@ -67,7 +69,7 @@ def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, Any]:
-    """Times `count` rounds behind two that warm up; bytes and seconds are rank 0's."""
+    """Times `count` rounds after two to warm up; bytes and seconds are rank 0's."""
     import torch.distributed as dist
 
     import gradwire as gw
@@ -87,9 +89,9 @@ def rounds(arguments: argparse.Namespace, period: int, count: int) -> dict[str, 
         finish(*point)
         waits.append(time.perf_counter() - began)
 
-    optimizer.handle._runtime.finish = timed_finish  # what a round waits in
+    optimizer.handle._runtime.finish = timed_finish  # in which a round waits
     batches = task.batches(dist.get_rank(), arguments.ranks, 0)
-    taken: list[tuple[bool, float, float]] = []  # whether something is sent or used, the step's and its end's seconds
+    taken: list[tuple[bool, float, float]] = []  # if a fragment is sent or applied, seconds of the step and of its end
     sent, start = 0, 0.0
     for step in range(1, (WARM_UP + count) * every + 1):
         if step == WARM_UP * every + 1:

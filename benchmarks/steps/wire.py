@@ -3,9 +3,9 @@
     python benchmarks/steps/wire.py                # 2 and 4 ranks, every compressor
 
 Each rank reduces random gradients with every compressor, a few steps each, and reads its own interface's counter
-before and after: gradients of the GPT of `steps.py` (5.3 M elements) and 24 square matrices (25.2 M). The link is
-1 Gbit/s: there the emulator's counter sees large segments, whose headers count once; at 100 Mbit/s it sees packets,
-which adds 6.7 % of headers to everything. Writes benchmarks/results/wire.json and prints a Markdown table.
+before and after. The gradients are those of the GPT of `steps.py` (5.3 M elements) and of 24 square matrices (25.2 M).
+The link is 1 Gbit/s: there the emulator's counter sees large segments, whose headers count once; at 100 Mbit/s it sees
+packets, which adds 6.7 % of headers to everything. Writes benchmarks/results/wire.json and prints a Markdown table.
 """
 
 import os
@@ -80,7 +80,7 @@ def measure(model, compressor, communicator) -> dict:
     dist.barrier()
     sent = interface_traffic(os.environ["GLOO_SOCKET_IFNAME"]).sent_bytes - before
     totals = torch.tensor([sent, runtime.stats().wire_bytes], dtype=torch.float64)
-    dist.all_reduce(totals)  # a ring's ranks may differ by a chunk; the job's total is what is declared
+    dist.all_reduce(totals)  # a ring's ranks may differ by a part; declared is the job's total
     measured, declared = (totals / dist.get_world_size() / STEPS).tolist()
     runtime.close()
     return {
