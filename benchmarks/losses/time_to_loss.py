@@ -8,8 +8,8 @@
 4 hosts of one rank. Byte-level GPT (width 128, 2 layers: 0.5 million parameters), 1 x 64 bytes a rank and step, AdamW
 and its schedule as in local_steps.py. A run that ends above dense's loss + 1 % is repeated with half as many steps
 more, one that ends below with half as many. The time is the steps to that loss times the mean seconds of a step, so
-dense's at 10 Mbit/s is computed. Writes benchmarks/results/time_to_loss_WIDTH_curves.json and time_to_loss_WIDTH.json, and
-prints a Markdown table.
+dense's at 10 Mbit/s is computed. Writes benchmarks/results/time_to_loss_WIDTH_curves.json and time_to_loss_WIDTH.json,
+and prints a Markdown table.
 """
 
 import argparse
