@@ -23,7 +23,7 @@ INDEX = """# What was measured
 
 {questions}
 
-Beside what was published: {systems}.
+Beside published figures: {systems}.
 
 CPUs, gloo, torch 2.13; a network namespace per rank behind `tc tbf`. Ranks and network share two cores. Timings vary by
 10 to 20%: configurations take turns, and ratios count.

@@ -17,8 +17,8 @@ def shards() -> Page:
     links = [load(name) for name in names]
     sooner = {row["link"]: _against_native(row) for row in links}
     best = {link: max(ways, key=lambda way: median(ways[way])) for link, ways in sooner.items()}
-    best_ones = (f"{span(ways[best[link]])} ({best[link]}, {link})" for link, ways in sooner.items())
-    verdict = f"Times native float32's speed: {', '.join(best_ones)}"
+    best_ones = (f"{span(ways[best[link]])} times ({best[link]}, {link})" for link, ways in sooner.items())
+    verdict = f"{' and '.join(best_ones)} native float32's speed"
     rows = [[way, *(_shard_cell(row, way) for row in links), _bytes(links[0]["ways"][way])] for way in links[0]["ways"]]
     columns = ["", *(f"{row['link']}: ms" for row in links), "MB sent/declared"]
     note = f"GPT of {links[0]['parameters'] / 1e6:.1f}M, 2 hosts of 2 ranks."

@@ -37,8 +37,8 @@ def checks() -> Page:
     costs = [100 * checked.total(row) for row in found["rows"]]
     errors = [100 * row["error_ms"] / row["ms"] for row in found["rows"]]
     verdict = (
-        f"{median(costs):+.1f}% of a step over {found['link']}, {min(costs):+.1f} to {max(costs):+.1f}, each within "
-        f"{max(errors):.1f}."
+        f"{median(costs):+.1f}% of a step over {found['link']} in the median, {min(costs):+.1f} to {max(costs):+.1f}, "
+        f"measured within {max(errors):.1f}."
     )
     note = f"2 ranks; `elastic=True`'s message, watch and heartbeat, `verify()` every {found['every']} steps."
     shown = Shown(["checks"], checked.COLUMNS, [checked.cells(row) for row in found["rows"]], note)
@@ -65,7 +65,7 @@ def faults_beside() -> Page:
     ended = _systems(row for row in found["rows"] if row["fault"] == "kill" and not row["went_on"])
     go_on = _systems(row for row in found["rows"] if row["fault"] == "kill" and row["went_on"])
     parted = _systems(row for row in found["rows"] if row["fault"] == "corrupt" and not row["alike"])
-    verdict = f"A kill ends {ended}; {go_on} go on. A flipped bit parts {parted} unseen."
+    verdict = f"A kill ends {ended}; {go_on} go on. A flipped bit goes unnoticed under {parted}."
     note = f"{found['ranks']} ranks, timeout {found['timeout_s']:.0f} s, stops {found['stop_s']:.0f} s."
     shown = Shown(["faults_beside"], fault_table.COLUMNS, rows, note)
     return Page("faults_beside", "What do the same faults do to others?", verdict, [shown])

@@ -151,7 +151,7 @@ def wire() -> Page:
     middle = median(more for more, _ in found)
     verdict = f"Within 6% in {len(found) - len(rows)} of {len(found)} pairings; {middle:.1%} in the median."
     columns = ["compressor", "collective", "ranks", "elements", "declared MB", "sent MB", "more"]
-    return Page("wire", "Is what is declared sent?", verdict, [Shown(["wire"], columns, rows)])
+    return Page("wire", "Are sent bytes as declared?", verdict, [Shown(["wire"], columns, rows)])
 
 
 def collectives() -> Page:

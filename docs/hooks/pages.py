@@ -1,5 +1,5 @@
-"""What the site has beside the pages that are written: a page per algorithm, the reference, measured rows, and the
-benchmarks' pages as of this code.
+"""Generated parts of the site: a page per algorithm, the reference, measured rows, and the benchmarks' pages with the
+age of each result.
 
 In a page, `<!-- steps 100mbit -->` becomes the step times on that link, `<!-- ladder fidelity -->` the losses and bytes
 of that result, `<!-- losses fidelity gpt-adamw -->` all of a task's, and `<!-- source FILE CLASS -->` the source of a
@@ -61,7 +61,7 @@ def _with_algorithms(entry: Any, kinds: dict[str, list[CatalogueEntry]]) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fills in what is measured and what is source; links that leave the site go as text."""
+    """Fills in measured rows and source code; links that leave the site become text."""
     if (made := ROOT / "docs" / page.file.src_uri).parent == document.FOLDER:
         return document.pages(ages=True)[made]
     filled = _INSERT.sub(lambda found: _inserted(*found.groups()), markdown)
