@@ -45,7 +45,7 @@ docs: $(DEV)  ## the site, into build/site; it needs no network
 	@echo "read it: build/site/index.html"
 
 benchmarks: $(DEV)  ## docs/benchmarks/ from benchmarks/results/; it measures nothing
-	$(BIN)/python benchmarks/document.py
+	$(BIN)/python benchmarks/pages/document.py
 
 sanitize: $(DEV)  ## the kernels' tests under AddressSanitizer and UBSan
 	PYTHON=$(BIN)/python native/check/sanitize.sh
