@@ -1,4 +1,4 @@
-"""Does a fault in the code fail a test? Plants one-line faults, one at a time, and runs the tests.
+"""Does a fault in the code fail a test of `make test`? Plants one-line faults, one at a time, and runs them.
 
     python tests/mutants.py                 # all of them, about an hour on one core
     python tests/mutants.py --part 0/2      # every second one: another checkout takes the rest
@@ -224,7 +224,8 @@ def _first_failure(files: list[Path]) -> str:
     """Runs these tests until one fails; its name, or nothing where all pass."""
     if not files:
         return ""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *map(str, files)]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", "-m", "not long"]
+    command += map(str, files)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(

@@ -47,7 +47,7 @@ SMALL = {
     "squad": ["length=48", "batch=4", "tokenizer=bpe:300"],
 }
 
-# Each preset for two epochs, stopped after one and a half, and on from the checkpoint; one of each task as a whole, too.
+# Each preset for two epochs, stopped after one and a half, and on from the checkpoint; one of each task as a whole too.
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
