@@ -1,7 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# Modules are compiled when they are first imported: all 15,000 would take a minute more.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 PACKAGE := pyproject.toml constraints.txt $(wildcard native/*)
 TORCH := $(VENV)/.torch
 LAB := $(VENV)/.lab
