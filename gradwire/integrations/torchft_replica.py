@@ -25,12 +25,14 @@ def replica_of(model: nn.Module, manager: Any) -> ModelReplica:
     of one replica under torchft. Raises ValueError for a whole model on several, and for other ranks than the
     manager's."""
     if is_fsdp(model):
+        # torch.distributed has this replica's ranks alone
         own, managed = (dist.get_rank(), dist.get_world_size()), (manager._group_rank, manager._group_world_size)
         if own != managed:
             raise ValueError(
                 f"this is rank {own[0]} of {own[1]} in torch.distributed, and rank {managed[0]} of {managed[1]} to the "
                 "manager; give both those of the replica: Manager(rank=..., world_size=...)"
             )
+        # one replica here: torchft joins the others to it
         kind = device_of(parameters_of(model)[0]).type
         mesh = init_device_mesh(kind, (1, dist.get_world_size()), mesh_dim_names=("replicate", "shard"))
         return model_replica.replica_of(model, mesh, None)
@@ -81,6 +83,7 @@ class ReplicaGradients(GradientHooks):
                 "optimizer.step() without means: call zero_grad() first, and one backward pass outside no_sync()"
             )
         self.reduced = False
+        # one number is enough to see whether the step was good: a bad one makes all means NaN
         present = [local(p.grad) for p in self._parameters.values() if p.grad is not None]
         smallest = min((each for each in present if each.numel()), key=Tensor.numel, default=None)
         if smallest is not None and not smallest.isfinite().all():  # where there are memories, then none of them is
@@ -102,10 +105,12 @@ class ReplicaGradients(GradientHooks):
         self.reduced = True
 
     def _unless_lost(self, call: Callable[..., None], *arguments: Any) -> None:
+        # lost in this step already: the hooks do nothing more
         if self._runtime is None:
             return
         try:
             call(*arguments)
+        # a replica was lost: backward ends without means, and the vote will be no
         except Interrupted as error:
             self.unhook()
             self._report(error)
