@@ -2,7 +2,7 @@
 
 A residual differs between replicas: each holds the part of its gradients that has not been sent. So it is saved with an
 axis for the replica in front, (replicas, *shape), each row by its replica and cut as the parameter is. To load, rows go
-to the replicas that there are now by the rule of `checkpoint.predecessors`, cut as the parameter is now; each replica
+to the replicas that there are now by the rule of `gradwire.predecessors`, cut as the parameter is now; each replica
 adds up its own.
 """
 
@@ -33,13 +33,13 @@ from gradwire.checkpoint import (
     key_of,
     letters,
     pack,
-    predecessors,
     split,
     text_of,
     unpack,
 )
 from gradwire.frontends.values import is_sharded, or_zero
 from gradwire.ops.host import kind_of
+from gradwire.predecessors import predecessors
 from gradwire.slots import real_shape
 
 ABOUT = "gradwire"
@@ -154,7 +154,7 @@ class DistributedState:
     needs the checkpoint's tensors as `saved`. Raises ValueError for parameters that the model lacks.
 
     Small tensors have keys of their own for each shard, and for each replica where these differ in them; replicas load
-    them by the rule of `checkpoint.predecessors`. For shards of another size they are made anew."""
+    them by the rule of `gradwire.predecessors`. For shards of another size they are made anew."""
 
     def __init__(self, job: HasState, placed: Mapping[str, Placed], saved: Saved) -> None:
         self._job, self._placed, self._saved = job, placed, saved

@@ -4,7 +4,7 @@
 "shared"     anchors, the outer optimizer's state, and the means of fragments under way: equal on all replicas
 "replica r"  its parameters, now and as they were sent, and its inner optimizer's state, under a name of its own
 
-Other numbers of replicas go on by the rule of `checkpoint.predecessors`.
+Other numbers of replicas go on by the rule of `gradwire.predecessors`.
 """
 
 import json
@@ -19,11 +19,12 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from gradwire.checkpoint import key_of, letters, predecessors, split, text_of
+from gradwire.checkpoint import key_of, letters, split, text_of
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.rounds import Rounds
 from gradwire.frontends.stateful import DistributedState, Placed, Saved, tensors_in
 from gradwire.frontends.values import is_sharded, local
+from gradwire.predecessors import predecessors
 from gradwire.slots import real, real_shape
 
 MEMORY, SHARED, REPLICA = "memory", "shared", "replica "
