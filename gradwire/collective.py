@@ -22,7 +22,7 @@ FLAG_BYTES = 4
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Message:
-    """A buffer that travels.
+    """A buffer that is sent or received by a collective.
 
     `body` (n,) or (rows, n) is what an algorithm reads and writes. Behind it, or behind each of its rows, is a flag in
     `flags`, which the runtime sends along: NaN where a gradient was not finite, else 0. `whole` is both.
@@ -132,9 +132,13 @@ class SendReceive:
     this rank does not. All ranks take the turn together, also those that have no part in it."""
 
     send: Message
+    """To `target`."""
     receive: Message
+    """From `source`."""
     target: int | None = None
+    """The rank that this one sends to; None where it sends nothing."""
     source: int | None = None
+    """The rank that this one receives from; None where it receives nothing."""
     axis: str = REPLICA
 
     def wire_bytes(self, world: int) -> int:

@@ -30,16 +30,22 @@ class Slot:
     """
 
     name: str
+    """The parameter's name."""
     shape: tuple[int, ...]
+    """The gradient's shape."""
     strides: tuple[int, ...]
+    """Its strides in memory, in elements."""
     dtype: torch.dtype
+    """Its type; it is reduced in float32."""
     pairs: bool = False
+    """The last axis has real and imaginary parts."""
 
     @classmethod
     def of(cls, name: str, parameter: Tensor) -> "Slot":
         """Raises ValueError for a parameter whose gradient no compressor can take."""
         if parameter.is_conj():
             raise ValueError(f"parameter {name!r} is the conjugate of another tensor; make it of .resolve_conj()")
+        # the gradient of a dense parameter lies in memory as the parameter does
         like = torch.empty_like(parameter, device="meta")
         if like.stride() != parameter.stride():  # it has gaps: autograd makes its gradient row by row
             like = like.new_empty(like.shape)
@@ -82,6 +88,7 @@ class Layout:
     """Slots one after another in a flat buffer of `numel` elements."""
 
     slots: tuple[Slot, ...]
+    """In the order in which they lie in the buffer."""
 
     @classmethod
     def vector(cls, n: int) -> "Layout":

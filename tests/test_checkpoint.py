@@ -17,6 +17,7 @@ import gradwire as gw
 from gradwire import checkpoint
 from gradwire.frontends.idle import Idle
 from gradwire.plans import uniform
+from gradwire.predecessors import predecessors
 from gradwire.runtime import meeting
 from tests.support.cases import CASES, FEW, Case, rows
 from tests.support.harness import SMALL, draw, hand_over, job, plan_of, raising, slots_of, together, total
@@ -110,7 +111,7 @@ def test_a_job_without_memory_sends_what_it_is_given(case: Case):
 def test_one_rule_says_which_old_ranks_a_new_one_goes_on_from():
     """Memories as torch.distributed.checkpoint deals rows, `torch.chunk`; each once."""
     for old, ranks in product(range(1, 8), repeat=2):
-        before = [checkpoint.predecessors(rank, ranks, old) for rank in range(ranks)]
+        before = [predecessors(rank, ranks, old) for rank in range(ranks)]
         rows = [list(range(old))[each.memories] for each in before]
         dealt = [chunk.tolist() for chunk in torch.arange(old).chunk(ranks)]
         assert rows == dealt + [[]] * (ranks - len(dealt))

@@ -115,11 +115,14 @@ class GroupExchange(ABC):
         """Keeps the state of slots without a gradient on this rank. Where another rank had one, `used` (slots of the
         job,) is 1, and the residual takes in what this rank has dropped of others' sums there."""
         assert self.input is not None
+        # nothing of these slots was encoded, not even their residual
         for kind in self.context.flat if self.input.absent and self.compresses else ():
             before, after = map(self.stored.layout.parts, self.context.flat[kind])
             for slot in self.input.absent:
+                # some rank used the slot: keep the old residual, and add what this rank dropped of the others' sums
                 if kind == RESIDUAL:
                     torch.addcmul(before[slot], after[slot], used[self.stored.slots[slot]], out=after[slot])
+                # velocity and the like stay as they were
                 else:
                     after[slot].copy_(before[slot])
 
@@ -166,11 +169,13 @@ class ReplicaExchange(GroupExchange):
         count_step(step, self.context.scratch)
         if not self._was_good:  # else it is 0
             self.nonfinite.zero_()
+        # bad until `commit` says otherwise
         self._was_good = False
 
     def enter(self, given: GroupInput, step: int) -> None:
         """Has the turns that follow be those of this step."""
         self._check_size(step)
+        # draws of a step are counted from 0
         self.input, self.context.step, self.context.draws = given, step, count()
         self.context.flat = self.stored.flat
 
@@ -184,6 +189,7 @@ class ReplicaExchange(GroupExchange):
     def commit(self) -> None:
         assert self.input is not None
         self._was_good = True
+        # the residual that an earlier plan had left is sent
         if self.stored.pending:
             self.stored.spend(whole=not self.input.absent)
         self.stored.commit()
@@ -221,8 +227,10 @@ class ReplicaExchange(GroupExchange):
     # Dense groups without memory: summed where the gradients lie, or in one copy
 
     def _reduce_dense(self, dtype: torch.dtype, given: GroupInput) -> Reduction:
+        # divide first: the sum is the mean
         gradients, whole = given.gradients, given.gradients.whole
         gradients.scale(torch.nan if given.lost else 1 / self.context.world)
+        # sum where the gradients lie, if they are one vector of the type that travels; else in a copy
         x = whole
         if whole is None or whole.dtype != dtype:
             x = self.context.buffers.tensor("dense", (self.stored.layout.numel,), dtype)
@@ -240,8 +248,10 @@ class ReplicaExchange(GroupExchange):
         """The vector to compress: weighted gradients, and the residual."""
         weight, flat, ranks = given.weight(self.context.world), self.context.flat, self.context.world
         if self.group.memory.remembers:
+            # with a memory: gradient and residual are summed into the new residual
             gradient = given.lazily(flat[RESIDUAL].new, weight, self.nonfinite)
             return given.finish(self.group.memory.add(flat, gradient, self.stored.layout, ranks), weight)
+        # without: in the gradients themselves, or in scratch, with what an earlier plan has left
         scratch = self._own_buffer(given.gradients)
         pending = flat[RESIDUAL] if self.stored.pending else None
         if pending:
@@ -268,9 +278,11 @@ def flagged(reduction: Reduction, nonfinite: Tensor) -> Reduction:
     NaN stays NaN whatever is added, so once every rank has received something from every other, all have the same.
     """
     for op in reduction:
+        # the flag goes along
         if op is not None and op.send.flags is not None:
             op.send.flags.copy_(nonfinite.expand_as(op.send.flags))
         yield op
+        # the sum of all flags that came: this rank's own is among them, or is not
         flags = _received_flags(op)
         if flags is not None and len(flags) > 1:  # this rank's own is among them
             torch.sum(flags[:, 0], 0, keepdim=True, out=nonfinite)
@@ -279,7 +291,9 @@ def flagged(reduction: Reduction, nonfinite: Tensor) -> Reduction:
 
 
 def _received_flags(op: Collective | None) -> Tensor | None:
-    """The flags that came with a collective."""
-    if op is None or (isinstance(op, SendReceive) and op.source is None):
-        return None
-    return op.receive.flags
+    """The flags that came with a collective; None where nothing came."""
+    match op:
+        case None | SendReceive(source=None):
+            return None
+        case _:
+            return op.receive.flags

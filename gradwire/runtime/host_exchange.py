@@ -1,4 +1,4 @@
-"""The exchange of ranks that share hosts: dense inside a host, compressed between hosts, and all of a plan."""
+"""The exchange of ranks that share hosts, dense inside a host and compressed between hosts; the exchanges of a plan."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -65,8 +65,10 @@ class HostExchange(GroupExchange):
             given.finish(gradient, weight).total()
             return
         before, after = self.stored.flat[RESIDUAL]
+        # a residual of this rank, from a plan in which it was the leader: it goes out with the sum
         given.finish(gradient.onto(before, x, self._hosts), weight).total()
         after.zero_()
+        # but not that of absent slots
         for slot in given.absent:
             self.stored.layout.parts(after)[slot].copy_(self.stored.layout.parts(before)[slot])
 

@@ -30,13 +30,19 @@ class StoredGroup:
     """One group's state: its parts of the state buffers, its small tensors, and its scratch buffers."""
 
     slots: tuple[int, ...]
+    """The numbers of its slots."""
     pieces: Pieces
+    """Its slots as parts of one vector, with views that steps use."""
     kinds: tuple[str, ...]
     """The kinds of state of gradient size that its steps write."""
     parts: Mapping[str, BufferPart]
+    """Its parts of the state buffers, by kind."""
     slot_state: SlotState
+    """The small tensors of its slots, such as a low-rank basis."""
     group_state: GroupState
+    """Its own small tensors, such as a threshold."""
     buffers: Workspace
+    """Scratch that it keeps from step to step."""
     fixed: Gradients | None = None
     """Its gradients, where they lie in the same place at every step."""
 
@@ -114,19 +120,23 @@ class Store:
     def arrange(self, plan: Plan) -> None:
         """Arranges the state for a plan's groups; every slot keeps its own. Without groups all stays where it is."""
         members = self.members(plan)
+        # small tensors go back to their slots; state of gradient size moves, or stays
         self._write_back()
         before = {stored.slots: stored for stored in self.groups}
         if members:
             self._buffers.follow(members)
+        # buffers of kinds that this plan needs for the first time
         for group in plan.groups:
             for kind in _kinds(group):
                 self._buffers.need(kind)
+        # groups with the same slots as before keep their scratch
         self.groups = [
             self._stored(group, own, before.get(own)) for group, own in zip(plan.groups, members, strict=True)
         ]
 
     def export(self) -> Exported:
         """All state, as views."""
+        # what groups have changed and not written back
         now = {
             i: (stored.kinds, small, stored.group_state.changed)
             for stored in self.groups
@@ -138,12 +148,15 @@ class Store:
         """Takes over what `export` returned; slots that it lacks keep theirs. A slot's small tensor of another size
         takes the rows that both have."""
         kinds = {name: [kind for kind in tensors if "/" not in kind] for name, tensors in exported.items()}
+        # places and buffers for all that the state has
         self._buffers.hold([self._index[name] for name, own in kinds.items() if own])
         for kind in {kind for own in kinds.values() for kind in own}:
             self._buffers.need(kind)
+        # this job's own small tensors, of which those that the state lacks stay
         self._write_back()
         for name, tensors in exported.items():
             self._load_slot(self._index[name], tensors)
+        # groups see the loaded state
         for stored in self.groups:
             stored.parts = self._parts(stored.kinds, stored.slots)
             stored.group_state.load(self._group_tensors[stored.slots[0]])
@@ -169,6 +182,7 @@ class Store:
         """The small tensors of a slot in this group; those of other plans wait."""
         slot, tensors = self.slots[i], self._slot_tensors[i]
         wanted = group.compressor.init_slot(*slot.matrix, _generator_of(slot))
+        # what the compressor wants now; another shape takes the rows that both have
         for name, fresh in wanted.items():
             old = tensors.get(name)
             if old is None or old.shape != fresh.shape:
