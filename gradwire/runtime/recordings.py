@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.collective import Collective
-from gradwire.compressors import Halves, Reduction
+from gradwire.compressors import DoubleBuffer, Reduction
+from gradwire.compressors.context import SmallBuffers
 from gradwire.ops.workspace import scratch_on
 from gradwire.runtime.exchange import GroupExchange, GroupInput, ReplicaExchange
 from gradwire.runtime.executor import Executor
@@ -38,8 +39,8 @@ class Occasion:
 
     given: GroupInput
     step: int
-    flat: Mapping[str, Halves]
-    halves: Mapping[str, tuple[list[Tensor], list[Tensor]]]
+    flat: Mapping[str, DoubleBuffer]
+    small: Mapping[str, SmallBuffers]
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class GroupRecordings:
         self.fresh = before is None or before.step == step
         if before is None:
             stored = self._exchange.stored
-            self._seen[key] = Occasion(given, step, stored.flat, dict(stored.slot_state.halves))
+            self._seen[key] = Occasion(given, step, stored.flat, dict(stored.slot_state.buffers))
         if len(self._seen) > MOST:
             self.why_not = f"more than {MOST} of its steps differ"
             self.clear()
@@ -146,7 +147,7 @@ class GroupRecordings:
         assert isinstance(exchange, ReplicaExchange)
         context, slots = exchange.context, exchange.context.slots
         exchange.enter(occasion.given, occasion.step)
-        now, slots.halves = slots.halves, dict(occasion.halves)
+        now, slots.buffers = slots.buffers, dict(occasion.small)
         context.flat = dict(occasion.flat)
         try:
             reduction, turns = exchange.turns(occasion.given), []
@@ -155,7 +156,7 @@ class GroupRecordings:
             return Recorded(turns, slots.staged)
         finally:
             slots.forget()
-            slots.halves = now
+            slots.buffers = now
 
     def _replay(self, recorded: Recorded, given: GroupInput, step: int) -> Reduction:
         exchange = self._exchange
