@@ -79,12 +79,12 @@ FAULTS = [
     Fault("compressors/multi_level.py", "least = self.min_share * whole", "least = whole"),
     Fault("compressors/multi_level.py", "ratio=codec.ratio / self.further", "ratio=codec.ratio"),
     Fault("compressors/sidco.py", "1 / (self.stages - stage)", "1 / self.stages"),
-    Fault("compressors/factors.py", "payloads[i:j, ..., byte:]", "payloads[i:j]"),
+    Fault("compressors/factor_codec.py", "payloads[i:j, ..., byte:]", "payloads[i:j]"),
     Fault("compressors/context.py", "self.rank + 1", "1"),
     Fault("compressors/context.py", "value.isfinite().all()", "True"),
     # communicators
     Fault("communicators/all_gather.py", "out.mul_(context.world).div_(", "out.div_("),
-    Fault("communicators/scatter_reduce.py", "                x[a:b].add_(total)  # what is left of the sum\n",
+    Fault("communicators/scatter_reduce.py", "                x[a:b].add_(total)\n",
           "                pass\n"),
     Fault("communicators/scatter_reduce.py", "min(n, rank * size) for rank in range(world + 1)",
           "rank * size for rank in range(world + 1)"),
@@ -100,7 +100,7 @@ FAULTS = [
           "return Wire(2 * (world - 1), (world - 1) * nbytes // world)"),
     # memories
     Fault("memories/residual.py", "gradient.onto(*flat[RESIDUAL], self.decay)", "gradient.onto(*flat[RESIDUAL], 1.0)"),
-    Fault("memories/dgc.py", "backend_for(velocity).mask_zeros(velocity, flat[RESIDUAL].new)", "pass"),
+    Fault("memories/dgc.py", "backend_for(velocity).mask_zeros(velocity, flat[RESIDUAL].write)", "pass"),
     Fault("memories/dgc.py", "self.clip / (ranks * sqrt(ranks))", "self.clip / ranks"),
     Fault("memories/dgc.py", "gradient.onto(*velocity, self.momentum)", "gradient.onto(*velocity)"),
     # ops: what all devices share
@@ -112,7 +112,7 @@ FAULTS = [
     Fault("ops/ranges.py", "min(most, ceil(slack * k / world))", "min(most, int(slack * k / world))"),
     Fault("ops/ranges.py", "origin = start if relative else 0", "origin = 0"),
     Fault("ops/threshold.py", "len(found[0]) >= LEAST * k", "True"),
-    Fault("ops/matrices.py", "gap == last.apart or", "True or"),
+    Fault("ops/matrices.py", "gap == last.stride or", "True or"),
     # ops: reference
     Fault("ops/reference/largest.py", "chosen = magnitude > kth", "chosen = magnitude >= kth"),
     Fault("ops/reference/largest.py", "slack * rank**0.5 + slack", "-slack * rank**0.5"),
@@ -151,7 +151,7 @@ FAULTS = [
     Fault("runtime/exchange.py", "                    after[slot].copy_(before[slot])\n", "                    pass\n"),
     Fault("runtime/steps.py", "            self.number += 1\n", "            self.number += 0\n"),
     Fault("runtime/steps.py", "used.clamp_(max=1)", "used.clamp_(min=1)"),
-    Fault("runtime/steps.py", "                exchange.input.gradients.spoil()\n", "                pass\n"),
+    Fault("runtime/steps.py", "                exchange.input.gradients.poison()\n", "                pass\n"),
     Fault("runtime/steps.py", "            exchange.commit() if whole else exchange.forget()",
           "            exchange.commit()"),
     Fault("runtime/machine.py", "if entry.turn == 0 and entry.group not in self._complete:",

@@ -45,7 +45,7 @@ def main() -> None:
             f"| {row['name']} | {row['n'] / 1e6:.0f} M | {row['reference_ms']:.1f} | {row['native_ms']:.2f} "
             f"| {row['reference_ms'] / row['native_ms']:.1f} |"
         )
-    save("kernels.json", level=native.level(), torch=torch.__version__, rows=rows)
+    save("kernels.json", level=native.isa(), torch=torch.__version__, rows=rows)
 
 
 def measure(n: int) -> Iterator[dict]:

@@ -41,7 +41,7 @@ class Limited(gw.Residual):
     means: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
 
     def sent(self, flat) -> None:
-        new = flat["residual"].new
+        new = flat["residual"].write
         norm, key = float(new.norm()), new.numel()
         mean = self.means.get(key, norm)
         if norm > self.limit * mean > 0:

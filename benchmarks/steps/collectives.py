@@ -103,7 +103,7 @@ def collectives(compressor, communicator, elements: int, transport: gw.ProcessGr
     exchange = exchange_of(compressor, communicator, list(Layout.vector(elements).slots), transport)
     gradient = torch.randn(elements, generator=torch.Generator().manual_seed(transport.rank))
     ops = []
-    for op in exchange.run(GroupInput(Gradients(exchange.stored.pieces, [gradient])), 0):
+    for op in exchange.run(GroupInput(Gradients(exchange.stored.split, [gradient])), 0):
         if op is not None:
             transport.run(op)
         ops.append(op)

@@ -82,7 +82,7 @@ def reduced(exchange: ReplicaExchange, slots: list[Slot], transport: gw.ProcessG
     generator = torch.Generator().manual_seed(step * transport.world + transport.rank)
     gradients = [torch.randn(slot.shape, generator=generator) for slot in slots]
     ops, seconds = [], -time.thread_time()
-    for op in exchange.run(GroupInput(Gradients(exchange.stored.pieces, gradients)), step):
+    for op in exchange.run(GroupInput(Gradients(exchange.stored.split, gradients)), step):
         seconds += time.thread_time()
         if op is not None:
             transport.run(op)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective import FLAG_BYTES, Broadcast, Sum
-from gradwire.communicators.base import SparseCommunicator
+from gradwire.communicators.communicator import SparseCommunicator
 from gradwire.compressors import Cast, Codec
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
@@ -29,7 +29,7 @@ codecs = pytest.mark.parametrize("codec", CODECS, ids=str)
 
 def is_dense(case: Case) -> bool:
     """Whether a group only passes through: what is not finite is then in its own mean, and no flag travels."""
-    memoryless = not case.memory.remembers
+    memoryless = not case.memory.error_feedback
     return memoryless and isinstance(case.compressor, Cast) and isinstance(case.communicator, gw.AllReduce)
 
 
@@ -287,7 +287,7 @@ def test_after_a_huge_step_that_is_finite_a_normal_one_is_lawful(case: Case):
     """Squares of such numbers are none in float32; and above 2^96 a number counts as infinite."""
     if isinstance(case.memory, gw.DGCMemory) and case.memory.clip:
         pytest.skip("is clipped, by a norm that float32 does not hold")
-    if isinstance(case.compressor, gw.FP16) and not case.memory.remembers:
+    if isinstance(case.compressor, gw.FP16) and not case.memory.error_feedback:
         pytest.skip("beyond half precision's range, as in DDP")
     with start(case, SMALL_SLOTS, 2) as running:
         for step, size in enumerate([1.0, 1e20, 1.0, 1e30, 1.0, 1.0]):

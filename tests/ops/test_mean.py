@@ -60,7 +60,7 @@ def test_parts_and_matrices_cover_the_gradients_and_nothing_else(
         assert len(targets) == (2 if backend_for(expected).writes_anywhere else 1)
         for target, part in zip(targets, expected.split([each.numel() for each in targets]), strict=True):
             target.copy_(part)
-    mean.hand_out(None)
+    mean.write_means(None)
     for found, wanted in zip(tensors, layout.views(expected), strict=True):
         assert torch.equal(found, wanted)
 

@@ -36,15 +36,15 @@ few = settings(max_examples=25, deadline=None)
 @few
 def test_add_in_is_the_references(n: int, seed: int, dtype: torch.dtype, decay: float, scaled: bool):
     old, gradient = numbers(n, seed), numbers(n, seed + 1).to(dtype)
-    share = torch.tensor(1 / 3) if scaled else 1 / 3
+    weight = torch.tensor(1 / 3) if scaled else 1 / 3
     cuts = sorted({0, n // 3, n // 2, n})
     pieces: list[Tensor | int] = [gradient[a:b] for a, b in pairwise(cuts)]
     for source in (gradient, None, pieces or gradient):
         for kept in (old, None):
             ours, theirs = torch.full((2, n), torch.nan)
             nonfinite = torch.zeros(1)
-            assert TRITON.add_in(ours, kept, source, decay, share, nonfinite=nonfinite)
-            assert bool(nonfinite.isfinite()) == REFERENCE.add_in(theirs, kept, source, decay, share)
+            assert TRITON.add_in(ours, kept, source, decay, weight, nonfinite=nonfinite)
+            assert bool(nonfinite.isfinite()) == REFERENCE.add_in(theirs, kept, source, decay, weight)
             assert same_bits(ours, theirs)
 
 

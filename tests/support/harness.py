@@ -241,7 +241,7 @@ def exchange_of(group: gw.Group, slots: Sequence[Slot], transport: gw.Transport)
 
 def run(exchange: GroupExchange, grads: Sequence[Tensor], transport: gw.Transport, step: int = 0) -> None:
     """One step of it; the means replace the gradients."""
-    for op in exchange.run(GroupInput(Gradients(exchange.stored.pieces, grads)), step):
+    for op in exchange.run(GroupInput(Gradients(exchange.stored.split, grads)), step):
         transport.run(op)
     exchange.commit()
 

@@ -1,4 +1,4 @@
-"""What a communicator is: how the payloads of all ranks become one mean."""
+"""The interfaces of communicators: collectives by which all ranks' payloads become one mean."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.communicators.wire import Wire
-from gradwire.compressors import Codec, Compressor, GroupContext, MultiRound, Predictable, RandomK, Reduction, Sparse
+from gradwire.compressors import Codec, Compressor, GroupContext, MultiRound, Predictable, Reduction, Sparse
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.options import Options
@@ -16,19 +16,21 @@ from gradwire.slots import Layout
 
 
 class Communicator(Options, Recordable, ABC):
-    """A frozen dataclass. x is already divided by the number of ranks, so that the sum over the ranks is the mean."""
+    """An algorithm that reduces a group over the ranks: a frozen dataclass of its options. Gradients come divided by
+    the number of ranks, so that the sum over the ranks is the mean."""
 
     name: ClassVar[str]
+    """As users write it."""
 
     def check(self, compressor: Compressor) -> None:
-        """Raises ValueError, naming the pairing that works, where this one makes no sense."""
+        """Raises ValueError, naming a pairing that works, for a compressor that this one cannot reduce."""
         if isinstance(compressor, MultiRound) and compressor.summable:
             raise ValueError(
                 f"{type(compressor).__name__} sums its own factors; pair it with AllReduce(), not {self.name}()"
             )
 
     def rounds(self, compressor: Compressor, world: int) -> int:
-        """How many collectives `reduce` takes among `world` ranks, one after another."""
+        """The collectives that `reduce` runs among `world` ranks, one after another."""
         return 1
 
     def init_group(self) -> dict[str, Tensor]:
@@ -40,25 +42,26 @@ class Communicator(Options, Recordable, ABC):
         return 0
 
     def dense_dtype(self, compressor: Compressor) -> torch.dtype | None:
-        """As which type of numbers a gradient that nothing is kept of may be summed where it lies; None where it may
+        """The type of numbers as which a gradient without a memory may be summed where it lies; None where it may
         not."""
         return None
 
     @abstractmethod
     def wire(self, compressor: Compressor, layout: Layout, world: int, step: int = 0) -> Wire:
-        """What it costs one of `world` ranks to reduce a group at this step, flags included."""
+        """The cost for one of `world` ranks to reduce a group at this step, flags included."""
 
     @abstractmethod
     def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         """Writes the sum of all ranks' x (n,) = `vector.total()`, as compressed, to where the `mean` goes, and leaves
-        in x what this rank did not send. Without `context.remember` both may be the same memory, and what is left in x
-        does not matter."""
+        in x what this rank did not send. Without `context.error_feedback` both may be the same memory, and what is left
+        in x does not matter."""
 
 
 class SummingCommunicator(Communicator):
-    """Adds up what codecs encode, by so many `collectives`; of a compressor of several rounds, round by round."""
+    """A communicator that sums the payloads of any codec; of a compressor of several rounds, round by round."""
 
     collectives: ClassVar[int] = 1
+    """That a round takes."""
 
     def rounds(self, compressor: Compressor, world: int) -> int:
         return self.collectives * compressor.rounds
@@ -69,31 +72,33 @@ class SummingCommunicator(Communicator):
         return sum((self.codec_wire(codec, part, world, step) for codec, part in messages), Wire(0, 0))
 
     def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
-        return compressor.reduce(vector, mean, context, self.add_up)
+        return compressor.reduce(vector, mean, context, self.reduce_codec)
 
     @abstractmethod
     def codec_wire(self, codec: Codec, layout: Layout, world: int, step: int) -> Wire:
-        """What it costs one of `world` ranks to add up what a codec encodes at this step."""
+        """The cost for one of `world` ranks to sum a codec's payloads at this step."""
 
     @abstractmethod
-    def add_up(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
-        """See `AddUp`."""
+    def reduce_codec(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+        """See `ReduceCodec`."""
 
 
 class SparseCommunicator(Communicator):
-    """Moves selected elements by their indices, so it wants a compressor that selects: TopK, DGC and the like.
+    """A communicator that moves selected elements by their indices: for TopK, DGC and the like.
 
-    Every buffer has a size that the plan alone determines. What does not fit stays in, or goes back to, the
-    memory of the rank that had it. Where values are added in flight (`sums_values`), they cannot be codes.
+    Every buffer has a size that the plan alone determines. Elements beyond that capacity stay in, or go back to, the
+    memory of the rank that had them.
     """
 
     sums_values: ClassVar[bool] = False
+    """Values are added in flight, so they cannot be codes."""
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
-        if isinstance(compressor, RandomK):
+        if compressor.sparse and compressor.summable:
             raise ValueError(
-                f"RandomK's ranks share their indices already; pair it with AllReduce(), not {self.name}()"
+                f"{type(compressor).__name__}'s ranks share their indices already; pair it with AllReduce(), not "
+                f"{self.name}()"
             )
         if not isinstance(compressor, Sparse):
             other = "AllReduce" if compressor.summable else "AllGather"
@@ -113,12 +118,12 @@ class SparseCommunicator(Communicator):
 
     def reduce(self, compressor: Compressor, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         assert isinstance(compressor, Sparse)
-        return self.add_up(compressor, vector, mean, context)
+        return self.reduce_codec(compressor, vector, mean, context)
 
     @abstractmethod
     def codec_wire(self, codec: Sparse, n: int, world: int) -> Wire:
-        """What it costs one of `world` ranks to add up what a sparsifier selects of n elements."""
+        """The cost for one of `world` ranks to sum a sparsifier's selections of n elements."""
 
     @abstractmethod
-    def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+    def reduce_codec(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         """`reduce` for a sparsifier."""

@@ -1,17 +1,18 @@
-"""What a compressor is: hyperparameters, and how they turn a gradient into bytes and back."""
+"""The interfaces of compressors: hyperparameters, and how they turn a gradient into bytes and back."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from gradwire.collective import Collective
-from gradwire.compressors.context import GroupContext, GroupState, Halves, Parts, SlotState
+from gradwire.compressors.context import DoubleBuffer, GroupContext, GroupState, Parts, SlotState
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.ops.vectors import equal_parts
 from gradwire.ops.workspace import Workspace
 from gradwire.options import Options
 from gradwire.recordable import Recordable
@@ -21,34 +22,41 @@ Reduction = Generator[Collective | None, None, None]
 """Yields collectives, and goes on when their results are there; None for a round in which this rank takes no part."""
 
 LONGEST_PERIOD = 1000
-"""Steps of a period, of which each one's bytes are added up."""
+"""The most steps of a period; the bytes of each of them are added up."""
 
 
 class Compressor(Options, Recordable, ABC):
-    """A frozen dataclass of hyperparameters. To change one: `dataclasses.replace(compressor, ratio=0.1)`.
+    """A compression algorithm: a frozen dataclass of its hyperparameters, with its properties as class variables.
 
-    `biased` compressors drop what they do not send and want a memory. `sparse` ones send some coordinates exactly
-    and none of the others. Those that `carries_dense` send biases and norm scales well enough beside the rest, so
-    that these need no group of their own. `flat_state` names tensors of gradient size that the algorithm keeps. A
-    step's sum takes `rounds` of adding something up; it is `summable` where an all-reduce can do that, of numbers
-    of `wire_dtype`. Steps may differ in the bytes that they send; `period` of them in a row are as many as any
-    others. Those with `local_arithmetic` let every rank compute what all must have alike, so their hardware must be
-    alike as well. A compressor that `is_cast` changes the numbers' type and nothing else; one that `votes` sends
-    what only counts together with the others'. What is not `divisible` works on whole groups only.
+    To change a hyperparameter: `dataclasses.replace(compressor, ratio=0.1)`.
     """
 
     biased: ClassVar[bool] = True
+    """Drops what it does not send, and so wants a memory."""
     is_cast: ClassVar[bool] = False
-    votes: ClassVar[bool] = False
+    """Changes the numbers' type and nothing else."""
+    sign_vote: ClassVar[bool] = False
+    """Sends votes on signs, which estimate no gradient, so that no memory can subtract them."""
     divisible: ClassVar[bool] = True
+    """Works on parts of a group as well; else on whole groups only."""
     rounds: ClassVar[int] = 1
+    """How many reductions a step takes, one after another."""
     summable: ClassVar[bool] = False
+    """An all-reduce can add up its payloads."""
     wire_dtype: ClassVar[torch.dtype] = torch.float32
+    """The type of the numbers in a summable payload."""
     period: ClassVar[int] = 1
+    """The bytes of a step repeat every so many steps."""
     sparse: ClassVar[bool] = False
+    """Sends some coordinates exactly, and nothing of the others."""
     carries_dense: ClassVar[bool] = False
+    """Sends biases and norm scales well enough beside the rest, so that these need no group of their own."""
     local_arithmetic: ClassVar[bool] = False
+    """Every rank computes by itself a result that must be equal on all ranks, so all need the same hardware."""
     flat_state: ClassVar[tuple[str, ...]] = ()
+    """The names of the tensors of gradient size that the algorithm keeps."""
+    for_shards: ClassVar[Literal["no", "with memory", "yes"]] = "no"
+    """Whether `compress_shards` may send FSDP2's shards with it; "with memory": gradients with a memory only."""
 
     def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
         """The tensors of other than gradient size that this algorithm keeps for a (rows, columns) slot, equal on all
@@ -64,25 +72,24 @@ class Compressor(Options, Recordable, ABC):
         return step % self.period
 
     @abstractmethod
-    def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, add_up: "AddUp") -> Reduction:
+    def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, reduce_codec: "ReduceCodec") -> Reduction:
         """Writes the sum of all ranks' x (n,) = `vector.total()` to where the `mean` goes, and leaves in x what this
-        rank did not send. `add_up` does that for what a codec encodes."""
+        rank did not send. `reduce_codec` does that for the payloads of a codec."""
 
 
 class Predictable(Compressor):
-    """A compressor whose messages follow from layout and step alone, and that knows what it would lose of a slot sent
-    by itself."""
+    """A compressor whose messages follow from layout and step alone, and that knows its error on a slot sent alone."""
 
     @abstractmethod
     def messages(self, layout: Layout, step: int) -> "Sequence[tuple[Codec, Layout]]":
-        """What the rounds of a step encode, and with what."""
+        """The codec of each round of a step, and the vector that it encodes."""
 
     def group_bytes(self, layout: Layout, step: int) -> int:
         """Bytes of all messages of a whole group, or of a part of one, at this step, the same on all ranks."""
         return sum(codec.group_bytes(part, step) for codec, part in self.messages(layout, step))
 
     def slot_bytes(self, slot: Slot) -> float:
-        """A slot's share of a group's bytes, without what a group costs; the mean over steps that differ."""
+        """The bytes that a slot adds to a group's, without what a group costs; the mean over steps that differ."""
         return fmean(self.group_bytes(Layout((slot,)), step) for step in range(self.period))
 
     @classmethod
@@ -92,11 +99,10 @@ class Predictable(Compressor):
 
 
 class Codec(Predictable):
-    """A compressor that turns n numbers into a fixed count of bytes without talking to anybody.
+    """A compressor that turns n numbers into a fixed count of bytes, by itself on each rank.
 
-    The payload's size does not depend on the numbers, so that what is declared is what is sent. `summable`
-    payloads are vectors of `wire_dtype` that may be all-reduced. A codec that is not `divisible` encodes whole
-    groups only: it looks at whole slots, or does not do the same at every step.
+    The payload's size does not depend on the numbers, so that ranks need not tell each other how much comes. A codec
+    that is not `divisible` encodes whole groups only: it looks at whole slots, or does not do the same at every step.
     """
 
     @abstractmethod
@@ -112,9 +118,9 @@ class Codec(Predictable):
 
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
-        return [choice._left_of(x, slot) for choice in choices]
+        return [choice._square_error(x, slot) for choice in choices]
 
-    def _left_of(self, x: Tensor, slot: Slot) -> float:
+    def _square_error(self, x: Tensor, slot: Slot) -> float:
         """The square norm of what `encode` leaves."""
         context = context_for(Layout((slot,)), self, x.device)
         size = self.group_bytes(context.layout, 0)
@@ -123,24 +129,24 @@ class Codec(Predictable):
         self.encode(LazySum.of(left), payload[None], context.whole)
         return float(left.double().square().sum())
 
-    def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, add_up: "AddUp") -> Reduction:
-        return add_up(self, vector, mean, context)
+    def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, reduce_codec: "ReduceCodec") -> Reduction:
+        return reduce_codec(self, vector, mean, context)
 
     @abstractmethod
     def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
         """Writes to a row of payloads (parts, ≥ bytes) uint8 what is sent of each part of x (n,) = `vector.total()`,
-        and leaves in x what is not: x minus what the payloads stand for. Without `context.remember` what is left in x
-        does not matter."""
+        and leaves in x what is not: x minus what the payloads stand for. Without `context.error_feedback` what is left
+        in x does not matter."""
 
     @abstractmethod
     def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
-        """Decodes payloads (parts, ranks, ≥ bytes), and writes each part's sum over the ranks where the mean goes. An
-        all-gather has one part and several ranks, a ScatterReduce ends with several parts of one rank."""
+        """Decodes payloads (parts, ranks, ≥ bytes) uint8, and writes each part's sum over the ranks where the mean
+        goes. An all-gather has one part and several ranks, a ScatterReduce ends with several parts of one rank."""
 
 
 class SimpleCodec(Codec):
-    """A codec that is written for one vector; parts are gone through one by one. To write your own, say how many
-    `payload_bytes` n elements take, and define `compress` and `decompress`."""
+    """A codec written for one vector; a group's parts take turns. To write your own, say how many `payload_bytes` n
+    elements take, and define `compress` and `decompress`."""
 
     @abstractmethod
     def compress(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
@@ -148,33 +154,54 @@ class SimpleCodec(Codec):
 
     @abstractmethod
     def decompress(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        """Decodes payloads (ranks, bytes), and writes their sum to out (n,)."""
+        """Decodes payloads (ranks, bytes) uint8, and writes their sum to out (n,)."""
 
     def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
         for x, payload, context in zip(vector.total().split(parts.lengths), payloads, parts.contexts, strict=False):
-            self.compress(x, self._cut(payload, context, parts), context)
+            self.compress(x, self._used(payload, context, parts), context)
 
     def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
         for out, rows, context in zip(mean.vector().split(parts.lengths), payloads, parts.contexts, strict=False):
-            self.decompress(self._cut(rows, context, parts), out, context)
+            self.decompress(self._used(rows, context, parts), out, context)
 
-    def _cut(self, rows: Tensor, context: GroupContext, parts: Parts) -> Tensor:
-        """Payloads (..., ≥ bytes) of a part, which may be shorter than others."""
+    def _used(self, rows: Tensor, context: GroupContext, parts: Parts) -> Tensor:
+        """The bytes of payloads (..., ≥ bytes) that a part fills; it may be shorter than others."""
         return rows if parts.is_whole else rows[..., : self.group_bytes(context.layout, context.step)]
 
 
-AddUp = Callable[[Codec, LazySum, Mean, GroupContext], Reduction]
-"""add_up(codec, vector, mean, context) writes the sum over the ranks of what `codec` sends of x (n,) = `vector.total()`
-to where the `mean` goes, and leaves in x what this rank did not send."""
+class Rowwise(Codec):
+    """A codec that works on vectors of equal length at once, as rows of a matrix: few launches on a GPU. On a CPU each
+    part is a matrix of one row."""
+
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        for x, rows in equal_parts(vector.total(), payloads, parts.bounds):
+            self.send(x, rows, parts.context)
+
+    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        for out, rows in equal_parts(mean.vector().zero_(), payloads, parts.bounds):
+            self.receive(rows, out, parts.context)
+
+    @abstractmethod
+    def send(self, x: Tensor, payloads: Tensor, context: GroupContext) -> None:
+        """Moves what is sent of vectors x (m, n) to payloads (m, ≥ bytes) uint8, one each."""
+
+    @abstractmethod
+    def receive(self, payloads: Tensor, out: Tensor, context: GroupContext) -> None:
+        """Adds payloads (m, ranks, ≥ bytes) uint8 to vectors out (m, n), which are zero."""
+
+
+ReduceCodec = Callable[[Codec, LazySum, Mean, GroupContext], Reduction]
+"""reduce_codec(codec, vector, mean, context) writes the sum over the ranks of what `codec` sends of x (n,) =
+`vector.total()` to where the `mean` goes, and leaves in x what this rank did not send."""
 
 
 class Selective(Codec):
-    """A codec that sends some elements, each by its place."""
+    """A codec that sends some elements, each with its index."""
 
     @abstractmethod
     def entries(self, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """Places (m,) int64 and values (m,) of the elements of n that payloads (ranks, ·) hold, one payload after
-        another; what is left of their room has value 0."""
+        """Indices (m,) int64 and values (m,) of the elements of n that payloads (ranks, ·) hold, one payload after
+        another. Entries that a payload did not fill have value 0."""
 
 
 class MultiRound(Compressor):
@@ -190,5 +217,5 @@ def context_for(layout: Layout, compressor: Compressor, device: torch.device) ->
         layout, 0, 1, buffers, Workspace(device), SlotState(slots), GroupState(compressor.init_group())
     )
     for name in compressor.flat_state:
-        context.flat[name] = Halves(*torch.zeros(2, layout.numel, dtype=torch.float32, device=device))
+        context.flat[name] = DoubleBuffer(*torch.zeros(2, layout.numel, dtype=torch.float32, device=device))
     return context
