@@ -15,7 +15,6 @@ from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.noise import draws
 from gradwire.ops.tiles import at_once
 from gradwire.ops.vectors import together
 from gradwire.slots import Slot
@@ -163,7 +162,8 @@ class RandomK(Sparsifier, Rowwise, recordable=True):
             return edges[:-1], edges.diff()
 
         starts, sizes = context.buffers.once(("parts", n, k), starts_and_sizes)
-        return draws(k, context.shared_seed(), context.device).mul_(sizes).long().add_(starts), sizes
+        draws = backend_for(sizes).draws(k, context.shared_seed(), context.device)
+        return draws.mul_(sizes).long().add_(starts), sizes
 
     def send(self, x: Tensor, payloads: Tensor, context: GroupContext) -> None:
         # draw the same coordinates on all ranks

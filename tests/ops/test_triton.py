@@ -19,7 +19,7 @@ from gradwire.ops import backend, reference
 from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest
-from gradwire.ops.noise import Seed
+from gradwire.ops.noise import SALT, Seed, hashed_draws
 from tests.support.kernel_cases import CODES, DTYPES, garbage, numbers, same_bits
 
 pytest.importorskip("triton")
@@ -333,6 +333,13 @@ def test_products_are_the_references(shapes: list[tuple[int, int, int, int]], ga
         assert_close(ours, theirs)
 
 
+@given(n=st.sampled_from([1, 100, 5000]), salt=st.integers(0, SALT), step=st.integers(0, 2**40))
+@settings(max_examples=12, deadline=None)
+def test_draws_are_the_hashed_ones(n: int, salt: int, step: int):
+    seed, cpu = Seed(0, salt, torch.tensor([step])), torch.device("cpu")
+    assert torch.equal(TRITON.draws(n, seed, cpu), hashed_draws(n, seed, cpu))
+
+
 def in_batches(vector: Tensor, shapes: list[tuple[int, int, int]]) -> list[Tensor]:
     """Batches of factors (k, rank, length), one after another."""
     return [part.view(shape) for part, shape in zip(vector.split([*map(prod, shapes)]), shapes, strict=True)]
@@ -371,7 +378,7 @@ REGISTERS = {
     "add_kernel": 96, "measure_kernel": 112, "quantise_kernel": 192, "dequantise_kernel": 190, "pack_kernel": 80,
     "mask_kernel": 80, "ends_kernel": 48, "sum_kernel": 40, "pack_levels_kernel": 96, "unpack_kernel": 80,
     "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48, "candidates_kernel": 80, "cast_kernel": 64,
-    "renew_kernel": 64, "orthonormal_kernel": 248, "project_kernel": 128, "product_kernel": 192,
+    "renew_kernel": 64, "orthonormal_kernel": 248, "project_kernel": 128, "product_kernel": 192, "draw_kernel": 48,
 }  # fmt: skip
 """Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""
 

@@ -21,6 +21,7 @@ from gradwire.ops.triton import (
     entries,
     factors,
     levels,
+    noise,
     orthogonal,
     places,
     products,
@@ -116,6 +117,8 @@ def main(capability: int) -> None:
         "k": "i32",
         "nbytes": "i32",
     }
+    drawing = {"out": "*fp64", "word": "*i64", "salt": "i32", "n": "i32"}
+    compiled(noise.draw_kernel, drawing, {"SIZE": noise.SIZE}, capability)
     for kernel in (words.pack_words_kernel, words.unpack_words_kernel):
         compiled(kernel, short, {"BITS": 12, "SIZE": words.SIZE}, capability)
 
