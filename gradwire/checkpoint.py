@@ -4,12 +4,14 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradwire.ops.checksum import checksum
+from gradwire.options import Options, names
+from gradwire.predecessors import predecessors
 from gradwire.slots import Slot
 
 StateDict = dict[str, Tensor]
@@ -29,11 +31,13 @@ Exported = Mapping[str, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class About:
+class About(Options):
     """A state's description of itself."""
 
     rank: int
+    """Whose state it is."""
     ranks: int
+    """The ranks of the job."""
     plan: str
     """The plan that was in force, as JSON."""
     order: tuple[str, ...] = ()
@@ -53,8 +57,11 @@ class Unpacked:
     """A state dict that was read: the tensors of each parameter, and those of the job."""
 
     exported: dict[str, dict[str, Tensor]]
+    """By parameter and name."""
     job: dict[str, Tensor]
+    """By name, what belongs to no parameter: the plan's and the controller's."""
     step: int
+    """The steps that were made."""
     about: About
 
     def facts(self, sharded: bool = False) -> dict[str, str]:
@@ -122,22 +129,6 @@ class Unpacked:
         return replace(self, exported=exported, about=replace(self.about, rank=rank, ranks=ranks, gathered=False))
 
 
-class Predecessors(NamedTuple):
-    """The old ranks that a new rank goes on from: one as whose `own` state it takes what is small, and with local steps
-    the parameters; and those whose `memories` it adds up."""
-
-    own: int
-    memories: slice
-
-
-def predecessors(rank: int, ranks: int, old: int) -> Predecessors:
-    """The rule by which `ranks` ranks, or replicas, go on from `old` ones: `rank` goes on as old rank `rank` modulo
-    `old` did, and adds up the memories of ceil(old / ranks) neighbours, of fewer, or of none, as
-    distributed checkpoints deal rows. So no memory is lost, and as many ranks as before get back their own."""
-    most = -(-old // ranks)
-    return Predecessors(rank % old, slice(min(old, rank * most), min(old, (rank + 1) * most)))
-
-
 def pack(exported: Exported, job: Mapping[str, Tensor], step: int, about: About) -> StateDict:
     """A copy of all this as a state dict."""
     everything = {**exported, "": job}
@@ -150,6 +141,7 @@ def pack(exported: Exported, job: Mapping[str, Tensor], step: int, about: About)
 def unpack(state: Mapping[str, Tensor]) -> Unpacked:
     """The inverse of `pack`. Raises ValueError for a state that is not whole, or none."""
     _check_types(state)
+    # the description first: it says what the tensors must be
     try:
         about, kinds = _read_about(state)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -157,6 +149,7 @@ def unpack(state: Mapping[str, Tensor]) -> Unpacked:
     tensors = {key: tensor for key, tensor in state.items() if key != ABOUT}
     _check_tensors(tensors, kinds)
     step, exported = int(tensors.pop(STEP)), dict[str, dict[str, Tensor]]()
+    # then the tensors by parameter
     for key, tensor in tensors.items():
         name, kind = split(key)
         exported.setdefault(name, {})[kind] = tensor
@@ -168,6 +161,7 @@ def unpack(state: Mapping[str, Tensor]) -> Unpacked:
 def gather(states: Sequence[StateDict]) -> StateDict:
     """The states of all ranks of one job, in their order, as one that any number of ranks can load. Raises ValueError
     where they do not belong together."""
+    # they must be whole, in order, and of one moment
     read = [unpack(state) for state in states]
     if not read:
         raise ValueError("there is no state here; pass every rank's, in their order")
@@ -177,10 +171,12 @@ def gather(states: Sequence[StateDict]) -> StateDict:
         for field, fact in one.facts().items():
             if fact != read[0].facts()[field]:
                 raise ValueError(f"rank {rank} and rank 0 differ in {field}; pass states that were saved together")
+    # for every tensor that some rank has, a row of each rank
     likes = {(name, key): tensor for one in read[::-1] for name, key, tensor in _each(one.exported)}
     exported: dict[str, dict[str, Tensor]] = {}
     for (name, key), like in likes.items():
         rows = [one.exported.get(name, {}).get(key) for one in read]
+        # a rank without a memory has zeros; one without small state gets another rank's
         instead = like if key.startswith(GROUP) else torch.zeros_like(like)
         stacked = torch.stack([instead if row is None else row for row in rows])
         exported.setdefault(name, {})[key] = like if key.startswith(SHARED) else stacked
@@ -191,9 +187,9 @@ def gather(states: Sequence[StateDict]) -> StateDict:
 def reshard(states: Sequence[StateDict], world: int) -> list[StateDict]:
     """The states of all ranks of one job, in their order, as those of a job with `world` ranks.
 
-    Memories are added up by the rule of `predecessors`; ranks that get none start with empty ones. The sum over the
-    ranks of every residual is the same before and after, and what is equal on all ranks stays so. Raises ValueError
-    where the states do not belong together, and for a `world` that is no number of ranks.
+    Memories are added up by the rule of `gradwire.predecessors`; ranks that get none start with empty ones. The sum
+    over the ranks of every residual is the same before and after, and what is equal on all ranks stays so. Raises
+    ValueError where the states do not belong together, and for a `world` that is no number of ranks.
     """
     if type(world) is not int or world < 1:
         raise ValueError(f"world={world!r} is no number of ranks; use e.g. gw.reshard(states, 4)")
@@ -223,17 +219,13 @@ def _read_about(state: Mapping[str, Tensor]) -> tuple[About, dict[str, Any]]:
     fields = json.loads(bytes(state[ABOUT].tolist()))
     if fields["format"] != FORMAT:
         raise ValueError("it is of another format")
-    kinds = dict(fields["tensors"])
-    if not all(isinstance(kind, list) and kind for kind in kinds.values()):
-        raise ValueError("what it says of its tensors cannot be")
-    skipped = fields["skipped"]
-    about = About(fields["rank"], fields["ranks"], fields["plan"], tuple(fields["order"]), skipped, fields["gathered"])
-    if not (0 <= about.rank < about.ranks and isinstance(about.plan, str) and isinstance(about.gathered, bool)):
+    kinds = {key: [saved_sum, *kind] for key, (saved_sum, *kind) in fields["tensors"].items()}
+    skipped, order = fields["skipped"], names(fields["order"])
+    about = About(fields["rank"], fields["ranks"], fields["plan"], order, skipped, fields["gathered"])
+    if not 0 <= about.rank < about.ranks:
         raise ValueError("what it says of itself cannot be")
-    if not (isinstance(skipped, int) and 0 <= skipped <= int(step)):
+    if not 0 <= skipped <= int(step):
         raise ValueError(f"it has skipped {skipped!r} of {int(step)} steps")
-    if not all(isinstance(name, str) for name in about.order):
-        raise ValueError("its order is no list of names")
     return about, kinds
 
 

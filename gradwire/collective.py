@@ -18,11 +18,13 @@ SHARD = "shard"
 """The axis of the ranks that hold one replica together. Nothing is reduced along it but what all ranks must know."""
 
 FLAG_BYTES = 4
+ALIGNED = 16
+"""Bytes."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Message:
-    """A buffer that travels.
+    """A buffer that is sent or received by a collective.
 
     `body` (n,) or (rows, n) is what an algorithm reads and writes. Behind it, or behind each of its rows, is a flag in
     `flags`, which the runtime sends along: NaN where a gradient was not finite, else 0. `whole` is both.
@@ -59,8 +61,9 @@ class Message:
 
 
 def framed(size: int) -> int:
-    """The bytes of a row of `size` bytes and its flag; rows start on multiples of 4 bytes."""
-    return -(-size // 4) * 4 + FLAG_BYTES
+    """The bytes of a row of `size` bytes and its flag. Rows start on multiples of 16 bytes: NCCL moves others byte by
+    byte."""
+    return -(-(size + FLAG_BYTES) // ALIGNED) * ALIGNED
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -132,9 +135,13 @@ class SendReceive:
     this rank does not. All ranks take the turn together, also those that have no part in it."""
 
     send: Message
+    """To `target`."""
     receive: Message
+    """From `source`."""
     target: int | None = None
+    """The rank that this one sends to; None where it sends nothing."""
     source: int | None = None
+    """The rank that this one receives from; None where it receives nothing."""
     axis: str = REPLICA
 
     def wire_bytes(self, world: int) -> int:

@@ -1,4 +1,4 @@
-"""From text to objects: `ratio=0.01` and the class TopK become TopK(ratio=0.01).
+"""Objects from text: `ratio=0.01` and the class TopK become TopK(ratio=0.01).
 
 A compressor inside a compressor is written with slashes: `interleaved:alldimensiontopk/0.01,topk/0.01`.
 """
@@ -6,7 +6,7 @@ A compressor inside a compressor is written with slashes: `interleaved:alldimens
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
-from inspect import isabstract
+from inspect import isabstract, isclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -31,6 +31,7 @@ def construct(cls: type[T], arguments: Sequence[str], called: str) -> T:
 
     Raises ValueError for an unknown name, a value of the wrong type, one given twice, and one missing.
     """
+    # each argument by name, or by its place among the options
     options = options_of(cls)
     types = get_type_hints(cls)
     values: dict[str, Any] = {}
@@ -39,6 +40,7 @@ def construct(cls: type[T], arguments: Sequence[str], called: str) -> T:
         if name in values:
             raise ValueError(f"{called} got {name} twice")
         values[name] = _read(text, types[name], f"{name} of {called}")
+    # options without a default must have been given
     for name, default in options.items():
         if default is MISSING and name not in values:
             raise ValueError(f"{called} needs {name}={name.upper()}")
@@ -49,7 +51,7 @@ def exported(base: type) -> dict[str, type[Any]]:
     """Gradwire's public subclasses of `base` that text can say, by lower-case name."""
     modules = (compressors, communicators, memories, controllers)
     members = [getattr(module, name) for module in modules for name in module.__all__]
-    classes = [cls for cls in members if isinstance(cls, type) and issubclass(cls, base) and is_dataclass(cls)]
+    classes = [cls for cls in members if isclass(cls) and issubclass(cls, base) and is_dataclass(cls)]
     classes = [cls for cls in classes if not isabstract(cls)]
     return {cls.__name__.lower(): cls for cls in sorted(classes, key=lambda cls: cls.__name__)}
 
@@ -88,6 +90,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> ValueError:
 
 
 def _named(argument: str, position: int, names: list[str], called: str) -> tuple[str, str]:
+    """The option that an argument sets, by its name or its place, and its text."""
     name, equals, text = argument.partition("=")
     if equals:
         if name not in names:
@@ -103,18 +106,23 @@ def _too_many(called: str, names: list[str]) -> ValueError:
 
 
 def _read(text: str, annotation: Any, what: str) -> Any:
+    """The value of a text, by an option's annotation. Raises ValueError, naming `what`, where it is none."""
+    # one of a few words
     if get_origin(annotation) is Literal:
         choices = {str(choice): choice for choice in get_args(annotation)}
         if text not in choices:
             raise unknown(f"{what} named", text, choices)
         return choices[text]
+    # "none", or a value
     if NoneType in get_args(annotation):
         return None if text == "none" else _read(text, get_args(annotation)[0], what)
+    # a compressor inside this one
     if issubclass(annotation, Codec):
         name, *arguments = text.split("/")
         if name not in exported(Codec):
             raise unknown(f"{what} named", name, exported(Codec))
         return construct(exported(Codec)[name], arguments, name)
+    # a plain value
     try:
         return {"true": True, "false": False}[text.lower()] if annotation is bool else annotation(text)
     except (ValueError, KeyError):

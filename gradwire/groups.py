@@ -20,7 +20,7 @@ MB = 1 << 20
 
 
 class Grouping(ABC):
-    """Cuts a plan's groups anew; groups that travel uncompressed stay as planned."""
+    """A way to cut a plan's groups anew; groups that travel uncompressed stay as planned."""
 
     @abstractmethod
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
@@ -59,9 +59,11 @@ class Filled(Grouping):
     """Groups of at most `megabytes` of gradient."""
 
     megabytes: float
+    """Millions of bytes, as DDP counts them: of 2^20."""
 
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
         parts: list[list[Slot]] = [[]]
+        # in order, as long as a group has room
         for slot in _compressed(plan, slots, compressor):
             if parts[-1] and sum(4 * other.numel for other in [*parts[-1], slot]) > self.megabytes * MB:
                 parts.append([])
@@ -74,6 +76,7 @@ class Counted(Grouping):
     """So many groups with equally many tensors."""
 
     count: int
+    """The number of groups."""
 
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
         mine = _compressed(plan, slots, compressor)
@@ -87,6 +90,7 @@ class Listed(Grouping):
     """Groups of these names. Raises ValueError for names that are not compressed, and where some are left out."""
 
     names: tuple[tuple[str, ...], ...]
+    """The parameters of each group."""
 
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
         mine = {slot.name: slot for slot in _compressed(plan, slots, compressor)}
@@ -105,6 +109,7 @@ class Partial(Grouping):
     do instead, and the others' ratio stays (ADTopk, HPDC 2024, https://doi.org/10.1145/3625549.3658678)."""
 
     threshold: int | None = None
+    """The most elements of a dense matrix; without one, a group's budget decides."""
 
     def check(self, compressor: Compressor) -> None:
         """Raises ValueError for a compressor without a ratio: there is no budget to keep."""
@@ -120,6 +125,7 @@ class Partial(Grouping):
             if group.compressor != compressor:
                 dense += group.slots
                 continue
+            # small matrices become dense, and the others send as much less as that costs
             small = self._small(group.slots, numel, max(_ratios(compressor)))
             dense += small
             rest = tuple(name for name in group.slots if name not in small)
@@ -133,6 +139,7 @@ class Partial(Grouping):
         """The names of a group's dense matrices."""
         if self.threshold is not None:
             return [name for name in names if numel[name] <= self.threshold]
+        # the smallest first, as long as they cost less than the group would send in all
         budget, chosen = ratio * sum(numel[name] for name in names), []
         for name in sorted(names, key=lambda name: numel[name]):
             budget -= numel[name]

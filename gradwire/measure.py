@@ -39,6 +39,7 @@ def bench(
     from gradwire.lab.jobs.bench_job import bench as job
     from gradwire.report.timing import summarize
 
+    # the same steps as `gradwire bench`, on ranks that are started here
     setup = Setup(model=named(make), ranks=hosts, link=link)
     spec = setup.spec([text_of(each) for each in configurations], TimingOptions(steps, repeats, seed, device))
     return summarize([TimedSteps.from_line(line) for line in _run(job, spec, setup.cluster(device))])
@@ -69,6 +70,7 @@ def plan(
     from gradwire.lab.network.link import link_of
     from gradwire.lab.workloads import Own
 
+    # what cannot be is refused before ranks are started
     texts = [text_of(each) for each in candidates]
     for text in texts:
         candidate(text)
@@ -79,7 +81,7 @@ def plan(
 
 
 def _run(job: "Job", spec: "Spec", cluster: "LabCluster") -> list[dict[str, Any]]:
-    """What rank 0 logged."""
+    """The lines that rank 0 logged, of a job on ranks that are started for it."""
     from gradwire.lab.launch.launched import is_launched
     from gradwire.lab.launch.runner import runner
 

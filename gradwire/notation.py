@@ -1,4 +1,4 @@
-"""How compression is written in one word, such as `topk:0.01+residual+allgather@25mb`.
+"""The notation for compression in one word, such as `topk:0.01+residual+allgather@25mb`.
 
 A compressor with its options, then memory, communicator and controller in any order, each of which may be left out;
 after `@` which tensors travel together: `25mb` of gradient at most, `4` groups, or `hybrid`.
@@ -30,6 +30,7 @@ class Components(NamedTuple):
 def read(text: str) -> tuple[Components, groups.Grouping | None]:
     """Reads one word. Raises ValueError, naming what is near, for an unknown name, and for a value that does not
     fit."""
+    # the grouping is behind the @, all else between +
     parts, at, grouping = text.lower().partition("@")
     head, *others = parts.split("+")
     return read_parts(text, head, others), read_grouping(grouping) if at else None
@@ -40,11 +41,14 @@ def read_parts(text: str, head: str, others: Sequence[str], also: Sequence[str] 
     compressor = _make("compressor", head, exported(Compressor), also)
     kinds = {"memories": Memory, "communicators": Communicator, "controllers": Controller}
     classes = {name: cls for base in kinds.values() for name, cls in exported(base).items()}
+    # the others in any order, at most one of each kind
     made = [_make("memory, communicator or controller", other, classes) for other in others]
+    partners: list[Any] = []
     for plural, base in kinds.items():
-        if sum(isinstance(part, base) for part in made) > 1:
+        found = [part for part in made if isinstance(part, base)]
+        if len(found) > 1:
             raise ValueError(f"{text!r} names two {plural}: keep one")
-    partners: list[Any] = [next((part for part in made if isinstance(part, base)), None) for base in kinds.values()]
+        partners.append(found[0] if found else None)
     return Components(compressor, *partners)
 
 
@@ -60,6 +64,7 @@ def read_grouping(text: str) -> groups.Grouping:
 
 
 def _make(kind: str, text: str, classes: dict[str, type[Any]], also: Sequence[str] = ()) -> Any:
+    """The object that "name:option,option=value" names, of one of these classes."""
     name, colon, arguments = text.partition(":")
     if name not in classes:
         raise unknown(kind, name, [*classes, *also])

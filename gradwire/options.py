@@ -2,6 +2,7 @@
 
 from dataclasses import MISSING, fields
 from functools import cache
+from inspect import isclass
 from reprlib import repr as short
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -9,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a finite number", str: "a text"}
+"""The types of plain options, as errors name them."""
 _LARGEST = {int: 2**63 - 1, float: torch.finfo(torch.float32).max}
 """Kernels compute with int64 and float32."""
 
@@ -42,17 +44,17 @@ def _annotations(cls: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Whether this is such a value; annotations that are none of those below fit everything."""
+    """Whether a value is one of an option's annotation; annotations that are none of those below fit every value."""
     if get_origin(annotation) is Literal:
         return any(type(value) is type(choice) and value == choice for choice in get_args(annotation))
     if NoneType in get_args(annotation):
         return value is None or all(_fits(value, kind) for kind in _others(annotation))
-    if annotation in _LARGEST:
-        kinds, largest = (int, float) if annotation is float else int, _LARGEST[annotation]
-        return isinstance(value, kinds) and not isinstance(value, bool) and -largest <= value <= largest
-    if annotation in _KINDS or (isinstance(annotation, type) and issubclass(annotation, Options)):
-        return isinstance(value, annotation)
-    return True
+    if annotation not in _KINDS and not (isclass(annotation) and issubclass(annotation, Options)):
+        return True
+    if not isinstance(value, (int, float) if annotation is float else annotation):
+        return False
+    largest = _LARGEST.get(annotation)
+    return largest is None or (not isinstance(value, bool) and -largest <= value <= largest)
 
 
 def _wanted(annotation: Any) -> str:
@@ -62,6 +64,13 @@ def _wanted(annotation: Any) -> str:
     if NoneType in get_args(annotation):
         return f"{' or '.join(_wanted(kind) for kind in _others(annotation))}, or None"
     return _KINDS.get(annotation) or f"a {annotation.__name__}"
+
+
+def names(value: Any) -> tuple[str, ...]:
+    """A list of names that was read from JSON. Raises TypeError for anything else."""
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):  # pyright: ignore
+        raise TypeError(f"{value!r} are no names")
+    return tuple(value)  # pyright: ignore
 
 
 def _others(annotation: Any) -> list[Any]:

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from inspect import isclass
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
@@ -12,13 +13,18 @@ from gradwire import communicators, compressors, memories
 from gradwire.communicators import AllGather, AllReduce, Communicator
 from gradwire.compressors import FP32, Codec, Compressor, Predictable
 from gradwire.memories import Memory, NoMemory, Residual
+from gradwire.options import names
 from gradwire.slots import Layout, Slot
 
 T = TypeVar("T")
 GROUP_BYTES = 8 << 20
+"""A group's gradient, at least; a collective of less is not worth its latency."""
 BULKY_BYTES = 4 << 20
+"""The same where the wire sets the pace."""
 EDGE_BYTES = 1 << 20
+"""The first or last group's gradient, at least."""
 MOST_GROUPS = 8
+"""The most groups that a plan has by default."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +35,13 @@ class Group:
     """
 
     slots: tuple[str, ...]
+    """Their names, in the order of the group's buffer."""
     compressor: Compressor
+    """Encodes their sum with the memory."""
     memory: Memory
+    """Keeps what was not sent."""
     communicator: Communicator
+    """Chooses the collectives that carry the payloads."""
 
     def __post_init__(self) -> None:
         self.communicator.check(self.compressor)
@@ -44,6 +54,7 @@ class Plan:
     framework, such as DDP, reduces all gradients by itself."""
 
     groups: tuple[Group, ...]
+    """In the order in which they are sent."""
 
     @property
     def native(self) -> bool:
@@ -79,13 +90,11 @@ class Plan:
 
     @classmethod
     def _read(cls, data: Any) -> "Plan":
-        version = data.get("version") if isinstance(data, dict) else None
-        if version != 1:
-            raise ValueError(f"plan version {version!r} is not known; this Gradwire reads version 1")
+        check_version(data, "plan", 1)
         try:
             return cls(tuple(
                 Group(
-                    _names(g["slots"]),
+                    names(g["slots"]),
                     _from_dict(g["compressor"], compressors, Compressor),
                     _from_dict(g["memory"], memories, Memory),
                     _from_dict(g["communicator"], communicators, Communicator),
@@ -124,6 +133,13 @@ NATIVE = Plan(())
 """The framework reduces by itself."""
 
 
+def check_version(data: Any, kind: str, known: int) -> None:
+    """Raises ValueError where JSON of a `kind`, such as "plan", has another version than the one that is read here."""
+    version = data.get("version") if isinstance(data, dict) else None
+    if version != known:
+        raise ValueError(f"{kind} version {version!r} is not known; this Gradwire reads version {known}")
+
+
 def from_file(path: str | Path, read: Callable[[str], T]) -> T:
     """The result of `read` for a file's text. Raises ValueError, naming the file, where it cannot be read."""
     try:
@@ -151,9 +167,11 @@ def uniform(
     """
     dense = dense or (lambda slot: slot.is_vector and not compressor.carries_dense)
     memory = memory or default_memory(compressor)
+    # small vectors travel uncompressed, in one group
     communicator = communicator or default_communicator(compressor)
     small = [] if compressor.is_cast else [slot for slot in slots if dense(slot)]
     large = [slot for slot in slots if slot not in small]
+    # the rest in groups that are worth a collective
     groups = [Group(names, compressor, memory, communicator) for names in _cut(large, bulky(compressor, large))]
     if small:
         groups.append(Group(tuple(slot.name for slot in small), FP32(), NoMemory(), AllReduce()))
@@ -163,6 +181,7 @@ def uniform(
 def default_memory(compressor: Compressor) -> Memory:
     """Residual for what is biased and can be taken out of a memory, none for the rest."""
     try:
+        # can it be taken out of a residual?
         Residual().check(compressor)
     except ValueError:
         return NoMemory()
@@ -193,6 +212,7 @@ def sizes_follow_from_shapes(compressor: Compressor) -> TypeGuard[Predictable]:
 def _cut(slots: Sequence[Slot], early: bool) -> list[tuple[str, ...]]:
     """Groups that are worth a collective. Where `early`, smaller ones first, to have the wire busy early; else smaller
     ones last, for what is sent last hides under nothing."""
+    # few groups, each of a size that hides its latency
     full = max(BULKY_BYTES if early else GROUP_BYTES, 4 * sum(slot.numel for slot in slots) // MOST_GROUPS)
     if early:
         return _grow(slots, full)
@@ -208,9 +228,11 @@ def _grow(slots: Sequence[Slot], full: int) -> list[tuple[str, ...]]:
     for slot in slots:
         names += (slot.name,)
         size += 4 * slot.numel
+        # each group may be twice as large as the one before
         if size >= min(full, EDGE_BYTES << len(groups)):
             groups.append(names)
             names, size = (), 0
+    # a rest that is too small for a group of its own
     if groups and size < EDGE_BYTES:
         groups[-1] += names
     elif names:
@@ -219,21 +241,17 @@ def _grow(slots: Sequence[Slot], full: int) -> list[tuple[str, ...]]:
 
 
 def _to_dict(part: Any) -> dict[str, Any]:
+    """A part of a plan, by the names of its class and its options."""
     values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     inner = {name: _to_dict(value) for name, value in values.items() if dataclasses.is_dataclass(value)}
     return {"name": type(part).__name__} | values | inner
 
 
-def _names(slots: Any) -> tuple[str, ...]:
-    if not isinstance(slots, list) or not all(isinstance(name, str) for name in slots):  # pyright: ignore
-        raise TypeError(f"{slots!r} are no names of parameters")
-    return tuple(slots)  # pyright: ignore
-
-
 def _from_dict(data: dict[str, Any], module: Any, base: type) -> Any:
+    """The inverse of `_to_dict`. Raises ValueError for a class that `module` does not have."""
     arguments = dict(data)
     part = getattr(module, name := arguments.pop("name"), None)
-    if not (isinstance(part, type) and issubclass(part, base)):
+    if not (isclass(part) and issubclass(part, base)):
         raise ValueError(f"the plan names {name!r}, which is no {base.__name__} of {module.__name__}")
     inner = {key: _from_dict(value, module, base) for key, value in arguments.items() if isinstance(value, dict)}
     return part(**arguments | inner)

@@ -16,7 +16,9 @@ class Entry(NamedTuple):
     when the collective before it is done; the last one decodes."""
 
     group: int
+    """The group's number in the plan."""
     turn: int
+    """How many of its collectives were started before."""
 
 
 def script(groups: Sequence[int], rounds: Sequence[int]) -> list[Entry]:
@@ -31,12 +33,14 @@ def script(groups: Sequence[int], rounds: Sequence[int]) -> list[Entry]:
     def advance() -> None:
         entry = in_flight.popleft()
         entries.append(entry)
+        # its next collective, or its decoding behind the last one
         if entry.turn < rounds[entry.group]:
             in_flight.append(Entry(entry.group, entry.turn + 1))
 
     for number, group in enumerate(groups, 1):
         entries.append(Entry(group, 0))
         in_flight.append(Entry(group, 1))
+        # the last group: all that is in flight is finished in order
         if number == len(groups):
             break
         if len(in_flight) >= IN_FLIGHT:

@@ -30,16 +30,22 @@ class Slot:
     """
 
     name: str
+    """The parameter's name."""
     shape: tuple[int, ...]
+    """The gradient's shape."""
     strides: tuple[int, ...]
+    """Its strides in memory, in elements."""
     dtype: torch.dtype
+    """Its type; it is reduced in float32."""
     pairs: bool = False
+    """The last axis has real and imaginary parts."""
 
     @classmethod
     def of(cls, name: str, parameter: Tensor) -> "Slot":
         """Raises ValueError for a parameter whose gradient no compressor can take."""
         if parameter.is_conj():
             raise ValueError(f"parameter {name!r} is the conjugate of another tensor; make it of .resolve_conj()")
+        # the gradient of a dense parameter lies in memory as the parameter does
         like = torch.empty_like(parameter, device="meta")
         if like.stride() != parameter.stride():  # it has gaps: autograd makes its gradient row by row
             like = like.new_empty(like.shape)
@@ -65,7 +71,7 @@ class Slot:
         slowest = max(range(len(self.shape)), key=lambda axis: (self.strides[axis], -axis))
         return self.shape[slowest], self.numel // self.shape[slowest]
 
-    def piece(self, n: int) -> "Slot":
+    def part(self, n: int) -> "Slot":
         """n neighbouring elements of this slot as one of their own."""
         if n == self.numel:
             return self
@@ -82,6 +88,7 @@ class Layout:
     """Slots one after another in a flat buffer of `numel` elements."""
 
     slots: tuple[Slot, ...]
+    """In the order in which they lie in the buffer."""
 
     @classmethod
     def vector(cls, n: int) -> "Layout":
@@ -97,11 +104,11 @@ class Layout:
         return self.offsets[-1]
 
     def cut(self, start: int, end: int) -> "Layout":
-        """The slots, or pieces of them, in elements `start` to `end`; a matrix's pieces are matrices of one row."""
+        """The slots, or parts of them, in elements `start` to `end`; a matrix's parts are matrices of one row."""
         if (start, end) not in self._cuts:
             ends = zip(self.slots, self.offsets, self.offsets[1:], strict=False)
-            pieces = [slot.piece(min(b, end) - max(a, start)) for slot, a, b in ends if a < end and b > start]
-            self._cuts[start, end] = Layout(tuple(pieces))
+            parts = [slot.part(min(b, end) - max(a, start)) for slot, a, b in ends if a < end and b > start]
+            self._cuts[start, end] = Layout(tuple(parts))
         return self._cuts[start, end]
 
     @cached_property

@@ -17,8 +17,9 @@ import gradwire as gw
 from gradwire import checkpoint
 from gradwire.frontends.idle import Idle
 from gradwire.plans import uniform
+from gradwire.predecessors import predecessors
 from gradwire.runtime import meeting
-from tests.support.cases import CASES, Case, rows
+from tests.support.cases import CASES, FEW, Case, rows
 from tests.support.harness import SMALL, draw, hand_over, job, plan_of, raising, slots_of, together, total
 
 SLOTS = slots_of(SMALL)
@@ -110,7 +111,7 @@ def test_a_job_without_memory_sends_what_it_is_given(case: Case):
 def test_one_rule_says_which_old_ranks_a_new_one_goes_on_from():
     """Memories as torch.distributed.checkpoint deals rows, `torch.chunk`; each once."""
     for old, ranks in product(range(1, 8), repeat=2):
-        before = [checkpoint.predecessors(rank, ranks, old) for rank in range(ranks)]
+        before = [predecessors(rank, ranks, old) for rank in range(ranks)]
         rows = [list(range(old))[each.memories] for each in before]
         dealt = [chunk.tolist() for chunk in torch.arange(old).chunk(ranks)]
         assert rows == dealt + [[]] * (ranks - len(dealt))
@@ -118,11 +119,15 @@ def test_one_rule_says_which_old_ranks_a_new_one_goes_on_from():
 
 
 @some_cases
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_another_number_of_ranks_keeps_the_sum(case: Case, world: int):
+def test_another_number_of_ranks_keeps_the_sum(case: Case):
     with job(plan_for(case), SLOTS, 3) as running:
         running.step(draw(SLOTS, 3, 0))
         saved = running.states()
+    for world in (1, 2, 3, 5) if case in FEW else (2, 5):
+        fits_so_many_ranks(case, saved, world)
+
+
+def fits_so_many_ranks(case: Case, saved: list[dict[str, Tensor]], world: int) -> None:
     shards = gw.reshard(saved, world)
     assert len(shards) == world
     for a, b in zip(residuals(shards), residuals(saved), strict=True):
@@ -154,16 +159,16 @@ def test_the_state_of_all_ranks_is_what_each_of_them_had(case: Case):
 
 
 @some_cases
-@pytest.mark.parametrize("world", [2, 4])
-def test_the_state_of_all_ranks_fits_another_number_of_them(case: Case, world: int):
+def test_the_state_of_all_ranks_fits_another_number_of_them(case: Case):
     with job(plan_for(case), SLOTS, 3) as running:
         running.step(draw(SLOTS, 3, 0))
         saved = running.states()
         whole = raising(together(3, lambda rank: running.runtimes[rank].state_dict(all_ranks=True)))[0]
-    with job(plan_for(case), SLOTS, world) as other:
-        other.load([whole] * world)
-        for a, b in zip(residuals(other.states()), residuals(saved), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    for world in (2, 4) if case in FEW else (2,):
+        with job(plan_for(case), SLOTS, world) as other:
+            other.load([whole] * world)
+            for a, b in zip(residuals(other.states()), residuals(saved), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
 SMALL_CASE = Case(gw.PowerSGD(2), gw.Residual(), gw.AllReduce(), bits=0)

@@ -36,6 +36,7 @@ def bench(
 ) -> None:
     """Times configurations on one model; `model` has a set-up's values, None where they are not given."""
     with mistakes():
+        # refuse before anything is measured
         if json_file and not json_file.absolute().parent.is_dir():
             raise ValueError(f"there is no folder {json_file.parent} for {json_file.name}")
         if json_file and json_file.is_dir():
@@ -73,6 +74,7 @@ def _show_setup(
 
 def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path) -> None:
     """Times set-up after set-up; results are written after each, also of one that fails, and shown in the end."""
+    # rows by their set-up; all of it is checked before the first is measured
     of = {setup: [row for row in rows if row.setup == setup] for setup in dict.fromkeys(row.setup for row in rows)}
     with mistakes():
         specs = {setup: setup.spec([row.configuration for row in mine], timed) for setup, mine in of.items()}
@@ -86,12 +88,14 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
         measured.extend(suites.results(of[setup], summarize(samples), timed))
         paths[:] = suites.write(folder, name, measured, asdict(timed) | circumstances(clusters[setup]))
 
+    # a folder of results, written anew after each set-up
     try:
         with writing_to(folder, leads()):
             for cluster, setups in groupby(of, key=clusters.__getitem__):
                 with runner(cluster) as ranks:  # once for a cluster: ranks that run already can meet only once
                     for setup in setups:
                         _time(specs[setup], ranks, partial(keep, setup), titles[setup])
+    # show what there is, even where a set-up failed
     finally:
         if measured:
             show(suites.table(name, measured))
@@ -103,6 +107,7 @@ def _time(spec: BenchSpec, ranks: Runner, keep: Callable[[list[TimedSteps]], Non
     samples: list[TimedSteps] = []
     try:
         with TemporaryDirectory() as folder, progress_bars() as progress:
+            # ranks time; the process that leads follows their lines
             turns = spec.repeats * len(spec.configurations)
             bar = progress.add_task(title, total=turns, note="starting", visible=ranks.leads)
 

@@ -5,6 +5,7 @@ def configurations(incomplete: str) -> list[str]:
     """Plain DDP, local steps, and compressors; after a + its other parts."""
     from gradwire.lab.catalogue import catalogue
 
+    # what may stand behind a +, or at the beginning
     kinds = catalogue()
     head, plus, last = incomplete.rpartition("+")
     begun = head.startswith("localsteps") and "+" not in head

@@ -15,6 +15,7 @@ from gradwire.lab.network.network import NetworkUnavailable
 def run(arguments: list[str] | None) -> int:
     """Runs a command, without one `--help`; returns its exit code."""
     wanted = sys.argv[1:] if arguments is None else arguments
+    # run it, and turn errors into one line and an exit code
     spell_out()
     with _ended_in_order():
         try:

@@ -3,18 +3,19 @@
 import codecs
 import sys
 from io import TextIOWrapper
+from typing import Any
 
 _PLAIN = {"×": "x", "µ": "u", "·": "*", "≤": "<=", "≥": ">=", "±": "+-", "²": "^2", "ᵀ": "^T", "…": "..."}
 
 
 def spell_out() -> None:
-    """Standard output and error show others instead of a character that they cannot encode, and do not fail."""
+    """Standard output and error show plainer characters for those that they cannot encode, instead of failing."""
     codecs.register_error("gradwire", _spelled)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="gradwire")
 
 
-def _spelled(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
+def _spelled(error: Any) -> tuple[str, int]:
+    """The plainer characters for those that an encoder has refused, and where it goes on."""
     return "".join(_PLAIN.get(character, "?") for character in error.object[error.start : error.end]), error.end

@@ -15,6 +15,7 @@ from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.network.link import LOOPBACK, link_of
 
 _FULL_BYTES = 1 << 20
+"""Less than this is a full disk."""
 
 
 def ranks_of(hosts: int | None, shard: int = 1) -> int:
@@ -41,6 +42,7 @@ def run_folder(out: Path, name: str, leads: bool = True) -> Path:
     folder, number = out / stem, 1
     if not leads:
         return folder
+    # the first free name
     out.mkdir(parents=True, exist_ok=True)
     while True:
         try:
@@ -74,6 +76,7 @@ def named_if_full(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
+        # which disk is full?
         full = [where for where in (path.parent, Path(gettempdir())) if disk_usage(where).free < _FULL_BYTES]
         if not full and getattr(error, "errno", None) != ENOSPC:
             raise

@@ -38,6 +38,7 @@ def find_plan(
 ) -> None:
     """Finds the plan with the most progress per second for a task on a network."""
     with mistakes():
+        # what can be refused is refused before ranks start
         cluster = cluster_of(hosts, link, device)
         if cluster.ranks < 2:
             raise ValueError("1 rank sends nothing and needs no plan: give 2 or more --hosts")
@@ -48,6 +49,7 @@ def find_plan(
         )
         Auto(fidelity=fidelity)  # refuses what is no share
         next(make_task(spec.task, spec.options).batches(0, cluster.ranks, seed))
+    # ranks measure; the process that leads writes and shows
     with runner(cluster) as ranks:
         home = run_folder(out, f"plan-{spec.task}", ranks.leads)
         with writing_to(home, ranks.leads):
@@ -62,6 +64,7 @@ def predict(
 ) -> None:
     """Predicts a job's step time on clusters."""
     with mistakes():
+        # the profile, and the clusters to predict
         measured, chosen = _read(job)
         latency_s = latency_of(measured) if latency_us is None else 1e-6 * latency_us
         clusters = [
@@ -114,7 +117,7 @@ def _plan(spec: PlanSpec, ranks: Runner, home: Path) -> Planned | None:
 
 
 def _read(job: str) -> tuple[Profile, Plan | None]:
-    """A profile, with a plan where the file is one."""
+    """A profile; for a file with a plan, that plan and the profile beside it."""
     if job in MODELS:
         return profile(job), None
     data = from_file(job, json.loads)

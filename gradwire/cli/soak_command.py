@@ -19,6 +19,7 @@ def soak(minutes: float, faults: str, hosts: int, link: str | None, seed: int, o
         kinds, shaped = read_kinds(faults), link_of(link or LOOPBACK)
     folder = run_folder(out, "soak")
     with writing_to(folder), soaking(hosts, shaped, seed, folder) as job:
+        # recoveries are shown as they come; all of it in the end, even where the run is stopped
         try:
             job.run(minutes, kinds, lambda followed: _show(job.came, followed))
         finally:

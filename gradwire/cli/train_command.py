@@ -41,6 +41,7 @@ def demo() -> None:
 
 
 def _demo_cluster() -> LabCluster:
+    # with links of 100 Mbit/s, where this machine can emulate them
     cluster = LabCluster(4, Link.parse("100mbit"))
     try:
         with runner(cluster):
@@ -98,6 +99,7 @@ def _compare_all(name: str, comparisons: list[Comparison], cluster: LabCluster, 
 def _compare_in(folder: Path, name: str, comparisons: list[Comparison], cluster: LabCluster, ranks: Runner) -> None:
     trained: list[training_suite_report.TrainedTask] = []
     paths: list[Path] = []
+    # results are written anew after each task
     try:
         for number, comparison in enumerate(comparisons, 1):
             if runs := compare_in(folder / f"{number}-{comparison.task}", comparison, cluster, ranks):
@@ -114,15 +116,18 @@ def compare_in(folder: Path, comparison: Comparison, cluster: LabCluster, ranks:
     """Trains the comparison's configurations; returns the runs on the process that leads. Where one fails, those before
     it are written all the same."""
     runs: list[Run] = []
+    # what --resume needs
     if ranks.leads and comparison.checkpoint_every:
         folder.mkdir(parents=True, exist_ok=True)
         keep(folder, comparison, cluster)
     try:
+        # one configuration after another, on the same ranks
         with progress_bars() as progress:
             for configuration, spec in comparison.specs(folder):
                 run = _train(configuration, spec, comparison.course.steps, ranks, progress)
                 if ranks.leads:
                     runs.append(run)
+    # also of a comparison that was stopped
     finally:
         if runs:
             _report(comparison, cluster, folder, runs)
@@ -137,9 +142,11 @@ def _report(comparison: Comparison, cluster: LabCluster, folder: Path, runs: lis
 
 def _train(configuration: Configuration, spec: TrainSpec, steps: int, ranks: Runner, progress: Progress) -> Run:
     run, home = Run(configuration.text), Path(spec.home)
+    # other ranks follow nothing
     if not ranks.leads:
         ranks.run(train_rank, spec, home, lambda line: None)
         return run
+    # the process that leads writes metrics, and shows the loss; after a resume those that were kept come first
     home.mkdir(parents=True, exist_ok=True)
     run.records += records_kept(home)
     bar = progress.add_task(run.configuration, total=steps, note="starting")

@@ -45,6 +45,7 @@ class Wanted:
         """The runs of a training, with the user's changes.
 
         Raises ValueError for what cannot be."""
+        # the user's configurations in place of the training's; options in place of single values
         chosen = texts(self.configurations, self.controller, self.plan, training.configurations)
         options = [*(self.options or []), *([f"pretrained={self.pretrained}"] if self.pretrained else [])]
         altered = training.altered(options=options, configurations=chosen, **self.recipe)
@@ -58,6 +59,7 @@ def described(task: str | None, model: str | None, preset: str | None, folder: P
     """The training that the user names: a task, a function of their own, or a preset on the files in `folder`.
 
     Raises ValueError for two of them, and for a preset without files."""
+    # one of three, on files where there are some
     if sum(each is not None for each in (task, model, preset)) > 1:
         raise ValueError("a task, a --model of your own and a --preset are three things to train: give one")
     if preset is not None and folder is None:
@@ -76,6 +78,7 @@ def texts(
 ) -> list[str]:
     """The configurations to compare, as text. Raises ValueError for none, where there are no `others` to fall back on,
     and for a controller that controls nothing."""
+    # a controller for each configuration that compresses
     named = [controlled(text, controller) for text in configurations or []]
     if controller and named == list(configurations or []):
         raise ValueError(f"--controller {controller} has no CONFIG that compresses: name one, such as topk:0.01")

@@ -6,7 +6,6 @@ from typing import Unpack
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.compressors import Compressor
@@ -18,6 +17,7 @@ from gradwire.frontends.owners import check_free, own
 from gradwire.frontends.shards import attach_shards
 from gradwire.plans import Plan
 from gradwire.torch_private.autograd import uncompiled
+from gradwire.torch_private.fully_shard import is_fsdp
 from gradwire.torch_private.process_groups import world_size
 from gradwire.torch_private.reducer import managed_by, wait_for_delayed
 from gradwire.transports import ProcessGroup, forked
@@ -53,40 +53,49 @@ def attach(
     if not isinstance(model, nn.Module):
         raise ValueError(f"attach() takes a model, not {model!r}; pass DistributedDataParallel(model)")
     model = uncompiled(model)
-    if mesh is None and not isinstance(model, FSDPModule):
+    if mesh is None and not is_fsdp(model):
         return _attach_ddp(model, choices)
     return attach_shards(model, choices, mesh)
 
 
 def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
-    if not isinstance(ddp, DistributedDataParallel) and choices.transport is None and world_size() == 1:
-        parameters, _ = parameters_of(ddp)
-        choices.plan(parameters)(slots_of(parameters))  # raises as it would with several ranks
-        return Handle(None, Nothing(parameters.values()))
     if not isinstance(ddp, DistributedDataParallel):
-        raise ValueError(f"attach() takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model first")
+        return _attach_alone(ddp, choices)
     if ddp.mixed_precision is not None:
         raise ValueError("DDP(mixed_precision=...) takes the hook that Gradwire needs; use torch.autocast instead")
+    # the parameters in DDP's buckets, which it chose when it was made
     managed = managed_by(ddp)
     front_end = DDPFrontEnd.of(ddp)
     if not managed <= {*ddp.module.parameters()}:
         raise ValueError("DDP reduces a parameter that the model has no more; make DDP anew, after the last change")
     parameters, others = parameters_of(ddp.module, managed.__contains__)
     check_free(parameters, beside=KIND)  # an earlier DDP of the same module may not be collected yet
+    # open a process group; with one rank nothing is sent, and DDP keeps its reducer
     mesh = choices.mesh(partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
     if mesh.ranks == 1 and not choices.elastic:
         choices.let_go(mesh)
         return Handle(None, front_end)
     choices = replace(choices, find_unused_parameters=ddp.find_unused_parameters)
+    # the ranks meet over the store: they compare model, plan and options, or all of them raise
     runtime = choices.runtime(
         "DDP", parameters, slots_of(parameters), mesh, others=others,
         can_be_native=not (ddp.static_graph or choices.elastic),
     )  # fmt: skip
+    # from here on gradients go to the runtime
     front_end.hook_in(runtime, parameters, managed)
     own(parameters.values(), runtime, KIND)
     wait_for_delayed(ddp)
     forked.finalize(ddp, _let_go, front_end)
     return Handle(runtime, front_end, remark=front_end.left_alone)
+
+
+def _attach_alone(model: nn.Module, choices: StepChoices) -> Handle:
+    """The handle of a model without DDP in a process alone, where nothing is reduced."""
+    if choices.transport is not None or world_size() > 1:
+        raise ValueError(f"attach() takes a DistributedDataParallel, not {type(model).__name__}; wrap the model first")
+    parameters, _ = parameters_of(model)
+    choices.plan(parameters)(slots_of(parameters))  # raises as it would with several ranks
+    return Handle(None, Nothing(parameters.values()))
 
 
 def _let_go(front_end: DDPFrontEnd) -> None:

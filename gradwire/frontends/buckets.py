@@ -3,8 +3,10 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.runtime.runtime import Runtime
@@ -13,20 +15,23 @@ from gradwire.torch_private.reducer import delayed_by, parts_of
 
 @dataclass(frozen=True)
 class BucketPlace:
-    """A bucket's address and slots."""
+    """A bucket's address and slots, by which it is seen whether DDP has moved it."""
 
     address: int
+    """Of its first element in memory."""
     slots: tuple[int, ...]
+    """The slots of its gradients, in the order in which they lie in it."""
 
 
 class Buckets:
-    """The buckets of one DDP; all on the thread that trains.
+    """The buckets of one DDP, which hand its gradients to the runtime, all on the thread that trains.
 
     DDP moves its buckets once, after the first step. Until they have stayed for a step, slots are submitted bucket by
     bucket; from then on their places are fixed, and a slot just arrives.
     """
 
     fixed: bool
+    """Buckets stay where they are, so a slot arrives without its address."""
     notes: bool
     """The runtime needs the moments when gradients become ready."""
     late: int | None
@@ -48,18 +53,18 @@ class Buckets:
         self.late, self._stayed, self.notes = None, True, self._runtime.wants_readiness()
 
     def end(self) -> None:
-        """Ends the backward pass."""
+        """Ends the backward pass, and forgets which gradients it made."""
         self.seen.clear()
         self.accumulated.clear()
 
     def forget(self) -> None:
-        """Forgets where gradients lie."""
+        """Forgets where gradients lie, as DDP is about to have new buckets."""
         self._places.clear()
         self.late, self.fixed = None, False
         self._runtime.fix_places(False)
 
     def complete(self, bucket: GradBucket) -> None:
-        """Takes a bucket that is complete."""
+        """Hands a complete bucket to the runtime, where all its slots are then there."""
         if self.fixed:
             self._arrive(bucket)
         else:
@@ -68,6 +73,7 @@ class Buckets:
     def _submit(self, bucket: GradBucket) -> None:
         """Submits slot by slot, while buckets may move."""
         slots: list[int] = []
+        # each slot with its place: made by this pass, accumulated before, or without a gradient
         for parameter, part in parts_of(bucket):
             slot = self._slot[parameter]
             gradient = self._runtime.slots[slot].view(part)
@@ -79,6 +85,7 @@ class Buckets:
                 self._runtime.submit(slot, gradient)
             else:
                 self._runtime.submit_absent(slot, gradient)
+        # after the last bucket: where all have stayed since the step before, they count as fixed
         place, index = BucketPlace(bucket.buffer().data_ptr(), tuple(slots)), bucket.index()
         self._stayed = self._stayed and self._places.get(index) == place
         self._places[index] = place
@@ -89,12 +96,15 @@ class Buckets:
     def _arrive(self, bucket: GradBucket) -> None:
         """Completes the bucket's slots: those that have not arrived have no gradient of this pass."""
         runtime = self._runtime
+        # the last gradient is in its bucket by now
         if self.late is not None:
             late, self.late = self.late, None
             runtime.arrive(late)
         place, there = self._places[bucket.index()], runtime.arrived
+        # means go to the address that is known, so DDP must not have moved the bucket
         if bucket.buffer().data_ptr() != place.address:
             runtime.refuse("DDP moved its buckets in mid-training; call detach() and attach again")
+        # the slots that no hook announced: accumulated by earlier passes, or absent
         if all(map(there.__getitem__, place.slots)):
             return
         parameters = {self._slot[p]: p for p in bucket.parameters() if p.numel()}
@@ -114,6 +124,13 @@ class Buckets:
     def _has_accumulated(self, slot: int, parameter: Tensor) -> bool:
         """Whether the slot has a gradient of an earlier, accumulating pass."""
         return slot in self.accumulated and parameter.grad is not None
+
+
+def reduce_dense(bucket: GradBucket, group: dist.ProcessGroup) -> Future[Tensor]:
+    """The mean of a bucket by a plain all-reduce, as DDP makes it without a hook."""
+    work = dist.all_reduce(bucket.buffer().div_(group.size()), group=group, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 def left_alone(ddp: DistributedDataParallel, managed: Collection[Tensor]) -> str:

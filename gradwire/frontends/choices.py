@@ -1,4 +1,4 @@
-"""A user's options, from which every front end gets its plan, its mesh and its runtime."""
+"""A user's options, with which every front end makes its plan, its mesh and its runtime."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,7 +15,7 @@ from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.notation import read
 from gradwire.ops.host import number_in
-from gradwire.ops.vectors import Share
+from gradwire.ops.vectors import Scalar
 from gradwire.plans import Group, Plan, uniform
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
@@ -31,7 +31,7 @@ class PlanOptions(TypedDict, total=False):
     """Options of every front end."""
 
     memory: Memory | None
-    """Where what was not sent is kept; by default what suits the compressor."""
+    """The memory, which keeps what was not sent; by default the one that suits the compressor."""
     communicator: Communicator | None
     """Which collectives carry the payloads; by default those that suit the compressor."""
     dense: Dense | None
@@ -50,7 +50,7 @@ class AttachOptions(PlanOptions, total=False):
     candidates: Sequence[Compressor | Group]
     """The compressors among which the automatic plan chooses, where none is named."""
     fidelity: float | None
-    """The share of dense steps' progress that the automatic plan may lose, such as 0.01."""
+    """The fraction of dense steps' progress that the automatic plan may lose, such as 0.01."""
     controller: Controller | None
     """Changes the plan while training."""
     find_unused_parameters: bool
@@ -75,8 +75,8 @@ class Choices:
 
     @classmethod
     def of(cls, compressor: Compressor | Plan | str | None, **options: Any) -> Self:
-        """These; a text says as much as `gradwire.notation` can. Raises TypeError for an unknown option, and ValueError
-        for a text that cannot be read or says what an option says as well."""
+        """The choices that a user's arguments make. A text is read by `gradwire.notation`. Raises TypeError for an
+        unknown option, and ValueError for a text that cannot be read or that names a part which an option names too."""
         names = [field.name for field in fields(cls)][1:]
         if unknown := options.keys() - names:
             raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(names)}")
@@ -99,11 +99,16 @@ class Choices:
         check_type("seed", self.seed, (int,), "0")
         if self.dense is not None and not callable(self.dense):
             raise ValueError(f"dense={self.dense!r} is no function; pass e.g. dense=lambda name, parameter: True")
-        if isinstance(self.compressor, Plan) and (self.memory or self.communicator or self.dense or self.groups):
+        if self.fixed_plan and (self.memory or self.communicator or self.dense or self.groups):
             raise ValueError("a Plan says memory, communicator, groups and what is dense itself; pass the Plan alone")
 
+    @property
+    def fixed_plan(self) -> Plan | None:
+        """The plan that the user gave in place of a compressor."""
+        return self.compressor if isinstance(self.compressor, Plan) else None
+
     def plan(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[list[Slot]], Plan]:
-        """A function that plans slots, in the order in which they become ready."""
+        """A function that makes the plan of some slots, given in the order in which they become ready."""
         compressor = FP32() if self.compressor is None else self.compressor
         if isinstance(compressor, Plan):
             return lambda slots: compressor
@@ -145,11 +150,13 @@ class StepChoices(Choices):
 
     def check(self) -> None:
         super().check()
+        # each option by itself
         check_type("controller", self.controller, (Controller,), "gw.GraVAC()")
         check_type("candidates", self.candidates, (list, tuple), "[gw.BF16(), gw.TopK(0.01)]")
         check_type("scaler", self.scaler, (torch.amp.GradScaler,), "torch.amp.GradScaler()")
         for candidate in self.candidates:
             check_type("candidates", candidate, (Compressor, Group), "[gw.BF16(), gw.TopK(0.01)]")
+        # options that exclude each other
         if self.compressor is None and self.controller:
             name = type(self.controller).__name__
             raise ValueError(f"{name} needs a compressor to start from; name one as well")
@@ -178,16 +185,18 @@ class StepChoices(Choices):
     ) -> Runtime:
         """The runtime of a job that reduces every step. `planned` are the slots that plans are made for, where they are
         not those of this rank; `trained` and `options` are as in `JobOptions`."""
+        # plans are made for the parameters that are trained now; the others have slots as well
         plan, whole = self.plan(parameters), list(slots if planned is None else planned)
         first = [slot for slot in whole if trained is None or slot.name in trained]
         device = device_of({slot.name: parameters[slot.name] for slot in first})
+        # the ranks compare these when they meet
         facts = {
             "front end": front_end, "find_unused_parameters": str(self.find_unused_parameters),
             "scaler": "yes" if self.scaler else "no", "elastic": str(self.elastic),
         }  # fmt: skip
         return Runtime(partial(plan, first), slots, mesh, device, JobOptions(
             seed=self.seed, controller=self.controlled_by(), profiler=profiler_for(whole, mesh, device),
-            follow_order=None if isinstance(self.compressor, Plan) or self.elastic else plan,
+            follow_order=None if self.fixed_plan or self.elastic else plan,
             scale=scale_from(self.scaler), planned=planned, elastic=self.elastic, trained=trained, plan_for=plan,
             find_unused=self.find_unused_parameters, owns_mesh=self.owns_mesh, facts=facts, **options,
         ))  # fmt: skip
@@ -246,10 +255,10 @@ def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
     return next(iter(parameters.values())).device
 
 
-def scale_from(scaler: torch.amp.GradScaler | None) -> Callable[[], Share | None]:
+def scale_from(scaler: torch.amp.GradScaler | None) -> Callable[[], Scalar | None]:
     """A function that returns the factor of `scaler`: a number on a CPU, a tensor () elsewhere."""
 
-    def scale() -> Share | None:
+    def scale() -> Scalar | None:
         now = None if scaler is None else scale_of(scaler)
         return None if now is None else number_in(now)
 

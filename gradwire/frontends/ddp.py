@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.frontends.buckets import Buckets, left_alone
-from gradwire.frontends.hook import trainable
+from gradwire.frontends.buckets import Buckets, left_alone, reduce_dense
+from gradwire.frontends.hook import RegisteredHooks, trainable
 from gradwire.frontends.native_steps import NativeSteps
 from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
@@ -56,13 +55,14 @@ class DDPFrontEnd:
         self._buckets: Buckets | None = None
         self._synchronising = self._open = False
         self._native, self._native_steps = False, NativeSteps()
-        self._removable, self._on_gradients = list[Any](), list[Any]()
+        self._forward_hooks, self._gradient_hooks = RegisteredHooks(), RegisteredHooks()
 
     @classmethod
     def of(cls, ddp: DistributedDataParallel) -> "DDPFrontEnd":
         """The front end of a DDP, whose one hook it is; an earlier, detached one serves again.
 
         Raises ValueError where another hook is registered, or this one is in use."""
+        # DDP's one hook may be ours, from before a detach()
         for hook in hooks_of(ddp):
             front_end = getattr(hook, "__self__", None)
             if not isinstance(front_end, cls):
@@ -84,26 +84,28 @@ class DDPFrontEnd:
 
     def hook_in(self, runtime: Runtime, parameters: dict[str, nn.Parameter], managed: Collection[Tensor]) -> None:
         """Hands gradients of `parameters` to the runtime from now on; DDP's buckets have all that are `managed`."""
+        # put our hook into DDP's reducer
         if not hooks_of(self.ddp):
             self.ddp.register_comm_hook(None, self._bucket_ready)
         elif self._native:
             with_hook(self.ddp, self._bucket_ready)
+        # a slot for every parameter, found by its tensor
         self.runtime, self._native, self._managed = runtime, False, managed
         self._slot = {parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
         self._buckets = Buckets(runtime, self._slot, self.ddp.static_graph)
+        # hooks of the module see forward passes, those of the parameters see gradients
         before, after = self.ddp.register_forward_pre_hook, self.ddp.register_forward_hook
-        self._removable += [before(self._forward_begins), after(self._forward_ends)]
+        self._forward_hooks.keep(before(self._forward_begins), after(self._forward_ends))
         self._see_gradients()
 
     def unhook(self) -> None:
         """DDP reduces dense from now on; not at all where ranks may be lost, and one was."""
         if self.runtime and self.runtime.elastic and self.runtime.error:
+            # DDP's group has lost a rank: its own collectives would hang
             retire(self.ddp)
         self.runtime = None
-        for hook in self._removable:
-            hook.remove()
-        self._removable.clear()
-        self._remove_gradient_hooks()
+        self._forward_hooks.remove()
+        self._gradient_hooks.remove()
         self._buckets = None
         self._synchronising = self._open = self._native_steps.reduced = False
 
@@ -140,13 +142,7 @@ class DDPFrontEnd:
 
     def _see_gradients(self) -> None:
         if not self.ddp.static_graph:  # there a parameter's hook may fire more than once
-            self._hook_each(self._slot, self._gradient_hook)
-
-    def _hook_each(self, slots: Mapping[Tensor, int], hook: Callable[[int], Callable[[Tensor], None]]) -> None:
-        """Registers hook(slot) on each parameter's gradient, on frozen ones as well, which may thaw."""
-        with trainable(slots):
-            for parameter, slot in slots.items():
-                self._on_gradients.append(parameter.register_post_accumulate_grad_hook(hook(slot)))
+            self._gradient_hooks.on_gradients(self._slot, self._gradient_hook)
 
     def _gradient_hook(self, slot: int) -> Callable[[Tensor], None]:
         runtime, buckets = self.runtime, self._buckets
@@ -160,6 +156,7 @@ class DDPFrontEnd:
                 return
             if buckets.notes:
                 became_ready(slot)
+            # the gradient before this one is in its bucket by now; this one will be when the next hook runs
             if buckets.fixed:
                 late, buckets.late = buckets.late, slot
                 if late is not None:
@@ -172,14 +169,18 @@ class DDPFrontEnd:
     def _bucket_ready(self, state: None, bucket: GradBucket) -> Future[Tensor]:
         runtime, buckets = self.runtime, self._buckets
         if runtime is None or buckets is None:
-            return self._reduce_dense(bucket)
+            return reduce_dense(bucket, self.ddp.process_group)
+        # open the step, where no gradient could: the forward pass was not seen, or the graph is static
         if not self._open and bucket.index() == 0:
             self._first_bucket(runtime, buckets)
+        # hand the bucket over; DDP waits for the future before its backward pass ends
         if self._open:
             buckets.complete(bucket)
             future = runtime.watch(bucket.buffer())
         else:
-            future, self._native_steps.reduced = self._reduce_dense(bucket), bucket.is_last()
+            # a native plan, while DDP still has our hook
+            future, self._native_steps.reduced = reduce_dense(bucket, self.ddp.process_group), bucket.is_last()
+        # the backward pass ends: errors of the worker are raised on this thread
         if bucket.is_last() and in_backward():  # behind DDP's own end of backward, to which SystemExit is no error
             when_backward_ends(partial(when_backward_ends, runtime.raise_error))
         if bucket.is_last():  # DDP, too, ignores what backward does from here to the next forward pass
@@ -215,30 +216,21 @@ class DDPFrontEnd:
         self._open = True
         self._buckets.begin()
 
-    def _remove_gradient_hooks(self) -> None:
-        for hook in self._on_gradients:
-            hook.remove()
-        self._on_gradients.clear()
-
-    def _reduce_dense(self, bucket: GradBucket) -> Future[Tensor]:
-        """Plain all-reduce: with one rank, and after detach."""
-        group = self.ddp.process_group
-        work = dist.all_reduce(bucket.buffer().div_(group.size()), group=group, async_op=True)
-        assert work is not None
-        return work.get_future().then(lambda future: future.value()[0])
-
     # Forward passes
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         runtime = self.runtime
         if runtime is None or not torch.is_grad_enabled():
             return
+        # an error of the last step is raised here; a step whose backward pass failed is given up
         runtime.raise_error()
         if self._open:
             self._give_up(runtime)
+        # will DDP reduce the next backward pass? then its own step, if it made one, is over
         self._synchronising = self.ddp.require_backward_grad_sync  # DDP, too, decides that in forward
         if self._synchronising:
             self._native_steps.count(runtime)
+        # the plan has become native, or is not any more: DDP's reducer is swapped while it holds no gradient
         if runtime.plan.native and not self._native:
             self._go_native(runtime)
         elif self._synchronising and self._native and not runtime.plan.native:
@@ -247,6 +239,7 @@ class DDPFrontEnd:
 
     def _give_up(self, runtime: Runtime) -> None:
         """Gives up a step whose backward pass failed: DDP itself raises on this rank alone."""
+        # a parameter that was frozen too late never gives its gradient: it is named
         missing = [slot for slot in runtime.missing() if not self.ddp.find_unused_parameters]
         parameters = {slot: parameter for parameter, slot in self._slot.items()}
         if frozen := [runtime.slots[slot].name for slot in missing if not parameters[slot].requires_grad]:
@@ -269,14 +262,18 @@ class DDPFrontEnd:
             runtime.refuse(
                 "the automatic plan counts steps, of which DDP.join() gives each rank another number; name a compressor"
             )
+        # a new reducer without our hook, in place of the old one
         self._native = True
         self._native_steps.begin()
         runtime.native_begins()
-        self._remove_gradient_hooks()
+        self._gradient_hooks.remove()
         with trainable(self._managed):
             without_hook(self.ddp, self._managed)
+        # one parameter's gradient shows that DDP made a step; where some may be unused, any of them
         one = dict([*self._slot.items()][:1])
-        self._hook_each(self._slot if self.ddp.find_unused_parameters else one, self._native_gradient_hook)
+        self._gradient_hooks.on_gradients(
+            self._slot if self.ddp.find_unused_parameters else one, self._native_gradient_hook
+        )
 
     def _native_gradient_hook(self, slot: int) -> Callable[[Tensor], None]:
         buckets = self._buckets
@@ -292,9 +289,10 @@ class DDPFrontEnd:
         return ready
 
     def _come_back(self) -> None:
+        """Has DDP reduce by our hook again, with a new reducer, whose buckets are new."""
         assert self._buckets is not None
         self._native = False
-        self._remove_gradient_hooks()
+        self._gradient_hooks.remove()
         self._buckets.forget()
         with_hook(self.ddp, self._bucket_ready)
         self._see_gradients()

@@ -1,4 +1,4 @@
-"""Fragments of local steps: the parts of a model that are sent at a time, and their schedule."""
+"""Fragments of local steps: the parts of a model that are sent one at a time, and their schedule."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,12 +35,13 @@ def cut(model: nn.Module, parameters: Mapping[str, nn.Parameter], fragments: Fra
 
 
 def _cut_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[tuple[str, ...]]:
-    """Neighbours together, in the model's order."""
+    """Parts of about equal size, each of neighbours in the model's order."""
     if not 1 <= count <= len(parameters):
         raise ValueError(f"fragments={count} does not fit a model of {len(parameters)} parameters; use 1 to as many")
     sizes = {name: p.numel() for name, p in parameters.items()}
     parts: list[tuple[str, ...]] = []
     left, names = sum(sizes.values()), list(sizes)
+    # one parameter at least for each fragment that follows, and as near to an equal part as can be
     while len(parts) < count - 1:
         share, size, end = left / (count - len(parts)), 0, 0
         most = len(names) - (count - len(parts) - 1)  # one at least for each that follows
@@ -53,13 +54,14 @@ def _cut_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[tupl
 
 
 class FragmentedModel:
-    """A model cut into fragments, and plans for them. `names` are those of each fragment's parameters."""
+    """A model cut into fragments, with plans whose groups each lie in one fragment."""
 
     def __init__(
         self, model: nn.Module, replica: ModelReplica, fragments: Fragments, plan: Callable[[list[Slot]], Plan]
     ) -> None:
         self._model, self._replica, self._wanted, self._plan = model, replica, fragments, plan
         self.names: list[tuple[str, ...]] = []
+        """The names of each fragment's parameters."""
 
     def cut(self) -> None:
         """Cuts the parameters that are trained now. Raises ValueError where fragments do not make up the model."""
@@ -71,6 +73,7 @@ class FragmentedModel:
         known, parameters = {name for part in self.names for name in part}, self._replica.parameters
         if not (new := [name for name in trained if name not in known]):
             return False
+        # a count of fragments: to the smallest; modules: to the one that has it
         if isinstance(self._wanted, int):
             for name in new:
                 sizes = [sum(parameters[own].numel() for own in part) for part in self.names]
@@ -98,7 +101,7 @@ class FragmentedModel:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The schedule of fragments: number f of F is sent after (f + 1)·H/F inner steps, and every H steps from there; the
+    """The times of sending: fragment f of F is sent after (f + 1)·H/F inner steps, and every H steps from there; the
     next ones queue up behind it. Raises ValueError for numbers that do not fit together."""
 
     inner_steps: int

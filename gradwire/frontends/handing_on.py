@@ -1,4 +1,4 @@
-"""States of ranks that go on together: the common part of one rank's state, and each one's own memories."""
+"""States of ranks that go on together after others were lost: one rank's common part, and each one's own memories."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +32,9 @@ def go_on(handle: Handle, common: StateDict, own: StateDict | None, rank: int, r
     lacks. All ranks call this together with a new `handle`: each loads its state, then the old plan is in force."""
     first = unpack(common)
     about = replace(first.about, rank=rank, ranks=ranks)
+    # all ranks together: the common state, with the memories that each has kept
     handle.load_state_dict(_with_memories(replace(first, about=about), unpack(own).exported if own else {}))
+    # then the plan that was in force: the new handle has the one of its options
     plan = Plan.from_json(about.plan)
     if plan != handle.plan:
         handle.replan(plan)

@@ -22,7 +22,7 @@ from gradwire.transports import forked
 
 
 class FrontEnd(Protocol):
-    """The part between a framework and the runtime: submits gradients, and has the framework reduce by itself where
+    """A framework's side of a job: submits gradients to the runtime, and has the framework reduce by itself where
     the plan is native."""
 
     def unhook(self) -> None:
@@ -38,7 +38,7 @@ class FrontEnd(Protocol):
         ...
 
     def skip(self) -> None:
-        """Takes back the last step, on all ranks. Raises ValueError where that cannot be."""
+        """Takes back the last step, on all ranks. Raises ValueError where a step cannot be taken back."""
         ...
 
     def placed(self) -> Mapping[str, Placed]:
@@ -102,8 +102,8 @@ class Handle:
 
     def skip(self) -> None:
         """Takes back the last step, where you leave out the optimizer's: memories, bases, thresholds and random draws
-        are bit for bit what they were before its backward pass. Else what error feedback has of gradients that you
-        throw away comes back in later steps.
+        are bit for bit what they were before its backward pass. Otherwise the part of them that error feedback
+        keeps would come back in later steps, though you threw the gradients away.
 
         All ranks call this, after the same backward pass and before the next one, as they decide by what is the same on
         all of them, such as the norm of `p.grad`; where some do not, all end with an error that names them. To skip a
@@ -114,7 +114,7 @@ class Handle:
         self._front_end.skip()
 
     def status(self) -> str:
-        """The job's status in a few words: choosing a plan, running, or why it ended; and which parameters it leaves
+        """The job's status in one line: choosing a plan, running, or why it ended; and which parameters it leaves
         alone, though they need a gradient. At any moment."""
         return ", ".join(filter(None, (self._runtime.status(), self._remark())))
 
@@ -166,6 +166,7 @@ class Handle:
         """Ends the job at once, in whatever step it is; the other ranks' calls raise. For `gradwire.Rendezvous`.
         Returns the state after the last whole step; then that after the next one, where only the others know whether it
         counts."""
+        # from here on every call finds the idle runtime
         runtime, self._runtime = self._runtime, Idle()
         front_end, self._front_end = self._front_end, None
         states = runtime.leave()
@@ -189,13 +190,16 @@ class Handle:
         Buffers and the optimizer's state are neither compared nor mended. Raises ValueError after `detach()`."""
         if self._front_end is None:
             raise ValueError("detach() ended the exchange of gradients; attach() again")
+        # all ranks are between the same two steps while this context is open
         with self._runtime.between_steps("verify()", heal=heal) as together:
             held = self._front_end.held()
+            # compare checksums; every rank gets the same list
             found = together(partial(differences, held), [])
             if found and not heal:
                 raise RuntimeError(f"replicas differ: {found[0]}; verify(heal=True), or load a checkpoint on all ranks")
             if undecided := [each for each in found if each.source is None]:
                 raise RuntimeError(f"replicas differ: {undecided[0]}, no majority; load a checkpoint on all ranks")
+            # the ranks that differ take the majority's values
             if found:
                 together(partial(mend, held, found), None)
         return list(dict.fromkeys(each.name for each in found))
@@ -217,6 +221,7 @@ class Handle:
             )
         stats = self.stats()
         own_s = self._own_time.per_step(stats.steps, stats.wait_s)
+        # compare the ranks' own times, which all get
         with self._runtime.between_steps("stragglers()", factor=factor) as together:
             found = together(partial(stragglers, own_s, factor, self._runtime.hosts()), [])
         self._own_time.begin(stats.steps, stats.wait_s)
@@ -233,6 +238,7 @@ class Handle:
         more steps. Take `state_dict()` before if you want what memories hold. Raises ValueError, on the rank that
         calls, inside a backward pass."""
         self._runtime.detach()
+        # no step is under way: unhook, then close what belongs to the job
         runtime, self._runtime = self._runtime, Idle()
         front_end, self._front_end = self._front_end, None
         if front_end:

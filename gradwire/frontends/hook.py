@@ -1,6 +1,6 @@
-"""Hooks of the user's module and parameters."""
+"""Hooks on a user's module and parameters."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,7 @@ def trainable(parameters: Collection[Tensor]) -> Iterator[None]:
     """A context in which all of these need a gradient, without which torch registers no hooks. A hook stays while its
     parameter is frozen, and runs again afterwards."""
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    # torch refuses hooks on parameters that need no gradient
     for parameter in frozen:
         parameter.requires_grad_(True)
     try:
@@ -33,3 +34,26 @@ def trainable(parameters: Collection[Tensor]) -> Iterator[None]:
     finally:
         for parameter in frozen:
             parameter.requires_grad_(False)
+
+
+class RegisteredHooks:
+    """Hooks on modules and parameters, which are removed together."""
+
+    def __init__(self) -> None:
+        self._registered: list[Any] = []
+
+    def keep(self, *registered: Any) -> None:
+        """Adds hooks, as torch returned them."""
+        self._registered += registered
+
+    def on_gradients(self, slots: Mapping[Tensor, int], hook: Callable[[int], Callable[[Tensor], None]]) -> None:
+        """Registers hook(slot) on each parameter's gradient, on frozen ones as well, which may thaw."""
+        with trainable(slots):
+            for parameter, slot in slots.items():
+                self._registered.append(parameter.register_post_accumulate_grad_hook(hook(slot)))
+
+    def remove(self) -> None:
+        """Removes them all."""
+        for hook in self._registered:
+            hook.remove()
+        self._registered.clear()

@@ -1,6 +1,6 @@
-"""Gradients by autograd's hooks, for a model that no framework reduces, or only inside replicas."""
+"""Gradients taken by autograd hooks, of a model that no framework reduces, or one only inside replicas."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire.frontends.hook import Hook
+from gradwire.frontends.hook import Hook, RegisteredHooks
 from gradwire.frontends.owners import own
 from gradwire.frontends.paused import paused
 from gradwire.frontends.stateful import Placed, whole_on
@@ -21,7 +21,7 @@ from gradwire.transports.process_group import world_or
 
 
 class GradientAccess(Protocol):
-    """Access to parameters' gradients."""
+    """Access to the gradients of parameters, whole or sharded."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """The tensor to reduce in place; None where the parameter has no gradient."""
@@ -58,16 +58,6 @@ class Whole:
         return False
 
 
-def hook_on(parameter: Tensor, hook: Callable[[Tensor], None]) -> Any:
-    """Registers a hook after each gradient of a parameter, which may be frozen now, where torch refuses hooks."""
-    trained = parameter.requires_grad
-    parameter.requires_grad_(True)
-    try:
-        return parameter.register_post_accumulate_grad_hook(hook)
-    finally:
-        parameter.requires_grad_(trained)
-
-
 class GradientHooks:
     """Hooks that submit every gradient as backward makes it, and wait for the means when backward is done. They run on
     the thread that trains, or on autograd's while that one waits for it:
@@ -96,16 +86,17 @@ class GradientHooks:
         self._accumulated: set[int] = set()
         self._synchronising = True
         self._forward = self._notes = self._under_way = False
-        self._removable: list[Any] = []
+        self._registered = RegisteredHooks()
 
     def hook_in(self, runtime: Runtime) -> None:
         """Gradients go to the runtime from now on."""
         self._runtime = runtime
-        self._removable.append(self._model.register_forward_pre_hook(Hook(self._forward_begins), prepend=True))
-        self._removable.append(self._model.register_forward_hook(Hook(self._forward_ends)))
-        for index, slot in enumerate(runtime.slots):
-            hook = partial(self._gradient_ready, index)
-            self._removable.append(hook_on(self._parameters[slot.name], hook))
+        self._registered.keep(
+            self._model.register_forward_pre_hook(Hook(self._forward_begins), prepend=True),
+            self._model.register_forward_hook(Hook(self._forward_ends)),
+        )
+        slots: dict[Tensor, int] = {self._parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
+        self._registered.on_gradients(slots, lambda slot: partial(self._gradient_ready, slot))
 
     def own(self, parameters: Iterable[Tensor], kind: str) -> None:
         """Claims parameters for this job, which users call `kind`, so that no other averages them."""
@@ -114,9 +105,7 @@ class GradientHooks:
 
     def unhook(self) -> None:
         """Removes the hooks."""
-        for hook in self._removable:
-            hook.remove()
-        self._removable.clear()
+        self._registered.remove()
         self._runtime, self.detached = None, True
 
     @contextmanager
@@ -152,6 +141,7 @@ class GradientHooks:
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         if self._runtime and torch.is_grad_enabled():
+            # the step before was given up where its backward pass failed: the others wait for it
             if self._synchronising:
                 self._runtime.give_up()
                 self._forward, self._under_way = True, False
@@ -171,6 +161,7 @@ class GradientHooks:
             self._followed = names
 
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
+        # a gradient that this step does not reduce, or not yet
         if self._trained and not self._trained.has(parameter):  # another optimizer's
             return
         if not self._synchronising or self._places.accumulates(parameter):
@@ -178,6 +169,7 @@ class GradientHooks:
             return
         runtime = self._runtime
         assert runtime is not None
+        # the first gradient of the pass opens the step
         if not self._under_way:
             self._backward_begins(runtime)
         if runtime.arrived[slot]:
@@ -185,6 +177,7 @@ class GradientHooks:
                 f"parameter {runtime.slots[slot].name!r} got two gradients in one backward; "
                 "call the model once, and use torch.utils.checkpoint with use_reentrant=False"
             )
+        # hand it over
         gradient = self._places.gradient(parameter)
         if gradient is None:  # a user's hook took it: this rank has none
             return
@@ -193,11 +186,15 @@ class GradientHooks:
         runtime.submit(slot, real(gradient))
 
     def _backward_begins(self, runtime: Runtime) -> None:
+        # the end of backward is known from its first gradient on
         when_backward_ends(self._backward_done)
+        # frozen or thawed since the last step? all ranks meet, and get a plan for the new ones
         self.follow()
         runtime.open_step()
+        # a gradient of earlier micro-batches must belong to a slot that is still reduced
         self._check_accumulated(runtime)
         self._notes = runtime.wants_readiness()
+        # stand in for the forward pass that was not seen
         if not self._forward:  # the loss came from another method than forward
             runtime.forward_begins()
             runtime.forward_ends()
@@ -216,6 +213,7 @@ class GradientHooks:
         runtime = self._runtime
         assert runtime is not None
         self._under_way = False
+        # gradients of earlier micro-batches, for slots that this pass did not reach
         gradients = {slot: self._accumulated_gradient(runtime, slot) for slot in runtime.missing()}
         self._accumulated.clear()
         unused = [slot for slot, gradient in gradients.items() if gradient is None]
@@ -225,13 +223,16 @@ class GradientHooks:
                 f"parameter {name!r} got no gradient, or a hook set it to None; pass find_unused_parameters=True, or "
                 "freeze it"
             )
+        # the slots without any gradient take part with zeros
         zeros = {slot: self._places.zeros(self._parameter(runtime, slot)) for slot in unused}
         for slot, gradient in gradients.items():
             if gradient is None:
                 runtime.submit_absent(slot, real(zeros[slot]))
             else:
                 runtime.submit(slot, real(gradient))
+        # the training thread waits here for the worker
         runtime.finish()
+        # other ranks had a gradient, so their mean is this rank's as well
         for slot in unused:
             if runtime.used(slot):
                 self._places.put(self._parameter(runtime, slot), zeros[slot])

@@ -43,7 +43,7 @@ class Nothing:
 
 
 class Idle:
-    """The runtime of one rank alone, or of a detached job. A state that is loaded waits here, with other ranks'
+    """The runtime of one rank alone, or of a detached job, which keeps a loaded state, with other ranks'
     memories added up, for the next job of several ranks."""
 
     plan = None

@@ -88,6 +88,7 @@ class LocalSteps(Wrapper):
     ) -> None:
         choices = Choices.of(compressor, **options)
         choices.check()
+        # the replica, and what this rank can refuse by itself
         replica, values = replica_of(model, mesh, process_group, inner_optimizer), values_of(model)
         check_free(replica.trained.held())
         schedule_of = partial(Schedule, inner_steps, delay=delay, mix=mix, eager=eager)
@@ -100,12 +101,15 @@ class LocalSteps(Wrapper):
             schedule_of(len(parts.names))
             return parts.plan(list(replica.planned))
 
+        # the ranks meet over the store: they make the same plan, or all of them raise
         runtime = self._open(choices, plan, values, f"{inner_steps}, {delay}, {mix} and {eager}")
+        # rounds over the fragments of that plan
         schedule = schedule_of(len(parts.names))
         made = parts.fragments(runtime.plan, schedule)
         self._rounds = Rounds(runtime, made, inner_optimizer, outer, schedule, replica)
         self.handle = Handle(runtime, self._rounds, waits=not (delay or eager))
         own(replica.trained.held().values(), runtime, KIND)
+        # this optimizer has the inner one's parameters and state
         super().__init__(inner_optimizer.param_groups, inner_optimizer.defaults)
         self.inner = inner_optimizer
         self.param_groups, self.state = inner_optimizer.param_groups, inner_optimizer.state
@@ -113,6 +117,7 @@ class LocalSteps(Wrapper):
     def _open(self, choices: Choices, plan: Callable[[], Plan], values: dict[str, str], schedule: str) -> Runtime:
         """The runtime; the model's `values` are then the first replica's."""
         replica, parts, trained = self._replica, self._fragments, self._replica.trained.parameters()
+        # open the axes, agree, and only then take over the first replica's values
         axes = choices.mesh(replica.axes, device := device_of(trained))
         runtime = Runtime(plan, replica.slots, axes, device, JobOptions(
             seed=choices.seed, others=replica.others, owns_mesh=choices.owns_mesh, planned=replica.planned,
@@ -132,8 +137,10 @@ class LocalSteps(Wrapper):
         detached."""
         self._check_attached()
         assert self.inner is not None
+        # the inner step, of a model that may have thawed parameters since the last one
         self._join()
         loss = self.inner.step(closure)
+        # a round may end here: receive what is due, send what is next
         self._rounds.inner_step_done()
         return loss
 
@@ -157,6 +164,7 @@ class LocalSteps(Wrapper):
     def shared_parameters(self) -> Iterator[None]:
         """A context in which the model has the parameters that all replicas share, those of the last outer step, to
         evaluate or export it. This rank's own come back afterwards."""
+        # the shards are the parameters; replaced by the shared ones inside
         reshard(self._model)
         with self._rounds.shared_parameters():
             yield
@@ -181,6 +189,7 @@ class LocalSteps(Wrapper):
 
         Raises ValueError, on all ranks, for another model's state."""
         own = dict(state_dict)
+        # rounds first: all ranks agree on them, or all raise
         self._rounds.load_state_dict(own.pop("local_steps", {}))
         self._load_inner(own)
 

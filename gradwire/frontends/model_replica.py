@@ -7,7 +7,6 @@ from functools import partial
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from gradwire.frontends import shards
@@ -15,7 +14,7 @@ from gradwire.frontends.choices import parameters_of, slots_of
 from gradwire.frontends.stateful import Placed, cut_on, whole_on
 from gradwire.frontends.trained import TrainedParameters, on_one_device
 from gradwire.slots import Slot, real
-from gradwire.torch_private.fully_shard import fsdp_groups, only_inside_replicas
+from gradwire.torch_private.fully_shard import fsdp_groups, is_fsdp, only_inside_replicas
 from gradwire.transports import Mesh, ProcessGroup, Transport
 from gradwire.transports.process_group import world_or
 
@@ -31,6 +30,7 @@ class ModelReplica:
     local: Mapping[str, Tensor]
     """This rank's part of each parameter; complex ones as views of real numbers."""
     slots: Sequence[Slot]
+    """The slots of this rank's parts."""
     planned: Sequence[Slot]
     """The slots that plans are made for, the same on all ranks."""
     axes: Callable[[], Transport | Mesh]
@@ -48,7 +48,7 @@ def replica_of(
     """A rank's whole model; or with a `mesh`, or where fully_shard has wrapped it, one that several ranks hold.
 
     Raises ValueError, naming the call that works, where model and mesh do not fit."""
-    if mesh is None and not isinstance(model, FSDPModule):
+    if mesh is None and not is_fsdp(model):
         trained = TrainedParameters(model, on_one_device(model), optimizer)
         trained.parameters()
         parameters, others = (trained.fit, trained.others) if optimizer else parameters_of(model)

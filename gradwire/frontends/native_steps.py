@@ -29,7 +29,7 @@ class NativeSteps:
         now = perf_counter()
         self._seconds.append(now - self._since)
         self.reduced, self._since = False, now
-        runtime.native_step_ended()
-        if runtime.native_steps == 0:
+        # after the last one of those that were asked for, their median time decides on the next plan
+        if runtime.native_step_ended() == 0:
             seconds, self._seconds = median(self._seconds), []
             runtime.native_ended(seconds)

@@ -53,6 +53,7 @@ class DistributedOptimizer(Wrapper):
         parameters = trained.parameters()
         check_held(optimizer, model)
         check_free(trained.held())
+        # open the group; with one rank nothing is sent
         values, device = values_of(model), device_of(parameters)
         mesh = choices.mesh(partial(ProcessGroup.own, process_group), device)
         find_unused = choices.find_unused_parameters
@@ -68,6 +69,7 @@ class DistributedOptimizer(Wrapper):
             share_values(model, mesh, device)
             self._front_end.hook_in(runtime)
             self._front_end.own(trained.held().values(), KIND)
+        # this optimizer has the wrapped one's parameters and state
         self.handle = Handle(runtime, self._front_end)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner = optimizer

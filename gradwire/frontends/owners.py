@@ -18,6 +18,7 @@ def check_free(parameters: Mapping[str, Tensor], beside: str = "") -> None:
     for name, parameter in parameters.items():
         if (entry := _OWNERS.get(parameter)) is None:
             continue
+        # a job that was closed, or collected with its model, owns nothing any more
         runtime, kind = entry[0](), entry[1]
         if runtime is not None and not runtime.closed and kind != beside:
             raise ValueError(

@@ -13,12 +13,14 @@ def paused(
     """A context, inside `accumulates`, whose backward passes find no `p.grad` and leave none behind; earlier gradients
     come back. The same holds for `accumulated`, a front end's slots with gradients of earlier passes."""
     before, slots = [(parameter, parameter.grad) for parameter in parameters], set(accumulated)
+    # set aside what earlier passes accumulated
     for parameter, _ in before:
         parameter.grad = None
     try:
         with accumulates:
             yield
     finally:
+        # and put it back; gradients made inside are dropped
         accumulated.clear()
         accumulated.update(slots)
         for parameter, gradient in before:

@@ -24,8 +24,8 @@ OFF = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 
 
 class Rendezvous:
-    """A meeting place of processes, again and again. `store` must outlive all of them: a TCPStore of a process of its
-    own.
+    """A meeting place of processes, where they meet again after every loss and arrival. `store` must outlive all of
+    them: a TCPStore of a process of its own.
 
     A group is made when `at_least` so many have come, and none for `last_call_timeout` seconds; that should be longer
     than a step. A process of the job that comes later than that is a newcomer, and its memories are lost. `timeout` is
@@ -54,7 +54,7 @@ class Rendezvous:
         self._steps = -1
 
     def meet(self, handle: Handle | None = None) -> None:
-        """torch.distributed, of all processes that are there now: instead of `dist.init_process_group`, and again
+        """Makes torch.distributed of all processes that are there now: instead of `dist.init_process_group`, and again
         whenever training raised RuntimeError or there are `newcomers`. The group before, and `handle`'s exchange of
         gradients, in whatever step they were, are given up; make DDP or DistributedOptimizer and the handle anew.
 
@@ -89,9 +89,12 @@ class Rendezvous:
         if self._generation is None or not handle.elastic:
             raise ValueError("call meet() first, and resume() with a handle that was made with elastic=True")
         claims = self._generation.claims
+        # the first rank has come furthest; from the very beginning there is nothing to go on from
         newest = claims[0]
         if newest.steps >= 0:
+            # memories: each rank's own, where it was in the last generation
             self._go_on(handle, self._states.get(newest.steps) if self._is_of(newest.generation) else None)
+            # parameters' companions: where some rank is behind, all take the first one's
             if any(claim != newest for claim in claims):
                 self._share(handle, common)
         self._resumed, self._steps, self._states = handle, max(newest.steps, 0), {}
@@ -117,6 +120,7 @@ class Rendezvous:
 
     def _share(self, handle: Handle, common: Iterable[Stateful]) -> None:
         assert self._generation is not None
+        # all ranks in the same order: optimizer, scheduler, ... of rank 0
         for each in common:
             state = handle.from_first(each.state_dict())
             if self._generation.rank:
@@ -125,6 +129,7 @@ class Rendezvous:
     def _leave(self, handle: Handle) -> None:
         """Keeps this process's last whole states. A handle that has not resumed has none that counts."""
         states = handle.leave()
+        # the last whole state, and the one after it, where only the others know whether that step counts
         if handle is self._resumed:
             self._states = {int(state[STEP]): state for state in states}
             self._steps, self._resumed = min(self._states), None

@@ -32,7 +32,7 @@ OuterOptimizer = Callable[[list[Tensor]], Optimizer]
 
 @dataclass(frozen=True)
 class Sent:
-    """A fragment under way."""
+    """A fragment that was sent and whose mean is not used yet."""
 
     step: int
     """The inner step after which it was sent."""
@@ -87,12 +87,15 @@ class Rounds:
         """Adds parameters to fragments, which were frozen so far, and so are equal on all replicas."""
         names = [name for part in parts for name in part]
         before = {name for fragment in self.fragments for name in fragment.anchors}
+        # all ranks meet, and get a plan that has the new parameters
         self.runtime.follow(names)
+        # fragments with the new parameters at their values, which are all replicas' own anchors
         order = [name for group in self.runtime.plan.groups for name in group.slots]
         self.fragments = [
             fragment.grown({name: local[name] for name in order if name in part})
             for fragment, part in zip(self.fragments, parts, strict=True)
         ]
+        # the outer optimizer steps the new anchors, too
         new = [a for fragment in self.fragments for name, a in fragment.anchors.items() if name not in before]
         self.outer.add_param_group({"params": new})
 
@@ -115,7 +118,9 @@ class Rounds:
     def inner_step_done(self) -> None:
         """Receives and sends the fragments that are due now."""
         self.step += 1
+        # what was sent `delay` steps ago is due
         self._receive_if_due()
+        # send the fragment whose turn it is
         fragment = self.schedule.due(self.step)
         if fragment is None:
             return
@@ -124,11 +129,13 @@ class Rounds:
         else:
             self.fragments[fragment].measure()
             self._send(fragment)
+            # with no delay its mean is due at once
             self._receive_if_due()
 
     def _receive_if_due(self) -> None:
         due = [index for index, sent in self.under_way.items() if self.step == sent.step + self.schedule.delay]
         for index in due:
+            # the training thread waits here, if the mean is not there yet
             self._wait(index)
             self._receive(self.fragments[index])
 
@@ -139,24 +146,31 @@ class Rounds:
 
     def _send(self, index: int) -> None:
         runtime, pseudo_gradients = self.runtime, self.fragments[index].pseudo_gradients
+        # open a step of the fragment's groups; the worker sends it while training goes on
         runtime.reduce(pseudo_gradients, groups_of(runtime.plan, pseudo_gradients))
         self.under_way[index] = Sent(self.step, runtime.point())
 
     def _step_and_send(self, index: int) -> None:
         """Takes an eager update of a fragment."""
+        # the mean of the last round is in place
         self._wait(index)
         fragment = self.fragments[index]
+        # it, with this replica's own part of the new round in place of the old
         gradients = fragment.exchange_own(1 / self.runtime.mesh.replica.world)
         if not fragment.is_finite():  # this replica's own part; the others see it by the mean, a round later
             self._skip()
+        # send the new pseudo-gradients, which travel for a round
         self._send(index)
+        # and step at once
         self._outer_step(fragment, gradients)
         fragment.merge(None)
 
     def _receive(self, fragment: Fragment) -> None:
+        # the mean is not finite on any replica: all go back to the anchors
         if not fragment.is_finite():
             self._skip()
             return
+        # the outer step moves the anchors, parameters follow
         self._outer_step(fragment, fragment.pseudo_gradients)
         fragment.merge(self.schedule.mix)
 
@@ -187,6 +201,7 @@ class Rounds:
 
     def progress(self) -> dict[str, Any]:
         """The state without memories."""
+        # all fragments under way must have their means, which are saved
         self.runtime.finish()
         state: dict[str, Any] = {
             "step": self.step,
@@ -214,8 +229,10 @@ class Rounds:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Goes on from a `progress`."""
+        # plain numbers and the outer optimizer
         self.step, self.under_way = state["step"], {}
         self.outer.load_state_dict(state["outer"])
+        # anchors; then what each schedule has under way
         for fragment in self.fragments:
             _copy_each(fragment.anchors, state["anchors"])
         for fragment, kept in zip(self.fragments, state.get("eager", []), strict=False):

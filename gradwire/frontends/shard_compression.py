@@ -14,39 +14,22 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from gradwire.collective import AllToAll, Collective, Gather, Message
-from gradwire.compressors import (
-    BF16,
-    FP16,
-    FP32,
-    QSGD,
-    ChunkTopK,
-    Codec,
-    Compressor,
-    EFSignSGD,
-    GroupContext,
-    Halves,
-    Quantized,
-    TernGrad,
-    TopK,
-)
-from gradwire.compressors.base import context_for
+from gradwire.compressors import FP32, Codec, Compressor, DoubleBuffer, GroupContext
+from gradwire.compressors.compressor import context_for
 from gradwire.frontends.choices import check_type
+from gradwire.frontends.values import is_sharded
 from gradwire.memories import RESIDUAL, Residual
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.meeting import Agreement
 from gradwire.slots import Layout, real
-from gradwire.torch_private.fully_shard import fsdp_groups, replace_collectives
+from gradwire.torch_private.fully_shard import fsdp_groups, fsdp_modules, is_fsdp, replace_collectives
 from gradwire.transports import Mesh, ProcessGroup
 
 EXACT = FP32()
-FIT = (FP32, FP16, BF16, QSGD, TernGrad, Quantized)
-FIT_WITH_MEMORY = (*FIT, TopK, ChunkTopK, EFSignSGD)
 
 
 class ShardTraffic(NamedTuple):
@@ -92,6 +75,7 @@ def compress_shards(
     send. Raises ValueError, on all ranks, for compressors that need a memory, for ranks that differ, and for a model
     that is not sharded.
     """
+    # all ranks compare over the store, before FSDP is changed
     _agree(model, gradients, weights, memory, seed)
     links: dict[dist.ProcessGroup, ProcessGroup] = {}
     reduce_scatter = ShardReduceScatter(gradients, links, seed, memory)
@@ -102,18 +86,19 @@ def compress_shards(
         own = [None if comm.is_exact else copy(comm) for comm in (reduce_scatter, all_gather)]
         undo.append(replace_collectives(group, *own))
         comms += filter(None, own)
-    if memory and isinstance(model, FSDPModule):
-        model.set_reduce_scatter_unused_params(True)  # so that a gradient's place never changes
+    for module in fsdp_modules(model) if memory else ():
+        module.set_reduce_scatter_unused_params(True)  # so that a gradient's place never changes
     return ShardCompression(comms, undo)
 
 
 def _agree(model: nn.Module, gradients: Codec, weights: Codec, memory: Residual | None, seed: int) -> None:
     """Raises ValueError on all ranks where one of them cannot go on, or they differ."""
-    sharded = [p for p in model.parameters() if isinstance(p, DTensor)] if isinstance(model, FSDPModule) else []
+    sharded = [p for p in model.parameters() if is_sharded(p)] if is_fsdp(model) else []
     if not sharded:
         raise ValueError("compress_shards() is for what fully_shard has wrapped; call fully_shard(model) first")
     mesh, placements = sharded[0].device_mesh, sharded[0].placements
     dim = next(dim for dim, placement in enumerate(placements) if placement.is_shard())
+    # a group for the meeting alone
     group = ProcessGroup.own(mesh.get_group(dim))
 
     def facts() -> dict[str, str]:
@@ -128,9 +113,9 @@ def _agree(model: nn.Module, gradients: Codec, weights: Codec, memory: Residual 
 
 def _check(gradients: Codec, weights: Codec, memory: Residual | None) -> None:
     check_type("memory", memory, (Residual,), "gw.Residual()")
-    for codec, fit in (gradients, FIT_WITH_MEMORY if memory else FIT), (weights, FIT):
+    for codec, has_memory in (gradients, memory is not None), (weights, False):
         check_type("compressor", codec, (Compressor,), "gw.QSGD()")
-        if not isinstance(codec, fit):
+        if codec.for_shards == "no" or (codec.for_shards == "with memory" and not has_memory):
             raise ValueError(
                 f"{codec} needs a memory, which for whole gradients takes what sharding saves; use gw.QSGD(), "
                 "gw.Quantized(8) or gw.BF16(), or for gradients gw.TopK(0.01) with memory=gw.Residual(), or shard "
@@ -172,7 +157,7 @@ class _Comm:
                 fresh,
                 rank=group.rank(),
                 world=group.size(),
-                remember=self._memory is not None,
+                error_feedback=self._memory is not None,
                 seed=self._seed,
                 draws=self._draws,
             )
@@ -182,14 +167,17 @@ class _Comm:
         """Encodes x (n,), which may be changed, and a memory's residual `kept` (n,), which is updated; where x is not
         finite, the row's flag becomes NaN, and the memory stays."""
         assert row.flags is not None
+        # the flag turns NaN where a gradient is not finite
         row.flags.zero_()
         exact = x if x.dtype == torch.float32 else context.buffers.tensor("exact", (len(x),)).copy_(x)
         vector = LazySum(exact, exact, None, nonfinite=row.flags)
+        # without a memory
         if kept is None or self._memory is None:
             self._codec.encode(vector, row.body[None], context.whole)
             return
+        # add the residual, encode, and keep what was not sent, unless something was not finite
         left = context.buffers.tensor("left", (len(x),))
-        vector = self._memory.add({RESIDUAL: Halves(kept, left)}, vector, context.layout, 1)
+        vector = self._memory.add({RESIDUAL: DoubleBuffer(kept, left)}, vector, context.layout, 1)
         self._codec.encode(vector, row.body[None], context.whole)
         torch.where(row.flags.isnan(), kept, left, out=kept)
 
@@ -222,6 +210,7 @@ class ShardReduceScatter(_Comm):
                 "set_gradient_divide_factor() has the collective divide; call set_force_sum_reduction_for_comms(True) "
                 "as well"
             )
+        # encode each rank's part into its row
         output_tensor, input_tensor = _numbers(output_tensor), _numbers(input_tensor)
         world, n = group.size(), len(output_tensor)
         context = self._context(n, group, input_tensor.device)
@@ -230,14 +219,17 @@ class ShardReduceScatter(_Comm):
         residual = self._remembered(world, n, input_tensor.device)
         for rank, part in enumerate(input_tensor.view(world, n)):
             self._encode(part, send.row(rank), context, None if residual is None else residual[rank])
+        # swap rows, and add up those of this rank's part
         self._run(AllToAll(send, receive), group, output_tensor)
         assert receive.flags is not None
         total = context.buffers.tensor("total", (n,))
         self._codec.decode(receive.body[None], Mean.of(total), context.whole)
+        # mean or sum, as FSDP asks; a flag makes it NaN
         total.div_(world if op == dist.ReduceOp.AVG else 1).add_(receive.flags.sum())
         output_tensor.copy_(total)
 
     def _remembered(self, world: int, n: int, device: torch.device) -> Tensor | None:
+        # (ranks, n): made at the first step, when sizes are known
         if self._memory and self.residual is None:
             self.residual = torch.zeros(world, n, dtype=torch.float32, device=device)
         if self.residual is not None and self.residual.shape != (world, n):
@@ -254,15 +246,18 @@ class ShardAllGather(_Comm):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
         """input (n,), a part of output (ranks·n,)."""
+        # shards of types that codecs do not take travel as they are
         output_tensor, input_tensor = _numbers(output_tensor), _numbers(input_tensor)
         world, n = group.size(), len(input_tensor)
         if not input_tensor.is_floating_point():  # shards of several types, as bytes
             rows = Message.plain(output_tensor.view(world, n))
             return self._run(Gather(Message.plain(input_tensor), rows), group, input_tensor)
+        # encode this rank's shard
         context = self._context(n, group, input_tensor.device)
         size = self._codec.group_bytes(context.layout, 0)
         send, receive = context.message("send", size), context.message("receive", size, rows=world)
         self._encode(input_tensor, send, context)
+        # all get all, and decode each rank's
         self._run(Gather(send, receive), group, input_tensor)
         assert receive.flags is not None
         exact = context.buffers.tensor("exact", (n,))

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -21,14 +20,16 @@ from gradwire.frontends.hooks import GradientHooks
 from gradwire.frontends.owners import check_free
 from gradwire.frontends.stateful import Placed, cut_on
 from gradwire.frontends.trained import Check, TrainedParameters
-from gradwire.frontends.values import local, or_zero, share_values, values_of
+from gradwire.frontends.values import is_sharded, local, or_zero, share_values, values_of
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import Slot
 from gradwire.torch_private.autograd import has_gradient_hooks
 from gradwire.torch_private.fully_shard import (
     fsdp_accumulates,
     fsdp_groups,
+    fsdp_modules,
     fsdp_sums,
+    is_fsdp,
     only_inside_replicas,
     parameters_of_fsdp,
 )
@@ -45,6 +46,7 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
     if choices.elastic:
         raise ValueError("a lost rank's shards are nowhere else; resume from a checkpoint, without elastic=True")
     trained, mesh = fitting(model, mesh)
+    # the parameters that are trained now must be sharded inside the mesh's replicas
     check_free(trained.fit)
     now = trained.parameters()
     if mesh.size(0) == 1:  # nothing to compress; a loaded residual goes into the next gradient
@@ -53,6 +55,7 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
             find_unused_parameters=choices.find_unused_parameters,
         )  # fmt: skip
     values, device = values_of(model), device_of(now)
+    # open the axes, agree over the store, and only then take over the first replica's values
     axes = choices.mesh(partial(ProcessGroup.by_replica, mesh), device)
     front_end = ShardsFrontEnd(model, trained, mesh, choices.find_unused_parameters)
     if axes.ranks == 1:
@@ -127,8 +130,10 @@ class ShardsFrontEnd:
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         if not torch.is_grad_enabled():
             return
+        # after detach() FSDP may reduce over replicas again; else they would drift apart
         if self._runtime is None:
             self._check_reduced(module)
+        # a state was loaded, or a step begins: are the parameters still those with hooks?
         elif self._to_check or self._hooks.waiting:
             self._check_same(module, self._runtime)
             self._to_check = False
@@ -172,7 +177,7 @@ class Shards:
         return torch.zeros_like(local_of(parameter))
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
-        assert isinstance(parameter, DTensor)
+        assert is_sharded(parameter)
         own = gradient if parameter.to_local().numel() else torch.zeros_like(parameter.to_local())
         parameter.grad = DTensor.from_local(
             own, parameter.device_mesh, parameter.placements, run_check=False,
@@ -200,7 +205,8 @@ def planned_slots(parameters: Mapping[str, Tensor]) -> list[Slot]:
 
 def _largest_shard(parameter: Tensor) -> Tensor:
     """A meta tensor of the largest shard's shape."""
-    assert isinstance(parameter, DTensor)
+    assert is_sharded(parameter)
+    # along every mesh dimension that cuts it, the first ranks have the largest parts
     shape = list(parameter.shape)
     for dim, placement in enumerate(parameter.placements):
         if placement.is_shard():
@@ -210,10 +216,9 @@ def _largest_shard(parameter: Tensor) -> Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """Makes the model's parameters the sharded ones again, after any pass."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    """Makes the model's parameters the sharded ones again, whatever pass has gathered them."""
+    for module in fsdp_modules(model):
+        module.reshard()
 
 
 # Models and meshes that fit
@@ -224,7 +229,7 @@ def fitting(
 ) -> tuple[TrainedParameters, DeviceMesh]:
     """The sharded parameters, of those that an `optimizer` holds if one is given, and the mesh of all ranks, by default
     the one that the model was wrapped on. Raises ValueError, naming the call that works, where they do not fit."""
-    if not isinstance(model, FSDPModule):
+    if not is_fsdp(model):
         raise ValueError(f"mesh= is for models that fully_shard has wrapped, not {type(model).__name__}; use {RECIPE}")
     reshard(model)
     parameters, _ = parameters_of(model)
@@ -242,6 +247,7 @@ def fitting(
 def checked_on(mesh: DeviceMesh) -> Check:
     """A check that refuses, naming the call that works, a parameter that is not sharded inside the mesh's replicas.
     Raises ValueError for a mesh without this rank."""
+    # this rank's replica, and the ranks that hold the same shard of the others
     ranks = mesh.mesh.reshape(mesh.size(0), -1)  # (replicas, ranks of each)
     place = (ranks == dist.get_rank()).nonzero()
     if not len(place):
@@ -249,7 +255,7 @@ def checked_on(mesh: DeviceMesh) -> Check:
     replica, peers = ranks[place[0, 0]].tolist(), ranks[:, place[0, 1]].tolist()
 
     def check(name: str, parameter: nn.Parameter) -> None:
-        if not isinstance(parameter, DTensor):
+        if not is_sharded(parameter):
             raise ValueError(f"parameter {name!r} is not sharded; call fully_shard() on the whole model as well")
         if parameter.is_meta:
             raise ValueError(f"parameter {name!r} has no values yet; call to_empty() and initialise, then attach()")
@@ -273,7 +279,7 @@ def _check_fits(name: str, parameter: DTensor, replica: list[int], peers: list[i
 def _replicas_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> DeviceMesh:
     """The mesh that the model was wrapped on, if that has replicas."""
     parameter = next(iter(parameters.values()))
-    if isinstance(parameter, DTensor) and parameter.placements[0].is_replicate():
+    if is_sharded(parameter) and parameter.placements[0].is_replicate():
         return parameter.device_mesh
     raise ValueError(
         f"the model is sharded over one dimension, and mesh= says where its replicas are; use {RECIPE}. Where "

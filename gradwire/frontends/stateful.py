@@ -2,7 +2,7 @@
 
 A residual differs between replicas: each holds the part of its gradients that has not been sent. So it is saved with an
 axis for the replica in front, (replicas, *shape), each row by its replica and cut as the parameter is. To load, rows go
-to the replicas that there are now by the rule of `checkpoint.predecessors`, cut as the parameter is now; each replica
+to the replicas that there are now by the rule of `gradwire.predecessors`, cut as the parameter is now; each replica
 adds up its own.
 """
 
@@ -33,13 +33,13 @@ from gradwire.checkpoint import (
     key_of,
     letters,
     pack,
-    predecessors,
     split,
     text_of,
     unpack,
 )
-from gradwire.frontends.values import or_zero
+from gradwire.frontends.values import is_sharded, or_zero
 from gradwire.ops.host import kind_of
+from gradwire.predecessors import predecessors
 from gradwire.slots import real_shape
 
 ABOUT = "gradwire"
@@ -61,6 +61,7 @@ class Placed:
     """Its whole shape, as real numbers."""
     part: tuple[int, ...]
     """The shape of this rank's part."""
+    """The parameter's."""
     device: torch.device
     cuts: tuple[Placement, ...] = ()
     """How it is cut along the mesh's other dimensions."""
@@ -114,12 +115,13 @@ def whole_on(group: dist.ProcessGroup, parameters: Mapping[str, Tensor]) -> dict
 def cut_on(mesh: DeviceMesh, parameters: Mapping[str, Tensor]) -> dict[str, Placed]:
     """The placement of sharded parameters on the mesh of all ranks. Raises ValueError where they are sharded along none
     of its dimensions."""
-    return {name: _placed(mesh, parameter) for name, parameter in parameters.items() if isinstance(parameter, DTensor)}
+    return {name: _placed(mesh, parameter) for name, parameter in parameters.items() if is_sharded(parameter)}
 
 
 def _placed(mesh: DeviceMesh, parameter: DTensor) -> Placed:
     cuts: list[Placement] = [Replicate()] * (mesh.ndim - 1)
     own = parameter.device_mesh
+    # the cuts of the parameter's own mesh, each along that dimension of the whole mesh that has the same ranks
     for dim, cut in enumerate(parameter.placements):
         if cut.is_shard() and own.size(dim) > 1:
             cuts[_dimension(mesh, dist.get_process_group_ranks(own.get_group(dim))) - 1] = cut
@@ -136,7 +138,7 @@ def _dimension(mesh: DeviceMesh, ranks: list[int]) -> int:
 
 
 class HasState(Protocol):
-    """A job."""
+    """A job whose state is saved."""
 
     def state_dict(self) -> StateDict:
         """This rank's state."""
@@ -152,7 +154,7 @@ class DistributedState:
     needs the checkpoint's tensors as `saved`. Raises ValueError for parameters that the model lacks.
 
     Small tensors have keys of their own for each shard, and for each replica where these differ in them; replicas load
-    them by the rule of `checkpoint.predecessors`. For shards of another size they are made anew."""
+    them by the rule of `gradwire.predecessors`. For shards of another size they are made anew."""
 
     def __init__(self, job: HasState, placed: Mapping[str, Placed], saved: Saved) -> None:
         self._job, self._placed, self._saved = job, placed, saved
@@ -163,6 +165,7 @@ class DistributedState:
         """The tensors to save; or, to load, zeros like the saved ones."""
         if self._saved:
             return {key: self._empty(key, kind) for key, kind in self._saved.items() if self._is_for_me(key)}
+        # this rank's state: tensors of parameters become rows, small ones get names of their own
         own = unpack(self._job.state_dict())
         tensors = {
             key_of(name, key): tensor
@@ -178,6 +181,7 @@ class DistributedState:
         saved, step, mine = json.loads(text_of(state[ABOUT])), int(state[STEP]), unpack(self._job.state_dict()).about
         about = About(mine.rank, mine.ranks, saved["plan"], tuple(saved["order"]), saved["skipped"])
         exported: dict[str, dict[str, Tensor]] = {}
+        # this rank's sum of the rows of each memory, and the small tensors that are its own
         for key, tensor in state.items():
             if SEPARATOR in key:
                 name, kind = split(OWNER.sub("", key))
@@ -211,7 +215,7 @@ class DistributedState:
         return torch.zeros(kind.size, dtype=kind.properties.dtype, device="cpu")
 
     def _kept(self, key: str, tensor: Tensor) -> Tensor:
-        return self._placed[_name(key)].kept(tensor) if isinstance(tensor, DTensor) else tensor
+        return self._placed[_name(key)].kept(tensor) if is_sharded(tensor) else tensor
 
 
 def _name(key: str) -> str:

@@ -4,7 +4,7 @@
 "shared"     anchors, the outer optimizer's state, and the means of fragments under way: equal on all replicas
 "replica r"  its parameters, now and as they were sent, and its inner optimizer's state, under a name of its own
 
-Other numbers of replicas go on by the rule of `checkpoint.predecessors`.
+Other numbers of replicas go on by the rule of `gradwire.predecessors`.
 """
 
 import json
@@ -19,11 +19,12 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from gradwire.checkpoint import key_of, letters, predecessors, split, text_of
+from gradwire.checkpoint import key_of, letters, split, text_of
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.rounds import Rounds
 from gradwire.frontends.stateful import DistributedState, Placed, Saved, tensors_in
-from gradwire.frontends.values import local
+from gradwire.frontends.values import is_sharded, local
+from gradwire.predecessors import predecessors
 from gradwire.slots import real, real_shape
 
 MEMORY, SHARED, REPLICA = "memory", "shared", "replica "
@@ -65,10 +66,12 @@ class DistributedRounds:
             folders = {folder: self._empty_folder(self._saved[folder]) for folder in (SHARED, self._own)}
             return {MEMORY: self._memory.state_dict(), **folders}
         progress, inner = self._rounds.progress(), self._rounds.inner
+        # equal on all replicas: kept once
         under_way = progress["under way"]
         facts = {"step": progress["step"], "under way": [[each["fragment"], each["sent at"]] for each in under_way]}
         shared = {ROUND: letters(json.dumps(facts))} | self._each("anchor", progress["anchors"])
         shared |= self._optimizer("outer", progress["outer"], self._held(self._rounds.outer))
+        # this replica's own: its parameters, and what of them was sent
         own = self._each("parameter", self._local)
         for each in under_way:
             shared |= self._each("mean", each["means"])
@@ -82,7 +85,9 @@ class DistributedRounds:
         if not self._saved:
             raise ValueError("what was saved has to be known to load it; use dcp.load({...: optimizer.stateful(path)})")
         shared, own = state[SHARED], state[self._own]
+        # check all of it before anything changes
         progress = self._progress(shared, own)
+        # memories and rounds, which all ranks load together; then this replica's parameters and inner optimizer
         self._memory.load_state_dict(state[MEMORY])
         self._rounds.resume(progress)
         for name, parameter in self._of("parameter", own).items():
@@ -94,6 +99,7 @@ class DistributedRounds:
         held = self._held(self._rounds.outer)
         progress = {"step": facts["step"], "anchors": anchors, "outer": self._optimizer_state("outer", shared, held)}
         means, sent, fragments = self._of("mean", shared), self._of("sent", own), self._rounds.fragments
+        # the parts under way must be those that were saved
         parts = [
             fragments[index].parameters.keys() if index < len(fragments) else () for index, _ in facts["under way"]
         ]
@@ -149,7 +155,7 @@ class DistributedRounds:
     def _part(self, name: str, value: Tensor) -> Tensor:
         if real_shape(value) in (real_shape(self._replica.parameters[name]), self._replica.local[name].shape):
             return self._placed[name].once(real(local(value)))
-        return _refuse(value) if isinstance(value, DTensor) else value
+        return _refuse(value) if is_sharded(value) else value
 
     def _optimizer_state(self, kind: str, saved: Tensors, held: Mapping[str, Tensor]) -> dict[str, Any]:
         """The inverse of `_optimizer`."""
@@ -166,7 +172,7 @@ class DistributedRounds:
         return {"state": state, "param_groups": groups}
 
     def _like(self, parameter: Tensor, name: str, saved: Tensor) -> Tensor:
-        if not isinstance(saved, DTensor):
+        if not is_sharded(saved):
             return saved
         dtype = saved.dtype.to_complex() if parameter.is_complex() else saved.dtype
         own, made = self._placed[name].own(saved), torch.empty_like(parameter.detach(), dtype=dtype)

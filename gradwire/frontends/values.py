@@ -1,6 +1,7 @@
-"""Values of a model's parameters and buffers: all replicas begin with the first one's; a rank's part of each."""
+"""Values of a model's parameters and buffers: all replicas start with the first one's; a rank's shard of each."""
 
 from collections.abc import Iterator
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +23,19 @@ def share_values(model: nn.Module, mesh: Mesh, device: torch.device) -> None:
     mesh.share([plain for _, tensor in _named(model) for plain in plain_tensors(tensor)], device, axes=SAME)
 
 
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor is cut over several ranks, as FSDP2's parameters are."""
+    return isinstance(tensor, DTensor)
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's shard of a tensor, or all of it where it is not sharded."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself; of a sharded one all of it, gathered from the ranks, which call this together."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def or_zero(shard: Tensor) -> Tensor:
@@ -38,6 +49,7 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _described(name: str, tensor: Tensor) -> str:
+    # values must lie in memory one by one, to be sent
     if is_lazy(tensor):
         raise ValueError(f"{name!r} has no shape yet; call the model once with a batch before")
     for plain in plain_tensors(tensor):
@@ -46,6 +58,7 @@ def _described(name: str, tensor: Tensor) -> str:
         if plain.layout != torch.strided or plain.is_quantized:
             kind = "quantized" if plain.is_quantized else "sparse"
             raise ValueError(f"{name!r} is {kind}, and ranks share dense values; keep it out of the model, or dense")
+    # a dimension of stride 0 repeats one value
     own = tuple(
         min(size, 1) if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )

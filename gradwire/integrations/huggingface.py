@@ -38,9 +38,11 @@ class CompressionCallback(TrainerCallback):
         """Attaches to the model as the trainer has wrapped it, and loads the checkpoint's state."""
         model = self._trainer.model_wrapped
         assert model is not None
+        # a trainer may train several times; one handle for each model
         if model is not self._model:
             self._options.setdefault("scaler", self._trainer.accelerator.scaler)
             self.handle, self._model = attach(model, self._compressor, **self._options), model
+        # the state of the checkpoint that training resumes from
         if self._from and self.handle:
             self._load(Path(self._from) / FILE, self.handle)
 
@@ -53,6 +55,7 @@ class CompressionCallback(TrainerCallback):
 
     def _noting_checkpoint(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`trainer.train`, noting the checkpoint it resumes from, which callbacks are not given."""
+        # "resume_from_checkpoint=True" means the newest one
         last = get_last_checkpoint(self._trainer.args.output_dir) if resume_from_checkpoint is True else None
         self._from = last or (str(resume_from_checkpoint) if resume_from_checkpoint else None)
         return self._train(resume_from_checkpoint, *args, **kwargs)

@@ -45,13 +45,16 @@ class QuorumExchange:
         self.handle = Handle(None, Nothing())
         self.runtime: Runtime | None = None
         self._quorum, self._has_met = -1, False
+        # by step: the states from which this replica may have to go on
         self._states: dict[int, StateDict] = {}
+        # a checkpoint's memories count until the first quorum
         if state is not None:
             _check(state, {"step", "shard", "memories", *has}, manager)
             if memories := state["memories"]:
                 unpack(memories)
                 self._states[state["step"]] = memories
         self._healed: StateDict = {}
+        # torchft sends a replica that is behind what `_shared` returns, and calls `_heal` with it
         manager.register_state_dict_fn("gradwire", self._heal, self._shared)
 
     def begin(self) -> None:
@@ -80,6 +83,7 @@ class QuorumExchange:
         again."""
         step = self._manager.current_step()
         least = self._least(step)
+        # the ranks of this replica go on from the least, as if all of them had failed to heal
         if least != step:
             self._manager.load_state_dict(self._manager.state_dict() | {"step": least})
             self._manager.report_error(RuntimeError("another rank of this replica has not healed"))
@@ -88,9 +92,11 @@ class QuorumExchange:
     def vote(self) -> bool:
         """Votes; returns whether the step counts."""
         step = self._manager.current_step()
+        # no: the group is given up, with the state before this step and the one after it
         if not self._manager.should_commit():
             self._leave(step)
             return False
+        # yes: the step counts for the memories, too
         assert self.runtime
         self.runtime.commit()
         return True
@@ -101,8 +107,10 @@ class QuorumExchange:
 
     def _own(self) -> StateDict | None:
         """This replica's state after the last step in which it took part; None before the first quorum."""
+        # in a quorum: the state of the running exchange
         if self.runtime:
             return self.handle.state_dict()
+        # between two: what was kept after this step; of an older one only the memories are this replica's own
         now = self._manager.current_step()
         if not (known := [step for step in self._states if step <= now]):
             return None
@@ -111,17 +119,21 @@ class QuorumExchange:
 
     def _leave(self, step: int) -> None:
         """Ends the exchange, after so many steps; the others' collectives end as well."""
+        # the first state is after the last step that counts, the second after the step that was voted on
         if self.runtime:
             self.runtime = None
             self._states = {step + more: state for more, state in enumerate(self.handle.leave())}
 
     def _meet(self) -> None:
         """All replicas of the quorum make a group, compare what must be equal, and load what each has kept."""
+        # a group beside torchft's, over the same store
         mesh = Mesh.of(ProcessGroup.beside(self._manager._pg.parent))
         runtime, front_end = self._make(mesh)
         self.handle = Handle(runtime, front_end)
+        # what is equal on all comes from a replica that has it; the memories are each one's own
         shared = self._shared() or without_memories(self.handle.state_dict())
         go_on(self.handle, shared, self._own(), mesh.rank, mesh.ranks)
+        # this quorum's exchange goes on from here
         self.runtime, self._states, self._healed, self._has_met = runtime, {}, {}, True
 
     def _shared(self) -> StateDict:

@@ -23,6 +23,7 @@ def compress(
     """Compresses the gradients of a model from `ray.train.torch.prepare_model`, and loads `checkpoint`, by default the
     one that Ray restarts workers from. All workers call it; the `options` are those of `gradwire.attach`, which says
     what it raises. Raises FileNotFoundError for a checkpoint without Gradwire's state."""
+    # all workers attach, then load what was saved
     handle = attach(model, compressor, **options)
     found = checkpoint or train.get_checkpoint()
     if found:

@@ -60,6 +60,7 @@ class Optimizer(torchft.Optimizer):
         **options: Any,
     ) -> None:
         super().__init__(manager, optimizer)
+        # elastic: steps wait for the vote, and lost replicas end the exchange, not the job
         self._choices = StepChoices.of(
             compressor, elastic=True, transport=None, scaler=None, find_unused_parameters=find_unused_parameters,
             seed=seed, **options,
@@ -139,6 +140,7 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         choices = Choices.of(compressor, memory=memory, communicator=communicator, dense=dense, groups=groups)
         choices.check()
         self._replica = own = replica_of(model, manager)
+        # one fragment: all of the model
         self._plan = partial(choices.plan(own.parameters), list(own.planned))
         schedule = Schedule(inner_steps, 1)
         (self._fragment,) = fragments_of(self._plan(), [tuple(own.parameters)], own.local, schedule)
@@ -151,6 +153,7 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
         has = ("anchors", "outer", "inner steps")
         self._exchange = QuorumExchange(manager, self._make, partial(least, own), state, has)
         manager.register_state_dict_fn("gradwire's local steps", self._heal, self._shared)
+        # from a checkpoint, or from the other replicas' next round
         if state:
             self._load_shared(state)
             self._step = state["inner steps"]
@@ -221,6 +224,7 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
 
     def _load_shared(self, state: Mapping[str, Any]) -> None:
         anchors = self._fragment.anchors
+        # check first, so that nothing is half loaded
         if {name: t.shape for name, t in state["anchors"].items()} != {name: t.shape for name, t in anchors.items()}:
             raise ValueError("the state is that of another model, or of other shards; load this replica's own")
         for name, anchor in anchors.items():

@@ -7,8 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from gradwire.frontends import model_replica
 from gradwire.frontends.choices import device_of, parameters_of
@@ -16,23 +14,25 @@ from gradwire.frontends.hooks import GradientHooks, Whole
 from gradwire.frontends.model_replica import ModelReplica
 from gradwire.frontends.shards import Shards, locals_of, reshard
 from gradwire.frontends.stateful import Placed
-from gradwire.frontends.values import local
+from gradwire.frontends.values import is_sharded, local
 from gradwire.runtime.failures import Interrupted
 from gradwire.runtime.runtime import Runtime
-from gradwire.torch_private.fully_shard import fsdp_groups
+from gradwire.torch_private.fully_shard import fsdp_groups, is_fsdp
 
 
 def replica_of(model: nn.Module, manager: Any) -> ModelReplica:
     """A whole model on one rank, or one that fully_shard has wrapped on the ranks of torch.distributed, which are those
     of one replica under torchft. Raises ValueError for a whole model on several, and for other ranks than the
     manager's."""
-    if isinstance(model, FSDPModule):
+    if is_fsdp(model):
+        # torch.distributed has this replica's ranks alone
         own, managed = (dist.get_rank(), dist.get_world_size()), (manager._group_rank, manager._group_world_size)
         if own != managed:
             raise ValueError(
                 f"this is rank {own[0]} of {own[1]} in torch.distributed, and rank {managed[0]} of {managed[1]} to the "
                 "manager; give both those of the replica: Manager(rank=..., world_size=...)"
             )
+        # one replica here: torchft joins the others to it
         kind = device_of(parameters_of(model)[0]).type
         mesh = init_device_mesh(kind, (1, dist.get_world_size()), mesh_dim_names=("replicate", "shard"))
         return model_replica.replica_of(model, mesh, None)
@@ -46,7 +46,7 @@ def replica_of(model: nn.Module, manager: Any) -> ModelReplica:
 
 def least(own: ModelReplica, number: int) -> int:
     """The minimum of a number over the ranks of a replica, which all call this."""
-    if not isinstance(next(iter(own.parameters.values())), DTensor):
+    if not is_sharded(next(iter(own.parameters.values()))):
         return number
     smallest = torch.tensor(number, dtype=torch.int64, device=device_of(own.parameters))
     dist.all_reduce(smallest, dist.ReduceOp.MIN)
@@ -60,7 +60,7 @@ class ReplicaGradients(GradientHooks):
     def __init__(
         self, report: Callable[[Exception], None], model: nn.Module, own: ModelReplica, replicas: int, find_unused: bool
     ) -> None:
-        places = Shards(fsdp_groups(model), replicas) if isinstance(model, FSDPModule) else Whole()
+        places = Shards(fsdp_groups(model), replicas) if is_fsdp(model) else Whole()
         super().__init__(own.parameters, model, places, find_unused)
         self._report, self._own, self.reduced = report, own, False
 
@@ -71,7 +71,7 @@ class ReplicaGradients(GradientHooks):
     def held(self) -> Mapping[str, Tensor]:
         """This rank's part of the parameters."""
         reshard(self._model)
-        return locals_of(self._parameters) if isinstance(self._model, FSDPModule) else self._parameters
+        return locals_of(self._parameters) if is_fsdp(self._model) else self._parameters
 
     def check(self) -> None:
         """Checks the means before a vote. Raises RuntimeError, on all replicas, where there are none; reports means
@@ -83,6 +83,7 @@ class ReplicaGradients(GradientHooks):
                 "optimizer.step() without means: call zero_grad() first, and one backward pass outside no_sync()"
             )
         self.reduced = False
+        # one number is enough to see whether the step was good: a bad one makes all means NaN
         present = [local(p.grad) for p in self._parameters.values() if p.grad is not None]
         smallest = min((each for each in present if each.numel()), key=Tensor.numel, default=None)
         if smallest is not None and not smallest.isfinite().all():  # where there are memories, then none of them is
@@ -104,10 +105,12 @@ class ReplicaGradients(GradientHooks):
         self.reduced = True
 
     def _unless_lost(self, call: Callable[..., None], *arguments: Any) -> None:
+        # lost in this step already: the hooks do nothing more
         if self._runtime is None:
             return
         try:
             call(*arguments)
+        # a replica was lost: backward ends without means, and the vote will be no
         except Interrupted as error:
             self.unhook()
             self._report(error)

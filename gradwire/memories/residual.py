@@ -1,12 +1,12 @@
-"""Error feedback."""
+"""Plain error feedback."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from gradwire.compressors import Halves
-from gradwire.memories.base import RESIDUAL, Memory
+from gradwire.compressors import DoubleBuffer
+from gradwire.memories.memory import RESIDUAL, Memory
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 from gradwire.torch_private.foreach import norms_of
@@ -15,28 +15,28 @@ from gradwire.torch_private.foreach import norms_of
 @dataclass(frozen=True)
 class Residual(Memory, recordable=True):
     """Error feedback: what was not sent is added to the next gradient (Seide et al., Interspeech 2014;
-    Karimireddy et al., ICML 2019, https://arxiv.org/abs/1901.09847). `decay` multiplies it before that.
-
-    With `limit` a step's residual is scaled down to at most that many times the norm of the one before it, so that one
-    batch of huge gradients does not come back for many steps. What is beyond the limit is lost. The first residual of a
-    group has no limit, nor has any that follows one of zeros.
-    """
+    Karimireddy et al., ICML 2019, https://arxiv.org/abs/1901.09847)."""
 
     decay: float = 1.0
+    """Multiplies the residual before that, in (0, 1]."""
     limit: float | None = None
+    """The largest norm of a group's residual after a step, as a multiple of the one before: a longer one is scaled
+    down, and what that takes away is lost. One that follows a residual of zeros has no limit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.decay <= 1:
-            raise ValueError(f"decay={self.decay} must lie in (0, 1]; 1 forgets nothing")
+            raise ValueError(f"decay={self.decay} must lie in (0, 1]; 1 keeps all of it")
         if self.limit is not None and self.limit <= 1:
             raise ValueError(f"limit={self.limit} would let no residual grow; use e.g. limit=4, or None")
 
-    def add(self, flat: Mapping[str, Halves], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
+    def add(self, flat: Mapping[str, DoubleBuffer], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
+        # decay·residual + gradient
         return gradient.onto(*flat[RESIDUAL], self.decay)
 
-    def sent(self, flat: Mapping[str, Halves]) -> None:
+    def sent(self, flat: Mapping[str, DoubleBuffer]) -> None:
         if self.limit is not None:
-            old, new = norms_of(flat[RESIDUAL]).unbind()
-            share = torch.where(old > 0, self.limit * old / new, 1.0)
-            flat[RESIDUAL].new.mul_(share.nan_to_num(1.0).clamp(max=1.0))
+            # scale the next residual down to limit·‖residual‖
+            before, after = norms_of(flat[RESIDUAL]).unbind()
+            share = torch.where(before > 0, self.limit * before / after, 1.0)
+            flat[RESIDUAL].write.mul_(share.nan_to_num(1.0).clamp(max=1.0))

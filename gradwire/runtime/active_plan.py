@@ -44,6 +44,7 @@ class ActivePlan:
 
     def work_with(self, steps: Steps, control: Control, pipeline: Pipeline) -> None:
         """Puts the first plan in force."""
+        # these three need the first plan themselves, so they come after it
         self._steps, self._control, self._pipeline = steps, control, pipeline
         control.paused = self.follows_order
         self._install(self.first)
@@ -71,8 +72,10 @@ class ActivePlan:
     def agreed_for(self, trained: Collection[str]) -> Plan:
         """The plan for newly chosen parameters, once all ranks have the same. Raises ValueError, on all of them, naming
         a parameter that some ranks train and others do not."""
+        # the ranks meet, with the parameters that are trained now
         changed = min({slot.name for slot in self.trained} ^ set(trained))
         self.trained = [slot for slot in self._slots if slot.name in trained]
+        # a rank whose requires_grad did not change does not come: name the parameter, too
         try:
             return self._agreement.on_plan(
                 lambda: self._begin(self._made_for(self.trained)), self._options.controller, trained,
@@ -83,6 +86,7 @@ class ActivePlan:
 
     def follow(self, plan: Plan) -> None:
         """Puts a plan in force for the parameters that are trained now."""
+        # the controller begins anew, with slots of which it has seen nothing
         self._control.restart(self.trained)
         self.native_steps = None
         self._install(plan)
@@ -98,16 +102,18 @@ class ActivePlan:
 
     def step_ended(self) -> None:
         """Puts in force the plan that follows from the step."""
+        # the order of gradients is known now: the plan is made again, once
         if self._follow_order:
             self.order = self._first_come()
             self._replace(self._begin(self._follow_order(self._in_order(self.trained))))
         else:
             self._apply(self._control.end(self._steps.number - 1, self.plan))
 
-    def native_step_ended(self) -> None:
-        """Counts a step that the framework has reduced by itself."""
+    def native_step_ended(self) -> int | None:
+        """Counts a step that the framework has reduced by itself; returns how many follow, where that is known."""
         if self.native_steps is not None:
             self.native_steps -= 1
+        return self.native_steps
 
     def native_ended(self, median_s: float) -> None:
         """Ends the framework's own steps, whose median took so long."""
@@ -122,6 +128,7 @@ class ActivePlan:
         brings back its own."""
         if not (read.job and self._options.controller):
             return
+        # the controller loads the state here; where it cannot, the caller brings back its own
         try:
             self._load_controller(read.job).check(self.trained)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -155,16 +162,19 @@ class ActivePlan:
 
     def _begin(self, plan: Plan) -> Plan:
         """The plan with which the controller begins, made from this one."""
+        # frozen parameters' slots leave the plan
         controller = self._options.controller
         waiting = {slot.name for slot in self._slots} - {slot.name for slot in self.trained}
         planned = {name for group in plan.groups for name in group.slots}
         plan = plan.only(planned - waiting)
+        # the model, the front end and the controller each refuse what they cannot follow
         plan.check(self.trained)
         self._options.fits(plan)
         if plan.native and not self._options.can_be_native:
             raise ValueError("a native plan leaves reducing to DDP, and here there is none; use FP32() instead")
         if controller and not plan.native:
             controller.check(plan)
+        # the controller may begin with another plan than the user's
         self.origin = plan
         return controller.begin(plan) if controller else plan
 
@@ -193,7 +203,9 @@ class ActivePlan:
 
     def _first_come(self) -> tuple[str, ...]:
         """The slots in the order in which rank 0's gradients became ready in the first step."""
+        # this rank's order; slots that had no gradient come last
         seen = dict.fromkeys([*self._seen, *range(len(self._slots))])
         order = torch.tensor(list(seen), dtype=torch.int64, device=self._steps.store.device)
+        # rank 0's order holds on all ranks
         self._pipeline.agree(partial(self._pipeline.mesh.share, [order], order.device))
         return tuple(self._slots[slot].name for slot in order.tolist())

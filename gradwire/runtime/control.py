@@ -24,7 +24,7 @@ from gradwire.controllers import GroupView, Observation, StepView
 from gradwire.controllers.requests import Change, Profiled, ProfileRequest, change_from_json, change_to_json
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.sample import sampled
-from gradwire.ops.vectors import Share
+from gradwire.ops.vectors import Scalar
 from gradwire.plans import Plan
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.job_options import JobOptions
@@ -34,6 +34,7 @@ from gradwire.slots import Slot
 from gradwire.transports import Pending
 
 PATIENCE_S = 60.0
+"""Seconds for which a rank waits at most for rank 0's decision in the store."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,13 @@ class Control:
         self._tracing: Tracing | None = None
         count = self.controller.numbers + 1 if self.controller else 1
         self._numbers = torch.zeros(count, dtype=torch.float32, device=executor.device)
+        # what is on its way: this step's numbers; and what was summed, by step, and not read yet
         self._under_way: Pending | None = None
         self._collected = False
         self._sums: deque[tuple[int, Callable[[], Tensor]]] = deque()
+        # steps between the end of a step and its sums: a GPU has them one step later
         self._lag = 0 if executor.is_immediate else 1
+        # decisions carried out so far, by which the store has them
         self._changes = 0
 
     def restart(self, slots: Sequence[Slot]) -> None:
@@ -92,13 +96,16 @@ class Control:
         """Sends this rank's numbers, once all groups of the step are encoded."""
         if not self.controller or self.paused:
             return
+        # this rank's numbers
         seen = StepView(step, groups, self._pipeline.wire_bytes, self._pipeline.recorder.so_far("wire"))
         self.controller.observe(seen, self._numbers[:-1])
+        # rank 0's decision of an earlier step, if there is one, as a fingerprint
         if self.decided is not None and self._mesh.rank == 0:
             self._numbers[-1] = _fingerprint(self.decided)
+        # one small message, under way while groups are decoded
         self._under_way = self._pipeline.send(Sum(Message.plain(self._numbers)))
 
-    def reduced(self, means: Callable[[], Mapping[str, Tensor]], nonfinite: Tensor, scale: Share) -> None:
+    def reduced(self, means: Callable[[], Mapping[str, Tensor]], nonfinite: Tensor, scale: Scalar) -> None:
         """Shows the controller the step's means, which are times the loss's `scale`."""
         if self.controller and self.controller.reduces and not self.paused:
             self.controller.reduced(means(), nonfinite, scale)
@@ -113,20 +120,25 @@ class Control:
 
     def end(self, step: int, plan: Plan) -> Change | None:
         """Ends a step; returns the change to make before the next one."""
+        # the sums are this rank's from here on
         self.collect()
         if not self._collected:
             return None
         self._collected = False
         self._sums.append((step, self._executor.on_host(self._numbers)))
         self._numbers.zero_()
+        # a profile was asked for, and its steps are over
         if self._tracing and step >= self._tracing.due:
             return self._answer(step, plan)
+        # on a GPU the sums of this step are not there yet: read those of the step before
         if len(self._sums) <= self._lag:
             return None
         seen, value = self._sums.popleft()
         numbers = value()
+        # rank 0 has announced a decision in these sums: it is carried out now, on all ranks
         if numbers[-1]:
             return self._agreed_change(float(numbers[-1]))
+        # else decide, from sums that are the same on all ranks
         if self.decided is None and self._tracing is None:
             self._decide(self._observation(seen, step + 2 + self._lag, plan, numbers[:-1]))
         return None
@@ -140,10 +152,13 @@ class Control:
         step. Ranks exchange messages while training waits, which is rare."""
         if not self.controller:
             return None
+        # the ranks' mean of their medians
         numbers = torch.tensor([seconds], dtype=torch.float32, device=self._executor.device)
         self._pipeline.agree(partial(self._mesh.sum, numbers))
         nothing = torch.zeros(self.controller.numbers, dtype=torch.float32, device="cpu")
+        # each decides from it
         self._decide(self._observation(step, step + 1, plan, nothing, seconds=float(numbers) / self._mesh.ranks))
+        # all carry out rank 0's decision at once
         mark = _fingerprint(self.decided) if self.decided is not None and self._mesh.rank == 0 else 0.0
         self._pipeline.agree(partial(self._mesh.sum, numbers.fill_(mark)))
         return self._agreed_change(float(numbers)) if numbers else None
@@ -161,11 +176,13 @@ class Control:
         """Takes over what `export` returned, once the controller has begun with its `origin_of`; returns the plan that
         was in force."""
         assert self.controller is not None
+        # the controller checks that what it was given is what it would save
         own = {name: tensor for name, tensor in state.items() if name not in ("plan", "origin", "decided")}
         self.controller.load_state_dict(own)
         if not _equal(own, self.controller.state_dict()):
             raise ValueError("it is not what such a controller saves")
         self.decided = change_from_json(text_of(state["decided"])) if "decided" in state else None
+        # a rank that decides otherwise after the resume reads rank 0's decision from here
         if self.decided is not None and self._mesh.rank == 0:
             self._mesh.store.set(f"change/{self._changes}", change_to_json(self.decided))
         return Plan.from_json(text_of(state["plan"]))
@@ -173,6 +190,7 @@ class Control:
     def _answer(self, step: int, plan: Plan) -> None:
         """Hands the controller the profile that it asked for."""
         assert self._tracing is not None
+        # the answer, with what was measured on all ranks
         assert self._profiler is not None
         profiled = self._profiler(self._tracing.request, self._tracing.trace, self._tracing.gradients)
         self._tracing = None
@@ -204,8 +222,10 @@ class Control:
 
     def _agreed_change(self, announced: float) -> Change:
         """Rank 0's decision: this rank's own, unless its arithmetic differs."""
+        # sums that were on their way belong to the plan before
         change, self.decided = self.decided, None
         self._sums.clear()
+        # this rank's decision is another one: rank 0's is read from the store
         if change is None or _fingerprint(change) != announced:
             patience_s = min(PATIENCE_S, self._mesh.timeout_s)
             text = self._mesh.store.get(f"change/{self._changes}", patience_s)
@@ -216,6 +236,7 @@ class Control:
         return change
 
     def _finish_sum(self, pending: Pending) -> None:
+        """Sums the numbers along the axis "replica", then along the others."""
         pending.wait()
         for axis, transport in self._mesh.axes.items():
             if axis != REPLICA:

@@ -25,7 +25,7 @@ from gradwire.ops.gradients import Gradients
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import count_step
-from gradwire.ops.vectors import Share
+from gradwire.ops.vectors import Scalar
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, sized_by_elements
 from gradwire.runtime.store import StoredGroup
@@ -42,20 +42,20 @@ class GroupInput:
     gradients: Gradients
     absent: Sequence[int] = ()
     """The slots without a gradient on this rank."""
-    scale: Share | None = None
+    scale: Scalar | None = None
     """The factor that the loss was multiplied by."""
     lost: bool = False
     """Backward failed: no rank takes the step."""
 
-    def weight(self, ranks: int) -> Share:
+    def weight(self, ranks: int) -> Scalar:
         """The weight of a gradient in a mean over so many ranks."""
         return 1 / ranks if self.scale is None else 1 / ranks / self.scale
 
-    def lazily(self, scratch: Tensor, weight: Share, nonfinite: Tensor) -> LazySum:
+    def lazily(self, scratch: Tensor, weight: Scalar, nonfinite: Tensor) -> LazySum:
         """The weighted gradients, to be summed in scratch (n,)."""
         return LazySum(scratch, None, self.gradients.vectors(scratch), 1.0, weight, nonfinite)
 
-    def finish(self, x: LazySum, weight: Share) -> LazySum:
+    def finish(self, x: LazySum, weight: Scalar) -> LazySum:
         """Sums x where slots are absent, whose residuals stay where they are, or drops it where the step is lost."""
         if self.lost:
             x.drop()
@@ -63,9 +63,9 @@ class GroupInput:
             self._without_absent(x.total(), weight)
         return x
 
-    def _without_absent(self, x: Tensor, weight: Share) -> None:
+    def _without_absent(self, x: Tensor, weight: Scalar) -> None:
         """Takes the residuals of absent slots out of x (n,)."""
-        parts = self.gradients.pieces.layout.views(x)
+        parts = self.gradients.split.layout.views(x)
         for slot in self.absent:
             torch.mul(self.gradients.slot(slot), weight, out=parts[slot])
 
@@ -115,11 +115,14 @@ class GroupExchange(ABC):
         """Keeps the state of slots without a gradient on this rank. Where another rank had one, `used` (slots of the
         job,) is 1, and the residual takes in what this rank has dropped of others' sums there."""
         assert self.input is not None
+        # nothing of these slots was encoded, not even their residual
         for kind in self.context.flat if self.input.absent and self.compresses else ():
             before, after = map(self.stored.layout.parts, self.context.flat[kind])
             for slot in self.input.absent:
+                # some rank used the slot: keep the old residual, and add what this rank dropped of the others' sums
                 if kind == RESIDUAL:
                     torch.addcmul(before[slot], after[slot], used[self.stored.slots[slot]], out=after[slot])
+                # velocity and the like stay as they were
                 else:
                     after[slot].copy_(before[slot])
 
@@ -149,7 +152,7 @@ class ReplicaExchange(GroupExchange):
         axis = job.mesh.replica
         self.context = GroupContext(
             stored.layout, axis.rank, axis.world, stored.buffers, job.scratch, stored.slot_state, stored.group_state,
-            remember=group.memory.remembers, seed=job.seed * 65_537 + index,
+            error_feedback=group.memory.error_feedback, seed=job.seed * 65_537 + index,
         )  # fmt: skip
         self.rounds = group.communicator.rounds(group.compressor, axis.world)
         self.nonfinite = torch.zeros(1, dtype=torch.float32, device=stored.buffers.device)
@@ -166,24 +169,27 @@ class ReplicaExchange(GroupExchange):
         count_step(step, self.context.scratch)
         if not self._was_good:  # else it is 0
             self.nonfinite.zero_()
+        # bad until `commit` says otherwise
         self._was_good = False
 
     def enter(self, given: GroupInput, step: int) -> None:
         """Has the turns that follow be those of this step."""
         self._check_size(step)
+        # draws of a step are counted from 0
         self.input, self.context.step, self.context.draws = given, step, count()
         self.context.flat = self.stored.flat
 
     def turns(self, given: GroupInput) -> Reduction:
         """The collectives of a step that has begun, by the context's state and step."""
         dense_dtype = self.group.communicator.dense_dtype(self.group.compressor)
-        if dense_dtype and not (self.group.memory.remembers or self.stored.pending):
+        if dense_dtype and not (self.group.memory.error_feedback or self.stored.pending):
             return self._reduce_dense(dense_dtype, given)
         return self.reduce(given)
 
     def commit(self) -> None:
         assert self.input is not None
         self._was_good = True
+        # the residual that an earlier plan had left is sent
         if self.stored.pending:
             self.stored.spend(whole=not self.input.absent)
         self.stored.commit()
@@ -201,7 +207,7 @@ class ReplicaExchange(GroupExchange):
         if (nonfinite := self.context.slots.nonfinite) is not None:  # the same on all ranks already
             self.nonfinite.add_(nonfinite)
         self.group.memory.sent(self.context.flat)
-        mean.hand_out(given.scale)
+        mean.write_means(given.scale)
 
     def _payload_bytes(self, step: int) -> int | None:
         """A codec's payload bytes at a step; None for compressors whose rounds differ in size."""
@@ -221,8 +227,10 @@ class ReplicaExchange(GroupExchange):
     # Dense groups without memory: summed where the gradients lie, or in one copy
 
     def _reduce_dense(self, dtype: torch.dtype, given: GroupInput) -> Reduction:
+        # divide first: the sum is the mean
         gradients, whole = given.gradients, given.gradients.whole
         gradients.scale(torch.nan if given.lost else 1 / self.context.world)
+        # sum where the gradients lie, if they are one vector of the type that travels; else in a copy
         x = whole
         if whole is None or whole.dtype != dtype:
             x = self.context.buffers.tensor("dense", (self.stored.layout.numel,), dtype)
@@ -232,22 +240,24 @@ class ReplicaExchange(GroupExchange):
         if self._job.keeps_state:  # a mean that is not finite makes the step bad for all memories
             self.nonfinite.add_(x.sum(dtype=torch.float32).mul_(0))
         if x is not whole:
-            gradients.take(x, None)
+            gradients.write_means(x, None)
 
     # All other groups
 
     def _accumulate(self, given: GroupInput) -> LazySum:
         """The vector to compress: weighted gradients, and the residual."""
         weight, flat, ranks = given.weight(self.context.world), self.context.flat, self.context.world
-        if self.group.memory.remembers:
-            gradient = given.lazily(flat[RESIDUAL].new, weight, self.nonfinite)
+        if self.group.memory.error_feedback:
+            # with a memory: gradient and residual are summed into the new residual
+            gradient = given.lazily(flat[RESIDUAL].write, weight, self.nonfinite)
             return given.finish(self.group.memory.add(flat, gradient, self.stored.layout, ranks), weight)
+        # without: in the gradients themselves, or in scratch, with what an earlier plan has left
         scratch = self._own_buffer(given.gradients)
         pending = flat[RESIDUAL] if self.stored.pending else None
         if pending:
-            pending.new.zero_()
+            pending.write.zero_()
         gradient = given.lazily(scratch, weight, self.nonfinite)
-        return given.finish(gradient.onto(pending and pending.old, scratch), weight)
+        return given.finish(gradient.onto(pending and pending.read, scratch), weight)
 
     def _own_buffer(self, gradients: Gradients) -> Tensor:
         """The buffer in which a group without memory computes: its gradients, if they lie side by side."""
@@ -257,7 +267,7 @@ class ReplicaExchange(GroupExchange):
 
     def _scratch(self, x: LazySum) -> Callable[[], Tensor]:
         """Scratch for the mean (n,): without a memory that of x, which is not needed any more."""
-        if self.group.memory.remembers:
+        if self.group.memory.error_feedback:
             return lambda: self.context.buffers.tensor("mean", (x.numel,))
         return lambda: x.next
 
@@ -268,9 +278,11 @@ def flagged(reduction: Reduction, nonfinite: Tensor) -> Reduction:
     NaN stays NaN whatever is added, so once every rank has received something from every other, all have the same.
     """
     for op in reduction:
+        # the flag goes along
         if op is not None and op.send.flags is not None:
             op.send.flags.copy_(nonfinite.expand_as(op.send.flags))
         yield op
+        # the sum of all flags that came: this rank's own is among them, or is not
         flags = _received_flags(op)
         if flags is not None and len(flags) > 1:  # this rank's own is among them
             torch.sum(flags[:, 0], 0, keepdim=True, out=nonfinite)
@@ -279,7 +291,9 @@ def flagged(reduction: Reduction, nonfinite: Tensor) -> Reduction:
 
 
 def _received_flags(op: Collective | None) -> Tensor | None:
-    """The flags that came with a collective."""
-    if op is None or (isinstance(op, SendReceive) and op.source is None):
-        return None
-    return op.receive.flags
+    """The flags that came with a collective; None where nothing came."""
+    match op:
+        case None | SendReceive(source=None):
+            return None
+        case _:
+            return op.receive.flags

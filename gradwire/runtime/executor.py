@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,12 +27,44 @@ from gradwire.runtime.graphs import CUDAGraphs, Graphs
 from gradwire.runtime.waits import Waits
 
 T = TypeVar("T")
-Mark = float | torch.cuda.Event
-"""A moment: seconds of `time.perf_counter`, or an event on a CUDA stream."""
+
+
+class Moment(Protocol):
+    """A moment on a clock, with the methods of a CUDA event: an event on a stream, or a `HostMoment`."""
+
+    def query(self) -> bool:
+        """Whether the clock has come to it."""
+        ...
+
+    def synchronize(self) -> None:
+        """Returns when the clock has come to it."""
+        ...
+
+    def elapsed_time(self, end: Any, /) -> float:
+        """Milliseconds until `end`, of the same clock."""
+        ...
+
+
+class HostMoment(float):
+    """A moment on the host's clock, in seconds of `time.perf_counter`."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: float, /) -> float:
+        return 1e3 * (end - self)
+
+
+EPOCH = HostMoment(0.0)
+
 Point = Future[torch.Event | None]
 """A point in the worker's queue; once the worker has come to it, on a GPU it has the event there."""
 
 CLOSE_S = 2.0
+"""Seconds for which `close` waits for the thread."""
 
 
 class Executor:
@@ -49,6 +81,7 @@ class Executor:
         self._cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device, priority=-1) if self._cuda else None
         self.waits = Waits()
+        # a word on the host, which a GPU reads when its stream comes there
         self._spoilt = torch.zeros(1, dtype=torch.float32, device="cpu", pin_memory=self._cuda)
         self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Any] | None] = queue.SimpleQueue()
         self.fail: Callable[[BaseException], None] = lambda error: None
@@ -59,6 +92,7 @@ class Executor:
 
     def post(self, task: Callable[[], None]) -> None:
         """Queues a task for the worker, behind the current stream's work so far."""
+        # the event makes the worker's stream wait for what the task will read
         self._tasks.put((task, torch.cuda.current_stream(self.device).record_event() if self._cuda else None))
 
     def call(self, function: Callable[[], T]) -> T:
@@ -67,6 +101,7 @@ class Executor:
             return function()
 
         def whole() -> T:
+            # results are there when this returns, on a GPU as well
             value = function()
             self.synchronize()
             return value
@@ -85,6 +120,7 @@ class Executor:
         """Raises the error in all threads that wait for the worker, now and from now on. On any thread, for the worker
         may be in a collective that never ends."""
         self._error = error
+        # threads that wait now; those that come later find the error in `_wait`
         for awaited in self._awaited.copy():
             _settle(awaited, error)
 
@@ -105,18 +141,20 @@ class Executor:
 
     def _wait(self, result: Future[T]) -> T:
         """The result of a promise."""
+        # the order matters: entered first, then the error is looked at, so that `give_up` misses no thread
         self._awaited.add(result)
         if self._error:  # it came before this thread waited
             _settle(result, self._error)
+        # this thread waits here for the worker
         try:
             return result.result()
         finally:
             self._awaited.discard(result)
 
-    def mark(self) -> Mark:
+    def mark(self) -> Moment:
         """Now, on the current stream of the executor's device."""
         if not self._cuda:
-            return time.perf_counter()
+            return HostMoment(time.perf_counter())
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
@@ -146,11 +184,13 @@ class Executor:
 
     def on_host(self, tensor: Tensor, ends_step: bool = False) -> Callable[[], Tensor]:
         """A function that returns the tensor's present value on the host. An early call waits for the GPU."""
+        # the copy is ordered behind the stream's work so far
         copy = to_host(tensor)
         if ends_step:
             self.waits.step_ends(copy)
         if not self._cuda:
             return lambda: copy
+        # reading it waits for the copy alone
         event = torch.cuda.current_stream(self.device).record_event()
 
         def value() -> Tensor:
@@ -169,7 +209,7 @@ class Executor:
         return not self._cuda
 
     def future_devices(self) -> list[torch.device] | None:
-        """For torch futures that are completed here."""
+        """The devices of torch futures that are completed here; None on a CPU."""
         return [self.device] if self._cuda else None
 
     def synchronize(self) -> None:
@@ -185,18 +225,22 @@ class Executor:
     def close(self) -> bool:
         """Ends the thread once all tasks are done. Returns False where they are not after CLOSE_S. (A thread that is
         still in torch when Python exits aborts the process.)"""
+        # the thread ends behind the tasks that were posted
         self.closed = True
         self._tasks.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_S)
+        # work of the last task
         self._finish_stream()
         return threading.current_thread() is self._thread or not self._thread.is_alive()
 
     def _work(self) -> None:
+        # the worker's own stream is current as long as the thread lives
         scope: AbstractContextManager[Any] = torch.cuda.stream(self._stream) if self._stream else nullcontext()
         with torch.no_grad(), scope:
             while (item := self._tasks.get()) is not None:
                 task, ready = item
+                # on a GPU: behind what the training thread has launched before it posted the task
                 if self._stream and ready:
                     self._stream.wait_event(ready)
                 self.waits.task(begins=True)
@@ -204,6 +248,7 @@ class Executor:
                     task()
                 except BaseException as error:
                     self.fail(error)
+                # a task's tensors are not kept alive while the next one is waited for
                 self.waits.task(begins=False)
                 del task, item
 
@@ -214,16 +259,12 @@ def _settle(result: Future[Any], error: BaseException | None, value: object = No
         result.set_exception(error) if error else result.set_result(value)
 
 
-def elapsed_s(start: Mark, end: Mark) -> float:
+def elapsed_s(start: Moment, end: Moment) -> float:
     """Seconds between two marks; waits for a GPU."""
-    if isinstance(start, float) and isinstance(end, float):
-        return end - start
-    assert isinstance(start, torch.cuda.Event)
-    assert isinstance(end, torch.cuda.Event)
     end.synchronize()
     return start.elapsed_time(end) / 1e3
 
 
-def is_over(mark: Mark) -> bool:
+def is_over(mark: Moment) -> bool:
     """Whether a GPU has come to a mark."""
-    return not isinstance(mark, torch.cuda.Event) or mark.query()
+    return mark.query()

@@ -1,4 +1,4 @@
-"""How a job ends. Each rank that ends leaves a mark in the store, so those that leave none are known to be lost."""
+"""The end of a job. Each rank that ends leaves a mark in the store, so those that leave none are known to be lost."""
 
 import json
 import traceback
@@ -30,6 +30,7 @@ def clear_frames(error: BaseException | None) -> None:
 
 BETWEEN, WAITING = "between steps", "waiting for the other ranks"
 ELSEWHERE = f"{WAITING} in a step of another optimizer or model; take their steps in the same order on all ranks"
+"""What a rank does when an error occurs, in words that errors use."""
 
 
 class RankStatus(NamedTuple):
@@ -121,21 +122,26 @@ class Ending:
         reason = str(error) or type(error).__name__ if isinstance(error, Exception) else self._exit(error)
         match error:
             case Interrupted():
+                # another rank is the cause: leave a mark, then find out which, and let rank 0 hear that it may go
                 self._end_all(self._mark(), reason)
                 self._leave_store(self._mesh.ranks - 1 - self._blame(error))
             case Left():
+                # the user of this rank has ended its part
                 self._end_all(self._mark()._replace(left=True), reason)
                 self._leave_store(0)
             case _:
+                # this rank is the cause: its fault is the verdict at once
                 self._end_all(self._mark()._replace(fault=reason), reason)
                 self._leave_store(self._mesh.ranks - 1)
 
     def _end_all(self, mark: Mark, reason: str) -> None:
         """Leaves this rank's mark, before anything that may take long, then ends all ranks' collectives."""
+        # the mark first: once connections are closed, the others look for it
         with suppress(RuntimeError):  # the store is gone
             self._leave_mark(mark)
             if mark.fault:
                 self._mesh.store.set("verdict", json.dumps(Verdict(mark.fault)))
+        # then all collectives under way end, here and on the other ranks
         with suppress(Exception):  # whatever else is broken
             self._mesh.abort(reason)
 
@@ -156,6 +162,7 @@ class Ending:
     def _leave_store(self, others: int) -> None:
         """Returns on rank 0 when so many others have heard the verdict, on any other rank at once."""
         with suppress(RuntimeError):  # the store is gone
+            # the store may be in rank 0's process: it goes last
             if self._mesh.rank:
                 self._mesh.store.add("heard", 1)
             else:
@@ -175,10 +182,12 @@ class Ending:
         """Gives the error the reason on which all agree; returns how many ranks are lost."""
         rank = self._mesh.rank
         try:
+            # one rank judges; the others wait for its verdict, and judge themselves where it does not come
             first = self._mesh.store.add("interrupted", 1) == 1
             verdict = (None if first else self._heard(2 * self._patience_s)) or self._judge()
         except RuntimeError:
             verdict = Verdict(f"{f'{self._named([0])}, or ' if rank else ''}the store's host, was lost")
+        # the others were gone before this rank came
         if rank in verdict.lost:  # the others went on without this one
             verdict = Verdict(self._paused({rank: self._mark()}) or verdict.why, verdict.lost)
         if verdict.why:
@@ -192,10 +201,13 @@ class Ending:
 
     def _judge(self) -> Verdict:
         """Looks at the marks once all are there, or time is over, and leaves the verdict."""
+        # wait until every rank has left a mark, or for the time of a step
         store, ranks = self._mesh.store, self._mesh.ranks
         self._wait(lambda: self._heard() or store.add("ended", 0) >= ranks)
+        # another rank judged, or a rank has a fault
         if verdict := self._heard():
             return verdict
+        # read the marks; a rank without one is lost
         texts = {rank: store.get(f"ended/{rank}", 0) for rank in range(ranks)}
         marks = {rank: Mark(*json.loads(text)) for rank, text in texts.items() if text}
         lost = sorted(texts.keys() - marks.keys())
@@ -205,6 +217,7 @@ class Ending:
             why = None
         else:
             why = self._detached(marks) or self._paused(marks) or self._late(marks)
+        # the verdict, for the ranks that wait for it
         store.set("verdict", json.dumps(verdict := Verdict(why, lost)))
         return verdict
 
@@ -222,6 +235,7 @@ class Ending:
     def _late(self, marks: Mapping[int, Mark]) -> str | None:
         """Blames the ranks for which others have waited in the exchange of a step until their time was over."""
         timeout_s, step = self._mesh.timeout_s, max(mark.step for mark in marks.values())
+        # no rank has waited for as long as the timeout, so that is not the reason
         if max(mark.exchanged_s for mark in marks.values()) < timeout_s * NEARLY:
             return None
         late = sorted(rank for rank, mark in marks.items() if mark.step < step or mark.exchanged_s < timeout_s / 2)

@@ -1,6 +1,6 @@
-"""CUDA graphs: work that a GPU is given once and then asked for again, without Python or torch's dispatch between.
+"""CUDA graphs: work that a GPU is given once and then asked for again, without Python or torch's dispatch in between.
 
-Only this module knows them. `Executor.graphs` is what the rest sees, and what tests put a tape in the place of.
+Only this module knows them. The rest of the runtime sees `Executor.graphs`, which tests replace by a tape.
 """
 
 from collections.abc import Callable
@@ -31,6 +31,7 @@ class CUDAGraphs:
     def record(self, turn: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """See `Graphs`."""
         graph = torch.cuda.CUDAGraph()
+        # launches of this thread alone are captured; other threads go on
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             value = turn()

@@ -1,4 +1,4 @@
-"""The exchange of ranks that share hosts: dense inside a host, compressed between hosts, and all of a plan."""
+"""The exchange of ranks that share hosts, dense inside a host and compressed between hosts; the exchanges of a plan."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -48,7 +48,7 @@ class HostExchange(GroupExchange):
                 yield None
         # broadcast inside the host
         yield from flagged(_one(Broadcast(message, self._leader, HOST)), self.nonfinite)
-        given.gradients.take(message.body, given.scale)
+        given.gradients.write_means(message.body, given.scale)
 
     def commit(self) -> None:
         if self.compresses:
@@ -65,15 +65,17 @@ class HostExchange(GroupExchange):
             given.finish(gradient, weight).total()
             return
         before, after = self.stored.flat[RESIDUAL]
+        # a residual of this rank, from a plan in which it was the leader: it goes out with the sum
         given.finish(gradient.onto(before, x, self._hosts), weight).total()
         after.zero_()
+        # but not that of absent slots
         for slot in given.absent:
             self.stored.layout.parts(after)[slot].copy_(self.stored.layout.parts(before)[slot])
 
 
 def exchanges_for(plan: Plan, store: Store, job: JobContext) -> list[GroupExchange]:
     """The exchanges of a plan's groups, for which the store is arranged."""
-    keeps_state = any(group.memory.remembers or group.compressor.flat_state for group in plan.groups)
+    keeps_state = any(group.memory.error_feedback or group.compressor.flat_state for group in plan.groups)
     kind = HostExchange if job.mesh.host else ReplicaExchange
     return [
         kind(group, index, stored, replace(job, keeps_state=keeps_state))

@@ -1,4 +1,4 @@
-"""A step as the thread that trains sees it: gradients come one by one, and complete groups go to the worker.
+"""A step on the thread that trains: gradients come one by one, and complete groups go to the worker.
 
     open, submit         training thread: slots are counted; the last one of a group posts the group to the worker
     Steps.complete       worker: carries out the script as far as groups are there; it alone starts their collectives
@@ -30,7 +30,7 @@ from gradwire.runtime.trace import Recorder
 from gradwire.runtime.training_thread import in_optimizer
 
 _of_process: "WeakSet[Intake]" = WeakSet()
-"""Those of all jobs in this process."""
+"""The intakes of all jobs in this process, by which one sees in which job the training thread waits."""
 
 
 class StepFutures:
@@ -51,6 +51,7 @@ class StepFutures:
         with self._changing:  # not while futures complete: callbacks run here, and may add others
             done = [each for each in self._futures if error or each[0] <= ended]
             self._futures = [each for each in self._futures if not error and each[0] > ended]
+        # outside the lock: a callback may add another future
         for _, future, buffer in done:
             if error is None:
                 future.set_result(buffer)
@@ -103,12 +104,15 @@ class Intake:
 
     def open(self, groups: Sequence[int] | None) -> None:
         """Opens a step of these groups, or of all; before that, turns are recorded where some are due."""
+        # record turns while nothing is under way: the training thread waits for that
         if self._steps.recordings.due:
             self._executor.call(self._steps.record)
+        # another plan: its groups are counted from now on
         if self._members is not self._steps.members:
             self._members = self._steps.members
             self._known.clear()
             self.arrivals.follow(self._members, len(self.slots))
+        # count the gradients of this step
         self.arrivals.begin()
         self.groups = range(len(self._members)) if groups is None else groups
         self.step += 1
@@ -133,6 +137,7 @@ class Intake:
 
     def _doing(self) -> str:
         """Where the training thread is outside of this job's steps."""
+        # another job on the same training thread may be the one that waits
         jobs = [job for job in list(_of_process) if job is not self and job._thread == self._thread]
         if any(job._waits for job in jobs):
             return ELSEWHERE
@@ -186,20 +191,25 @@ class Intake:
 
     def abandon(self) -> None:
         """Completes a step that no rank takes with zeros, so that all ranks come to its end."""
+        # the note first, so that all ranks find the reason when the step's end says that it counts for none
         note_raised(self._steps.pipeline.mesh, self.step)
         self._executor.post(self._steps.lose)
+        # then zeros for what is missing, which complete its groups
         for slot in self.arrivals.missing(self.groups):
             zeros = torch.zeros(self.slots[slot].numel, dtype=torch.float32, device=self._executor.device)
             self.submit_absent(slot, self.slots[slot].view(zeros))
 
     def _complete(self, group: int, absent: Sequence[int]) -> None:
+        # the first complete group: the worker begins the step
         if not self.begun_s:
             self.begun_s = monotonic()
             self._executor.post(partial(self._steps.begin, self.groups, self.step))
         members, tensors = self._members[group], None
+        # places are sent along until the worker knows them
         if group not in self._known:
             tensors = [self._tensors[slot] for slot in members]
             if self._fixed:
                 self._known.add(group)
+        # to the worker, in the order in which groups are complete
         missing = [members.index(slot) for slot in absent]
         self._executor.post(partial(self._steps.complete, group, tensors, missing, self._fixed, self._recorder.mark()))

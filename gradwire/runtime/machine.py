@@ -1,4 +1,4 @@
-"""The step protocol, a pure state machine: gradients arrive, script entries follow, the step ends.
+"""The step protocol as a pure state machine: gradients arrive, script entries follow, the step ends.
 
 Two threads share the work. `Arrivals` belongs to the thread that trains and counts gradients. `Machine` belongs to the
 worker: from the groups that are complete follows the next entry of the step's script. Nothing else orders entries, so
@@ -27,6 +27,7 @@ class Arrivals:
 
     def follow(self, members: Sequence[Sequence[int]], slots: int) -> None:
         """Counts groups with these members from now on; between two steps."""
+        # by slot its group
         places = {slot: group for group, own in enumerate(members) for slot in own}
         self._group_of = [places.get(slot, NO_GROUP) for slot in range(slots)]
         self._sizes = [len(slots) for slots in members]
@@ -94,9 +95,11 @@ class Machine:
 
     def next(self) -> Entry | None:
         """The entry to carry out now; None where a group's gradients have to arrive first, or all is done."""
+        # between steps, after a failure, or behind the last entry
         if not self._running or self._failed or self._at == len(self._script):
             return None
         entry = self._script[self._at]
+        # turn 0 needs the group's gradients; later turns follow from the collective before, on all ranks
         if entry.turn == 0 and entry.group not in self._complete:
             return None
         self._at += 1

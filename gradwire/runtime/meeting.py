@@ -1,4 +1,4 @@
-"""Ranks meet over the store before they rely on each other: what must be equal on all of them is compared there,
+"""Meetings of ranks over the store before they rely on each other: all that must be equal on them is compared there,
 where a rank that differs, or does not come, is an error with a name and not a collective that never ends."""
 
 import json
@@ -28,6 +28,7 @@ PATIENCE_S = 60.0
 SLICE_S = 1.0
 """How long one question to the store waits, while other threads of this rank wait for the store."""
 SHOWN = 60
+"""The characters of a value that an error shows."""
 
 
 Facts = Mapping[str, str]
@@ -73,11 +74,14 @@ class Meeting:
         do not come, and Interrupted where one of them has ended the job."""
         if self._mesh.ranks == 1:
             return [facts]
+        # leave this rank's facts
         self._count, self._call = self._count + 1, facts.get("call", "the meeting")
         store, rank, key = self._mesh.store, self._mesh.rank, f"meeting/{self._count}"
         store.set(f"{key}/{rank}", json.dumps([gethostname(), dict(facts)]))
+        # rank 0 collects them, and answers all
         if rank == 0:
             store.set(f"{key}/everyone", self._collect(key))
+        # every rank reads the same answer
         answer = json.loads(self._answer(key))
         if "absent" in answer:
             raise AbsentRanks(_absent(answer["absent"], self._call, answer["waited"]))
@@ -86,6 +90,7 @@ class Meeting:
 
     def _collect(self, key: str) -> str:
         """All ranks' facts, or the ranks that do not come, as JSON; on rank 0."""
+        # wait for all ranks, one after another, until the time is over
         until = monotonic() + self._patience_s
         texts = [self._read(f"{key}/{rank}", until) for rank in range(self._mesh.ranks)]
         present = [text for text in texts if text is not None]
@@ -97,12 +102,14 @@ class Meeting:
     def _answer(self, key: str) -> str:
         """Rank 0's answer. Rank 0 may wait for the others as long as this rank waits for rank 0."""
         text = self._read(f"{key}/everyone", monotonic() + self._patience_s)
+        # rank 0 has come, but waits for another rank: give it its whole time
         if text is None and self._mesh.store.get(f"{key}/0", 0) is not None:
             text = self._read(f"{key}/everyone", monotonic() + self._patience_s)
         return text or json.dumps({"absent": [0], "waited": self._patience_s})
 
     def _read(self, key: str, until: float) -> str | None:
         """A text of the store, once it is there; None where it is not in time."""
+        # wait in short questions: other threads of this rank use the store, too, and the job may end meanwhile
         while (text := self._mesh.store.get(key, max(0.01, min(SLICE_S, until - monotonic())))) is None:
             if why := self._mesh.failure():
                 raise Interrupted(f"{self._call} ended", why)
@@ -123,6 +130,7 @@ def _each_once(texts: Sequence[str]) -> str:
 
 def disagreement(facts: Sequence[Facts]) -> tuple[str, str] | None:
     """A message about the first field in which the ranks' facts differ, and the field; None where all are equal."""
+    # a rank that cannot go on comes first: all others are as they should be
     if failed := {rank: own["error"] for rank, own in enumerate(facts) if "error" in own}:
         rank, error = next(iter(failed.items()))
         return (error if len(failed) == len(facts) else f"rank {rank} cannot go on: {error}"), "error"
@@ -150,6 +158,7 @@ class Agreement:
 
     def __init__(self, mesh: Mesh, slots: Sequence[Slot], device: torch.device, options: JobOptions) -> None:
         self._meeting, self._slots, self._device = Meeting(mesh), slots, device
+        # long tables are compared by their digests; only where these differ is the entry looked for
         self._tables = {
             "parameters": {slot.name: f"{slot.shape} {slot.dtype} with strides {slot.strides}" for slot in slots},
             "what the model holds": {repr(name): value for name, value in options.values.items()},
@@ -185,9 +194,11 @@ class Agreement:
                 **({"arithmetic": _arithmetic(self._device)} if _local_arithmetic(made[0]) else {}),
             }
 
+        # all ranks compare the same facts
         try:
             self.on(facts, call)
         except Disagreement as error:
+            # one rank trains a parameter that another does not: a second meeting finds which
             if error.field == "requires_grad":
                 self._meeting.compare({f"requires_grad of {s.name!r}": str(s.name in trained) for s in self._slots})
             if error.field in self._tables:  # which one?
@@ -198,6 +209,7 @@ class Agreement:
     def on(self, facts: Callable[[], Facts], call: str) -> None:
         """Compares `facts` on all ranks, which make this call together; where `facts` raises ValueError on one of them,
         all raise it."""
+        # an error of this rank is a fact as well, so that all ranks raise it
         try:
             own = facts()
         except ValueError as error:
@@ -206,6 +218,7 @@ class Agreement:
 
     def gather(self, call: str, facts: Facts) -> list[Facts]:
         """The facts of all ranks, which make this call together."""
+        # the ranks must have come for the same call
         gathered = self._meeting.gather({"call": call, **facts})
         if found := disagreement([{"call": own["call"]} for own in gathered]):
             raise Disagreement(*found)
@@ -213,6 +226,7 @@ class Agreement:
 
 
 def _digest(text: str) -> str:
+    """A short text that differs where texts differ."""
     return sha256(text.encode()).hexdigest()[:12]
 
 
@@ -228,6 +242,7 @@ def _sent(plan: Plan, slots: Sequence[Slot], world: int) -> Facts:
 
 
 def _local_arithmetic(plan: Plan) -> bool:
+    """Whether every rank computes something by itself that must be equal on all."""
     return any(group.compressor.local_arithmetic for group in plan.groups)
 
 
@@ -239,6 +254,7 @@ def _arithmetic(device: torch.device) -> str:
 
 
 def _checksum(device: torch.device) -> str:
+    """A checksum of matrix products, of a basis, and of random draws, all in float32 or float64."""
     matrix = uniform((8, 97), torch.Generator().manual_seed(0)).to(device)
     square, thin = matrix @ matrix.T, matrix.new_empty(1, 97, 97)
     ops = backend_for(matrix)

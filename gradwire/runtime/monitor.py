@@ -1,4 +1,4 @@
-"""A thread that notices a lost rank where a wait may not, and the end of all threads."""
+"""A thread that notices a lost rank where a wait does not, and the end of a job's threads."""
 
 import threading
 from time import monotonic
@@ -49,12 +49,14 @@ class Monitor:
 
     def _note_pause(self) -> None:
         now, since = monotonic(), self._waits_since
+        # later than it should be: this process was stopped, or got no core
         late_s = 0.0 if since is None else now - since - self._period_s
         if late_s > min(PAUSE_S, self._mesh.timeout_s / 2):
             self._pause = now, late_s
 
     def _waited(self) -> bool:
         """Waits for a period in which only this process itself can be late. Returns whether to go on."""
+        # from here to the end of the wait only this process itself can be late
         self._waits_since = monotonic()
         closed = self._closed.wait(self._period_s)
         self._note_pause()
@@ -63,6 +65,7 @@ class Monitor:
 
     def _watch(self) -> None:
         while self._waited():
+            # a wait that notices the lost rank by itself names the group: it gets some time to fail first
             if (why := self._lost()) is not None and not self._closed.wait(SOON_S):
                 self._executor.fail(Interrupted("reducing ended", why))
                 return
@@ -81,9 +84,11 @@ def period_s(looks: int) -> float:
 
 def close_all(ending: Ending, monitor: Monitor | None, executor: Executor, mesh: Mesh | None) -> None:
     """Ends a runtime: marks the end for the other ranks, then ends its threads, and its mesh if the job owns it."""
+    # the mark first: other ranks may be waiting for this one
     ending.detach()
     if monitor:
         monitor.close()
+    # then this rank's threads
     done = executor.close()
     if mesh and done:
         mesh.close()

@@ -10,7 +10,7 @@ import torch
 from gradwire.collective import HOST, Collective
 from gradwire.compressors import Reduction
 from gradwire.runtime.exchange import GroupExchange
-from gradwire.runtime.executor import Mark
+from gradwire.runtime.executor import EPOCH, Moment
 from gradwire.runtime.failures import Interrupted, ReductionError
 from gradwire.runtime.trace import Recorder
 from gradwire.transports import Mesh, Pending
@@ -25,9 +25,10 @@ class UnderWay:
     exchange: GroupExchange
     reduction: Reduction
     op: Collective | None = None
+    """The collective that it waits for; None before the first, and in a round in which this rank takes no part."""
     pending: Pending | None = None
     """None in a round in which this rank takes no part."""
-    started: Mark = 0.0
+    started: Moment = EPOCH
 
 
 class Pipeline:
@@ -47,6 +48,7 @@ class Pipeline:
 
     def advance(self, group: int) -> None:
         """Waits for a group's collective, and starts its next one, or decodes."""
+        # wait for the collective before: the worker stands here
         running = self._under_way.pop(group)
         if running.op is not None and running.pending is not None:
             try:
@@ -55,6 +57,7 @@ class Pipeline:
                 raise self._lost(running.exchange, error) from error
             label, wire_bytes = type(running.op).__name__, self._wire_bytes(running.op)
             self.recorder.add("wire", running.started, group, label=label, wire_bytes=wire_bytes)
+        # decode, or encode for the next round and start it
         self._go_on(running)
 
     def open(self, device: torch.device) -> None:
@@ -78,6 +81,7 @@ class Pipeline:
             raise Interrupted("agreeing with the other ranks ended", self._why(error)) from error
 
     def _go_on(self, running: UnderWay) -> None:
+        # the group's own part: until it yields its next collective, or has written the means
         start, exchange = self.recorder.mark(), running.exchange
         try:
             running.op = next(running.reduction)
@@ -88,6 +92,7 @@ class Pipeline:
             raise ReductionError(
                 f"reducing {exchange} failed on rank {self.mesh.rank}: {type(error).__name__}: {error}"
             ) from error
+        # start the collective, which goes on while other groups are encoded
         running.started = self.recorder.add("encode", start, exchange.index)
         self._under_way[exchange.index] = running
         try:
@@ -96,6 +101,7 @@ class Pipeline:
             raise self._lost(exchange, error) from error
 
     def _wire_bytes(self, op: Collective) -> int:
+        """The bytes that this rank sends between hosts."""
         return 0 if op.axis == HOST else op.wire_bytes(self.mesh.axes[op.axis].world)  # those of a host stay inside
 
     def _lost(self, exchange: GroupExchange, error: RuntimeError) -> Interrupted:

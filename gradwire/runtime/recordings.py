@@ -14,11 +14,13 @@ recording.
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor
 
 from gradwire.collective import Collective
-from gradwire.compressors import Halves, Reduction
+from gradwire.compressors import DoubleBuffer, Reduction
+from gradwire.compressors.context import SmallBuffers
 from gradwire.ops.workspace import scratch_on
 from gradwire.runtime.exchange import GroupExchange, GroupInput, ReplicaExchange
 from gradwire.runtime.executor import Executor
@@ -34,12 +36,16 @@ LAST = object()
 
 @dataclass(frozen=True)
 class Occasion:
-    """A step of some key, from which its turns can be recorded at any time."""
+    """A step of some key, with all that its turns need to be recorded later."""
 
     given: GroupInput
+    """The group's input."""
     step: int
-    flat: Mapping[str, Halves]
-    halves: Mapping[str, tuple[list[Tensor], list[Tensor]]]
+    """The number of the step."""
+    flat: Mapping[str, DoubleBuffer]
+    """The double buffers of its state of gradient size, by kind."""
+    small: Mapping[str, SmallBuffers]
+    """Those of its small state, by name."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,9 @@ class Recorded:
     """The turns of a key, each with the collective that follows it, and the state that they stage."""
 
     turns: Sequence[tuple[Callable[[], None], Collective | object | None]]
+    """A function that replays the turn, and the collective that follows; None where this rank takes no part."""
     staged: Sequence[str]
+    """The names of the small state that it writes."""
 
 
 class GroupRecordings:
@@ -61,7 +69,9 @@ class GroupRecordings:
     """Why the last step was computed."""
 
     def __init__(self, exchange: GroupExchange, graphs: Graphs, looks: Callable[[], bool]) -> None:
-        self._exchange, self._graphs, self._looks = exchange, graphs, looks
+        # only a `ReplicaExchange` is ever recorded: see `_why_never`
+        self._exchange = cast(ReplicaExchange, exchange)
+        self._graphs, self._looks = graphs, looks
         self.why_not = _why_never(exchange)
         self._tries = 0
         self.clear()
@@ -85,6 +95,7 @@ class GroupRecordings:
 
     def run(self, given: GroupInput, step: int) -> Reduction:
         """See `GroupExchange.run`."""
+        # replay, or compute and note the key
         key, self.fresh = self._key(given, step), False
         if key is None:
             return self._exchange.run(given, step)
@@ -95,10 +106,12 @@ class GroupRecordings:
 
     def record(self) -> None:
         """Records what was noted."""
+        # buffers as they are, which recording must leave
         context = self._exchange.context
         rooms = context.buffers, context.scratch, scratch_on(context.device)
         before = [room.contents() for room in rooms]
         try:
+            # record every key that was noted, without computing anything
             for key in self._seen.keys() - self._recorded.keys():
                 self._recorded[key] = self._record(self._seen[key])
         except Exception as error:
@@ -123,6 +136,7 @@ class GroupRecordings:
         )  # fmt: skip
 
     def _why_computed(self, given: GroupInput) -> str:
+        """Why this step is computed even where its key is recorded; "" where it is replayed."""
         if given.lost or given.absent:
             return "a gradient was absent"
         if given.gradients is not self._exchange.stored.fixed:
@@ -132,39 +146,44 @@ class GroupRecordings:
         return "the controller looks at its gradients" if self._looks() else ""
 
     def _note(self, key: Hashable, given: GroupInput, step: int) -> None:
+        """Keeps the first step of a key, to be recorded."""
         before = self._seen.get(key)
         self.fresh = before is None or before.step == step
         if before is None:
             stored = self._exchange.stored
-            self._seen[key] = Occasion(given, step, stored.flat, dict(stored.slot_state.halves))
+            self._seen[key] = Occasion(given, step, stored.flat, dict(stored.slot_state.buffers))
         if len(self._seen) > MOST:
             self.why_not = f"more than {MOST} of its steps differ"
             self.clear()
 
     def _record(self, occasion: Occasion) -> Recorded:
         exchange = self._exchange
-        assert isinstance(exchange, ReplicaExchange)
         context, slots = exchange.context, exchange.context.slots
+        # as if this were the step of the occasion: its state, its halves
         exchange.enter(occasion.given, occasion.step)
-        now, slots.halves = slots.halves, dict(occasion.halves)
+        now, slots.buffers = slots.buffers, dict(occasion.small)
         context.flat = dict(occasion.flat)
         try:
+            # record turn by turn; collectives are kept, and not run
             reduction, turns = exchange.turns(occasion.given), []
             while not turns or turns[-1][1] is not LAST:
                 turns.append(self._graphs.record(lambda: next(reduction, LAST)))
             return Recorded(turns, slots.staged)
         finally:
+            # as before: what the turns staged was never computed
             slots.forget()
-            slots.halves = now
+            slots.buffers = now
 
     def _replay(self, recorded: Recorded, given: GroupInput, step: int) -> Reduction:
         exchange = self._exchange
-        assert isinstance(exchange, ReplicaExchange)
+        # zero the flag, count the step: that is not recorded
         exchange.begin(given, step)
+        # replay turn by turn, with the collectives between
         for replay, op in recorded.turns:
             replay()
             if op is not LAST:
                 yield op  # pyright: ignore[reportReturnType]
+        # the small state is staged, as if the turns had written it
         exchange.context.slots.written(*recorded.staged)
 
 
@@ -218,6 +237,7 @@ class Recordings:
 
 
 def _why_never(exchange: GroupExchange) -> str:
+    """Why a group's turns are never recorded; "" where they may be."""
     if exchange.sums_inside_hosts:
         return 'groups that are summed along the axis "host" are not recorded'
     group = exchange.group

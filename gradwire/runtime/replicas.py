@@ -41,10 +41,12 @@ def differences(held: Mapping[str, Tensor], mesh: Mesh, device: torch.device) ->
     1. All gather one checksum of everything, 8 bytes. Mostly these are equal, and this is all.
     2. Else they gather one of each tensor.
     """
+    # one number for everything: equal in nearly every call
     own = torch.stack([checksum(tensor) for tensor in held.values()]).to(device)
     together = mesh.gather(checksum(own).view(1)).flatten().tolist()
     if not any(_unequal(together, part) for part in mesh.same_parts):
         return []
+    # one for each tensor, to find those that differ
     columns = dict(zip(held, mesh.gather(own).T.tolist(), strict=True))
     return [
         Difference(name, equals)
@@ -67,6 +69,7 @@ def mend(held: Mapping[str, Tensor], found: Sequence[Difference], mesh: Mesh, de
     for difference in found:
         source = difference.source
         assert source is not None
+        # the ranks that hold this part, whichever have the wrong values
         if any(mesh.rank in ranks for ranks in difference.equals):
             mesh.share([held[difference.name]], device, source=source, axes=SAME)
 
@@ -80,10 +83,12 @@ def from_first(tree: Tree, mesh: Mesh, device: torch.device) -> Tree:
 
     Raises ValueError, on all ranks, where something else is in it."""
     tensors: list[Tensor] = []
+    # its structure as text, or the reason why it cannot be sent
     text = _written(tree, tensors) if mesh.rank == 0 else ""
     read = json.loads(_text_from_first(text, mesh, device))
-    if isinstance(read, str):
-        raise ValueError(read)
+    if "error" in read:
+        raise ValueError(read["error"])
+    # then its tensors, one after another
     own = iter(tensors)
 
     def tensor(dtype: str, shape: list[int], host: bool) -> Tensor:
@@ -93,18 +98,19 @@ def from_first(tree: Tree, mesh: Mesh, device: torch.device) -> Tree:
         mesh.share([given], device)
         return given.cpu() if host else given
 
-    return _read(read[0], tensor)
+    return _read(read["tree"], tensor)
 
 
 def _written(tree: Tree, tensors: list[Tensor]) -> str:
-    """The tree as JSON, or the reason why it cannot be."""
+    """The tree as JSON, or the reason why it cannot be sent."""
     try:
-        return json.dumps([_plain(tree, tensors)])
+        return json.dumps({"tree": _plain(tree, tensors)})
     except ValueError as error:
-        return json.dumps(str(error))
+        return json.dumps({"error": str(error)})
 
 
 def _text_from_first(text: str, mesh: Mesh, device: torch.device) -> str:
+    # its length, then its letters
     length = to_device(torch.tensor([len(text.encode())], dtype=torch.int64, device="cpu"), device)
     mesh.share([length], device)
     own = letters(text) if mesh.rank == 0 else torch.zeros(int(length), dtype=torch.uint8, device="cpu")
@@ -139,13 +145,14 @@ def _plain(tree: Tree, tensors: list[Tensor]) -> Any:
 
 def _read(plain: Any, tensor: Callable[[str, list[int], bool], Tensor]) -> Tree:
     """The inverse of `_plain`."""
-    if isinstance(plain, list):
-        return [_read(value, tensor) for value in plain]  # pyright: ignore
-    if not isinstance(plain, dict):
-        return plain
-    (kind, value), *_ = plain.items()  # pyright: ignore
-    if kind == "tensor":
-        return tensor(*value)  # pyright: ignore
-    if kind == "tuple":
-        return tuple(_read(each, tensor) for each in value)  # pyright: ignore
-    return {_read(key, tensor): _read(each, tensor) for key, each in value}  # pyright: ignore
+    match plain:
+        case list():
+            return [_read(value, tensor) for value in plain]  # pyright: ignore
+        case {"tensor": description}:
+            return tensor(*description)  # pyright: ignore
+        case {"tuple": values}:
+            return tuple(_read(value, tensor) for value in values)  # pyright: ignore
+        case {"dict": pairs}:
+            return {_read(key, tensor): _read(value, tensor) for key, value in pairs}  # pyright: ignore
+        case _:
+            return plain

@@ -1,4 +1,4 @@
-"""The runtime: gradients in, means out, in their place. Front ends see nothing of the runtime but this class."""
+"""The runtime of a job, all that front ends see of it: gradients in, means out, in their place."""
 
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -55,30 +55,36 @@ class Runtime:
     ) -> None:
         self.slots, self.mesh, self._options = list(slots), mesh.for_job(), options
         self.numel, self.elastic = {slot.name: slot.numel for slot in slots}, options.elastic
+        # locks and counters, which errors need from the beginning
         self._failing, self._futures, self._reduced = Lock(), StepFutures(), ReducedSteps(self.slots, mesh.averaged)
         planned = self.slots if options.planned is None else list(options.planned)
         self._agreement = Agreement(self.mesh, planned, device, options)
         self.hosts, own_mesh = self._agreement.hosts, mesh if options.owns_mesh else None
+        # the ranks meet over the store, before any thread or connection is made
         try:
             self._active = ActivePlan(plan, self._agreement, options, planned)
         except BaseException:
             if own_mesh:
                 own_mesh.close()
             raise
+        # the worker, and the thread that watches for lost ranks
         self._executor = Executor(device)
         self._executor.fail = partial(_fail, weakref.ref(self))
         monitor = Monitor(self.mesh, self._executor) if mesh.needs_polling else None
+        # the parts of a step, all on the worker
         self._recorder = Recorder(self._executor.mark, mesh.rank)
         self._pipeline = Pipeline(self.mesh, self._recorder)
         control = Control(options, planned, self._pipeline, self._executor)
         self._steps = Steps(Store(self.slots, device), self._pipeline, self._executor, control, options)
         self._steps.ended = partial(Runtime._step_ended, weakref.proxy(self))
+        # those of the thread that trains, and the end
         self._states = States(self._steps, self._active, self._agreement, options)
         self._intake = intake = Intake(self._steps, self._active, self._executor, self._recorder)
         looks = self._intake.step_s, monitor.paused_s if monitor else float, self._intake.status
         self._ending = Ending(self.mesh, self.hosts, *looks)
         self._end = forked.finalize(self, close_all, self._ending, monitor, self._executor, own_mesh)
         forked.register(self)
+        # calls for every gradient go straight to where they are handled
         self.submit, self.submit_absent, self.is_reduced = intake.submit, intake.submit_absent, intake.is_reduced
         arrivals, self.fix_places, self.point = intake.arrivals, intake.fix_places, self._executor.point
         self.arrived, self.arrive, self.absent = arrivals.there, arrivals.arrive, arrivals.absent
@@ -87,9 +93,11 @@ class Runtime:
         self._turns = turns = Turns(weakref.proxy(self), self._intake)
         self.native_begins = partial(self._executor.post, self._steps.close)
         self.open_step, self.reduce, self.give_up, self.detach = turns.open_step, turns.reduce, turns.give_up, turns.end
+        # the first plan is in force; then connections, which all ranks make together
         self._reduced.follow(self._active.trained)
         self._executor.call(partial(self._active.work_with, self._steps, control, self._pipeline))
         self._call(partial(self._pipeline.open, device))
+        self.used = self._steps.used.has
 
     # A step, on the thread that trains
 
@@ -126,10 +134,6 @@ class Runtime:
                 with self._ending_job():
                     self._agreement.on(lambda: {"step that skip() takes back": str(self._steps.number - 1)}, "skip()")
 
-    def used(self, slot: int) -> bool:
-        """Whether any rank had a gradient for the slot in the last step."""
-        return self._steps.used is None or bool(self._steps.used()[slot])
-
     # Between steps
 
     @contextmanager
@@ -149,11 +153,6 @@ class Runtime:
         """The plan in force."""
         return self._active.plan
 
-    @property
-    def native_steps(self) -> int | None:
-        """The steps that the framework has yet to reduce by itself, where their number is known."""
-        return self._active.native_steps
-
     def install(self, plan: Plan) -> None:
         """Puts `plan` in force; all state stays. Raises ValueError where it does not fit the model or other ranks'."""
         with self.between_steps("replan()"), self._ending_job():
@@ -163,6 +162,7 @@ class Runtime:
     def follow(self, trained: Collection[str]) -> None:
         """Reduces these parameters from the next step on, which is opened after this; the others' state waits. All
         ranks call this after the same step; where they differ, the job ends on all of them."""
+        # no call of all ranks comes in between
         with self._turns.turn():
             self.finish()
             with self._ending_job(Exception):
@@ -170,13 +170,13 @@ class Runtime:
             self._call(partial(self._active.follow, agreed))
             self._reduced.follow(self._active.trained)
 
-    def native_step_ended(self) -> None:
-        """Counts a step that the framework has reduced by itself."""
+    def native_step_ended(self) -> int | None:
+        """Counts a step that the framework has reduced by itself; returns how many follow, where that is known."""
         self._intake.native_step_ended()
         self._steps.native_step_ended()
         self._reduced.count()
         self._pipeline.wire_bytes += self._reduced.step_bytes
-        self._active.native_step_ended()
+        return self._active.native_step_ended()
 
     def native_ended(self, median_s: float) -> None:
         """Ends the framework's own steps, whose median took so long, and puts in force what follows."""

@@ -24,12 +24,11 @@ from torch import Tensor
 from gradwire.collective import HOST, REPLICA, Message, Sum
 from gradwire.controllers import GroupView
 from gradwire.ops.gradients import Gradients
-from gradwire.ops.host import to_device
 from gradwire.ops.workspace import Workspace, scratch_on
 from gradwire.plans import Plan
 from gradwire.runtime.control import Control
 from gradwire.runtime.exchange import GroupExchange, GroupInput, JobContext
-from gradwire.runtime.executor import Executor, Mark
+from gradwire.runtime.executor import EPOCH, Executor, Moment
 from gradwire.runtime.host_exchange import exchanges_for
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.machine import Machine
@@ -37,6 +36,7 @@ from gradwire.runtime.pipeline import Pipeline
 from gradwire.runtime.raised import raised
 from gradwire.runtime.recordings import Recordings
 from gradwire.runtime.store import Store
+from gradwire.runtime.used_slots import UsedSlots
 from gradwire.script import Entry
 
 
@@ -53,20 +53,20 @@ class Steps:
     """Steps that no rank took, since the job began."""
     skip_reason: str
     """The reason of the last skip, for status; with the group that was not finite."""
-    last_arrival: Mark
+    last_arrival: Moment
     """When the last group of the step was complete."""
     members: list[tuple[int, ...]]
     """The slots of each group, from the next step on."""
-    used: Callable[[], Tensor] | None
-    """1 for each slot that had a gradient on some rank in the last step, where that is found out."""
+    used: UsedSlots
+    """The slots that some rank had a gradient for in the last step."""
     promised: bool
     """This rank has confirmed that it has all of a step, and has not counted it yet."""
     over: bool
-    """Closed: no step counts any more."""
+    """No step counts any more: the rank has left."""
     ended: Callable[[], None]
     """Called when a step's means are in place, before any thread that waits for them goes on."""
     changing: RLock
-    """Held by other threads while they look at the state."""
+    """Held while a step is counted, taken back or arranged, and by other threads while they look at the state."""
 
     def __init__(
         self, store: Store, pipeline: Pipeline, executor: Executor, control: Control, options: JobOptions
@@ -75,16 +75,18 @@ class Steps:
         self.machine = Machine()
         self.changing = RLock()
         self.number = self.taken = self.opened = self.skipped = 0
-        self.skip_reason, self.last_arrival = "", 0.0
-        self.members, self.used, self.ended = [], None, lambda: None
+        self.skip_reason, self.last_arrival = "", EPOCH
+        self.members, self.ended = [], lambda: None
         self.exchanges: list[GroupExchange] = []
-        self._find_unused, self._scale, self._elastic = options.find_unused, options.scale, options.elastic
+        self._scale, self._elastic = options.scale, options.elastic
         self._voted = options.voted
         self.promised = self.over = False
+        # what all groups share
         self._job = JobContext(pipeline.mesh, options.seed, Workspace(executor.device), look=control.look)
         self.recordings = Recordings(executor, lambda: control.looks)
-        self._all_used = torch.ones(len(store.slots), dtype=torch.float32, device=executor.device)
+        self.used = UsedSlots(len(store.slots), pipeline, executor, options.find_unused)
         self._promise_sum = self._flags = torch.zeros(1, dtype=torch.float32, device=executor.device)
+        # the step under way, or the last one while its verdict is not read
         self._active: list[GroupExchange] = []
         self._inputs: dict[int, GroupInput] = {}
         self._lost = False
@@ -117,6 +119,7 @@ class Steps:
                 return False
             if self._last is None:
                 raise ValueError("skip() takes back the last step, and there is none; call it after backward()")
+            # the old halves hold again
             last, self._last = self._last, ()
             for exchange in last:
                 exchange.take_back()
@@ -126,6 +129,7 @@ class Steps:
             return bool(last)
 
     def _arrange(self, plan: Plan) -> None:
+        # move state, then make the groups' exchanges over it; views of where it lay are void
         self.store.arrange(plan)
         self.exchanges = exchanges_for(plan, self.store, self._job)
         scratch_on(self.executor.device).forget_views()
@@ -156,6 +160,7 @@ class Steps:
     def begin(self, groups: Sequence[int], opened: int) -> None:
         """Begins a step of these groups, the one that the training thread counts as `opened`."""
         self.opened = opened
+        # settle the step before, and arrange the plan, before anything of this one is written
         with self.changing:
             self.close()
             if self.promised:  # the vote on the step before did not come
@@ -166,13 +171,15 @@ class Steps:
         self.machine.begin(groups, [exchange.rounds for exchange in self.exchanges])
 
     def complete(
-        self, group: int, tensors: Sequence[Tensor] | None, absent: Sequence[int], fixed: bool, arrival: Mark
+        self, group: int, tensors: Sequence[Tensor] | None, absent: Sequence[int], fixed: bool, arrival: Moment
     ) -> None:
         """Takes a complete group's gradients, in the order of its slots, which had arrived at `arrival`; those `absent`
         are zeros. Without `tensors` they lie where they did when they were `fixed`."""
+        # the group's input: where its gradients lie, and the loss scale that they have
         self.last_arrival = arrival
         self._inputs[group] = GroupInput(self._gradients(group, tensors, fixed), absent, self._scale(), self._lost)
         self.machine.complete(group)
+        # walk the script as far as groups are there, until the step is over
         while (entry := self.machine.next()) is not None:
             self._carry_out(entry)
         if self.machine.end():
@@ -183,6 +190,7 @@ class Steps:
         verdict, self._verdict = self._verdict, None
         if verdict is None:
             return
+        # the first number is the step's, then one for each group, to name the one that was bad
         whole, *each = verdict().isfinite().tolist()
         for exchange in self._active:
             exchange.commit() if whole else exchange.forget()
@@ -208,44 +216,49 @@ class Steps:
             return stored.fixed
         self.executor.keep(tensors)
         if not fixed:
-            return Gradients(stored.pieces, tensors)
+            return Gradients(stored.split, tensors)
         stored.fix(tensors)
         assert stored.fixed is not None
         return stored.fixed
 
     def _carry_out(self, entry: Entry) -> None:
         exchange = self.exchanges[entry.group]
+        # a later turn: the collective before is awaited
         if entry.turn:
             self.pipeline.advance(entry.group)
             return
+        # the first turn: add up, encode, start the first collective
         self.pipeline.start(exchange, self.recordings.run(exchange, self._inputs.pop(entry.group), self.taken))
+        # behind the last group's first turn, the controller's numbers travel while groups are decoded
         if exchange is self._active[-1]:
             views = [GroupView(each.group, each.context, each.nonfinite) for each in self._active if each.compresses]
             self.control.send(self.number, views)
 
     def _end(self) -> None:
         """Ends the step when all groups are reduced: it counts for all of them, on all ranks, or for none."""
-        # one verdict on all ranks
+        # agree on one verdict
         each = torch.cat([exchange.nonfinite for exchange in self._active])
         nonfinite = each.sum(0, keepdim=True)
         votes, self._lost = self._voted and not self._lost, False
         for axis, transport in self.pipeline.mesh.axes.items():
             if axis not in (REPLICA, HOST):  # ranks that reduce nothing together share the verdict all the same
                 self.pipeline.agree(partial(transport.run, Sum(Message.plain(nonfinite), axis)))
-        # slots that no rank used
-        used = self._agree_used()
+        # find the slots that no rank used
+        used = self.used.agree(self._active)
         for exchange in self._active:
             exchange.keep_absent(used)
-        # on a GPU: what collectives that were aborted have left counts for nothing
+        # on a GPU: drop what collectives that were aborted have left
         nonfinite.add_(self.executor.spoilt())
-        # all ranks have all of the step
+        # elastic: confirm that all ranks have all of the step
         self._flags = torch.cat([nonfinite, each])
         if self._elastic:
             self._promise()
+        # show the means to the controller, and make them NaN where the step does not count
         scale = self._scale()
         self.control.reduced(self._means, nonfinite, 1.0 if scale is None else scale)
         self._poison(nonfinite)
         self.recordings.step_ended(self._active)
+        # count the step, or wait for the vote; then the threads that wait for the means go on
         if not votes:
             self.count()
         self.ended()
@@ -264,25 +277,12 @@ class Steps:
     def _promise(self) -> None:
         """Returns when all ranks have all of the step. From then on each can count it without the others, even if some
         are lost meanwhile."""
+        # the controller's sums first: they are part of the step
         self.control.collect()
         self.promised = True
+        # all ranks send this when they have all of the step, so a rank that has the sum knows it of all ranks
         self.pipeline.agree(partial(self.pipeline.mesh.sum, self._promise_sum))
         self.pipeline.agree(self.executor.synchronize)  # the optimizer is not to run before this is known
-
-    def _agree_used(self) -> Tensor:
-        """1 for each slot of the job that had a gradient on some rank, else 0."""
-        if not self._find_unused:
-            return self._all_used
-        used = torch.ones(len(self.store.slots), dtype=torch.float32, device="cpu")
-        for exchange in self._active:
-            assert exchange.input is not None
-            for slot in exchange.input.absent:
-                used[exchange.stored.slots[slot]] = 0
-        used = to_device(used, self.executor.device)
-        self.pipeline.agree(partial(self.pipeline.mesh.sum, used))
-        used.clamp_(max=1)
-        self.used = self.executor.on_host(used)
-        return used
 
     def _poison(self, nonfinite: Tensor) -> None:
         """Makes the means NaN where the step does not count."""
@@ -291,9 +291,9 @@ class Steps:
         for exchange in self._active:
             assert exchange.input is not None
             if self.executor.is_immediate:
-                exchange.input.gradients.spoil()
+                exchange.input.gradients.poison()
             else:
-                exchange.input.gradients.spoil_where(nonfinite)
+                exchange.input.gradients.poison_where(nonfinite)
 
     def _means(self) -> Mapping[str, Tensor]:
         """The step's means by parameter."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from gradwire.checkpoint import GROUP, SHARED
-from gradwire.compressors import GroupState, Halves, SlotState
+from gradwire.compressors import DoubleBuffer, GroupState, SlotState
 from gradwire.memories import RESIDUAL
-from gradwire.ops.gradients import Gradients, Pieces
+from gradwire.ops.gradients import Gradients, GradientSplit
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
 from gradwire.runtime.state_buffers import BufferPart, StateBuffers
@@ -30,29 +30,35 @@ class StoredGroup:
     """One group's state: its parts of the state buffers, its small tensors, and its scratch buffers."""
 
     slots: tuple[int, ...]
-    pieces: Pieces
+    """The numbers of its slots."""
+    split: GradientSplit
+    """Its slots as parts of one vector, with views that steps use."""
     kinds: tuple[str, ...]
     """The kinds of state of gradient size that its steps write."""
     parts: Mapping[str, BufferPart]
+    """Its parts of the state buffers, by kind."""
     slot_state: SlotState
+    """The small tensors of its slots, such as a low-rank basis."""
     group_state: GroupState
+    """Its own small tensors, such as a threshold."""
     buffers: Workspace
+    """Scratch that it keeps from step to step."""
     fixed: Gradients | None = None
     """Its gradients, where they lie in the same place at every step."""
 
     @property
     def layout(self) -> Layout:
-        return self.pieces.layout
+        return self.split.layout
 
     @property
-    def flat(self) -> dict[str, Halves]:
+    def flat(self) -> dict[str, DoubleBuffer]:
         """The double buffers of every kind that its steps write, and of the residual where there is one."""
-        return {kind: part.halves for kind, part in self.parts.items()}
+        return {kind: part.double_buffer for kind, part in self.parts.items()}
 
     @property
     def sides(self) -> tuple[int, ...]:
         """Which halves of its state hold: numbers that tell them apart."""
-        small = (id(now) for now, _ in self.slot_state.halves.values())
+        small = (id(now) for now, _ in self.slot_state.buffers.values())
         return (*(part.side for part in self.parts.values()), *small)
 
     @property
@@ -75,7 +81,7 @@ class StoredGroup:
     def fix(self, tensors: Sequence[Tensor]) -> None:
         """Fixes the places of its gradients, and drops buffers that are not needed any more."""
         self.fixed = Gradients.merged(self.layout, tensors)
-        self.pieces = Pieces.by_slot(self.layout)
+        self.split = GradientSplit.by_slot(self.layout)
         self.buffers.clear()
 
     def spend(self, whole: bool) -> None:
@@ -114,19 +120,23 @@ class Store:
     def arrange(self, plan: Plan) -> None:
         """Arranges the state for a plan's groups; every slot keeps its own. Without groups all stays where it is."""
         members = self.members(plan)
+        # small tensors go back to their slots; state of gradient size moves, or stays
         self._write_back()
         before = {stored.slots: stored for stored in self.groups}
         if members:
             self._buffers.follow(members)
+        # buffers of kinds that this plan needs for the first time
         for group in plan.groups:
             for kind in _kinds(group):
                 self._buffers.need(kind)
+        # groups with the same slots as before keep their scratch
         self.groups = [
             self._stored(group, own, before.get(own)) for group, own in zip(plan.groups, members, strict=True)
         ]
 
     def export(self) -> Exported:
         """All state, as views."""
+        # what groups have changed and not written back
         now = {
             i: (stored.kinds, small, stored.group_state.changed)
             for stored in self.groups
@@ -138,12 +148,15 @@ class Store:
         """Takes over what `export` returned; slots that it lacks keep theirs. A slot's small tensor of another size
         takes the rows that both have."""
         kinds = {name: [kind for kind in tensors if "/" not in kind] for name, tensors in exported.items()}
+        # places and buffers for all that the state has
         self._buffers.hold([self._index[name] for name, own in kinds.items() if own])
         for kind in {kind for own in kinds.values() for kind in own}:
             self._buffers.need(kind)
+        # this job's own small tensors, of which those that the state lacks stay
         self._write_back()
         for name, tensors in exported.items():
             self._load_slot(self._index[name], tensors)
+        # groups see the loaded state
         for stored in self.groups:
             stored.parts = self._parts(stored.kinds, stored.slots)
             stored.group_state.load(self._group_tensors[stored.slots[0]])
@@ -158,8 +171,8 @@ class Store:
         if before:
             before.buffers.forget_views()
             return replace(before, kinds=kinds, parts=parts, slot_state=slot_state, group_state=group_state)
-        pieces = Pieces.by_slot(Layout(tuple(self.slots[i] for i in members)))
-        return StoredGroup(members, pieces, kinds, parts, slot_state, group_state, Workspace(self.device))
+        split = GradientSplit.by_slot(Layout(tuple(self.slots[i] for i in members)))
+        return StoredGroup(members, split, kinds, parts, slot_state, group_state, Workspace(self.device))
 
     def _parts(self, kinds: tuple[str, ...], members: Sequence[int]) -> dict[str, BufferPart]:
         wanted = [kind for kind in self._buffers.kinds if kind in (*kinds, RESIDUAL)]
@@ -169,6 +182,7 @@ class Store:
         """The small tensors of a slot in this group; those of other plans wait."""
         slot, tensors = self.slots[i], self._slot_tensors[i]
         wanted = group.compressor.init_slot(*slot.matrix, _generator_of(slot))
+        # what the compressor wants now; another shape takes the rows that both have
         for name, fresh in wanted.items():
             old = tensors.get(name)
             if old is None or old.shape != fresh.shape:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: totals by name always, and every span while a trace is recorded."""
+"""Times of a step: totals by name always, and every span while a trace is recorded."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from itertools import pairwise
 from threading import Lock
 
 from gradwire.plans import Plan
-from gradwire.runtime.executor import Mark, elapsed_s, is_over
+from gradwire.runtime.executor import EPOCH, Moment, elapsed_s, is_over
 from gradwire.runtime.failures import BETWEEN
 from gradwire.schedule.timeline import Span, Timeline
 
@@ -16,14 +16,16 @@ class Clock:
     """Total seconds by name, for any thread. On a GPU a span lies between two events and is read later."""
 
     def __init__(self) -> None:
+        # spans that a GPU may not have come to yet, the oldest first
         self._totals: Counter[str] = Counter()
-        self._open: deque[tuple[str, Mark, Mark]] = deque()
+        self._open: deque[tuple[str, Moment, Moment]] = deque()
         self._reading = Lock()
 
-    def add(self, name: str, start: Mark, end: Mark) -> None:
+    def add(self, name: str, start: Moment, end: Moment) -> None:
         """Adds the span from `start` to `end` to `name`."""
         with self._reading:
             self._open.append((name, start, end))
+            # read the oldest spans that are over; waits for nothing
             while self._open and is_over(self._open[0][2]):
                 self._close()
 
@@ -49,9 +51,10 @@ class RecordedSpan:
     """A span as it is recorded; on CUDA its moments are read later."""
 
     lane: str
-    start: Mark
-    end: Mark
+    start: Moment
+    end: Moment
     group: int = -1
+    """The plan's group; -1 where it is about none."""
     label: str = ""
     """By default its group's compressor."""
     wire_bytes: int = 0
@@ -69,13 +72,14 @@ class Trace:
 
     def __init__(self, rank: int, steps: int) -> None:
         self.rank, self.steps = rank, steps
-        self._begins: list[tuple[Mark, Plan]] = []
+        self._begins: list[tuple[Moment, Plan]] = []
         self._spans: list[RecordedSpan] = []
         self._gave = True
-        self._last: Mark = 0.0
+        self._last: Moment = EPOCH
 
-    def forward_begins(self, mark: Mark, plan: Plan) -> None:
+    def forward_begins(self, mark: Moment, plan: Plan) -> None:
         """A forward pass begins while `plan` is in force; the first one after a backward pass begins a step."""
+        # the first forward pass after a gradient begins a step; another one, without backward, is part of it
         if self._gave:
             self._begins.append((mark, plan))
             self._gave = False
@@ -83,13 +87,13 @@ class Trace:
             self.add(RecordedSpan("backward", self._last, mark, label="backward that only accumulates"))
         self._last = mark
 
-    def forward_ends(self, mark: Mark) -> None:
+    def forward_ends(self, mark: Moment) -> None:
         """The forward pass that began last ends."""
         if self._begins and not self._gave:
             self.add(RecordedSpan("forward", self._last, mark, label="forward"))
             self._last = mark
 
-    def gave(self, slot: str, group: int, mark: Mark) -> bool:
+    def gave(self, slot: str, group: int, mark: Moment) -> bool:
         """A gradient is ready. Returns whether there is more to record."""
         if self._begins:
             self.add(RecordedSpan("backward", self._last, mark, group, slot, slot=slot))
@@ -107,12 +111,15 @@ class Trace:
             raise ValueError("no traced step has ended; a step ends when the next forward pass begins: train one more")
         return [self._timeline(start, end, plan) for (start, plan), (end, _) in steps]
 
-    def _timeline(self, start: Mark, end: Mark, plan: Plan) -> Timeline:
+    def _timeline(self, start: Moment, end: Moment, plan: Plan) -> Timeline:
         step_s = elapsed_s(start, end)
+        # seconds since the step's beginning
         placed = [(elapsed_s(start, taken.start), elapsed_s(start, taken.end), taken) for taken in list(self._spans)]
+        # the spans that begin in this step
         spans = [
             self._span(taken, from_s, min(to_s, step_s), plan) for from_s, to_s, taken in placed if 0 <= from_s < step_s
         ]
+        # from the end of the wait on, the time is the optimizer's
         waited_s = max((span.end_s for span in spans if span.lane == "wait"), default=step_s)
         rest = Span("optimizer", waited_s, step_s, "optimizer, and all else until the next step", -1, self.rank)
         return Timeline((*sorted(spans, key=lambda span: span.start_s), rest))
@@ -131,7 +138,7 @@ class Recorder:
     doing: str
     """Where the training thread is before a step's first gradient, for errors."""
 
-    def __init__(self, mark: Callable[[], Mark], rank: int) -> None:
+    def __init__(self, mark: Callable[[], Moment], rank: int) -> None:
         self.mark, self._rank = mark, rank
         self._clock = Clock()
         self._trace: Trace | None = None
@@ -151,8 +158,15 @@ class Recorder:
         return self._clock.so_far(lane)
 
     def add(
-        self, lane: str, start: Mark, group: int = -1, *, label: str = "", end: Mark | None = None, wire_bytes: int = 0
-    ) -> Mark:
+        self,
+        lane: str,
+        start: Moment,
+        group: int = -1,
+        *,
+        label: str = "",
+        end: Moment | None = None,
+        wire_bytes: int = 0,
+    ) -> Moment:
         """Adds a span that ends now, or at `end`; returns its end."""
         end = self.mark() if end is None else end
         self._clock.add(lane, start, end)
@@ -180,4 +194,5 @@ class Recorder:
     def gave(self, slot: str, group: int) -> None:
         """A gradient is ready."""
         if self._trace and not self._trace.gave(slot, group, self.mark()):
+            # the trace is complete
             self._trace = None

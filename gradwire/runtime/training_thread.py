@@ -1,4 +1,4 @@
-"""Where the thread that trains is, by its stack: asked when a job ends, so that a step pays nothing for it."""
+"""The place of the training thread by its stack, asked for when a job ends, so that a step pays nothing for it."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""When a job's plan and state may change: between the gradients of two steps.
+"""The times at which a job's plan and state may change: between the gradients of two steps.
 
     a step    its gradients come from its first one to the end of the backward pass, or are all there at once
     a call    that changes the plan or the state, or has ranks talk, all ranks make together: it waits until gradients
@@ -34,7 +34,7 @@ class Together(Protocol):
 
 
 class Job(Protocol):
-    """The runtime that reduces."""
+    """The runtime that reduces, to `Turns`."""
 
     error: BaseException | None
 
@@ -68,11 +68,13 @@ class Turns:
     def open_step(self, groups: Sequence[int] | None = None) -> None:
         """Opens a step of all groups or of some, at its first gradient."""
         self.give_up()
+        # no call of all ranks is under way from here on
         with self._one:
             self._open(groups)
 
     def reduce(self, gradients: Mapping[str, Tensor], groups: Sequence[int] | None = None) -> None:
         """Takes a step of all groups or of some, whose gradients are all there, by parameter."""
+        # a step that failed, first; it ends before the next one begins
         self.give_up()
         with self._one:
             self._open(groups)
@@ -83,6 +85,7 @@ class Turns:
     def give_up(self) -> None:
         """Ends a step that was begun and whose backward pass failed; no rank takes it."""
         self._job.raise_error()
+        # complete the step, and wait for it outside the lock: the worker's end of a step needs no turn
         with self._one:
             self._abandon()
         if self._lost:
@@ -96,11 +99,15 @@ class Turns:
         """A turn of a call that all ranks make; inside, they have begun the same steps, which have ended. `agree`
         compares facts. Raises ValueError, on all ranks, where one of them is inside a backward pass, has begun other
         steps, or has other `facts`."""
+        # hold the turn: no step begins, and no other call comes
         with self._one:
             self._job.raise_error()
+            # a step of this rank whose backward pass failed must end, as on the others
             if not self._in_backward:
                 self._abandon()
+            # all ranks compare how many steps they have begun
             agree(lambda: {**self._moment(call), **{name: str(fact) for name, fact in facts.items()}}, call)
+            # only now is it safe to wait for those steps
             self._job.finish()
             yield
 
@@ -126,6 +133,7 @@ class Turns:
             pass
 
     def _open(self, groups: Sequence[int] | None) -> None:
+        """Opens a step, and follows the backward pass that it belongs to, if any."""
         self._intake.open(groups)
         if in_backward():
             backward = _Backward()
@@ -145,6 +153,7 @@ class Turns:
         return in_backward() or (backward is not None and not backward.over)
 
     def _moment(self, call: str) -> Mapping[str, str]:
+        """The moment of a call, which all ranks must share. Raises ValueError inside a backward pass."""
         if self._in_backward:
             raise ValueError(f"{call} inside a backward pass; make this call when backward() has returned")
         return {f"when they call {call}": f"after {self._intake.step} steps"}

@@ -1,4 +1,4 @@
-"""How long a rank has waited for the others."""
+"""The time for which a rank has waited for the others."""
 
 from time import monotonic
 
@@ -29,6 +29,7 @@ class Waits:
 
     def seconds(self) -> float:
         """How long it has waited until now; 0 where it does not."""
+        # on a GPU the step is over when its last word has come to the host
         copy = self._copy
         step = 0.0 if copy is not None and has_come(copy) else self._step
         since = min((moment for moment in (self._task, step) if moment), default=0.0)

@@ -11,6 +11,7 @@ from gradwire.schedule.regimes import Regime
 from gradwire.schedule.search import Solution, evaluate
 
 BUCKET_BYTES = 25 << 20
+"""As DDP's by default."""
 
 
 def layer_wise(problem: Problem, regime: Regime, option: int) -> Solution:
@@ -40,6 +41,7 @@ def _ends(elements: Array, size_bytes: float) -> list[int]:
     ends: list[int] = []
     last = len(elements) - 1
     while not ends or ends[-1] < last:
+        # the first slot with which a group is full
         full = elements[ends[-1] if ends else 0] + size_bytes / 4
         ends.append(min(int(np.searchsorted(elements, full, side="left")), last))
     return ends

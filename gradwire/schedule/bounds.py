@@ -18,18 +18,21 @@ from gradwire.schedule.problem import Cuts, Problem
 from gradwire.schedule.regimes import Load, Regime, State
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""The parts that the wire has in the first bounds; the rest is the computing stream's."""
 MOST_KEPT = 12
+"""Bounds that are kept, beside those of WEIGHTS."""
 ROUGH = 1e-6
+"""Derivatives are off by this much at most; nearer ones to a whole number are that."""
 NEAR = 8
-"""So many groups a piece are near, those that look best to a bound."""
+"""Groups a piece that count as near: those that look best to a bound."""
 DROP_BELOW = 0.9
-"""Groups are dropped where no more than this share is left."""
+"""Groups are dropped where no more than this fraction is left."""
 SAFE = 1 - 1e-8
 """Shares are known to some ten digits; a bound is taken so much lower."""
 
 
 def least_slope(cost: Cost) -> float:
-    """By how much at least a cost grows per unit; 0 where that is not known."""
+    """The least growth of a cost per unit of size; 0 where that is not known."""
     match cost:
         case Affine():
             return cost.per_unit
@@ -62,6 +65,7 @@ class Bounds:
 
     def drop(self, limit_s: float) -> None:
         """Drops the groups that are in no plan that ends before `limit_s`."""
+        # a group counts while some plan with it may be better than the best one
         kept = self.least_s < limit_s
         if np.count_nonzero(kept) < DROP_BELOW * len(kept):
             self.edges, self.near = (
@@ -107,6 +111,7 @@ class Bounds:
     def _seconds(self, edges: Edges, shares: Array) -> Array:
         """Seconds that each group adds to the weighted mean."""
         before, after = (np.take(shares, at, axis=-1) for at in (edges.start, edges.end))
+        # what the group adds on each of the regime's lanes, and for the elements it defers
         seconds = self.regime.price(before, after, edges.ready_s, Load(*edges.load))
         return SAFE * (seconds + after[-1] * edges.deferred)
 
@@ -134,6 +139,7 @@ def _backward(edges: Edges, seconds: Array, last_s: float) -> tuple[Array, Index
     n, first = edges.problem.pieces, edges.first_from
     rest, best = np.full(n + 1, np.inf), np.zeros(n, np.intp)
     rest[n] = last_s
+    # the cheapest of the groups that begin here, with the shortest way behind it
     for k in range(n - 1, -1, -1):
         if first[k] < first[k + 1]:
             ways = seconds[first[k] : first[k + 1]] + rest[edges.end[first[k] : first[k + 1]]]
@@ -149,6 +155,7 @@ def _forward(edges: Edges, seconds: Array) -> Array:
     forward = np.full(n + 1, np.inf)
     forward[0] = 0
     for k in range(1, n + 1):
+        # the shortest way to here, over the groups that end here
         if first[k] < first[k + 1]:
             forward[k] = (seconds[first[k] : first[k + 1]] + forward[starts[first[k] : first[k + 1]]]).min()
     return forward
@@ -196,12 +203,14 @@ def _loads_of(problem: Problem, cuts: Cuts) -> tuple[Array, Array]:
     lossless = np.array([problem.options[option].lossless for option in options])
     total = np.cumsum(own)
     taken = np.maximum.accumulate(np.where(lossless, total, 0))
+    # a lossless group takes what was deferred before it; sums over groups, without a loop
     deferred = np.where(lossless, total - own - np.array([0.0, *taken[:-1]]), 0)
     loads, ready = np.zeros((3, len(cuts))), np.zeros(len(cuts))
     for option in set(options.tolist()):
         by = options == option
         loads[:, by] = load_of(problem, option, starts[by], ends[by], deferred[by])
         ready[by] = problem.views[option].ready_s[ends[by]]
+    # what is deferred in the end is a last group
     if (left := total[-1] - taken[-1]) > 0:
         tail = [float(seconds) for seconds in load_of(problem, problem.tail, 0, 0, left)]
         loads = np.concatenate([loads, np.array(tail)[:, None]], axis=1)
@@ -213,6 +222,7 @@ def _growth(step: Callable[[State], tuple[Array, ...]], states: Array) -> Array:
     """By how much each result grows with each number of the states (dims, n): (results, dims, n). One number after the
     other grows and stays so, so that of two equal maxima only one counts."""
     nudge = 1e-6 * states.max() + 1e-300
+    # one number after another grows, and stays so
     grown = np.tril(np.full((len(states), len(states)), nudge))
     results = np.array([step(tuple(states)), *(step(tuple(states + own[:, None])) for own in grown)])
     growth = np.diff(results, axis=0).swapaxes(0, 1) / nudge

@@ -1,4 +1,4 @@
-"""Costs: how long something takes, or how many bytes it makes, against its size. Monotone, and vectorised."""
+"""Costs: seconds, or bytes, against a size. They never fall, and are vectorised."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -118,18 +118,21 @@ class Fit(NamedTuple):
 
     cost: Affine
     spread: float
+    """Of measured points about the line, relative."""
 
 
 def theil_sen(sizes: Array, values: Array) -> Fit:
     """The line whose slope is the median over all pairs of points, so that up to 29 % of them may be outliers
     (Theil 1950, Sen 1968). Raises ValueError for fewer than two different sizes."""
     x, y = np.asarray(sizes, float), np.asarray(values, float)
+    # the slopes of all pairs
     first, second = np.triu_indices(len(x), 1)
     differ = x[first] != x[second]
     if not differ.any():
         raise ValueError("a line needs measurements of at least two different sizes")
     slopes = (y[second] - y[first])[differ] / (x[second] - x[first])[differ]
     slope = max(0.0, float(np.median(slopes)))
+    # a cost is never negative: not by its slope, nor at size 0
     line = Affine(max(0.0, float(np.median(y - slope * x))), slope)
     return Fit(line, float(np.median(np.abs(y / np.maximum(line(x), 1e-12) - 1))))
 

@@ -15,6 +15,7 @@ def load_of(
     problem: Problem, option: int, first: Index | int, last: Index | int, deferred: Array | float = 0.0
 ) -> Load:
     """Costs of groups of the pieces first..last-1 and `deferred` elements of small slots."""
+    # elements and units of the group are differences of prefix sums
     how, view = problem.options[option], problem.views[option]
     elements = view.elements[last] - view.elements[first] + deferred
     units = elements if how.units is None else view.units[last] - view.units[first]
@@ -28,14 +29,20 @@ class Edges:
     and costs `load[:, g]`."""
 
     problem: Problem
+    """Whose pieces these groups are made of."""
     start: Index
+    """(edges,) first pieces."""
     end: Index
+    """(edges,) the pieces after the last ones."""
     option: Index
+    """(edges,) the options that send them."""
     load: Array
+    """(3, edges) seconds of encoding, of the wire, and of decoding."""
 
     @classmethod
     def of(cls, problem: Problem, regime: Regime, limit_s: float) -> "Edges":
         """All groups of plans that may end before `limit_s`."""
+        # each piece's row: all groups that begin there
         rows = [_row(problem, regime, start, limit_s) for start in range(problem.pieces)]
         start = np.repeat(np.arange(problem.pieces), [len(ends) for ends, _, _ in rows])
         end = np.concatenate([ends for ends, _, _ in rows])
@@ -92,6 +99,7 @@ def _row(problem: Problem, regime: Regime, start: int, limit_s: float) -> tuple[
     zero, backward_s = (np.zeros(len(ends)),) * regime.dims, float(problem.ready_s[-1])
     loads = np.array([load_of(problem, option, start, ends) for option in range(len(problem.options))])
     kept = np.zeros((len(loads), len(ends)), bool)
+    # leave out groups that are too late by themselves, or nowhere faster than with another option
     for number, (load, view) in enumerate(zip(loads, problem.views, strict=True)):
         end_s = regime.finish(regime.step(zero, view.ready_s[ends], Load(*load), backward_s), backward_s)
         kept[number] = (view.count[start] < view.count[ends]) & (end_s < limit_s)

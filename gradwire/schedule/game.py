@@ -11,6 +11,7 @@ from gradwire.schedule.bounds import Bounds, Edges
 from gradwire.schedule.costs import Array
 
 STEPS = 100
+"""Rounds of regret matching for each mix."""
 
 
 class Game:
@@ -26,6 +27,7 @@ class Game:
 
     def add(self, plan: Edges, chain: Array) -> None:
         """Another plan and another chain, or mean of chains."""
+        # what each plan comes to by the new chain, and the new plan by each
         completed = self.bounds.completed(chain)
         column = [self.bounds.of(other, completed[:, None])[0] for other in self.plans]
         self.plans.append(plan)

@@ -22,6 +22,7 @@ class Option:
     wire: Cost
     """Seconds against the sum of the slots' `units`."""
     decode: Cost
+    """Seconds against the group's elements."""
     lossless: bool = False
     """Only then may it carry small slots."""
     units: Array | None = None
@@ -37,23 +38,29 @@ class Choice:
     """A group: the indices of its slots and of the option that sends it."""
 
     slots: tuple[int, ...]
+    """In ascending order."""
     option: int
+    """Its index among the problem's options."""
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """N slots with `ready_s` (N,) after backward began, never falling, `elements` (N,) and whether they are `small`
-    (N,): small slots travel uncompressed. Slots are cut into groups between pieces: a piece is a large slot with the
-    small ones that follow it. `around_s` is the step's time before backward and after the last mean.
+    """N slots in the order of backward, and the ways to send them. They are cut into groups between pieces: a piece is
+    a large slot with the small ones that follow it.
 
     Raises ValueError where slots are small and no option is lossless.
     """
 
     ready_s: Array
+    """(N,) seconds after backward began; never falling."""
     elements: Array
+    """(N,) elements of each slot."""
     small: NDArray[np.bool_]
+    """(N,) whether it travels uncompressed."""
     options: tuple[Option, ...]
+    """The ways in which a group may be sent."""
     around_s: float = 0.0
+    """Seconds of a step before backward and after the last mean."""
 
     def __post_init__(self) -> None:
         assert np.all(np.diff(self.ready_s) >= 0)
@@ -94,13 +101,17 @@ class View:
     ones. `ready_s[k]` is when the last of those in the first k pieces is ready."""
 
     count: Array
+    """Slots."""
     elements: Array
+    """Their elements."""
     units: Array
+    """Their units."""
     ready_s: Array
 
     @classmethod
     def of(cls, problem: Problem, option: Option) -> "View":
         """The slots of `problem` that `option` takes."""
+        # a lossy option does not take small slots
         taken = np.ones(len(problem.small), bool) if option.lossless else ~problem.small
         units = problem.elements if option.units is None else option.units
         sums = [
@@ -124,6 +135,7 @@ def assemble(problem: Problem, cuts: Sequence[tuple[int, int]]) -> tuple[Choice,
         end = int(problem.bounds[piece])
         lossless = problem.options[option].lossless
         own = [i for i in range(start, end) if lossless or not problem.small[i]]
+        # the deferred ones go along, in the order of slots
         if lossless:
             own, deferred = sorted(deferred + own), []
         else:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradwire.plans import Group, Plan, from_file, sized_by_elements
+from gradwire.plans import Group, Plan, check_version, from_file, sized_by_elements
 from gradwire.schedule.costs import NOTHING, Affine, Chain, CostTable, Total, from_data
 from gradwire.schedule.problem import Choice, Option, Problem
 from gradwire.slots import Layout, Slot
@@ -20,6 +20,7 @@ VERSION = 1
 STEADY = 1 << 20
 """A step by which warm-ups are over."""
 LOCAL = ("sum", "broadcast")
+"""Collectives inside a host of several GPUs, in the order in which a group needs them."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class SlotTime:
     name: str
     shape: tuple[int, ...]
     ready_s: float
+    """Seconds from the beginning of backward to the gradient."""
 
     @property
     def numel(self) -> int:
@@ -55,16 +57,21 @@ class Profile:
     slots: tuple[SlotTime, ...]
     """In the order in which they become ready."""
     forward_s: float
+    """Seconds from the step's beginning to that of backward."""
     optimizer_s: float
+    """Seconds from the last mean to the next step."""
     candidates: tuple[Candidate, ...]
+    """The ways to send among which plans choose."""
     collectives: Mapping[str, Affine | CostTable]
     """By the communicator's name, seconds against the bytes that one rank sends (`Communicator.wire`), among all ranks;
     where hosts have several GPUs, among one rank of each host."""
     ranks: int
+    """All of the job's."""
     gpus_per_host: int = 1
     local: Mapping[str, Affine | CostTable] = field(default_factory=dict)
     """Seconds of "sum" and "broadcast" inside a host of several GPUs against the bytes of the dense gradient."""
     device: str = "cpu"
+    """The kind on which it was measured."""
 
     def __post_init__(self) -> None:
         if not self.candidates:
@@ -133,11 +140,13 @@ class Profile:
         )
 
     def _option(self, candidate: Candidate) -> Option:
+        # on the wire: bytes follow from elements, or slot by slot
         way, wire, units = candidate.way, self.collectives[candidate.way.communicator.name], None
         if sized_by_elements(way.compressor):
             wire = Chain(wire, self._bytes(way))
         else:
             units = np.array([float(wire_bytes(way, _layout([slot.shape]), self.hosts)) for slot in self.slots])
+            # rounds after the first add their latency, but no bytes
             wire = Total(((wire, 1), *((wire, 0) for _ in range(way.compressor.rounds - 1))))
         local = Total(tuple((self.local[name], 4) for name in LOCAL)) if self.gpus_per_host > 1 else NOTHING
         lossless = way.compressor.is_cast
@@ -145,6 +154,7 @@ class Profile:
 
     def _bytes(self, way: Group) -> CostTable:
         """Bytes on the wire against elements."""
+        # enough sizes to follow steps in a payload's size
         sizes = np.unique(np.geomspace(1, max(2, sum(slot.numel for slot in self.slots)), 64).astype(int))
         return CostTable.of(
             sizes.astype(float), np.array([wire_bytes(way, _layout([(int(n),)]), self.hosts) for n in sizes])
@@ -179,9 +189,7 @@ class Profile:
     def from_json(cls, text: str) -> "Profile":
         """Reads `to_json`'s text. Raises ValueError, naming what does not fit, for other text or another version."""
         data = json.loads(text)
-        version = data.get("version") if isinstance(data, dict) else None
-        if version != VERSION:
-            raise ValueError(f"profile version {version!r} is not known; this Gradwire reads version {VERSION}")
+        check_version(data, "profile", VERSION)
         try:
             ways = Plan.from_json(json.dumps({"version": 1, "groups": data["candidates"]})).groups
             return cls(

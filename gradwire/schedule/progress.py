@@ -33,6 +33,7 @@ def most(rates: Sequence[float], efficiencies: Sequence[float]) -> int:
 def search_progress(problem: Problem, regime: Regime, eps: float = 0.0, known: Sequence[Solution] = ()) -> Solution:
     """The plan with the most progress per second: of the `known` ones and, for every efficiency that an option has,
     of the shortest step whose options have as much or more, each searched to within a factor of 1 + eps."""
+    # one search for every least efficiency; fast plans may be inefficient, and the other way round
     found = [*known, *(search_efficiency(problem, regime, eps, least) for least in levels(problem))]
     efficiencies = [plan_efficiency(problem, each.groups) for each in found]
     rates = [efficiency / each.step_s for efficiency, each in zip(efficiencies, found, strict=True)]
@@ -50,6 +51,7 @@ def levels(problem: Problem) -> list[float]:
 
 def search_efficiency(problem: Problem, regime: Regime, eps: float, least: float) -> Solution:
     """The shortest step of options with the efficiency `least` or more, to within a factor of 1 + eps."""
+    # an option that is less efficient is not there; its number in the solution is that of the whole problem
     kept = [index for index, option in enumerate(problem.options) if option.efficiency >= least]
     found = search(replace(problem, options=tuple(problem.options[index] for index in kept)), regime, eps)
     return replace(found, groups=tuple(replace(group, option=kept[group.option]) for group in found.groups))

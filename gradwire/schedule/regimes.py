@@ -35,9 +35,11 @@ class Regime(ABC):
     """Rules by which groups are encoded, sent and decoded beside backward."""
 
     dims: int
+    """How many numbers a state has."""
     wire: int
     """Which of the state's numbers is the wire."""
     slow: float = 0.0
+    """The fraction of its speed that backward loses while the worker computes."""
 
     @abstractmethod
     def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
@@ -115,6 +117,7 @@ class Worker(Regime):
         backward_s = max(work.ready_s for work in works)
 
         def compute(lane: str, start: float, seconds: float, group: int) -> float:
+            # while backward goes on, both are slower
             shared = min(seconds, max(0.0, backward.at(backward_s) - start))
             end = start + seconds + self.lag * shared
             backward.busy.append((start, end))
@@ -122,6 +125,7 @@ class Worker(Regime):
             return end
 
         arrived: dict[int, float] = {}
+        # the runtime's script: a group, then the one before it one turn on
         for group, turn in script(range(len(works)), [1] * len(works)):
             work = works[group]
             if turn:
@@ -157,6 +161,7 @@ class Worker(Regime):
 
     def least(self, state: State, ready: Array | float, load: Load, backward_s: float) -> State:
         worker, wire, due, late, work = state
+        # as in `step`, without the slowdown
         encoded = np.maximum(worker, ready + late) + load.encode
         sent = np.maximum(wire, encoded) + load.wire
         computed = load.encode + due
@@ -171,6 +176,7 @@ class Worker(Regime):
         return worker, np.maximum(state[1], worker), *state[2:]
 
     def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
+        # each kind of second is weighed by what it delays: see `step`
         entered = after[4] - before[4]
         begun = before[3] - after[3] - entered
         computed = before[0] + begun + self.lag * after[3] + after[4]

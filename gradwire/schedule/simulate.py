@@ -22,8 +22,11 @@ from gradwire.schedule.search import Solution, evaluate
 BEST = "best plan"
 GIVEN = "given plan"
 EPS = 0.01
+"""The best plan's step may be longer than the shortest by this fraction."""
 SIZES = 16
+"""Bucket sizes that are tried for each candidate."""
 _MOST_BYTES = 1e13
+"""Beyond any gradient."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,16 @@ class Cluster:
     """Ranks in hosts. Ranks of a single host use its inside links alone."""
 
     ranks: int
+    """Of the whole job."""
     bytes_per_s: float
     """Of a link between hosts."""
     gpus_per_host: int = 1
     latency_s: float = 50e-6
     """Of a message between hosts, beside its bytes."""
     inside_bytes_per_s: float = 12e9
+    """Of a link inside a host."""
     inside_latency_s: float = 10e-6
+    """Of a message inside a host."""
 
     def __post_init__(self) -> None:
         if self.ranks < 2 or self.gpus_per_host < 1:
@@ -89,13 +95,16 @@ def simulate(
     progress per second, whose step is within 1 % of the shortest where that can be proven in time. Where `every` is
     more than 1, also all of these with local steps, of which so many make a round; the best plan's round is the
     shortest that harms no training. Raises ValueError for a plan that the profile does not know."""
+    # the profile as it would be there, and its scheduling problem
     regime = regime or Worker()
     there = on_cluster(profile, cluster)
     problem = there.problem()
     alone_s = problem.around_s + float(problem.ready_s[-1])
+    # every step sends
     for way, found in _ways(there, problem, regime, plan).items():
         efficiency = plan_efficiency(problem, found.groups)
         yield dataclasses.replace(_outcome(there, cluster, way, found, found.step_s, alone_s), efficiency=efficiency)
+    # rounds of local steps: inner steps, and one exchange shared by all of them
     if every > 1:
         inside_s = inner_s(profile, cluster, regime)
         rounds = at_once(problem)
@@ -142,6 +151,7 @@ def inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
 def on_cluster(profile: Profile, cluster: Cluster) -> Profile:
     """The profile of the same job on `cluster`: each rank computes as it did, the network is another. Decoding an
     all-gather grows with the number of payloads."""
+    # ranks of one host: its inside links are the network
     alone = cluster.ranks <= cluster.gpus_per_host
     hosts = cluster.ranks if alone else cluster.hosts
     latency_s = cluster.inside_latency_s if alone else cluster.latency_s
@@ -163,6 +173,7 @@ def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> CostTable:
     """Seconds against the bytes that one rank sends around a ring, by a ring or by two trees, whichever is faster, as
     NCCL chooses (Sanders, Speck and Träff, Parallel Computing 2009, https://doi.org/10.1016/j.parco.2009.09.001)."""
     ring = Affine(2 * (hosts - 1) * latency_s, 1 / bytes_per_s)
+    # trees need fewer messages one after another, and more bytes
     trees = Affine(2 * depth(hosts) * latency_s, hosts / (hosts - 1) / bytes_per_s)
     gain = ring.fixed - trees.fixed
     even = gain / (trees.per_unit - ring.per_unit) if gain > 0 else 1.0

@@ -20,11 +20,15 @@ class Span:
     start_s: float
     end_s: float
     label: str
+    """Its text in a picture."""
     group: int
     """Its index in the plan, -1 where there is none."""
     rank: int
+    """The rank that did it."""
     wire_bytes: int = 0
+    """Bytes that a collective sends."""
     slots: tuple[str, ...] = ()
+    """The parameters that it is about."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,13 @@ def timeline(profile: Profile, plan: Plan, regime: Regime | None = None) -> Time
 
     Raises ValueError, naming it, for a slot or a candidate of the plan that was not profiled.
     """
+    # play the groups through, beside backward
     groups = profile.choices(plan)
     works = works_of(problem := profile.problem(), groups)
     regime = regime or Worker()
     backward = Backward(regime.slow)
     intervals = [*regime.run(works, backward)]
+    # the moments that follow: backward is over, all means are in place
     done = backward.at(float(problem.ready_s[-1]))
     reduced = max([done, *(interval.end_s for interval in intervals)])
     start, end = profile.forward_s, profile.forward_s + reduced

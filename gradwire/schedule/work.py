@@ -32,6 +32,8 @@ class Backward:
     def at(self, work_s: float) -> float:
         """The time at which so many seconds of work are done."""
         now, left = 0.0, work_s
+        # work is done at full speed between the busy intervals, and slower inside them
+        # """The most steps that choosing takes; the steps before the trials."""
         for start, end in self.busy:
             if left <= start - now:
                 return now + left

@@ -1,4 +1,4 @@
-"""One call for many small tensors, and the tensors that others are made of."""
+"""One call for many small tensors; and the plain tensors that a subclass is made of."""
 
 from collections.abc import Sequence
 

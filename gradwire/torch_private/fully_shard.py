@@ -8,10 +8,19 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import DataParallelMeshInfo, FSDPMeshInfo
 
 
+def is_fsdp(model: nn.Module) -> bool:
+    """Whether fully_shard has wrapped the model itself."""
+    return isinstance(model, FSDPModule)
+
+
+def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
+    """The model's modules that fully_shard has wrapped, itself among them."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
 def fsdp_groups(model: nn.Module) -> list[Any]:
     """The groups of parameters that fully_shard reduces together, in all of the model's modules."""
-    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
-    return [group for state in states for group in _groups_of(state)]
+    return [group for module in fsdp_modules(model) for group in _groups_of(module._get_fsdp_state())]
 
 
 def _groups_of(state: Any) -> list[Any]:
@@ -27,8 +36,8 @@ def parameters_of_fsdp(group: Any) -> list[nn.Parameter]:
 
 
 def only_inside_replicas(group: Any) -> Callable[[], None] | None:
-    """Has FSDP add up gradients over shards only and not over replicas; what undoes that, or None where it does not
-    reduce over replicas at all. It looks at the mesh's description at every step."""
+    """Has FSDP add up gradients over shards only and not over replicas. Returns a function that undoes that, or None
+    where it does not reduce over replicas at all. It looks at the mesh's description at every step."""
     before = group.mesh_info
     if before.replicate_mesh_dim is None:
         return None
@@ -55,8 +64,9 @@ def fsdp_sums(group: Any) -> bool:
 
 
 def replace_collectives(group: Any, reduce_scatter: Any, all_gather: Any) -> Callable[[], None]:
-    """Has one of `fsdp_groups` use these instead of its own, where they are not None; what undoes that. FSDPModule's
-    set_custom_reduce_scatter and set_custom_all_gather do not where a module has several groups, nor back."""
+    """Has one of `fsdp_groups` use these instead of its own, where they are not None. Returns a function that
+    undoes that. FSDPModule's set_custom_reduce_scatter and set_custom_all_gather fail with several groups to a module,
+    and cannot be undone."""
     given = {"_reduce_scatter_comm": reduce_scatter, "_all_gather_comm": all_gather}
     before = {name: getattr(group, name) for name, comm in given.items() if comm is not None}
 

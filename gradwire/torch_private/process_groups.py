@@ -69,9 +69,10 @@ def new_group_of_members(name: str, ranks: list[int], like: dist.ProcessGroup, f
 def new_group_over(
     store: Any, name: str, rank: int, ranks: list[int], like: dist.ProcessGroup, few: bool = False
 ) -> Any:
-    """The same, where ranks find each other in any `store`; it needs no default group."""
+    """A group as `new_group_of_members` makes it, whose ranks meet in any `store`; needs no default group."""
     store = dist.distributed_c10d.PrefixStore(name, store)
     group: Any = dist.ProcessGroup(store, rank, len(ranks))
+    # a backend for each type of device that `like` has; one may serve several
     made: dict[str, Any] = {}
     for device in like._device_types:
         backend = backend_of(like, device)
@@ -84,6 +85,7 @@ def new_group_over(
 
 
 def _new_backend(name: str, store: Any, rank: int, ranks: list[int], timeout: timedelta, options: Any) -> Any:
+    # NCCL has its options; gloo its timeout alone
     if name == "gloo":
         backend = dist.ProcessGroupGloo(store, rank, len(ranks), timeout)
     else:
@@ -99,6 +101,7 @@ def at_once(group: dist.ProcessGroup, device: torch.device, calls: Sequence[Call
     `batch_isend_irecv` wants a group that torch.distributed knows."""
     if not calls or not group._get_backend(device).supports_coalescing:
         return [call() for call in calls]
+    # NCCL: one work for all of them
     group._start_coalescing(device)
     for call in calls:
         call()

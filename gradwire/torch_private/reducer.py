@@ -52,6 +52,7 @@ def wait_for_delayed(ddp: DistributedDataParallel) -> None:
     same group its buckets' sums mostly end later, but not those of a hook."""
 
     def reduce(gradient: Tensor) -> Tensor:
+        # runs once all delayed gradients are in DDP's buffer
         buffer, group = ddp._delay_grad_buffer, ddp.process_group
         assert buffer is not None
         assert group is not None
@@ -59,6 +60,7 @@ def wait_for_delayed(ddp: DistributedDataParallel) -> None:
         when_backward_ends(work.wait)
         return gradient
 
+    # put in the place of DDP's own hook, on whichever parameter that is
     for parameter in ddp.module.parameters() if delayed_by(ddp) else ():
         hooks = parameter._backward_hooks or {}
         for key, hook in hooks.items():
@@ -80,7 +82,7 @@ def with_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
 
 
 def retire(ddp: DistributedDataParallel) -> None:
-    """It reduces no more, even if a step was under way, and lets go of its process group, whose connections close with
-    the last reference."""
+    """Ends its reducing for good, even where a step was under way. It lets go of its process group, whose
+    connections close with the last reference."""
     it: Any = ddp
     it.reducer = it.logger = it.process_group = None

@@ -25,6 +25,7 @@ class Connections:
 
     def __enter__(self) -> "Connections":
         self._names, self._served = set(), set()
+        # the sockets that are there before, and the ports that servers listen on
         for name, number in _sockets():
             self._names.add(name)
             with suppress(OSError), _duplicate(number) as each:
@@ -34,6 +35,7 @@ class Connections:
 
     def __exit__(self, *error: object) -> None:
         before, self._names = self._names, set()
+        # the new ones, except those that such a server has accepted
         for name, number in _sockets():
             if name not in before:
                 with suppress(OSError), _duplicate(number) as each:
@@ -43,6 +45,7 @@ class Connections:
     def shut_down(self) -> None:
         """Shuts them down: messages under way end with an error on the other side, and mostly on this one."""
         for name, number in _sockets():
+            # by name: a number may belong to another socket by now
             if name in self._names:
                 with suppress(OSError), _duplicate(number) as connection:
                     connection.getpeername()  # raises where it only listens: gloo's thread would not survive that

@@ -1,4 +1,4 @@
-"""Signs of life that ranks leave for each other in a store."""
+"""Heartbeats: signs of life that ranks leave for each other in a store."""
 
 import time
 from collections.abc import Callable
@@ -23,13 +23,17 @@ class Heartbeat:
     def __init__(self, store: KeyValueStore, rank: int, world: int, now: Callable[[], float] = time.monotonic) -> None:
         self._store, self._rank, self._now = store, rank, now
         self._partners = {(rank + half) % world for half in (world // 2, -(world // 2))} - {rank}
+        # own beats, and the time of the last
         self._count, self._beaten = 0, now()
+        # by partner: its beats when they last changed, and when that was
         self._seen: dict[int, tuple[int, float]] = {}
 
     def silent(self, patience_s: float, waits: bool = True) -> int | None:
         """Leaves a beat. Returns a partner without a new one for so long, in which this rank `waits` for the others and
         has left its own beats; None if there is none."""
+        # a beat, and the partners' numbers
         self._count += 1
+        # a rank that was late itself, or does not wait, gives its partners new time
         late = self._now() - self._beaten > patience_s / 2
         for other in self._partners:
             beats = self._store.add(_pair(self._rank, other), 1) - self._count

@@ -53,11 +53,13 @@ class Members:
         generation, and RuntimeError where all processes that had the model are lost."""
         mine, until, number = Claim(self._last, steps), monotonic() + self._timeout_s, self._last
         while True:
+            # the first list that is open: put this process's claim on it
             number = self._first_open(number + 1)
             place = self._store.add(f"{number}/count", 1) - 1
             self._store.set(f"{number}/claim/{place}", json.dumps(asdict(mine)))
             if self._last < number - 1:
                 _logger.warning("waiting for the job over this store to take this process in; %s", ANEW)
+            # wait until no more come, and read the list
             self._wait(number, until)
             count = int(self._store.get(f"{number}/closed"))
             if place < count:
@@ -81,8 +83,10 @@ class Members:
         seen, since = 0, monotonic()
         while not self._store.check([f"{number}/closed"]):
             count = self._store.add(f"{number}/count", 0)
+            # somebody has come: wait anew
             if count != seen:
                 seen, since = count, monotonic()
+            # none for a while: a process of the last generation closes the list; of several the first one counts
             elif monotonic() - since > self._last_call_timeout and self._may_close(number, count):
                 self._store.compare_set(f"{number}/closed", "", str(count))
             if monotonic() > until:
@@ -102,6 +106,7 @@ class Members:
         """The generation of a closed list."""
         claims = [Claim(**json.loads(self._store.get(f"{number}/claim/{other}"))) for other in range(count)]
         order = sorted(range(count), key=lambda other: claims[other], reverse=True)
+        # furthest first; where nobody has a trained model, none may have been lost
         if claims[order[0]].steps < 0 and self._store.check(["begun"]):
             raise RuntimeError("all processes that had the model are lost; begin again, from a checkpoint")
         self._last = number

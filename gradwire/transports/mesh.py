@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import HOST, REPLICA, Broadcast, Collective, Gather, Message, Sum
-from gradwire.transports.bounded import run_bounded
+from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.parcels import parcels
 from gradwire.transports.transport import KeyValueStore, Pending, Transport
 
@@ -40,6 +40,7 @@ class Mesh:
 
     def for_job(self) -> "Mesh":
         """The same transports with keys of the store for one job alone. All ranks call this together."""
+        # every job on these transports has keys of its own
         self.replica.jobs += 1
         return Mesh(self.axes, _Part(self.store, f"job/{self.replica.jobs}"))
 
@@ -70,6 +71,7 @@ class Mesh:
         sizes = [transport.world for transport in self.axes.values()]
         same = [dim for dim, axis in enumerate(self.axes) if axis in SAME]
         ranks = torch.arange(self.ranks, dtype=torch.int64, device="cpu").view(sizes)
+        # the axes along which ranks hold the same part first: (ranks of a part, parts)
         ranks = ranks.movedim(same, list(range(len(same))))
         return ranks.reshape(self.averaged, -1).T.tolist()
 
@@ -99,8 +101,10 @@ class Mesh:
     ) -> None:
         """Broadcasts the `tensors` of rank `source`, in place, in messages on `device`: of any type and strides; types
         and shapes are agreed. With `axes`, only along these: for each place on all other axes from the rank there."""
+        # where the source is on each axis
         place, along = self.place(source), [axis for axis in self.axes if axes is None or axis in axes]
         gives = all(self.axes[axis].rank == place[axis] for axis in along)
+        # axis by axis: after the first, all ranks of that axis have the parcel, and give it on
         for parcel in parcels(tensors, device):
             if gives:
                 parcel.pack()
@@ -112,6 +116,7 @@ class Mesh:
     def gather(self, tensor: Tensor) -> Tensor:
         """The `tensor` (n,) of every rank, of any type, as (ranks, n)."""
         rows = tensor.contiguous().view(torch.uint8)
+        # from the innermost axis out, so that rows come in the order of the ranks
         for axis, transport in reversed(self.axes.items()):
             received = rows.new_empty((transport.world, rows.numel()))
             transport.run(Gather(Message.plain(rows.view(-1)), Message.plain(received), axis))

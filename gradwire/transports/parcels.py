@@ -18,7 +18,9 @@ class Parcel:
     """Pieces of tensors, and the place of each in `buffer`, uint8 (n,)."""
 
     buffer: Tensor
+    """Uint8 (n,), a part of the buffer that all parcels share."""
     pieces: Sequence[tuple[Tensor, Tensor]]
+    """Each with its place, a view of the buffer of its type and shape."""
 
     def pack(self) -> None:
         """Copies the tensors to the buffer."""
@@ -36,6 +38,7 @@ def parcels(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Parcel]
     pieces = [piece for tensor in tensors for piece in _cut(stored(tensor.detach()))]
     buffer = torch.zeros(min(CAPACITY, sum(map(_size, pieces))), dtype=torch.uint8, device=device)
     taken: list[tuple[Tensor, Tensor]] = []
+    # fill one parcel after another; a piece that does not fit begins the next
     at = 0
     for piece in pieces:
         if at + _size(piece) > CAPACITY:
@@ -57,6 +60,7 @@ def stored(tensor: Tensor) -> Tensor:
 
 def _cut(tensor: Tensor) -> Iterator[Tensor]:
     """Views of at most CAPACITY bytes each."""
+    # halve the longest dimension until it fits
     if _size(tensor) > CAPACITY:
         longest = max(range(tensor.dim()), key=lambda dim: tensor.shape[dim])
         for half in tensor.tensor_split(2, longest):

@@ -26,7 +26,7 @@ from gradwire.torch_private.process_groups import (
 )
 from gradwire.transports import forked
 from gradwire.transports.batch_threads import in_batch
-from gradwire.transports.bounded import run_bounded
+from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.connections import Connections, let_go
 from gradwire.transports.heartbeat import Heartbeat, raise_alarm
 from gradwire.transports.mesh import Mesh
@@ -34,7 +34,9 @@ from gradwire.transports.torch_store import TorchStore
 from gradwire.transports.transport import Pending, Transport
 
 MOST_DIRECT = 8
+"""Ranks up to which gloo's all-gather and all-to-all are sent directly, from rank to rank."""
 MOST_TAGS = 1 << 15
+"""Tags are reused after so many collectives, when those with the same tag are long over."""
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 CLOSE_S = 2.0
 """How long to wait for the end of a communicator."""
@@ -66,6 +68,7 @@ class ProcessGroup(Transport):
         self._direct = backend_of(group, CPU) == "gloo" and self.world <= MOST_DIRECT
         self._tag = 0
         self.timeout_s = timeout_of(group).total_seconds()
+        # the store, with one more connection for the monitor's thread, and the heartbeat over that
         self.store = self._texts = TorchStore(name or f"gradwire/{group.group_name}", store)
         self._queues = backend_of(group, GPU) == "nccl"
         self.needs_polling = self._queues or backend_of(group, CPU) == "gloo"
@@ -89,6 +92,7 @@ class ProcessGroup(Transport):
         """A new group with the ranks, the backends and the timeout of `group`, over the store that this was made with;
         torch.distributed need not know of it. All of its ranks must call this together, once."""
         name, store = "gradwire", store_of(group)
+        # the sockets and threads that begin in here are the group's
         with Connections() as connections, in_batch():
             made = new_group_over(store, name, group.rank(), list(range(group.size())), group)
         transport = cls(made, name, store)
@@ -116,9 +120,11 @@ class ProcessGroup(Transport):
     @classmethod
     def _table(cls, rows: list[list[int]], inside: str, like: dist.ProcessGroup | None = None) -> Mesh:
         """Gradients are reduced along the columns; rows are the axis `inside`."""
+        # this rank's row and column
         parent, rank = world_or(like), dist.get_rank()
         row = next(row for row in rows if rank in row)
         column = [other[row.index(rank)] for other in rows]
+        # both groups are made by their members alone, all ranks in this order
         axes = {REPLICA: cls._of(column, parent, few=len(row) > 1), inside: cls._of(row, parent)}
         return Mesh(axes, TorchStore(cls._name([rank for row in rows for rank in row])))
 
@@ -127,9 +133,9 @@ class ProcessGroup(Transport):
         """A group of these ranks. With `few`, its kernels hold few multiprocessors while they wait for a slow link."""
         name = cls._name(ranks)
         with Connections() as connections, in_batch():
+            group: Any
             if len(ranks) == dist.get_world_size():
                 group = dist.new_group(ranks, timeout=timeout_of(parent), pg_options=options_of(parent, few))
-                assert isinstance(group, dist.ProcessGroup)
             else:
                 group = new_group_of_members(name, ranks, parent, few)
         made = cls(group, name)
@@ -168,6 +174,7 @@ class ProcessGroup(Transport):
         receive = op.receive.whole
         outgoing = op.send.whole.expand_as(receive)  # of a gather, all ranks' part is the same
         peers = [(self.rank + step) % self.world for step in range(1, self.world)]
+        # receives first, so that every message finds its place
         works = [dist.irecv(receive[peer], group=group, group_src=peer, tag=tag) for peer in reversed(peers)]
         works += [dist.isend(outgoing[peer], group=group, group_dst=peer, tag=tag) for peer in peers]
         receive[self.rank].copy_(outgoing[self.rank])
@@ -176,6 +183,7 @@ class ProcessGroup(Transport):
     def _send_receive(self, op: SendReceive) -> Pending:
         group, tag = self._open(), self._next_tag()
         calls: list[Callable[[], Any]] = []
+        # a rank may send, receive, both or neither
         if op.source is not None:
             calls.append(partial(dist.irecv, op.receive.whole, group=group, group_src=op.source, tag=tag))
         if op.target is not None:
@@ -208,12 +216,15 @@ class ProcessGroup(Transport):
 
     def abort(self, reason: str) -> None:
         """Leaves the reason in the store for the others, and closes this rank's connections."""
+        # the reason is in the store before connections close, for the others look for it then
         with suppress(RuntimeError):  # the store's host may be gone as well
             if self._texts.set_first("failure", reason) and self._queues:
                 raise_alarm(self._texts, self.world)
+        # from here on no collective starts
         held = [] if self._group is None else [self._group]
         self._group = None
         if held and (self._apart or dist.is_initialized()):
+            # end what is under way, without waiting for threads that wait for other ranks
             self._connections.shut_down()
             abort_group(held[0])
             let_go(held)
@@ -241,10 +252,12 @@ class ProcessGroup(Transport):
     # On the monitor's thread, every second or so
 
     def lost(self, waits: bool) -> str | None:
+        # gloo: has a rank left a reason that no wait has raised?
         if not self._queues:
             with suppress(RuntimeError):  # the store's host is gone, as it may be when the job is over
                 return self._beside.get("failure", 0)
             return None
+        # NCCL: beat, then look for an alarm, an error of NCCL's own, or a silent partner
         silent = self._heart.silent(SILENT_S, waits)
         if self._heart.alarmed and (why := self._beside.get("failure", 0)):
             return why

@@ -15,6 +15,7 @@ class Echo:
         self._numbers: dict[str, int] = {}
 
     def set(self, key: str, value: str) -> None:
+        # a topic's text, whichever rank sets it
         topic, _, who = key.rpartition("/")
         if who != "everyone":
             self._texts[topic] = value
@@ -24,6 +25,7 @@ class Echo:
         if not text or not key.endswith("/everyone"):
             return text
         host, facts = json.loads(text)
+        # rank 0's answer at a meeting: all ranks have this rank's facts
         return json.dumps({"hosts": [host], "facts": [facts], "ranks": [(0, 0)] * self._world})
 
     def add(self, key: str, number: int) -> int:
@@ -46,6 +48,7 @@ class Recording(Transport):
     def start(self, op: Collective) -> Pending:
         self.ops.append(op)
         send, receive = op.send.whole, op.receive.whole
+        # what the collective would give if all ranks had sent this
         match op:
             case Sum():
                 send.mul_(self.world)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
@@ -10,6 +11,7 @@ from gradwire.collective import AllToAll, Broadcast, Collective, Gather, SendRec
 from gradwire.transports.transport import Pending, Transport
 
 PATIENCE_S = 60.0
+"""Seconds after which a rank gives up waiting for the others."""
 
 
 @dataclass
@@ -17,8 +19,10 @@ class _Meeting:
     """One collective: the ranks' tensors, until the last one comes and does the work for all."""
 
     ops: dict[int, Collective] = field(default_factory=dict)
+    """By rank; all the same kind, once the last one has come."""
     done: threading.Event = field(default_factory=threading.Event)
     error: str | None = None
+    """Why it failed, once `done` is set."""
 
     def wait(self) -> None:
         if not self.done.wait(PATIENCE_S):
@@ -28,6 +32,8 @@ class _Meeting:
 
 
 class _Store:
+    """The texts and numbers of a store, for threads of one process."""
+
     def __init__(self) -> None:
         self._words: dict[str, str] = {}
         self._numbers: dict[str, int] = {}
@@ -65,6 +71,7 @@ class _Hub:
         self.failed: str | None = None
 
     def join(self, rank: int, index: int, op: Collective) -> Pending:
+        # under the lock: the first to come opens the meeting, the last one does the work
         with self.lock:
             if index == len(self.meetings):
                 self.meetings.append(_Meeting())
@@ -78,6 +85,7 @@ class _Hub:
         return meeting
 
     def fail(self, reason: str) -> None:
+        # under the lock: no meeting opens or ends while all that are open fail
         with self.lock:
             self.failed = reason
             for meeting in self.meetings:
@@ -113,6 +121,7 @@ class Threads(Transport):
 
 def _carry_out(ops: Sequence[Collective]) -> str | None:
     """Carries out the ranks' collective; returns an error where they do not fit together."""
+    # different collectives on different ranks would hang a real transport
     kinds = [(type(op).__name__, tuple(op.receive.whole.shape), op.receive.whole.dtype) for op in ops]
     if len(set(kinds)) > 1:
         return f"the ranks asked for different collectives: {kinds}"
@@ -132,15 +141,13 @@ def _carry_out(ops: Sequence[Collective]) -> str | None:
             for tensor in received:
                 tensor.copy_(sent[source])
         case SendReceive():
-            _carry_from_rank_to_rank(ops)
+            _carry_from_rank_to_rank(cast(Sequence[SendReceive], ops))
     return None
 
 
-def _carry_from_rank_to_rank(ops: Sequence[Collective]) -> None:
+def _carry_from_rank_to_rank(ops: Sequence[SendReceive]) -> None:
     for rank, op in enumerate(ops):
-        assert isinstance(op, SendReceive)
         if op.source is not None:
             source = ops[op.source]
-            assert isinstance(source, SendReceive)
             assert source.target == rank, f"rank {rank} waits for rank {op.source}, which sends elsewhere"
             op.receive.whole.copy_(source.send.whole)

@@ -65,25 +65,31 @@ class TorchStore:
         return self._ask(wait, key, timeout_s + SHORT_S)
 
     def _comes(self, whole: str, timeout_s: float) -> bool:
+        # no waiting: there now, or not
         if not timeout_s:
             return self._store.check([whole])
+        # wait for it; only running out of time is no error
         try:
             self._store.wait([whole], timedelta(seconds=timeout_s))
+        except dist.DistStoreError:
+            return False
         except RuntimeError as error:  # which a file's store raises, too
-            if isinstance(error, dist.DistStoreError) or str(error) == "Wait timeout":
-                return False
-            raise
+            if str(error) != "Wait timeout":
+                raise
+            return False
         return True
 
     def _ask(self, call: Callable[[str], T], key: str, timeout_s: float) -> T:
         """A call's result for a key. Raises RuntimeError in a forked child, which would read its parent's answers."""
         if self._pid != os.getpid():
             raise RuntimeError(FORKED)
+        # ask on another thread, for the client may never come back
         answer: Future[T] = Future()
         if TorchStore._silent is not self._store:
             Thread(target=_answer, args=(answer, call, f"{self._prefix}/{key}"), daemon=True).start()
             with suppress(TimeoutError):
                 return answer.result(timeout_s)
+        # no answer: later calls find the client busy, and raise at once
         TorchStore._silent = self._store
         raise RuntimeError(f"the store at {_address(self._store)} does not answer")
 
@@ -97,6 +103,7 @@ def _answer(answer: Future[T], call: Callable[[str], T], key: str) -> None:
 
 def _address(store: Any) -> str:
     """The address of a store's server."""
+    # a prefix's store is another one
     while isinstance(store, dist.distributed_c10d.PrefixStore):
         store = store.underlying_store
     return f"{store.host}:{store.port}" if hasattr(store, "port") else type(store).__name__

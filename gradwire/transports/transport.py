@@ -45,7 +45,9 @@ class Transport(ABC):
     """A carrier of collectives among `world` ranks, which start them in the same order."""
 
     rank: int
+    """This rank's number."""
     world: int
+    """The number of ranks."""
     store: KeyValueStore
     timeout_s: float = 60.0
     """How long a rank waits for another one."""

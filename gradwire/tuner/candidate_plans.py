@@ -22,6 +22,7 @@ from gradwire.schedule import (
 )
 
 MOST_TRIED = 5
+"""Plans that are tried in the first trials."""
 FAR_APART = 8
 """So far apart are numbers of groups that say what a group costs; from nearer ones it is noise, and what is then
 predicted of layer-by-layer plans so far off that they are never tried."""
@@ -40,6 +41,7 @@ def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
     if candidate.summable:
         return [Group((), candidate, memory, AllReduce())]
     communicators: list[Communicator] = [AllGather()]
+    # else it depends on the network which of two is faster
     if world > 2 and candidate.divisible:
         communicators.append(ScatterReduce())
     return [Group((), candidate, memory, communicator) for communicator in communicators]
@@ -67,11 +69,14 @@ def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) 
     def rate(each: Solution) -> float:
         return plan_efficiency(problem, each.groups) / each.step_s
 
+    # each candidate by itself, in its best buckets
     options = range(len(problem.options))
     alone = [_alone(problem, regime, option) for option in options]
     best = sorted(options, key=lambda option: rate(alone[option]), reverse=True)[:2]
+    # in DDP's own buckets, should the model of the network be wrong
     whole = [baselines.whole_buckets(problem, regime, option) for option in best]
     rivals = [*alone, *(baselines.layer_wise(problem, regime, option) for option in options)]
+    # near enough to be tried
     close = sorted((rival for rival in rivals if margin * rate(rival) > rate(found)), key=rate, reverse=True)
     plans = [profile.plan(each.groups) for each in [found, *whole, *close]]
     return [plan for i, plan in enumerate(plans) if plan not in plans[:i]][:MOST_TRIED]
@@ -83,11 +88,13 @@ def learnt(profile: Profile, regime: Worker, plans: Sequence[Plan], seconds: Seq
     number of groups goes to encoding, the rest to the time around backward."""
     took_s = np.array(seconds)
     groups = np.array([len(plan.groups) for plan in plans])
+    # what a group costs beside its compressor, in the encoding
     if groups.max() - groups.min() >= FAR_APART:
         excess_s = took_s - [timeline(profile, plan, regime).step_s for plan in plans]
         group_s = theil_sen(groups, excess_s).cost.per_unit
         dearer = (replace(candidate, encode=candidate.encode.plus(group_s)) for candidate in profile.candidates)
         profile = replace(profile, candidates=tuple(dearer))
+    # the rest around backward
     optimizer_s = profile.optimizer_s + took_s[best] - timeline(profile, plans[best], regime).step_s
     forward_s = max(0.0, profile.forward_s + min(0.0, optimizer_s))
     return replace(profile, optimizer_s=max(0.0, optimizer_s), forward_s=forward_s)

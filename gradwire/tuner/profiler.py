@@ -36,6 +36,7 @@ from gradwire.tuner import rehearsal
 
 PROBED_ELEMENTS = (1 << 14, 1 << 17, 1 << 19, 1 << 21)
 MOST_REPEATS, BUDGET_S = 9, 0.25
+"""How often a measurement is repeated at most, and the seconds that it may take."""
 
 
 def profiler_for(slots: Sequence[Slot], mesh: Mesh, device: torch.device) -> Profiler:
@@ -74,6 +75,7 @@ class Times:
         ready: dict[str, list[float]] = {slot.name: [] for slot in slots}
         forward: list[float] = []
         optimizer: list[float] = []
+        # one entry for each traced step
         for spans in [step.spans for step in timelines]:
             began = max(span.end_s for span in spans if span.lane == "forward")
             forward.append(began)
@@ -113,9 +115,11 @@ def measure(way: Group, slots: Sequence[Slot], mesh: Mesh, device: torch.device)
     exchange = _exchange(replace(way, slots=tuple(slot.name for slot in slots)), slots, mesh, device)
     layout = exchange.stored.layout
     noise = torch.randn(layout.numel, dtype=torch.float32, device=device).to(slots[0].dtype)
+    # once, to know how often fits
     first_s = slowest([sum(_reduce(exchange, noise, mesh, device))], mesh, device)[0]
     repeats = min(MOST_REPEATS, max(1, int(BUDGET_S / first_s)))
     mine = [second for _ in range(repeats) for second in _reduce(exchange, noise, mesh, device)]
+    # compute counts by the slowest rank, a collective by the one that came last
     table = _table(mine, mesh, device).reshape(mesh.ranks, repeats, -1)
     encode_s, decode_s = table[..., :2].amax(0).quantile(0.5, dim=0).tolist()
     wire_s, host_s = table[..., 2:].amin(0).quantile(0.5, dim=0).tolist()
@@ -134,6 +138,7 @@ def _reduce(
 ) -> tuple[float, float, float, float]:
     """Seconds of encoding, of decoding after the last collective, on the wire, and inside the host."""
     wire_s = host_s = encode_s = 0.0
+    # gradients of noise, and the exchange as in a step
     gradients = Gradients.of_vector(exchange.stored.layout, noise.clone())
     now = _now(device)
     for op in exchange.run(GroupInput(gradients), step=0):
@@ -141,6 +146,7 @@ def _reduce(
         if op is not None:
             mesh.start(op).wait()
             ended = _now(device)
+        # encoding ends where the next collective starts
         encode_s += started - now
         if op is not None and op.axis == HOST:
             host_s += ended - started
@@ -176,6 +182,7 @@ def contention(mesh: Mesh, device: torch.device) -> float:
     threads = computing_threads(device)
     if not threads:
         return 0.0
+    # ranks with the same boot id share this machine's cores
     machine = float(crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
     ranks_here = int(_table([machine], mesh, device).eq(machine).sum())
     cores = len(os.sched_getaffinity(0)) / ranks_here
@@ -207,6 +214,7 @@ def _profile(
 
 def _first(slots: Sequence[Slot], elements: int) -> list[Slot]:
     """The first slots with so many elements together, or all; of two or more dimensions where there are such."""
+    # the largest matrices say most about a group's cost
     large = [slot for slot in slots if not slot.is_vector] or list(slots)
     taken: list[Slot] = []
     for slot in large:
@@ -224,6 +232,7 @@ def _efficiencies(
     device: torch.device,
 ) -> list[float]:
     """The efficiency of each way, averaged over the ranks, which may hold different parts of the model."""
+    # samples may be smaller than the matrices; low ranks shrink with them
     sides = {slot.name: min(slot.matrix) for slot in slots}
     shrunk = [min(each.shape) / sides[name] for step in gradients[:1] for name, each in step.items()]
     by = min(1.0, fmean(shrunk)) if shrunk else 1.0
@@ -241,6 +250,7 @@ def _collectives(ways: Sequence[Group], samples: Sequence[Sequence[ReductionTime
     """Seconds against bytes sent, by communicator: from codecs, whose messages are large and small, where there are."""
     costs: dict[str, Affine | CostTable] = {}
     for name in {way.communicator.name for way in ways}:
+        # codecs have payloads of all sizes; others' sizes are few
         own = [(way, row) for way, row in zip(ways, samples, strict=True) if way.communicator.name == name]
         codecs = [(way, row) for way, row in own if sized_by_elements(way.compressor)]
         costs[name] = _line([(sample.wire_bytes, sample.wire_s) for _, row in codecs or own for sample in row])

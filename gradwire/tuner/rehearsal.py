@@ -26,6 +26,7 @@ from gradwire.transports import Mesh, Recording
 STEPS = 64
 """In 32 the residual of low rank was half of its final size; top-k's has settled by then."""
 SIDE, KINDS = 256, 8
+"""Side and number of made-up gradients, (SIDE, SIDE)."""
 SCALE = 1e-3
 """Of made-up gradients: votes are numbers of another size than gradients, with which no step makes progress."""
 
@@ -47,12 +48,14 @@ def expected(way: Group) -> float:
 
 def share(way: Group, gradients: Sequence[Mapping[str, Tensor]]) -> float:
     """The share of the energy of gradient and residual that is sent, once the residual is steady."""
+    # one group of all gradients, on a rank alone
     vectors = [torch.cat([each.flatten() for each in step.values()]) for step in gradients]
     slots = [Slot.of(name, each) for name, each in gradients[0].items()]
     exchange = _alone(replace(way, slots=tuple(slot.name for slot in slots)), slots, vectors[0].device)
     whole = left = 0.0
     for step in range(STEPS):
         kept, sent = _send(exchange, vectors[step % len(vectors)], step)
+        # the second half of the steps, when the residual is steady
         if step >= STEPS // 2:
             whole += float((kept + sent).double().square().sum())
             left += float(kept.double().square().sum())
@@ -67,6 +70,7 @@ def made_up() -> list[Tensor]:
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
 
+    # singular values, and rows and columns of different size
     values = SCALE / torch.arange(1, SIDE + 1, dtype=torch.float32, device="cpu")
     rows, columns = draw(SIDE, 1).mul_(0.5).exp_(), draw(1, SIDE).mul_(0.5).exp_()
     left, right = draw(SIDE, SIDE), draw(SIDE, SIDE)
@@ -91,7 +95,7 @@ def _send(exchange: ReplicaExchange, gradient: Tensor, step: int) -> tuple[Tenso
         if op is not None:
             Recording(1).start(op)
     exchange.commit()
-    return exchange.stored.flat[RESIDUAL].old if exchange.group.memory.remembers else gradient - sent, sent
+    return exchange.stored.flat[RESIDUAL].read if exchange.group.memory.error_feedback else gradient - sent, sent
 
 
 def _shrunk(way: Group, by: float) -> Group:

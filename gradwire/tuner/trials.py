@@ -9,6 +9,7 @@ from gradwire.plans import Plan
 from gradwire.schedule import most
 
 SETTLE, TRIED, ROUNDS = 1, 5, 4
+"""Steps of a turn that do not count, and that do; rounds of turns at most."""
 FAR, STILL_CLOSE = 1.5, 1.15
 """So far behind drops out after the first round, and after the second. A turn's median strays by a tenth, and by a half
 where the machine does something else meanwhile."""
@@ -34,6 +35,7 @@ class Trials:
     alive: list[int] = field(default_factory=list)
     """Indices of the plans that have not dropped out."""
     round: int = 0
+    """Rounds that are over."""
     at: int = 0
     """Index in `alive` of the plan in force."""
     turn: list[float] = field(default_factory=list)

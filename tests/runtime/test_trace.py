@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import gradwire as gw
+from gradwire.runtime.executor import HostMoment as at
 from gradwire.runtime.trace import RecordedSpan, Trace
 from gradwire.schedule.timeline import Timeline
 from tests.support.harness import SMALL, draw, hand_over, job, plan_of, raising, slots_of, together
@@ -68,19 +69,19 @@ def test_recording_changes_no_mean():
 
 def told(trace: Trace, start: float) -> bool:
     """One step of 10 seconds as front end and engine tell of it; whether there is more to record."""
-    trace.forward_begins(start, PLAN)
-    trace.forward_ends(start + 2)
-    more = [trace.gave(name, 0, start + 3 + index) for index, name in enumerate(PLAN.groups[0].slots[:2])]
-    trace.add(RecordedSpan("wire", start + 4, start + 7, 0, "Gather", 600))
-    trace.add(RecordedSpan("wait", start + 4, start + 8))
-    trace.add(RecordedSpan("decode", start + 8, start + 10.5))
+    trace.forward_begins(at(start), PLAN)
+    trace.forward_ends(at(start + 2))
+    more = [trace.gave(name, 0, at(start + 3 + index)) for index, name in enumerate(PLAN.groups[0].slots[:2])]
+    trace.add(RecordedSpan("wire", at(start + 4), at(start + 7), 0, "Gather", 600))
+    trace.add(RecordedSpan("wait", at(start + 4), at(start + 8)))
+    trace.add(RecordedSpan("decode", at(start + 8), at(start + 10.5)))
     return all(more)
 
 
 def test_a_step_lasts_until_the_next_one_begins():
     trace = Trace(3, 1)
     told(trace, 100.0)
-    trace.forward_begins(110.0, PLAN)
+    trace.forward_begins(at(110.0), PLAN)
     (timeline,) = trace.timelines()
     assert [(s.lane, s.start_s, s.end_s, s.rank) for s in timeline.spans] == [
         ("forward", 0, 2, 3),
@@ -96,26 +97,26 @@ def test_a_step_lasts_until_the_next_one_begins():
 def test_a_trace_ends_by_itself_after_its_steps():
     trace = Trace(0, 2)
     assert [told(trace, start) for start in (0.0, 10.0, 20.0)] == [True, True, False]
-    trace.forward_begins(30.0, PLAN)
+    trace.forward_begins(at(30.0), PLAN)
     assert len(trace.timelines()) == 2
 
 
 def test_passes_that_only_accumulate_belong_to_the_step():
     trace = Trace(0, 1)
     for start in (0.0, 3.0):
-        trace.forward_begins(start, PLAN)
-        trace.forward_ends(start + 1)
-    trace.gave("scale", 0, 6.0)
-    trace.forward_begins(7.0, PLAN)
+        trace.forward_begins(at(start), PLAN)
+        trace.forward_ends(at(start + 1))
+    trace.gave("scale", 0, at(6.0))
+    trace.forward_begins(at(7.0), PLAN)
     compute = [(s.lane, s.start_s, s.end_s) for s in trace.timelines()[0].spans if s.lane != "optimizer"]
     assert compute == [("forward", 0, 1), ("backward", 1, 3), ("forward", 3, 4), ("backward", 4, 6)]
 
 
 def test_what_was_under_way_when_a_trace_began_is_left_out():
     trace = Trace(0, 1)
-    trace.forward_ends(1.0)
-    trace.gave("scale", 0, 2.0)
-    trace.add(RecordedSpan("encode", 2.0, 3.0, 0))
+    trace.forward_ends(at(1.0))
+    trace.gave("scale", 0, at(2.0))
+    trace.add(RecordedSpan("encode", at(2.0), at(3.0), 0))
     told(trace, 10.0)
-    trace.forward_begins(20.0, PLAN)
+    trace.forward_begins(at(20.0), PLAN)
     assert len(trace.timelines()[0].spans) == 7

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
+from gradwire.frontends.values import whole as whole_of
 from gradwire.lab.configuration import Configuration
 
 
@@ -36,5 +36,5 @@ def gather_into(whole: nn.Module, model: nn.Module) -> nn.Module:
         [*whole.parameters(), *whole.buffers()], [*model.parameters(), *model.buffers()], strict=True
     )  # fmt: skip
     for mine, shard in pairs:
-        mine.copy_(shard.full_tensor() if isinstance(shard, DTensor) else shard)
+        mine.copy_(whole_of(shard))
     return whole

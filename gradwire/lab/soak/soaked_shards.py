@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 from gradwire.checkpoint import SEPARATOR
 from gradwire.frontends import attach
+from gradwire.frontends.values import is_sharded, whole
 from gradwire.lab.jobs.sharded import gather_into, mesh_of
 from gradwire.lab.soak.rank_messages import checking
 from gradwire.lab.soak.soaked_model import FRONT_ENDS, batch, gradients, network, plan
@@ -46,7 +46,7 @@ class SoakedShards:
         torch.testing.assert_close(before + alone - self.owed(), mean, rtol=1e-3, atol=1e-4)
 
     def shared(self) -> list[Tensor]:
-        return [p.to_local() for p in self._model.parameters() if isinstance(p, DTensor)]
+        return [p.to_local() for p in self._model.parameters() if is_sharded(p)]
 
     def whole(self) -> Tensor:
         return _whole(self._model.parameters())
@@ -80,7 +80,7 @@ class SoakedShards:
 
 def _whole(sharded: Iterable[Tensor | None]) -> Tensor:
     with checking():
-        return torch.cat([t.full_tensor().detach().flatten() for t in sharded if isinstance(t, DTensor)])
+        return torch.cat([whole(t).detach().flatten() for t in sharded if t is not None])
 
 
 def _sum(own: Tensor) -> Tensor:
