@@ -63,7 +63,7 @@ CASES = [
     Case(gw.TopK(0.05), RESIDUAL, GATHER, 48 * 0.05, (12, 49), interpreted="vectors"),
     Case(gw.TopK(0.05), RESIDUAL, SCATTER, 48 * 0.05, (28, 124), interpreted="vectors"),
     Case(gw.TopK(0.05), gw.Residual(decay=0.9), GATHER, 48 * 0.05, (12, 49), interpreted="vectors"),
-    Case(gw.TopK(0.05), gw.Residual(limit=4), GATHER, 48 * 0.05, (18, 55), interpreted="vectors"),
+    Case(gw.TopK(0.05), gw.Residual(limit=4), GATHER, 48 * 0.05, (20, 57), interpreted="vectors"),
     Case(gw.TopK(0.05), gw.DGCMemory(momentum=0.8), GATHER, 48 * 0.05, (13, 57), interpreted="vectors"),
     Case(gw.TopK(1.0), RESIDUAL, GATHER, 48, (12, 45), exact=True),
     Case(gw.DGC(0.05), gw.DGCMemory(), GATHER, 48 * 0.05, (27, 80), gpu_differs=True),
