@@ -187,9 +187,9 @@ def gather(states: Sequence[StateDict]) -> StateDict:
 def reshard(states: Sequence[StateDict], world: int) -> list[StateDict]:
     """The states of all ranks of one job, in their order, as those of a job with `world` ranks.
 
-    Memories are added up by the rule of `gradwire.predecessors`; ranks that get none start with empty ones. The sum over the
-    ranks of every residual is the same before and after, and what is equal on all ranks stays so. Raises ValueError
-    where the states do not belong together, and for a `world` that is no number of ranks.
+    Memories are added up by the rule of `gradwire.predecessors`; ranks that get none start with empty ones. The sum
+    over the ranks of every residual is the same before and after, and what is equal on all ranks stays so. Raises
+    ValueError where the states do not belong together, and for a `world` that is no number of ranks.
     """
     if type(world) is not int or world < 1:
         raise ValueError(f"world={world!r} is no number of ranks; use e.g. gw.reshard(states, 4)")

@@ -22,6 +22,14 @@ MB = 1 << 20
 class Grouping(ABC):
     """A way to cut a plan's groups anew; groups that travel uncompressed stay as planned."""
 
+    @property
+    def bucket_mb(self) -> float | None:
+        """The size of DDP's own buckets that amounts to the same, in megabytes; None where there is none."""
+        return None
+
+    def check(self, compressor: Compressor) -> None:  # noqa: B027
+        """Raises ValueError for a compressor that cannot be grouped in this way."""
+
     @abstractmethod
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
         """`plan` with the slots that `compressor` compresses grouped in this way. Raises ValueError where it cannot
@@ -60,6 +68,10 @@ class Filled(Grouping):
 
     megabytes: float
     """Millions of bytes, as DDP counts them: of 2^20."""
+
+    @property
+    def bucket_mb(self) -> float:
+        return self.megabytes
 
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
         parts: list[list[Slot]] = [[]]

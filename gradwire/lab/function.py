@@ -29,6 +29,7 @@ def imported(text: str) -> Callable[[], Any]:
 def named(function: Callable[[], Any]) -> str:
     """The text by which `imported` finds a function. Raises ValueError for a function that no other process can
     import."""
+    # a function of the script that runs is found by its file
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     main = getattr(sys.modules["__main__"], "__file__", None)
     if not module or not name.isidentifier() or (module == "__main__" and main is None):
@@ -40,6 +41,7 @@ def named(function: Callable[[], Any]) -> str:
 def _module(text: str) -> ModuleType:
     if text.endswith(".py"):
         return _of_file(Path(text))
+    # modules beside the working folder can be imported, too
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

@@ -43,6 +43,7 @@ def names(runs: Sequence[Run]) -> list[str]:
 
 def keep_in_sight(panel: Axes, runs: Sequence[Run]) -> None:
     """Cuts an axis of losses at twice the first loss, since a run that diverges would flatten all others."""
+    # an axis as the first run needs it, if another one leaves it
     top = 2 * min((run.records[0].loss for run in runs if isfinite(run.records[0].loss)), default=0.0)
     lowest, highest = panel.dataLim.intervaly
     if lowest < top < highest:
@@ -83,6 +84,7 @@ def curves(runs: Sequence[Run], metric: str, title: str, narrow: bool = False) -
         picture, axes = sheet(len(panels), 12 / len(panels), 3.2 if narrow else 4.6, narrow, sharey=True)
         picture.suptitle("" if narrow else title)
         for panel, (label, x) in zip(axes, panels, strict=True):
+            # a line for each run, in every panel
             for index, run in enumerate(runs):
                 _draw(panel, run, metric, index, x)
             panel.set_xlabel(label)
@@ -99,16 +101,19 @@ def curves(runs: Sequence[Run], metric: str, title: str, narrow: bool = False) -
 def costs(runs: Sequence[Run], narrow: bool = False) -> Figure:
     """Costs of a step: milliseconds, with the quartiles, and megabytes sent per rank."""
     with rc_context({**STYLE, "axes.grid.axis": "x"}):
+        # two panels with a bar for each run
         picture, (time, size) = sheet(2, 6, 1.4 + (0.6 if narrow else 0.42) * len(runs), narrow, sharey=True)
         colours = [COLOURS[index % len(COLOURS)] for index in range(len(runs))]
         labels = [label(run.configuration, narrow) for run in runs]
         spreads = [run.step_ms() for run in runs]
         medians = [spread.median for spread in spreads]
+        # whiskers are lengths, from the median to the quartiles
         whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
         style = {"ecolor": "#888888", "capsize": 3}
         bars = time.barh(labels, medians, color=colours, height=0.6, xerr=whiskers, error_kw=style)
         time.bar_label(bars, [figure(median) for median in medians], padding=6)
         time.set_xlabel("milliseconds per step (median, quartiles)")
+        # bytes of a step
         megabytes = [run.last.totals.wire_bytes / run.last.step / 1e6 for run in runs]
         bars = size.barh(labels, megabytes, color=colours, height=0.6)
         size.bar_label(bars, [figure(sent) for sent in megabytes], padding=6)

@@ -65,6 +65,7 @@ def write(folder: Path, came: Soaked) -> list[Path]:
 
 
 def _each(came: Soaked) -> TextTable:
+    """Every fault, in the order in which they came."""
     rows = [
         [figure(each.at_s), each.kind, each.front_end, each.victim, _or_none(each.seconds), each.what]
         for each in came.faults

@@ -28,13 +28,17 @@ _PANELS_PER_LINE = 3
 
 @dataclass(frozen=True)
 class Result:
-    """Measurement of one row of a suite, beside its set-up's `nocomm`."""
+    """The measurement of one row of a suite, beside its set-up's `nocomm`."""
 
     row: SuiteRow
+    """The row of the suite."""
     timing: Timing
     nocomm_ms: float
+    """Milliseconds of a step without communication."""
     parameters: int
+    """Of the model."""
     command: str
+    """A command line that measures this row again."""
 
     def to_json(self) -> dict[str, Any]:
         measured = {"parameters": self.parameters, "nocomm_ms": self.nocomm_ms, **self.timing.to_json()}
@@ -70,6 +74,7 @@ def table(name: str, results: Sequence[Result]) -> TextTable:
 
 def picture(name: str, results: Sequence[Result], narrow: bool = False) -> Figure:
     """Milliseconds per step, a panel for each set-up; the dashed line is its `nocomm`, and plain DDP is grey."""
+    # a panel for each set-up, several to a line of the picture
     setups = list(dict.fromkeys(result.row.setup for result in results))
     panels = [[result for result in results if result.row.setup == setup] for setup in setups]
     across = 1 if narrow else min(_PANELS_PER_LINE, len(panels))
@@ -109,6 +114,7 @@ def _verdict(results: Sequence[Result]) -> str:
     """The fastest configuration beside plain DDP, in a sentence."""
     gains: list[tuple[float, Result]] = []
     setups = dict.fromkeys(result.row.setup for result in results)
+    # gains over plain DDP, set-up by set-up
     for setup in setups:
         own = {result.timing.configuration: result for result in results if result.row.setup == setup}
         dense = next((own[name].timing.step_ms.median for name in own if name in DENSE), None)

@@ -17,7 +17,9 @@ class TextTable:
 
     title: str
     columns: list[str]
+    """Their headings."""
     rows: list[list[str]]
+    """Cells as text, one for each column."""
     texts: Collection[str] = ()
     """Columns of words; the others are numbers."""
     spare: Sequence[str] = ()

@@ -14,6 +14,7 @@ def render(
 ) -> str:
     """The page's text: the verdict, named timelines ("predicted", "measured") on one scale of time, each rank's lanes
     below each other, then tables with a note each."""
+    # the scale of time is that of all timelines together
     steps_s = {name: timeline.step_s for name, timeline in timelines.items()}
     lanes = [lane for lane in LANES if any(span.lane == lane for t in timelines.values() for span in t.spans)]
     parts = {"verdict": verdict, "steps": _in_words(steps_s), "lanes": lanes, "data": _data(timelines)}

@@ -29,6 +29,7 @@ class TrainedTask:
 
     def seconds_to_dense(self, run: Run) -> float | None:
         """Seconds until `run` first reached the dense run's final figure."""
+        # the figure to reach, as a number that is better when larger
         dense = self._metric(self.runs[0].last.held_out)
         larger = self.metric in LARGER_IS_BETTER
         least = dense - _WITHIN_ACCURACY if larger else -dense * (1 + _WITHIN_LOSS)

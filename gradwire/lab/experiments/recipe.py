@@ -12,7 +12,9 @@ from gradwire.construct import unknown
 from gradwire.lab.workloads import Task
 
 RECORDS = 50
+"""Records of a training, about."""
 WARM_UP_STEPS = 20
+"""Steps in which the rate rises, where the recipe says nothing."""
 SCHEDULES = ("constant", "cosine", "linear", "drop:...")
 _DROP = "drop:"
 
@@ -73,6 +75,7 @@ class Recipe:
         """The steps of a training on `world` ranks. Raises ValueError for a task without epochs that needs them."""
         if self.epochs is None:
             return Course(self, self.steps or 0, None)
+        # by epochs, of which the task has a number of steps
         epoch_steps = task.epoch_steps(world)
         return Course(self, self.epochs * epoch_steps, epoch_steps)
 
@@ -99,6 +102,7 @@ class Course:
 
     recipe: Recipe
     steps: int
+    """In all."""
     epoch_steps: int | None
     """Steps of an epoch, where the length is in epochs."""
 
@@ -111,6 +115,7 @@ class Course:
         """The share of the learning rate that is in force after `done` steps."""
         recipe = self.recipe
         warm_up = WARM_UP_STEPS if recipe.warm_up is None else recipe.warm_up * self.unit
+        # rising during the warm-up, by a factor up to 1
         rising = min(1, (done + 1) / warm_up) if warm_up else 1
         if recipe.schedule == "cosine":
             return rising * (1 + cos(pi * done / self.steps)) / 2

@@ -14,6 +14,7 @@ class SuiteRow:
     """One configuration in one set-up; `published` is the set-up before it was cut."""
 
     setup: Setup
+    """The set-up as it is measured."""
     configuration: str
     published: Setup = field(compare=False)
 
@@ -39,6 +40,7 @@ class Cuts:
 
     def of(self, row: SuiteRow) -> SuiteRow:
         """The row, cut. A model without so few layers keeps as few as it can, one without so many all of them."""
+        # the user's values in place of the suite's
         given = {name: getattr(self, name) for name in ("ranks", "link", "batch", "size")}
         values = {name: value for name, value in given.items() if value is not None}
         stages = MODELS[row.setup.model].stages

@@ -47,14 +47,17 @@ class MeasuredModel:
         self._local_steps: LocalSteps | None = None
         self._mesh: DeviceMesh | None = None
         self.controller = configuration.fresh_controller(self.rate)
+        # what plain DDP would send for this model
         gradient_bytes, replicas = sum(p.nbytes for p in model.parameters() if p.requires_grad), peers.world // shard
         self._dense_bytes = 2 * (replicas - 1) * gradient_bytes // replicas // shard
         self.wrapped: nn.Module
+        # sharded: FSDP2, with replicas reduced by the configuration
         if self._sharded:
             self._mesh = mesh_of(shard, peers.device)
             self.wrapped = sharded(deepcopy(self._whole), self._mesh, configuration)
             self.handle = configuration.attach_shards(self.wrapped, self._mesh, seed, self.controller)
         elif self.local:
+            # neither: the optimizer takes local steps
             self.wrapped, self.handle = self._whole, None
         else:
             self.wrapped = _ddp(self._whole, configuration)
@@ -122,6 +125,7 @@ class MeasuredModel:
         with self.shared():
             for parameter in self.module.parameters():
                 digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        # each rank's hash, compared on all
         mine = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=self.peers.device)
         everyones = [torch.empty_like(mine) for _ in range(self.peers.world)]
         dist.all_gather(everyones, mine)

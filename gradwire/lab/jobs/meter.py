@@ -38,6 +38,7 @@ class Meter:
         """The record since the last one; all ranks call it after the same step.
 
         Raises RuntimeError where it is the `last` one and the replicas differ."""
+        # the ranks' mean loss since the last record
         peers, totals = self._replica.peers, self._totals(number)
         (loss,) = peers.mean([float(self.loss) / self._steps])
         self._steps = 0

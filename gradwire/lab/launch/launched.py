@@ -24,6 +24,7 @@ def is_launched() -> bool:
 def _translate_slurm(environment: MutableMapping[str, str]) -> None:
     """Set torch's variables, except those that the user has set."""
     first_host = _first_host(environment["SLURM_STEP_NODELIST"])
+    # one port for all ranks of the step, without asking any
     job, step = (int(environment.get(f"SLURM_{name}_ID", "0")) for name in ("JOB", "STEP"))
     port = 20000 + (job + _PORTS_BETWEEN_STEPS * step) % 20000  # the same on every rank
     environment.setdefault("RANK", environment["SLURM_PROCID"])

@@ -27,7 +27,9 @@ class Spec:
     """Specification of a job in plain values, read from a JSON file. `shard` ranks hold a replica."""
 
     task: str
+    """The name of a task."""
     options: list[str]
+    """Its options, name=value."""
     seed: int = 0
     shard: int = 1
 
@@ -48,9 +50,13 @@ class Peers:
     """This rank and its group. `interface` is the emulated host's, whose counters it reads."""
 
     rank: int
+    """This rank's number."""
     world: int
+    """The number of ranks."""
     device: torch.device
+    """This rank's."""
     transport: ProcessGroup
+    """Gradwire's own group of all ranks."""
     interface: str | None = None
 
     def sum(self, numbers: list[float]) -> list[float]:
@@ -85,10 +91,12 @@ class Peers:
 @contextmanager
 def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
     """Joins the other ranks as torch's env:// variables say; gloo on CPUs, NCCL on GPUs."""
+    # as launch() sets it
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     here = torch.device(device)
     if here.type == "cuda":
+        # this rank's GPU
         place = "RANK" if interface else "LOCAL_RANK"  # an emulated host has all of the machine's GPUs
         here = torch.device("cuda", int(os.environ.get(place, "0")))
         torch.cuda.set_device(here)

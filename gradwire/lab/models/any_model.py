@@ -28,6 +28,7 @@ def chosen(kind: str, text: str, **sizes: Any) -> nn.Module:
 
     name, *options = text.removeprefix(PREFIX).split(",")
     try:
+        # the type's own options, and those of the data where it has them
         known = AutoConfig.for_model(name).to_dict()
     except ValueError:
         raise ValueError(f"{text!r}: transformers has no model type {name!r}; write hf:TYPE such as hf:gpt2") from None

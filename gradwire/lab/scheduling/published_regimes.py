@@ -24,6 +24,7 @@ class ComputeStream(Regime):
         spans: list[Interval] = []
         free = wire = 0.0
         sent: list[float] = []
+        # encode as soon as a group is ready, which interrupts backward; send in order
         for group, work in enumerate(works):
             start = max(backward.at(work.ready_s), free)
             free = start + work.encode_s
@@ -32,6 +33,7 @@ class ComputeStream(Regime):
             wire = begun + work.wire_s
             sent.append(wire)
             spans += [Interval("encode", start, free, group), Interval("wire", begun, wire, group)]
+        # decode when backward and all encoding are over
         free = max(free, backward.at(max(work.ready_s for work in works)))
         for group, (work, arrived) in enumerate(zip(works, sent, strict=True)):
             start = max(free, arrived)
@@ -76,6 +78,7 @@ class OwnStream(Regime):
     def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
         spans: list[Interval] = []
         encoder = wire = decoder = 0.0
+        # each lane takes a group when it is free and the group is there
         for group, work in enumerate(works):
             starts = [max(encoder, backward.at(work.ready_s))]
             encoder = starts[0] + work.encode_s

@@ -19,6 +19,7 @@ def serve(rank: Callable[[], None]) -> None:
         line, pipes, *_ = socket.recv_fds(asked, 16, 2)
         if not line:
             return
+        # the parent answers with the child's number, the child becomes a rank
         if child := os.fork():
             asked.send(str(child).encode())
         else:

@@ -21,6 +21,7 @@ def cached(
     by default ~/.cache/gradwire."""
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     home = _cache() / f"{name.partition(' ')[0]}-{sha256(repr((name, stats)).encode()).hexdigest()[:16]}"
+    # made once, by the first rank that needs them
     if not home.is_dir():
         _keep(home, make())
     # copy-on-write: torch wants memory that may be written to

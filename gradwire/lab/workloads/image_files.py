@@ -58,6 +58,7 @@ def _read_idx(path: Path, dimensions: int) -> Bytes:
     header = 4 + 4 * dimensions
     if len(data) < header or data[:4] != bytes([0, 0, 8, dimensions]):
         raise ValueError(f"{path} is not an IDX file of unsigned bytes in {dimensions} dimension(s)")
+    # the shape, then as many bytes as it says
     shape = numpy.frombuffer(data, ">u4", dimensions, offset=4).astype(int)
     expected = header + int(shape.prod())
     if len(data) != expected:

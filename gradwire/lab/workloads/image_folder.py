@@ -31,6 +31,7 @@ class FolderImages(Images):
     def load(self, index: Tensor, draw: numpy.random.Generator | None) -> Tensor:
         """See `Images.load`; cut out of 8 to 100 % of an image as in https://arxiv.org/abs/1409.4842. Without `draw`
         it is the middle."""
+        # each image has a seed of its own: readers run at the same time
         seeds = draw.integers(1 << 32, size=len(index)) if draw else [None] * len(index)
         images = list(_readers().map(self._read, index.tolist(), seeds))
         return ((torch.stack(images).float() / 255 - _MEAN) / _DEVIATION).permute(0, 3, 1, 2).contiguous()
@@ -59,6 +60,7 @@ def _readers() -> ThreadPoolExecutor:
 
 def cut_out(image: Image.Image, pixels: int, draw: numpy.random.Generator) -> Image.Image:
     """A random part of the image, every other one mirrored, scaled to `pixels` along a side."""
+    # a part of random area and shape
     area = image.width * image.height * draw.uniform(*_SCALE)
     ratio = exp(draw.uniform(log(_RATIO[0]), log(_RATIO[1])))
     width = min(image.width, max(1, round(sqrt(area * ratio))))

@@ -63,6 +63,7 @@ class ImageTask(Named, Task):
         return self.classes
 
     def _module(self) -> nn.Module:
+        # weights, a published model, one of transformers, or a narrow one
         train, outputs = self.splits[0], self.outputs or self.labels
         if self.pretrained:
             return any_model.pretrained("images", self.pretrained, num_labels=outputs)

@@ -61,6 +61,7 @@ class TextTask(Named, Task):
         """The text to train on and the text held out, read once per process."""
 
     def _module(self) -> nn.Module:
+        # weights, a published model, one of transformers, or a small one
         words = self.corpus.vocabulary
         if self.pretrained:
             return any_model.pretrained("text", self.pretrained, words)

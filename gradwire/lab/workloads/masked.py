@@ -93,6 +93,7 @@ class Masked(Named, Task):
     def _pairs(self, tokens: Tensor, index: Tensor, draw: numpy.random.Generator) -> Batch:
         """Windows (batch, length), and what is to be guessed, (batch, length + 1), of which the last is 1 where the
         second piece is from elsewhere."""
+        # windows of two pieces, the second from elsewhere in every other one
         count, half, starts = len(index), self._words // 2, index * self._words
         elsewhere = torch.from_numpy(draw.random(count) < 0.5)
         others = torch.from_numpy(draw.integers(len(tokens) - self._words, size=count))
@@ -100,11 +101,14 @@ class Masked(Named, Task):
         seconds = torch.where(elsewhere, others, starts + half)
         second = tokens[seconds[:, None] + torch.arange(self._words - half)]
         cls, sep, mask = self.corpus.special
+        # [CLS] first [SEP] second [SEP]
         begin, end = first.new_full((count, 1), cls), first.new_full((count, 1), sep)
         words = torch.cat([begin, first, end, second, end], 1).long()
+        # words to guess: never the special tokens
         real = torch.ones(self.length, dtype=torch.bool)
         real[[0, half + 1, self.length - 1]] = False
         guessed = torch.from_numpy(draw.random(words.shape) < _GUESSED) & real
+        # of these most are masked, some replaced, some left
         how = torch.from_numpy(draw.random(words.shape))
         replaced = torch.from_numpy(draw.integers(self.corpus.vocabulary, size=words.shape))
         inputs = torch.where(guessed & (how < _REPLACED), torch.where(how < _MASKED, mask, replaced), words)

@@ -32,6 +32,7 @@ class Question:
     """A question about a text; `answers` are (where it begins in the text, the answer)."""
 
     context: str
+    """The text."""
     question: str
     answers: tuple[tuple[int, str], ...]
 
@@ -80,6 +81,7 @@ def windows(folder: Path, tokenizer: str, length: int) -> tuple[Windows, Windows
     """Those to train on and those held out; a tokenizer that is trained sees the texts to train on and their
     questions."""
     files = [folder / f"{split}-v1.1.json" for split in ("train", "dev")]
+    # made once, and kept on disk
     train, held_out = (questions(file) for file in files)
 
     def make() -> dict[str, NDArray[numpy.int32]]:
@@ -105,6 +107,7 @@ def _check_length(length: int, asked: list[str], core: Any) -> None:
 
 
 def _windows(asked: Sequence[Question], core: Any) -> dict[str, NDArray[numpy.int32]]:
+    # a long text gives several windows
     encodings = core.encode_batch([(each.question, each.context) for each in asked])
     cut = [[encoding, *encoding.overflowing] for encoding in encodings]
     flat = [(window, each) for windows, each in zip(cut, asked, strict=True) for window in windows]
