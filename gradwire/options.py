@@ -54,7 +54,7 @@ def _fits(value: Any, annotation: Any) -> bool:
     if not isinstance(value, (int, float) if annotation is float else annotation):
         return False
     largest = _LARGEST.get(annotation)
-    return largest is None or (not isinstance(value, bool) and -largest <= value <= largest)
+    return largest is None or (value is not True and value is not False and -largest <= value <= largest)
 
 
 def _wanted(annotation: Any) -> str:
@@ -68,7 +68,7 @@ def _wanted(annotation: Any) -> str:
 
 def names(value: Any) -> tuple[str, ...]:
     """A list of names that was read from JSON. Raises TypeError for anything else."""
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):  # pyright: ignore
+    if not isinstance(value, list) or not all(_fits(name, str) for name in value):  # pyright: ignore
         raise TypeError(f"{value!r} are no names")
     return tuple(value)  # pyright: ignore
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from inspect import isclass
 from typing import Any, Self, TypedDict
 
 import torch
@@ -216,7 +217,7 @@ def _planned(
 
 def check_type(name: str, value: object, kinds: tuple[type, ...], example: str) -> None:
     """Raises ValueError, naming an argument that works, for one of another type than these; None passes."""
-    if isinstance(value, type) and issubclass(value, kinds):
+    if isclass(value) and issubclass(value, kinds):
         raise ValueError(f"{name}={value.__name__} is a class; pass an object, such as {name}={example}")
     if value is not None and not isinstance(value, kinds):
         raise ValueError(f"{name}={value!r} is no {kinds[0].__name__}; pass one, such as {name}={example}")

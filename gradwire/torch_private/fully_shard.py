@@ -13,9 +13,9 @@ def is_fsdp(model: nn.Module) -> bool:
     return isinstance(model, FSDPModule)
 
 
-def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
+def fsdp_modules(model: nn.Module) -> list[Any]:
     """The model's modules that fully_shard has wrapped, itself among them."""
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+    return [module for module in model.modules() if is_fsdp(module)]
 
 
 def fsdp_groups(model: nn.Module) -> list[Any]:

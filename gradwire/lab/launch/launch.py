@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.network import nsenter
 from gradwire.lab.network.network import Network
 
@@ -29,25 +30,10 @@ _GRACE_S = 5
 _STDERR_LINES = 30
 """Lines of a failed rank's standard error that are kept."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?!\[)\s*")  # torch puts it before each line of a traceback
 _LOST_PEER = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|remote process exited")
 
 # It reports each rank that it ends; RankFailed has what matters of that.
 logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
-
-
-class RankFailed(RuntimeError):
-    """A rank ended by a signal (`exit_code` is minus its number) or with an `exit_code` other than 0."""
-
-    def __init__(self, rank: int, exit_code: int, stderr: str) -> None:
-        self.rank = rank
-        self.exit_code = exit_code
-        self.stderr = stderr
-        how = f"exit code {exit_code}" if exit_code > 0 else f"signal {signal.Signals(-exit_code).name}"
-        lines = stderr.splitlines()
-        raised = [line for line in lines if _RANK_PREFIX.match(line)]  # gloo may abort a rank that has raised
-        last_line = _RANK_PREFIX.sub("", (raised or lines or [""])[-1])
-        super().__init__(f"rank {rank} ended with {how}" + (f": {last_line}" if last_line else ""))
 
 
 def launch(
