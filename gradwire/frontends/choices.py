@@ -167,7 +167,8 @@ class StepChoices(Choices):
             raise ValueError("fidelity bounds what the automatic plan may lose; leave the compressor out, or fidelity")
         if self.elastic and self.compressor is None:
             raise ValueError("elastic=True cannot find a plan meanwhile; name a compressor, such as gw.TopK(0.01)")
-        self.controlled_by()  # what Auto refuses is refused before anything is opened
+        # what Auto refuses is refused before anything is opened
+        self.controlled_by()
 
     def controlled_by(self) -> Controller | None:
         """The controller that changes the plan while training: `Auto`, where no compressor is named."""

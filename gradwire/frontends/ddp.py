@@ -79,7 +79,8 @@ class DDPFrontEnd:
     @classmethod
     def _of_copy(cls, ddp: DistributedDataParallel) -> "DDPFrontEnd":
         front_end = cls(ddp)
-        front_end._native = True  # its reducer is new, without the hook that it lists
+        # its reducer is new, without the hook that it lists
+        front_end._native = True
         return front_end
 
     def hook_in(self, runtime: Runtime, parameters: dict[str, nn.Parameter], managed: Collection[Tensor]) -> None:

@@ -44,7 +44,8 @@ def _cut_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[tupl
     # one parameter at least for each fragment that follows, and as near to an equal part as can be
     while len(parts) < count - 1:
         share, size, end = left / (count - len(parts)), 0, 0
-        most = len(names) - (count - len(parts) - 1)  # one at least for each that follows
+        # one at least for each that follows
+        most = len(names) - (count - len(parts) - 1)
         while end < most and (end == 0 or size + sizes[names[end]] / 2 <= share):
             size += sizes[names[end]]
             end += 1
@@ -87,7 +88,8 @@ class FragmentedModel:
     def plan(self, slots: list[Slot]) -> Plan:
         """One plan, of the groups of each fragment planned by itself."""
         groups = [g for part in self.names for g in self._plan([slot for slot in slots if slot.name in part]).groups]
-        return Plan(tuple(dict.fromkeys(groups)))  # a user's plan is the same for all fragments
+        # a user's plan is the same for all fragments
+        return Plan(tuple(dict.fromkeys(groups)))
 
     def check_fits(self, plan: Plan) -> None:
         """Raises ValueError for a plan with a group of several fragments."""

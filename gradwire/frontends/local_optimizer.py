@@ -168,7 +168,8 @@ class LocalSteps(Wrapper):
         reshard(self._model)
         with self._rounds.shared_parameters():
             yield
-            reshard(self._model)  # FSDP may have gathered parameters inside
+            # FSDP may have gathered parameters inside
+            reshard(self._model)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters of the model, which take part in rounds from now on. Raises ValueError for others, and for

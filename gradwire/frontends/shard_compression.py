@@ -103,7 +103,8 @@ def compress_shards(
         undo.append(replace_collectives(group, *own))
         comms += filter(None, own)
     for module in fsdp_modules(model) if memory else ():
-        module.set_reduce_scatter_unused_params(True)  # so that a gradient's place never changes
+        # so that a gradient's place never changes
+        module.set_reduce_scatter_unused_params(True)
     return ShardCompression(comms, undo)
 
 

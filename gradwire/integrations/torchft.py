@@ -29,7 +29,8 @@ from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import Mesh
 
-torchft: Any = import_module("torchft")  # by name, for it is not among what development needs
+# by name, for it is not among what development needs
+torchft: Any = import_module("torchft")
 
 
 class Optimizer(torchft.Optimizer):

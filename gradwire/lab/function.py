@@ -59,7 +59,8 @@ def _of_file(path: Path) -> ModuleType:
     assert spec.loader
     module = module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.resolve().parent))  # as where Python runs a script
+    # as where Python runs a script
+    sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
     except ImportError as error:

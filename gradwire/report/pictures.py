@@ -67,7 +67,8 @@ def legend(picture: Figure, lines: Sequence[Line2D], labels: Sequence[str], narr
     """Below the panels, with as many columns as fit."""
     short = [label(text, narrow, 40) for text in labels]
     longest = max(len(line) for text in short for line in text.split("\n"))
-    fitting = int(picture.get_figwidth() / (0.6 + 0.085 * longest))  # inches of a line's sample and of a letter
+    # inches of a line's sample and of a letter
+    fitting = int(picture.get_figwidth() / (0.6 + 0.085 * longest))
     picture.legend(lines, short, loc="outside lower center", ncols=max(1, min(fitting, len(short))), frameon=False)
 
 
@@ -138,7 +139,8 @@ def _draw(panel: Axes, run: Run, metric: str, index: int, x: Callable[[Record], 
 def _logarithmic(panel: Axes) -> None:
     panel.set_xscale("log")
     first, last = panel.get_xlim()
-    wide = last / first > 300  # labels at 1, 2 and 5 would lie on each other
+    # labels at 1, 2 and 5 would lie on each other
+    wide = last / first > 300
     panel.xaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5), numticks=12))
     panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panel.xaxis.set_minor_locator(NullLocator())

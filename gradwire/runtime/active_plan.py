@@ -146,7 +146,8 @@ class ActivePlan:
         if read.job and self._options.controller:
             plan = self._load_controller(read.job)
             self._replace(plan)
-            self.native_steps = 1 if plan.native else None  # the controller is asked after the next step
+            # the controller is asked after the next step
+            self.native_steps = 1 if plan.native else None
         elif self._remake and read.about.order:
             self._replace(self._begin(self._remake(self._in_order(self.trained))))
 

@@ -37,7 +37,8 @@ class Arrivals:
         """Begins a step, with no gradient there."""
         self._missing = list(self._sizes)
         self._absent: list[list[int]] = [[] for _ in self._sizes]
-        self.there[:] = bytes(len(self._group_of))  # in place: the front end reads it
+        # in place: the front end reads it
+        self.there[:] = bytes(len(self._group_of))
 
     def group_of(self, slot: int) -> int:
         """The group that a slot belongs to."""

@@ -182,7 +182,8 @@ class Agreement:
         made: list[Plan] = []
 
         def facts() -> Facts:
-            native.available()  # raises where GRADWIRE_KERNELS names no library
+            # raises where GRADWIRE_KERNELS names no library
+            native.available()
             made.append(make())
             return {
                 **self._facts,

@@ -43,7 +43,8 @@ class Monitor:
 
     def paused_s(self) -> float:
         """Seconds for which this process did not run, where that could end the collectives now under way; else 0."""
-        self._note_pause()  # the caller may have woken before the thread
+        # the caller may have woken before the thread
+        self._note_pause()
         ended_s, seconds = self._pause
         return seconds if monotonic() - ended_s < self._mesh.timeout_s else 0.0
 

@@ -116,7 +116,8 @@ class GroupRecordings:
         except Exception as error:
             self.why_not = f"recording it failed: {type(error).__name__}: {error}"
             self.clear()
-        self._kept.append(before)  # graphs still write there when larger buffers take their place
+        # graphs still write there when larger buffers take their place
+        self._kept.append(before)
         made = [room.restore(contents) for room, contents in zip(rooms, before, strict=True)]
         if any(made) and not self.why_not:  # they would hold what was never computed
             self._tries += 1

@@ -177,7 +177,8 @@ def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> CostTable:
     trees = Affine(2 * depth(hosts) * latency_s, hosts / (hosts - 1) / bytes_per_s)
     gain = ring.fixed - trees.fixed
     even = gain / (trees.per_unit - ring.per_unit) if gain > 0 else 1.0
-    sizes = np.array([0.0, even, _MOST_BYTES])  # beyond the last a table is no flatter than on the whole
+    # beyond the last a table is no flatter than on the whole
+    sizes = np.array([0.0, even, _MOST_BYTES])
     return CostTable.of(sizes, np.minimum(ring(sizes), trees(sizes)))
 
 

@@ -72,7 +72,8 @@ class ProcessGroup(Transport):
         self.store = self._texts = TorchStore(name or f"gradwire/{group.group_name}", store)
         self._queues = backend_of(group, GPU) == "nccl"
         self.needs_polling = self._queues or backend_of(group, CPU) == "gloo"
-        self._beside = self._texts.second()  # opened here: another thread's would be among the next group's connections
+        # opened here: another thread's would be among the next group's connections
+        self._beside = self._texts.second()
         self._heart = Heartbeat(self._beside, self.rank, self.world)
         self._apart = store is not None
         self._connections = Connections()
@@ -172,7 +173,8 @@ class ProcessGroup(Transport):
         """
         group, tag = self._open(), self._next_tag()
         receive = op.receive.whole
-        outgoing = op.send.whole.expand_as(receive)  # of a gather, all ranks' part is the same
+        # of a gather, all ranks' part is the same
+        outgoing = op.send.whole.expand_as(receive)
         peers = [(self.rank + step) % self.world for step in range(1, self.world)]
         # receives first, so that every message finds its place
         works = [dist.irecv(receive[peer], group=group, group_src=peer, tag=tag) for peer in reversed(peers)]
@@ -191,7 +193,8 @@ class ProcessGroup(Transport):
         return _All(at_once(group, op.send.whole.device, calls))
 
     def _next_tag(self) -> int:
-        self._tag = (self._tag + 1) % MOST_TAGS  # the same on all ranks, which start the same collectives
+        # the same on all ranks, which start the same collectives
+        self._tag = (self._tag + 1) % MOST_TAGS
         return self._tag
 
     def _open(self) -> dist.ProcessGroup:

@@ -16,7 +16,8 @@ from gradwire.lab.workloads import Own, Published, Task
 from gradwire.lab.workloads.make_task import make_task
 
 _TINY = "tiny-"
-_BYTES_PER_PARAMETER = 20  # weight, gradient, DDP's bucket, residual, mean
+# weight, gradient, DDP's bucket, residual, mean
+_BYTES_PER_PARAMETER = 20
 
 
 @dataclass(frozen=True)

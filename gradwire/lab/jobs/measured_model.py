@@ -137,5 +137,6 @@ class MeasuredModel:
 
 def _ddp(model: nn.Module, configuration: Configuration) -> DistributedDataParallel:
     ddp = DistributedDataParallel(model, bucket_cap_mb=configuration.bucket_mb)  # pyright: ignore[reportArgumentType]
-    ddp.broadcast_buffers = not configuration.silent  # BatchNorm's, before each step; torch 2.13 warns of the argument
+    # BatchNorm's, before each step; torch 2.13 warns of the argument
+    ddp.broadcast_buffers = not configuration.silent
     return ddp

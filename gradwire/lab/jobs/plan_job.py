@@ -116,7 +116,8 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device))
     accepted = [candidate(text) for text in spec.candidates]
     if accepted and FP32() not in accepted:
-        accepted.append(FP32())  # the first plan, and the one to go back to
+        # the first plan, and the one to go back to
+        accepted.append(FP32())
     controller = Auto(accepted, spec.fidelity)
     handle = attach(ddp, FP32(), controller=controller, transport=peers.transport, seed=spec.seed)
     steps = _steps(task, ddp, peers, spec.seed)

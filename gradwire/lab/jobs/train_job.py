@@ -91,7 +91,8 @@ class _Training:
         with self.replica.shared():
             module = self.replica.module
             for buffer in module.buffers():
-                dist.broadcast(buffer, 0)  # as DDP does before it trains on: BatchNorm's are those of the last step
+                # as DDP does before it trains on: BatchNorm's are those of the last step
+                dist.broadcast(buffer, 0)
             sums = self.task.sums(module, self.peers.rank, self.peers.world, whole)
         return self.task.figures(self.peers.sum(sums)) or {TRAINING_LOSS: training_loss}
 
@@ -99,7 +100,8 @@ class _Training:
         home, handle = Path(self.spec.home), self.replica.handle
         own = {"random": _random_state(self.peers.device), "meter": self.meter.state_dict(number)}
         parts = {name: part.state_dict() for name, part in self._parts().items()}
-        local = self.replica.local  # then replicas differ, and their optimizer has what the handle has
+        # then replicas differ, and their optimizer has what the handle has
+        local = self.replica.local
         own |= parts if local else {"gradwire": handle.state_dict() if handle else {}}
         # every rank's own file, then the shared one, then older checkpoints go
         checkpoints.write(home, number, f"rank-{self.peers.rank}", own)

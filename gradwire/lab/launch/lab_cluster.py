@@ -36,7 +36,8 @@ class LabCluster:
             raise ValueError(f"device is cpu or cuda, not {self.device!r}")
         # what the network refuses, before it is built
         if self.link:
-            Network(self.hosts, self.link)  # refuses too many hosts; nothing is built before it is entered
+            # refuses too many hosts; nothing is built before it is entered
+            Network(self.hosts, self.link)
         # ranks that were started beforehand are as they are
         if is_launched() and self.link:
             raise ValueError("a link can only be emulated for ranks that gradwire starts: start it by itself")

@@ -72,8 +72,10 @@ def launch(
             _end_at_the_first_signal()
             _wait(context, timeout_s)
     except SignalException as stopped:
-        signal.raise_signal(stopped.sigval)  # the ranks are gone: now do what this process does by itself
-        raise  # it ignores the signal, and the job is not done
+        # the ranks are gone: now do what this process does by itself
+        signal.raise_signal(stopped.sigval)
+        # it ignores the signal, and the job is not done
+        raise
 
 
 def arguments(argv: list[str], network: Network | None, host: int) -> tuple[str, ...]:

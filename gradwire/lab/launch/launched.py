@@ -5,7 +5,8 @@ import re
 from collections.abc import MutableMapping
 
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")
-_PORTS_BETWEEN_STEPS = 997  # an array's jobs, numbered one after another, may share a host
+# an array's jobs, numbered one after another, may share a host
+_PORTS_BETWEEN_STEPS = 997
 
 
 def is_launched() -> bool:

@@ -103,7 +103,8 @@ def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
     dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
     try:
         yield Peers(dist.get_rank(), dist.get_world_size(), here, ProcessGroup.own(), interface)
-        dist.barrier()  # the others may still ask the store, which ends with rank 0
+        # the others may still ask the store, which ends with rank 0
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 
@@ -118,4 +119,5 @@ def run_rank(job: Callable[[S, Peers, Log], None], spec_type: type[S]) -> None:
         log = partial(append, Path(lines)) if peers.rank == 0 else lambda line: None
         job(spec_type.read(Path(spec)), peers, log)
     sys.stdout.flush()
-    os._exit(0)  # a thread of gloo's that still holds a tensor would abort an interpreter that ends
+    # a thread of gloo's that still holds a tensor would abort an interpreter that ends
+    os._exit(0)

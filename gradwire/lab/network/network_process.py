@@ -53,7 +53,8 @@ class Bridge:
         namespaces = []
         # each host has one, with a cable to the bridge
         for address in addresses:
-            unshare(CLONE_NEWNET)  # this process moves on; its descriptor and socket stay behind
+            # this process moves on; its descriptor and socket stay behind
+            unshare(CLONE_NEWNET)
             namespace = os.open("/proc/self/ns/net", os.O_RDONLY)
             host = plug_in(bridge_netlink, bridge, namespace, f"port{len(self.hosts)}", interface)
             set_up(host, ip_interface(address))

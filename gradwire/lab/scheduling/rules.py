@@ -100,7 +100,8 @@ class _Cupcake:
         done = ready[after] + encoded + encode
         sent = np.maximum(wire, done) + send
         bound = np.maximum(ready[n] + encoded + encode + left_encode, sent + left_send)
-        hidden = np.flatnonzero(done <= wire)  # as many as are done before the wire is free belong together
+        # as many as are done before the wire is free belong together
+        hidden = np.flatnonzero(done <= wire)
         # from the shortest group that hides under the wire on
         for index in range(hidden[-1] if hidden.size else 0, len(after)):
             if bound[index] < self.best_s and self.visits > 0:

@@ -156,7 +156,8 @@ class Soak:
         self._laws.lost = victim.host if ends_job else None
         # what the fault must lead to is known before it strikes
         STRIKES[fault.kind](self, fault, victim)
-        may_end = ends_job or (not self._in_place and fault.kind == "corrupt")  # two replicas have no majority
+        # two replicas have no majority
+        may_end = ends_job or (not self._in_place and fault.kind == "corrupt")
         # until all have gone on
         seconds = self._wait(1, SEEN.get(fault.kind, ""), may_end)
         self._laws.lost = None

@@ -84,7 +84,8 @@ class SoakedLocalSteps:
         fragment = {name: anchor for name, anchor in self._anchors.items() if anchor.grad is not None}
         self._held = before | {name: now[name] for name in fragment}
         if len(self._models) < (self._models.maxlen or 0):
-            return  # it was sent before the checkpoint
+            # it was sent before the checkpoint
+            return
         for name, anchor in fragment.items():
             moved = (anchor - self._models[0][name]).double() / dist.get_world_size()
             sent = before[name] + moved - now[name]

@@ -18,7 +18,8 @@ from gradwire.lab.workloads.image_set import Images, Splits
 _MEAN, _DEVIATION = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 _ENDINGS = {".jpeg", ".jpg", ".png", ".webp", ".bmp"}
 _SCALE, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-_BLEED = 1 / 16  # what is cut off each side of a held-out image: 224 of 256 pixels are left
+# what is cut off each side of a held-out image: 224 of 256 pixels are left
+_BLEED = 1 / 16
 _LAYOUT = "an image folder holds train/CLASS/*.jpg and val/CLASS/*.jpg"
 
 

@@ -15,7 +15,8 @@ from gradwire.lab.workloads.named import Named
 from gradwire.lab.workloads.task import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
 
 _GUESSED, _MASKED, _REPLACED = 0.15, 0.8, 0.9
-_SPECIAL = 3  # [CLS] before the first piece, [SEP] after each
+# [CLS] before the first piece, [SEP] after each
+_SPECIAL = 3
 _HELD_OUT_SEED = 0
 
 

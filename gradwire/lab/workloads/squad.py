@@ -118,7 +118,8 @@ def _best_spans(logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     length = logits.shape[-1]
     # every pair of a first and a last token, at most 30 apart, inside the text
     allowed = torch.ones(length, length, dtype=torch.bool, device=logits.device).triu().tril(_LONGEST_ANSWER - 1)
-    text = parts.bool() & functional.pad(mask[:, 1:], (0, 1)).bool()  # the last token that is filled is [SEP]
+    # the last token that is filled is [SEP]
+    text = parts.bool() & functional.pad(mask[:, 1:], (0, 1)).bool()
     pairs = logits[:, 0, :, None] + logits[:, 1, None, :]  # (windows, first, last)
     possible = allowed & text[:, :, None] & text[:, None, :]
     sureness, best = pairs.masked_fill(~possible, float("-inf")).flatten(1).max(1)

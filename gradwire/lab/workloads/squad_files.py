@@ -22,7 +22,8 @@ from gradwire.lab.workloads.tokens import tokenizer as tokens_of
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-_OVERLAP = 3  # a window shares a third of its length with the next: 128 of 384
+# a window shares a third of its length with the next: 128 of 384
+_OVERLAP = 3
 _SPECIAL = 3  # [CLS] and two [SEP]
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
