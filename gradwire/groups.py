@@ -39,6 +39,7 @@ class Grouping(ABC):
 def of(*, megabytes: float | None = None, count: int | None = None) -> Grouping:
     """Groups of at most so many megabytes of gradient, where 0 is every tensor by itself; or so many groups, with
     equally many tensors each. Raises ValueError for both or neither."""
+    # exactly one of the two
     if (megabytes is None) == (count is None):
         raise ValueError("a group's size or the number of groups is needed; use groups.of(megabytes=25) or of(count=4)")
     if megabytes is not None:

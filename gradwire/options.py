@@ -45,14 +45,17 @@ def _annotations(cls: Any) -> list[tuple[str, Any, Any]]:
 
 def _fits(value: Any, annotation: Any) -> bool:
     """Whether a value is one of an option's annotation; annotations that are none of those below fit every value."""
+    # bool is an int in Python, and True == 1: types are compared too
     if get_origin(annotation) is Literal:
         return any(type(value) is type(choice) and value == choice for choice in get_args(annotation))
     if NoneType in get_args(annotation):
         return value is None or all(_fits(value, kind) for kind in _others(annotation))
+    # annotations that are not checked
     if annotation not in _KINDS and not (isclass(annotation) and issubclass(annotation, Options)):
         return True
     if not isinstance(value, (int, float) if annotation is float else annotation):
         return False
+    # what kernels take as a C integer
     largest = _LARGEST.get(annotation)
     return largest is None or (value is not True and value is not False and -largest <= value <= largest)
 

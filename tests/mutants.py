@@ -150,7 +150,7 @@ FAULTS = [
     Fault("runtime/exchange.py", "            self.nonfinite.zero_()\n", "            pass\n"),
     Fault("runtime/exchange.py", "                    after[slot].copy_(before[slot])\n", "                    pass\n"),
     Fault("runtime/steps.py", "            self.number += 1\n", "            self.number += 0\n"),
-    Fault("runtime/steps.py", "used.clamp_(max=1)", "used.clamp_(min=1)"),
+    Fault("runtime/used_slots.py", "used.clamp_(max=1)", "used.clamp_(min=1)"),
     Fault("runtime/steps.py", "                exchange.input.gradients.spoil()\n", "                pass\n"),
     Fault("runtime/steps.py", "            exchange.commit() if whole else exchange.forget()",
           "            exchange.commit()"),

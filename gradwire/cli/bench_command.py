@@ -63,6 +63,7 @@ def _show_setup(
     timings = summarize(samples)
     turns = f"{timed.repeats} x {timed.steps} steps"
     heading = f"{setup.title}, {cluster}: {turns}; ms per step, where wires that overlap add up"
+    # the heading, the table, and the same as JSON with all samples
     console().print(heading, highlight=False, markup=False)
     show(text_table.timings(timings))
     if json_file:

@@ -48,8 +48,10 @@ def attach(
     no sense, for ranks that differ, where hooks are taken already, for DDP with mixed precision of its own, and for a
     mesh that does not fit the model; RuntimeError where a rank does not come.
     """
+    # options by themselves, before anything is looked at
     choices = StepChoices.of(compressor, **options)
     choices.check()
+    # the model: FSDP2's is wrapped itself, any other is to be in DDP
     if not isinstance(model, nn.Module):
         raise ValueError(f"attach() takes a model, not {model!r}; pass DistributedDataParallel(model)")
     model = uncompiled(model)

@@ -78,11 +78,13 @@ class Choices:
     def of(cls, compressor: Compressor | Plan | str | None, **options: Any) -> Self:
         """The choices that a user's arguments make. A text is read by `gradwire.notation`. Raises TypeError for an
         unknown option, and ValueError for a text that cannot be read or that names a part which an option names too."""
+        # by name, so that a wrong one is refused before anything is made
         names = [field.name for field in fields(cls)][1:]
         if unknown := options.keys() - names:
             raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(names)}")
         if not isinstance(compressor, str):
             return cls(compressor=compressor, **options)
+        # a text's parts take the place of options
         parts, groups = read(compressor)
         named = {name: part for name, part in {**parts._asdict(), "groups": groups}.items() if part is not None}
         if twice := [name for name in named if options.get(name) is not None]:
@@ -92,12 +94,14 @@ class Choices:
     def check(self) -> None:
         """Raises ValueError, naming the call that works, for values of the wrong type, and for options that contradict
         each other."""
+        # each option by itself
         check_type("compressor", self.compressor, (Compressor, Plan), "gw.TopK(0.01)")
         check_type("memory", self.memory, (Memory,), "gw.Residual()")
         check_type("communicator", self.communicator, (Communicator,), "gw.AllGather()")
         check_type("groups", self.groups, (Grouping,), "gw.groups.of(megabytes=25)")
         check_type("transport", self.transport, (Transport, Mesh), "gw.ProcessGroup.own()")
         check_type("seed", self.seed, (int,), "0")
+        # options that exclude each other
         if self.dense is not None and not callable(self.dense):
             raise ValueError(f"dense={self.dense!r} is no function; pass e.g. dense=lambda name, parameter: True")
         if self.fixed_plan and (self.memory or self.communicator or self.dense or self.groups):
@@ -234,10 +238,12 @@ def parameters_of(
     """The parameters that are reduced, by name, and the names of the others, including empty ones.
 
     Raises ValueError where there is none, and where they lie on several devices."""
+    # those that need a gradient and have elements
     named = dict(module.named_parameters())
     reduced = {name: p for name, p in named.items() if reduces(p) and p.numel()}
     if not reduced:
         raise ValueError("the model has no parameter that needs a gradient, so there is nothing to reduce")
+    # on one device, which the process group's backend must serve
     places = {p.device: name for name, p in reduced.items()}
     if len(places) > 1:
         (one, other), *_ = zip(places.items(), list(places.items())[1:], strict=False)

@@ -16,8 +16,10 @@ Fragments = int | Sequence[nn.Module]
 
 def cut(model: nn.Module, parameters: Mapping[str, nn.Parameter], fragments: Fragments) -> list[tuple[str, ...]]:
     """The names of each fragment's parameters. Raises ValueError where they do not make up the model."""
+    # a count: about equal parts
     if isinstance(fragments, int):
         return _cut_evenly(parameters, fragments)
+    # modules: each has some parameters, all of them cover the model, no two overlap
     names = {id(p): name for name, p in parameters.items()}
     parts = [tuple(names[id(p)] for p in module.parameters() if id(p) in names) for module in fragments]
     covered = [name for part in parts for name in part]
@@ -117,6 +119,7 @@ class Schedule:
     """A fragment's mean is used when it is sent the next time."""
 
     def __post_init__(self) -> None:
+        # fragments are sent at different steps of a round
         if self.inner_steps < self.fragments:
             raise ValueError(
                 f"inner_steps={self.inner_steps} are fewer than the {self.fragments} fragments, which are sent one "
@@ -162,14 +165,17 @@ class Fragment:
 
     def __init__(self, parameters: Mapping[str, Tensor], schedule: Schedule) -> None:
         self.parameters, self._schedule = parameters, schedule
+        # anchors: what all replicas share, in float32 or wider, so that small outer steps are not lost
         self.anchors = {
             name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
             for name, p in parameters.items()
         }
+        # pseudo-gradients side by side, so that one look tells whether all are finite
         layout = Layout(tuple(Slot.of(name, anchor) for name, anchor in self.anchors.items()))
         device = next(iter(self.anchors.values())).device
         self._flat = torch.zeros(layout.numel, dtype=torch.float32, device=device)
         self.pseudo_gradients = dict(zip(parameters, layout.views(self._flat), strict=True))
+        # copies that only some schedules need
         self.sent = {name: p.detach().clone() for name, p in parameters.items()} if schedule.keeps_sent else {}
         own = self.pseudo_gradients if schedule.eager else {}
         self.last_own = {name: torch.zeros_like(gradient) for name, gradient in own.items()}
@@ -223,6 +229,7 @@ class Fragment:
     def merge(self, mix: float | None) -> None:
         """Sets parameters to mix·parameter + (1 - mix)·anchor, or, where `mix` is None, to the anchor plus their steps
         since they were sent."""
+        # three rules: a mixture, the anchor plus what was trained since, or the anchor itself
         for name, parameter in self.parameters.items():
             anchor = self.anchors[name]
             if mix is not None:

@@ -79,9 +79,11 @@ class GradientHooks:
         group: dist.ProcessGroup | None = None,
         trained: TrainedParameters | None = None,
     ) -> None:
+        # kept for the whole job
         self.detached, self._group, self._trained = False, group, trained
         self._followed = trained.now() if trained else []
         self._parameters, self._model, self._places, self._find_unused = parameters, model, places, find_unused
+        # kept for one step: which gradients have been accumulated, whether DDP synchronises in it
         self._runtime: Runtime | None = None
         self._accumulated: set[int] = set()
         self._synchronising = True

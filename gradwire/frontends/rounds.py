@@ -61,8 +61,10 @@ class Rounds:
     ) -> None:
         self.runtime, self.fragments, self.schedule = runtime, fragments, schedule
         self.inner = inner
+        # one outer optimizer for the anchors of all fragments
         self.outer = outer([anchor for fragment in fragments for anchor in fragment.anchors.values()])
         self._parameters, self._local, self._undo = replica.parameters, replica.local, replica.isolate()
+        # the inner step of the round, and the fragments whose reductions are under way
         self._trained = replica.trained
         self.step, self.detached = 0, False
         self.under_way = {}
@@ -185,6 +187,7 @@ class Rounds:
     @contextmanager
     def shared_parameters(self) -> Iterator[None]:
         """A context in which parameters are the anchors."""
+        # the own values are set aside, and put back whatever happens inside
         own = [p.detach().clone() for fragment in self.fragments for p in fragment.parameters.values()]
         for fragment in self.fragments:
             fragment.reset()

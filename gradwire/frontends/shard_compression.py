@@ -167,6 +167,7 @@ class _Comm:
 
     def _context(self, n: int, group: dist.ProcessGroup, device: torch.device) -> GroupContext:
         """The context for parts of n elements, with buffers that are kept."""
+        # once for each size and process group: buffers are kept
         key = (n, group)
         if key not in self._contexts:
             fresh = context_for(Layout.vector(n), self._codec, device)

@@ -229,12 +229,15 @@ def fitting(
 ) -> tuple[TrainedParameters, DeviceMesh]:
     """The sharded parameters, of those that an `optimizer` holds if one is given, and the mesh of all ranks, by default
     the one that the model was wrapped on. Raises ValueError, naming the call that works, where they do not fit."""
+    # a wrapped model, as FSDP keeps it between passes
     if not is_fsdp(model):
         raise ValueError(f"mesh= is for models that fully_shard has wrapped, not {type(model).__name__}; use {RECIPE}")
     reshard(model)
     parameters, _ = parameters_of(model)
+    # the mesh of all ranks, and the parameters that are sharded inside its replicas
     mesh = _replicas_of(model, parameters) if mesh is None else mesh
     trained = TrainedParameters(model, checked_on(mesh), optimizer)
+    # the hooks that will be registered must be the only ones
     for name, parameter in trained.parameters().items():
         if has_gradient_hooks(parameter):
             raise ValueError(
@@ -249,6 +252,7 @@ def checked_on(mesh: DeviceMesh) -> Check:
     Raises ValueError for a mesh without this rank."""
     # this rank's replica, and the ranks that hold the same shard of the others
     ranks = mesh.mesh.reshape(mesh.size(0), -1)  # (replicas, ranks of each)
+    # the rank's place: its replica, and its place in that
     place = (ranks == dist.get_rank()).nonzero()
     if not len(place):
         raise ValueError(f"rank {dist.get_rank()} is not in the mesh {mesh.mesh.tolist()}; use {RECIPE}")
@@ -267,6 +271,7 @@ def checked_on(mesh: DeviceMesh) -> Check:
 
 def _check_fits(name: str, parameter: DTensor, replica: list[int], peers: list[int]) -> None:
     own = parameter.device_mesh
+    # every sharded dimension must lie inside this replica, or across the same places of all
     for dim, placement in enumerate(parameter.placements):
         ranks = dist.get_process_group_ranks(own.get_group(dim))
         if not set(ranks) <= set(replica) and not (placement.is_replicate() and ranks == peers):

@@ -162,6 +162,7 @@ def _check(state: Mapping[str, Any], keys: set[str], manager: Any) -> None:
     which the manager goes on."""
     if keys - state.keys():
         raise ValueError(f"the state lacks {min(keys - state.keys())!r}; pass what exchange_state() returned")
+    # the shard that this rank has, after the step from which the manager goes on
     if state["shard"] != _shard(manager):
         raise ValueError(f"the state is that of shard {state['shard']}; this rank has {_shard(manager)}: load its own")
     if state["step"] != manager.current_step():

@@ -46,6 +46,7 @@ class CatalogueEntry:
 
 def catalogue() -> dict[str, list[CatalogueEntry]]:
     """All entries by kind."""
+    # only dataclasses have options that can be listed
     controllers = {name: cls for name, cls in exported(Controller).items() if is_dataclass(cls)}
     return {
         "Compressors": sorted(_entries(exported(Compressor)), key=lambda entry: _FAMILIES.index(entry.family)),

@@ -84,8 +84,10 @@ class Configuration:
         self, ddp: DistributedDataParallel, transport: Transport, seed: int, controller: Controller | None = None
     ) -> Handle | None:
         """Makes a fresh `ddp` reduce in this way; None where Gradwire has no part in it."""
+        # no communication at all: the measure of what communication costs
         if self.silent:
             ddp.register_comm_hook(None, noop_hook)
+        # a plan, or one way for all groups
         if self.plan:
             return attach(ddp, self.plan, transport=transport, seed=seed)
         if self.compressor is None:
@@ -101,6 +103,7 @@ class Configuration:
         """Makes replicas of a sharded `model` reduce in this way; None where Gradwire has no part in it."""
         if self.plan:
             return attach(model, self.plan, mesh=mesh, seed=seed)
+        # plain DDP or FSDP, and local rounds, attach nothing to the backward pass
         if self.compressor is None or self.local:
             return None
         return attach(

@@ -18,6 +18,7 @@ def imported(text: str) -> Callable[[], Any]:
     module, colon, name = text.rpartition(":")
     if not colon or not module or not name:
         raise ValueError(f"{text!r} names no function: write module:name or file.py:name, such as my.module:make")
+    # import the module, then look the name up
     function = getattr(_module(module), name, None)
     if function is None:
         raise ValueError(f"{module} has no function {name!r}")

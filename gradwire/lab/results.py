@@ -147,6 +147,7 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], in
     """The complete JSON lines after byte `offset`, each with the offset that follows it."""
     if not path.exists():
         return
+    # whole lines only: rank 0 may be writing the last one
     with path.open("rb") as file:
         file.seek(offset)
         for line in file:

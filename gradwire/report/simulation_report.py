@@ -118,6 +118,7 @@ def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[
     shown = [page.Picture("Scaling efficiency", _SHOWN, drawn, picture(outcomes, title, narrow=True))]
     sentences = " ".join(filter(None, [verdict(outcomes), per_step_or_rounds(outcomes)]))
     write_text(paths[1], page.render(title, sentences, shown, [(table(outcomes), _NOTE)], facts))
+    # the same as data
     rows = [asdict(outcome) | {"scaling_efficiency": outcome.scaling_efficiency} for outcome in outcomes]
     write_json(paths[2], dict(facts) | {"outcomes": rows})
     return paths

@@ -65,6 +65,7 @@ def table(name: str, results: Sequence[Result]) -> TextTable:
         setup, timing = result.row.setup, result.timing
         setting = [setup.model, figure(result.parameters / 1e6), str(setup.batch), str(setup.ranks), setup.link]
         spread, totals = timing.step_ms, timing.totals
+        # time, then bytes
         time = [figure(spread.median), f"{figure(spread.low)} to {figure(spread.high)}", f"{timing.times_nocomm:.2f}"]
         sent = [figure(totals.wire_bytes / timing.steps / 1e3), times(totals.ratio)]
         rows.append([*setting, timing.configuration, *time, *sent, result.row.note])
@@ -80,6 +81,7 @@ def picture(name: str, results: Sequence[Result], narrow: bool = False) -> Figur
     across = 1 if narrow else min(_PANELS_PER_LINE, len(panels))
     lines = [panels[start : start + across] for start in range(0, len(panels), across)]
     heights = [0.9 + (0.5 if narrow else 0.26) * max(len(panel) for panel in line) for line in lines]
+    # lines are as high as their longest panel
     with rc_context({**STYLE, "axes.grid.axis": "x", "font.size": 9}):
         drawn = Figure(figsize=(NARROW if narrow else 6 * max(2, across), sum(heights) + 0.4), layout="constrained")
         meanings = "dashed: no communication; grey: plain DDP"
@@ -100,6 +102,7 @@ def write(folder: Path, name: str, results: Sequence[Result], facts: Mapping[str
     drawn = picture(name, results)
     drawn.savefig(folder / "suite.png", dpi=130)
     plain = table(name, results)
+    # the page's table also has the command that measures a row again
     rows = [[*line, result.command] for line, result in zip(plain.rows, results, strict=True)]
     whole = TextTable(plain.title, [*plain.columns, "command"], rows, texts=[*plain.texts, "command"])
     words = {key.replace("_", " "): str(value) for key, value in facts.items() if value is not None}

@@ -79,6 +79,7 @@ def training(runs: Sequence[Run], metric: str) -> TextTable:
     for run in runs:
         last = run.last
         sent = [*_sent(last.totals, 1e6), times(last.totals.ratio)]
+        # times, then bytes, then the speed-up over the first
         cost = [figure(last.wall_s), *_spread(run.step_ms()), *sent, figure(first.wall_s / last.wall_s)]
         rows.append([run.configuration, _held_out(run, metric), *cost])
     spare = ["quartiles, ms", "MB at the interface", "ms per step", "MB per rank"]

@@ -42,6 +42,7 @@ def _data(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
 
 
 def _row(row: TimelineRow, index: dict[str, int]) -> dict[str, Any]:
+    # arrays rather than objects, and slots by number: pages of many steps stay small
     spans = [
         [
             round(span.start_s, 7),

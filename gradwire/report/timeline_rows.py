@@ -42,6 +42,7 @@ def _tracks(spans: Iterable[Span]) -> list[list[Span]]:
     """First fit, which needs no more tracks than spans ever overlap."""
     tracks: list[list[Span]] = []
     for span in spans:
+        # the first track whose last span has ended
         free = (track for track in tracks if track[-1].end_s <= span.start_s + _TOLERANCE_S)
         track = next(free, None)
         if track is None:

@@ -92,6 +92,7 @@ def _minus(whole: _Parts, taken: _Parts) -> _Parts:
     """The parts of `whole` that are not `taken`."""
     left: _Parts = []
     for start_s, end_s in whole:
+        # both are in order of time: what is left of it begins after each taken part
         for from_s, to_s in taken:
             if from_s < end_s and to_s > start_s:
                 left.append((start_s, from_s))

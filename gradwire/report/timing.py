@@ -41,6 +41,7 @@ def summarize(samples: Sequence[TimedSteps]) -> list[Timing]:
     # samples of each configuration, over all repeats
     of = {name: [s for s in samples if s.configuration == name] for name in _names(samples)}
     spreads = {name: Spread.of([ms for s in mine for ms in s.step_ms]) for name, mine in of.items()}
+    # the step without communication is the unit
     alone = spreads[NOCOMM].median
     return [
         Timing(

@@ -33,6 +33,7 @@ def _sentence(first: Run, run: Run, metric: str) -> str:
     gain = f"{figure(_speed(first, run))}× faster than {first.configuration}"
     if isnan(before - after):
         return f"{run.configuration}: {gain}; nothing was evaluated."
+    # accuracies change by points, losses and perplexities by per cent
     if metric in LARGER_IS_BETTER:
         change = f"{100 * (after - before):+.1f} points"
     else:

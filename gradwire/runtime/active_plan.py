@@ -37,7 +37,9 @@ class ActivePlan:
         self.trained = [slot for slot in slots if options.trained is None or slot.name in options.trained]
         self._chosen: Plan | None = None
         self.native_steps, self.plan, self.origin = None, NATIVE, NATIVE
+        # all ranks meet here: they begin with equal plans, or none begins
         self.first = self.agreed(make)
+        # the order of the first backward pass, and whether a plan is made by it
         self._remake = self._follow_order = options.follow_order
         self._seen: list[int] = []
         self.order = ()

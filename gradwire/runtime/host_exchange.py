@@ -24,6 +24,7 @@ class HostExchange(GroupExchange):
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
         assert job.mesh.host is not None
         self._host, self._hosts = job.mesh.host, job.mesh.replica.world
+        # between hosts, the rank that leads this group exchanges; groups take turns
         self._between = ReplicaExchange(group, index, stored, job)
         self._leader = index % self._host.world
         self.group, self.index, self.stored = group, index, stored

@@ -80,12 +80,14 @@ class Intake:
 
     def __init__(self, steps: Steps, active: ActivePlan, executor: Executor, recorder: Recorder) -> None:
         self.step = self.ended = 0
+        # the training thread: the only one that may hand gradients over
         self._thread = get_ident()
         self.groups: Sequence[int] = ()
         self._step_s, self._opened = 0.0, float("inf")
         self.arrivals = Arrivals(partial(Intake._complete, weakref.proxy(self)))
         self._steps, self._active, self._executor, self._recorder = steps, active, executor, recorder
         self.slots = steps.store.slots
+        # by the plan in force: slots of each group; and the gradients of this step, by slot
         self._members: list[tuple[int, ...]] = []
         self._tensors: list[Any] = [None] * len(self.slots)
         self.begun_s = 0.0

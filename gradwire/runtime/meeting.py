@@ -134,6 +134,7 @@ def disagreement(facts: Sequence[Facts]) -> tuple[str, str] | None:
     if failed := {rank: own["error"] for rank, own in enumerate(facts) if "error" in own}:
         rank, error = next(iter(failed.items()))
         return (error if len(failed) == len(facts) else f"rank {rank} cannot go on: {error}"), "error"
+    # then fields in the order in which ranks give them
     for field in dict.fromkeys(field for own in facts for field in own):
         values: dict[str, list[int]] = {}
         for rank, own in enumerate(facts):
@@ -256,6 +257,7 @@ def _arithmetic(device: torch.device) -> str:
 
 def _checksum(device: torch.device) -> str:
     """A checksum of matrix products, of a basis, and of random draws, all in float32 or float64."""
+    # the same numbers everywhere, so that only the arithmetic can differ
     matrix = uniform((8, 97), torch.Generator().manual_seed(0)).to(device)
     square, thin = matrix @ matrix.T, matrix.new_empty(1, 97, 97)
     ops = backend_for(matrix)

@@ -130,6 +130,7 @@ class GroupRecordings:
         if self.why_not or self.unless:
             return None
         exchange, scale = self._exchange, given.scale
+        # what a recording fixes: which half, phase and memory its kernels read and write
         return (
             exchange.group.compressor.phase(step), exchange.group.communicator.phase(step, exchange.context.world),
             scale.data_ptr() if isinstance(scale, Tensor) else scale, id(given.gradients), *exchange.stored.sides,
@@ -152,6 +153,7 @@ class GroupRecordings:
         if before is None:
             stored = self._exchange.stored
             self._seen[key] = Occasion(given, step, stored.flat, dict(stored.slot_state.halves))
+        # recordings hold memory: a group that never repeats is better computed
         if len(self._seen) > MOST:
             self.why_not = f"more than {MOST} of its steps differ"
             self.clear()

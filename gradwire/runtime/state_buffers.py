@@ -51,6 +51,7 @@ class StateBuffers:
             return
         for buffer in self.kinds.values() if self.order else ():
             self._gather(buffer, 0, len(self.order))
+        # new places for all slots; then each kind is copied there once
         wanted = [slot for group in groups for slot in group]
         chosen, starts, places = set(wanted), self._start, self._place
         self._put([*wanted, *(slot for slot in self.order if slot not in chosen)])

@@ -96,8 +96,10 @@ def check(mesh: Mesh) -> None:
 def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreement, device: torch.device) -> StateDict:
     """The state of all ranks, on rank 0; the others get the part that is equal on all. All ranks call this together,
     with their `own`."""
+    # over the store: which kinds of state each rank has, and its small tensors
     facts = agreement.gather("state_dict(all_ranks=True)", {"kinds": json.dumps(_kinds(own)), "small": _small(own)})
     kinds = sorted({kind for its in facts for kind in json.loads(its["kinds"])})
+    # what is equal on all ranks is this rank's own
     exported = {
         name: {key: t.cpu() for key, t in tensors.items() if key.startswith(SHARED)}
         for name, tensors in own.exported.items()
@@ -121,9 +123,11 @@ def _gather_flat(
     has = torch.tensor(
         [float(kind in own.exported.get(slot.name, {})) for slot, kind in pairs], dtype=torch.float32, device=device
     )
+    # all ranks learn which slots have a state on some rank: they gather the same ones
     if pairs:
         mesh.sum(has)
     for slot, kind in (pair for pair, ranks in zip(pairs, has.tolist(), strict=True) if ranks):
+        # a rank that has none sends zeros
         mine = own.exported.get(slot.name, {}).get(kind)
         rows = _rows(torch.zeros(slot.numel, dtype=torch.float32, device=device) if mine is None else mine, slot, mesh)
         if mesh.rank == 0:

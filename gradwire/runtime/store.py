@@ -168,6 +168,7 @@ class Store:
         group_state = GroupState(group.compressor.init_group() | group.communicator.init_group())
         group_state.load(self._group_tensors[members[0]])
         parts = self._parts(kinds, members)
+        # same slots: buffers and views stay, and recorded kernels with them
         if before:
             before.buffers.forget_views()
             return replace(before, kinds=kinds, parts=parts, slot_state=slot_state, group_state=group_state)
@@ -210,6 +211,7 @@ class Store:
         return tensors | {kind: self._buffers.view(kind, i) for kind in kept}
 
     def _load_slot(self, i: int, tensors: Mapping[str, Tensor]) -> None:
+        # kinds that the state lacks start at zero
         for kind in self._buffers.kinds.keys() - tensors.keys():
             self._buffers.clear(kind, i)
         for key, tensor in tensors.items():

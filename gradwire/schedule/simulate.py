@@ -159,6 +159,7 @@ def on_cluster(profile: Profile, cluster: Cluster) -> Profile:
     costs = over_link(profile.candidates, hosts, latency_s, bytes_per_s)
     if "AllReduce" in costs:
         costs["AllReduce"] = all_reduce(hosts, latency_s, bytes_per_s)
+    # what a rank computes stays; decoding more payloads takes longer
     return dataclasses.replace(
         profile,
         candidates=tuple(_decoding(candidate, hosts / profile.hosts) for candidate in profile.candidates),

@@ -133,6 +133,7 @@ class ProcessGroup(Transport):
     def _of(cls, ranks: list[int], parent: dist.ProcessGroup, few: bool = False) -> "ProcessGroup":
         """A group of these ranks. With `few`, its kernels hold few multiprocessors while they wait for a slow link."""
         name = cls._name(ranks)
+        # all members come here in the same order, as new_group wants it
         with Connections() as connections, in_batch():
             group: Any
             if len(ranks) == dist.get_world_size():

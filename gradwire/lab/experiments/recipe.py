@@ -42,11 +42,13 @@ class Recipe:
     clip: float | None = None
 
     def __post_init__(self) -> None:
+        # one length, of one unit or more
         if self.steps is not None and self.epochs is not None:
             raise ValueError(f"{self.steps} steps and {self.epochs} epochs are two lengths: give one of them")
         for unit, length in {"steps": self.steps, "epochs": self.epochs}.items():
             if length is not None and length < 1:
                 raise ValueError(f"{length} {unit} are no training: give 1 or more")
+        # numbers of an optimizer that can be
         if self.optimizer not in (None, "sgd", "adamw"):
             raise unknown("optimizer", self.optimizer, ("sgd", "adamw"))
         if self.lr is not None and not 0 < self.lr < inf:
@@ -59,6 +61,7 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not 0 <= value < inf:
                 raise ValueError(f"{name}={value} is not a finite number from 0 on")
+        # raises for a schedule that cannot be read
         self.drops  # noqa: B018
 
     @property
@@ -88,6 +91,7 @@ class Recipe:
         """The optimizer's name and options. Raises ValueError for a momentum of AdamW."""
         kind = self.optimizer or task.optimizer
         decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
+        # AdamW has betas in place of a momentum
         if kind == "sgd":
             momentum = 0.9 if self.momentum is None else self.momentum
             return kind, {"lr": self.lr or 0.01, "momentum": momentum} | decay

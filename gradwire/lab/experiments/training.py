@@ -51,6 +51,7 @@ class Training:
         given = {name: value for name, value in recipe.items() if value is not None}
         if len(given.keys() & {"steps", "epochs"}) == 1:
             given = {"steps": None, "epochs": None} | given
+        # a learning rate of one's own does not grow with the ranks
         return replace(
             self,
             options=tuple(merged.values()),

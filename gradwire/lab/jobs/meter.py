@@ -43,6 +43,7 @@ class Meter:
         (loss,) = peers.mean([float(self.loss) / self._steps])
         self._steps = 0
         self.loss.zero_()
+        # times of the steps since, and at the end whether replicas are equal bit by bit
         step_ms = self._take(whole=not last)
         replicas = self._replica.hash() if last else None
         decisions = [asdict(decision) for decision in self._replica.decisions()]

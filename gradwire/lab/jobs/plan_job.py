@@ -163,6 +163,7 @@ def _steps(task: Task, ddp: DistributedDataParallel, peers: Peers, seed: int) ->
         optimizer.zero_grad()
         task.training_loss(ddp, to_device(batch, peers.device)).backward()
         optimizer.step()
+        # kernels run behind the training thread: wait for them
         peers.synchronize()
         yield perf_counter() - start
 

@@ -55,6 +55,7 @@ def pretrained(kind: str, folder: Path, vocabulary: int = 0, **sizes: Any) -> nn
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"no weights in {folder}: config.json and model.safetensors are read ({reason})") from None
+    # an embedding with fewer rows than the tokenizer has words would be read past its end
     if vocabulary > getattr(model.config, "vocab_size", vocabulary):
         known = model.config.vocab_size
         raise ValueError(f"the tokenizer has {vocabulary} words, the model in {folder} knows {known}: take its own")
@@ -72,6 +73,7 @@ def _option(option: str, known: dict[str, Any], model: str) -> tuple[str, Any]:
     name, _, text = option.partition("=")
     if name not in known:
         raise unknown(f"option of {model} named", name, known)
+    # the default's type says how the text is read
     kind = type(known[name])
     try:
         if kind is bool:

@@ -54,5 +54,6 @@ def _start(layer: nn.Module) -> None:
             nn.init.normal_(layer.weight, std=0.01)
         case _:
             return
+    # both kinds of layers start with a bias of zero
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)

@@ -82,6 +82,7 @@ def isolate() -> list[str]:
     try:
         unshare(CLONE_NEWNET)
     except PermissionError:
+        # the kernel takes the map of groups only after setgroups is denied
         user, group = os.geteuid(), os.getegid()
         unshare(CLONE_NEWUSER | CLONE_NEWNET)
         Path("/proc/self/setgroups").write_text("deny")

@@ -79,6 +79,7 @@ def resnet(blocks: tuple[int, ...], classes: int) -> Iterator[Tensor]:
     """A ResNet of bottlenecks (He et al., CVPR 2016), from input to output."""
     yield from _convolution("stem", (64, 3, 7, 7), 112**2)
     width = 64
+    # four stages: twice as wide, and half as long on a side, each
     for stage, count in enumerate(blocks):
         planes, uses = 64 << stage, (56 >> stage) ** 2
         for block in range(count):
@@ -97,6 +98,7 @@ def bert_base() -> Iterator[Tensor]:
     for name, rows in (("words", 30522), ("positions", 512), ("types", 2)):
         yield Tensor(name, (rows, 768))
     yield from _norm("embeddings", 768)
+    # attention, then the feed-forward layers
     for layer in range(12):
         for name in ("query", "key", "value", "output"):
             yield from _linear(f"{layer}.{name}", 768, 768)
@@ -144,6 +146,7 @@ def problem(model: str, cluster: Cluster, codec: str, sharded: bool = False) -> 
     tensor, vectors too. What a server's GPUs have summed is compressed by one of them or, `sharded`, by each a part:
     the paper does not say which."""
     tensors, iteration_s = MODELS[model]
+    # two thirds of an iteration are the backward pass
     slots = _slots(tuple(tensors()), iteration_s * 2 / 3)
     return Problem(
         ready_s=np.array([slot.ready_s for slot in slots]),

@@ -52,6 +52,7 @@ class ComputeStream(Regime):
 
     def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
         sent = before[0] - after[0]
+        # each kind of second is weighed by what it delays
         on_wire = sent + before[1]
         return (
             ready * sent
@@ -119,6 +120,7 @@ class SideStream(Regime):
         spans: list[Interval] = []
         now = 0.0
         for group, work in enumerate(works):
+            # one group after another: none is encoded while another is sent
             now = max(now, backward.at(work.ready_s))
             for lane, seconds in (("encode", work.encode_s), ("wire", work.wire_s), ("decode", work.decode_s)):
                 spans.append(Interval(lane, now, now + seconds, group))

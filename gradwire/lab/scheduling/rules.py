@@ -79,9 +79,11 @@ class _Cupcake:
         start = 0
         for end in ends:
             encode, send = self._costs(start, np.array([end]))
+            # encoding follows the last encoding, sending the last sending
             encoded += float(encode[0])
             wire = max(wire, self.problem.views[self.option].ready_s[end] + encoded) + float(send[0])
             start = end
+        # keep the best partition so far
         if wire < self.best_s:
             self.best_s, self.best_ends = wire, ends
 

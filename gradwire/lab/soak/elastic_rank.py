@@ -30,6 +30,7 @@ class ElasticRank:
         torch.set_num_threads(1)
         self.model, self.alone, self._facts = network(), network(), facts
         self._inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        # ranks meet over the store; a round begins once the last call is over
         timeout = timedelta(seconds=TIMEOUT_S)
         self._rendezvous = Rendezvous(store, at_least=2, last_call_timeout=LAST_CALL_S, timeout=timeout, backend="gloo")
         self.handle: Handle | None = None
@@ -50,6 +51,7 @@ class ElasticRank:
 
     def _begin(self) -> Handle:
         way = plan(self.model, self._facts["turn"])
+        # DDP with its hook, or the wrapping optimizer
         if self._facts["front_end"] == "DDP":
             self.trained: nn.Module = DistributedDataParallel(self.model)
             self._optimizer: Any = self._inner

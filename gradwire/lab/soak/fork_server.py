@@ -33,6 +33,7 @@ def _become(rank: Callable[[], None], pipes: list[int], parent: int) -> None:
     """Runs `rank` in this new process; does not return."""
     die_with(parent)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # orders on standard input, reports on standard output
     for number, pipe in enumerate(pipes):
         os.dup2(pipe, number)
         os.close(pipe)

@@ -90,6 +90,7 @@ class HostProcess:
         (read, orders), (reports, write) = os.pipe(), os.pipe()
         socket.send_fds(self._asked, [b"fork"], [read, write])
         number = int(self._asked.recv(16))
+        # the child has copies of its ends: only then does a closed pipe say that it died
         for theirs in (read, write):
             os.close(theirs)
         rank = RankProcess(name, self._number, number, (orders, reports), heard)

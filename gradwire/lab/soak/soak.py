@@ -73,9 +73,11 @@ class Soak:
         self._laws = Laws()
         self.came.broken = self._laws.broken
         self._heard: SimpleQueue[Heard] = SimpleQueue()
+        # episodes, ranks and lives are counted: keys in the store are never used twice
         self._numbers, self._episode, self._size, self._ranks = count(), -1, 2, 2
         self._lives = count()
         self._address = (network.address(0), 29500) if network else ("127.0.0.1", free_port())
+        # processes: all, and the ranks of this episode by host
         self._began, self._reports = monotonic(), list[str]()
         self._all: list[RankProcess] = []
         self._members: dict[int, RankProcess] = {}
@@ -193,6 +195,7 @@ class Soak:
 
     def _resize(self, fault: Fault, victim: RankProcess) -> None:
         missing = set(range(self._size)) - self._members.keys()
+        # a gap is filled at once, or by the next life of the job
         if missing and self._in_place:
             return self._enter([min(missing)])
         self._ranks = self._size if missing else max(2, self._size - 1)

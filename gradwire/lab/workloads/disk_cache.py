@@ -38,6 +38,7 @@ def _keep(home: Path, arrays: Mapping[str, NDArray[numpy.generic]]) -> None:
     beside.mkdir(parents=True)
     for name, array in arrays.items():
         numpy.save(beside / f"{name}.npy", array, allow_pickle=False)
+    # renaming is atomic; where another rank was first, its arrays are the same
     try:
         beside.rename(home)
     except OSError:  # another rank was first

@@ -45,6 +45,7 @@ class FolderImages(Images):
                 image = file.convert("RGB")
         except (UnidentifiedImageError, OSError) as error:
             raise ValueError(f"{path} cannot be read as an image: {error}") from error
+        # the middle, to evaluate; a random part, to train
         if seed is None:
             cut = ImageOps.fit(image, (self.pixels, self.pixels), Image.Resampling.BILINEAR, bleed=_BLEED)
         else:

@@ -46,6 +46,7 @@ class Masked(Named, Task):
         self.check_model()
         if not self.published or self.pretrained:
             raise ValueError(f"{self.name} pre-trains a published BERT from the start, not {self.model}")
+        # [CLS], [SEP] and [MASK]
         if len(self.corpus.special) != 3:
             raise ValueError(f"{self.name} needs a tokenizer that has [MASK], not {self.tokenizer}: give bpe:WORDS")
         if min(len(self.corpus.train), len(self.corpus.held_out)) < 2 * self.length:

@@ -72,6 +72,7 @@ class Own(Task):
             with _drawing_from(seed + epoch):  # samplers draw their order when the first batch is asked for
                 iterator = iter(batches)
                 first = list(islice(iterator, 1))
+            # the first batch was taken inside, so that its order follows the seed
             if not first:
                 raise ValueError(f"{self.function}: batches({rank}, {world}) gives no batch")
             yield first[0]

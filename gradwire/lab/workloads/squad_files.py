@@ -89,6 +89,7 @@ def windows(folder: Path, tokenizer: str, length: int) -> tuple[Windows, Windows
         texts = chain(dict.fromkeys(each.context for each in train), (each.question for each in train))
         tokens = tokens_of(tokenizer, texts)
         _check_length(length, [each.question for each in (*train, *held_out)], tokens.core)
+        # only the text is cut, into windows that overlap
         tokens.core.enable_truncation(length, stride=length // _OVERLAP, strategy="only_second")
         tokens.core.enable_padding(length=length, pad_id=tokens.pad or 0)
         made = {"train": _windows(train, tokens.core), "dev": _windows(held_out, tokens.core)}
@@ -112,6 +113,7 @@ def _windows(asked: Sequence[Question], core: Any) -> dict[str, NDArray[numpy.in
     encodings = core.encode_batch([(each.question, each.context) for each in asked])
     cut = [[encoding, *encoding.overflowing] for encoding in encodings]
     flat = [(window, each) for windows, each in zip(cut, asked, strict=True) for window in windows]
+    # by window: tokens, where the text begins, the answer; by question: its first window
     rows: dict[str, list[Any]] = {
         "tokens": [window.ids for window, _ in flat],
         "questions": [window.sequence_ids.index(1) for window, _ in flat],

@@ -123,6 +123,7 @@ def wikitext(folder: Path, tokenizer: str) -> Corpus:
         if tokenizer == "words":
             return _words(train, held_out)
         tokens = tokens_of(tokenizer, lines_of(train))
+        # those that the tokenizer has, for masked words
         special = [number for number in (tokens.cls, tokens.sep, tokens.mask) if number is not None]
         numbers = {"vocabulary": [tokens.vocabulary], "special": special}
         parts = {"train": tokens.encode(train), "held_out": tokens.encode(held_out)}
