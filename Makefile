@@ -1,7 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# Modules are compiled when they are first imported: all 15,000 would take a minute more.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 PACKAGE := pyproject.toml constraints.txt $(wildcard native/*)
 TORCH := $(VENV)/.torch
 LAB := $(VENV)/.lab
@@ -45,7 +46,7 @@ docs: $(DEV)  ## the site, into build/site; it needs no network
 	@echo "read it: build/site/index.html"
 
 benchmarks: $(DEV)  ## docs/benchmarks/ from benchmarks/results/; it measures nothing
-	$(BIN)/python benchmarks/document.py
+	$(BIN)/python benchmarks/pages/document.py
 
 sanitize: $(DEV)  ## the kernels' tests under AddressSanitizer and UBSan
 	PYTHON=$(BIN)/python native/check/sanitize.sh

@@ -71,7 +71,7 @@ class Slot:
         slowest = max(range(len(self.shape)), key=lambda axis: (self.strides[axis], -axis))
         return self.shape[slowest], self.numel // self.shape[slowest]
 
-    def piece(self, n: int) -> "Slot":
+    def part(self, n: int) -> "Slot":
         """n neighbouring elements of this slot as one of their own."""
         if n == self.numel:
             return self
@@ -104,11 +104,11 @@ class Layout:
         return self.offsets[-1]
 
     def cut(self, start: int, end: int) -> "Layout":
-        """The slots, or pieces of them, in elements `start` to `end`; a matrix's pieces are matrices of one row."""
+        """The slots, or parts of them, in elements `start` to `end`; a matrix's parts are matrices of one row."""
         if (start, end) not in self._cuts:
             ends = zip(self.slots, self.offsets, self.offsets[1:], strict=False)
-            pieces = [slot.piece(min(b, end) - max(a, start)) for slot, a, b in ends if a < end and b > start]
-            self._cuts[start, end] = Layout(tuple(pieces))
+            parts = [slot.part(min(b, end) - max(a, start)) for slot, a, b in ends if a < end and b > start]
+            self._cuts[start, end] = Layout(tuple(parts))
         return self._cuts[start, end]
 
     @cached_property

@@ -1,4 +1,4 @@
-// next = decay * old + share * gradient, and whether it is finite.
+// next = decay * old + weight * gradient, and whether it is finite.
 #pragma once
 #include "gradwire.h"
 #include "simd.h"
@@ -42,9 +42,9 @@ template <class Value> GW_INLINE bool write_checked(float* next, int64_t n, Valu
 }
 
 template <class Dtype>
-bool add_typed(float* next, const float* old, const void* gradient, int64_t n, float decay, float share) {
+bool add_typed(float* next, const float* old, const void* gradient, int64_t n, float decay, float weight) {
   const char* g = static_cast<const char*>(gradient);
-  const Floats d = splat(decay), s = splat(share);
+  const Floats d = splat(decay), s = splat(weight);
   if (!old) {
     return write_checked(next, n,
                          [=](int64_t i, auto lanes) GW_LAMBDA { return s * Dtype::get(g + i * Dtype::bytes, lanes); });
@@ -62,11 +62,11 @@ bool keep_old(float* next, const float* old, int64_t n, float decay) {
 }
 
 bool add_gradient(float* next, const float* old, const void* gradient, int64_t dtype, int64_t n, float decay,
-                  float share) {
+                  float weight) {
   switch (dtype) {
-    case GW_FLOAT32: return add_typed<Float32>(next, old, gradient, n, decay, share);
-    case GW_BFLOAT16: return add_typed<BFloat16>(next, old, gradient, n, decay, share);
-    case GW_FLOAT16: return add_typed<Float16>(next, old, gradient, n, decay, share);
+    case GW_FLOAT32: return add_typed<Float32>(next, old, gradient, n, decay, weight);
+    case GW_BFLOAT16: return add_typed<BFloat16>(next, old, gradient, n, decay, weight);
+    case GW_FLOAT16: return add_typed<Float16>(next, old, gradient, n, decay, weight);
     default: return keep_old(next, old, n, decay);
   }
 }

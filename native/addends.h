@@ -1,4 +1,4 @@
-// A pass over next = decay * old + share * gradient, tile by tile, across the segments' ends.
+// A pass over next = decay * old + weight * gradient, tile by tile, across the segments' ends.
 #pragma once
 #include "kernels.h"
 
@@ -20,7 +20,7 @@ class Adding {
       while (inside_ == segment_->length) ++segment_, inside_ = 0;
       const int64_t rest = segment_->length - inside_, piece = rest < width ? rest : width;
       finite_ &= kernels().add(a_.next + at_, a_.old ? a_.old + at_ : nullptr, gradient_at(*segment_, inside_),
-                               segment_->dtype, piece, a_.decay, a_.share);
+                               segment_->dtype, piece, a_.decay, a_.weight);
       at_ += piece, inside_ += piece, width -= piece;
     }
     return tile;

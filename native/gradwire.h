@@ -23,14 +23,14 @@ struct gw_segment {
   int64_t dtype;
 };
 
-// What is added in: next = decay * old + share * gradient. Without `old` that is zero. `next` may be `old`.
+// What is added in: next = decay * old + weight * gradient. Without `old` that is zero. `next` may be `old`.
 struct gw_addends {
   float* next;
   const float* old;
   const gw_segment* segments;
   int64_t count;
   float decay;
-  float share;
+  float weight;
 };
 
 // A part of the output: the parts, one after another, are the whole vector.
@@ -68,11 +68,11 @@ struct gw_rows {
   int64_t ranks;
 };
 
-// `count` matrices M (rows, columns), each `apart` elements after the one before, and their thin factors P (rank, rows)
+// `count` matrices M (rows, columns), each `stride` elements after the one before, and their thin factors P (rank, rows)
 // and Q (rank, columns), which lie one after another.
 struct gw_matrices {
   int64_t count;
-  int64_t apart;
+  int64_t stride;
   int64_t rows;
   int64_t columns;
   int64_t rank;

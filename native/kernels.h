@@ -15,8 +15,8 @@ struct Ahead {
 };
 
 struct Kernels {
-  // next = decay * old + share * gradient; false where a result is not finite.
-  bool (*add)(float* next, const float* old, const void* gradient, int64_t dtype, int64_t n, float decay, float share);
+  // next = decay * old + weight * gradient; false where a result is not finite.
+  bool (*add)(float* next, const float* old, const void* gradient, int64_t dtype, int64_t n, float decay, float weight);
   // Indices (`first` added) and values of |x| >= bound; `take` sets them to 0 in x, which is a tile.
   int64_t (*pick)(const float* x, int64_t n, float bound, uint32_t first, uint32_t* indices, float* values);
   int64_t (*take)(float* x, int64_t n, float bound, uint32_t first, uint32_t* indices, float* values,

@@ -27,7 +27,7 @@ int64_t sample(const gw_addends& a, int64_t stride, float* into) {
       const char* from = gradient_at(*segment, at - start);
       if (segment->dtype == GW_FLOAT32) gather<4>(from, stride, count, gradient);
       else if (from) gather<2>(from, stride, count, gradient);
-      kernels().add(into + m, a.old ? old : nullptr, gradient, segment->dtype, count, a.decay, a.share);
+      kernels().add(into + m, a.old ? old : nullptr, gradient, segment->dtype, count, a.decay, a.weight);
       at += count * stride, m += count;
     }
     start += segment->length;

@@ -19,7 +19,7 @@ from gradwire.frontends.idle import Idle
 from gradwire.plans import uniform
 from gradwire.predecessors import predecessors
 from gradwire.runtime import meeting
-from tests.support.cases import CASES, Case, rows
+from tests.support.cases import CASES, FEW, Case, rows
 from tests.support.harness import SMALL, draw, hand_over, job, plan_of, raising, slots_of, together, total
 
 SLOTS = slots_of(SMALL)
@@ -119,11 +119,15 @@ def test_one_rule_says_which_old_ranks_a_new_one_goes_on_from():
 
 
 @some_cases
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_another_number_of_ranks_keeps_the_sum(case: Case, world: int):
+def test_another_number_of_ranks_keeps_the_sum(case: Case):
     with job(plan_for(case), SLOTS, 3) as running:
         running.step(draw(SLOTS, 3, 0))
         saved = running.states()
+    for world in (1, 2, 3, 5) if case in FEW else (2, 5):
+        fits_so_many_ranks(case, saved, world)
+
+
+def fits_so_many_ranks(case: Case, saved: list[dict[str, Tensor]], world: int) -> None:
     shards = gw.reshard(saved, world)
     assert len(shards) == world
     for a, b in zip(residuals(shards), residuals(saved), strict=True):
@@ -155,16 +159,16 @@ def test_the_state_of_all_ranks_is_what_each_of_them_had(case: Case):
 
 
 @some_cases
-@pytest.mark.parametrize("world", [2, 4])
-def test_the_state_of_all_ranks_fits_another_number_of_them(case: Case, world: int):
+def test_the_state_of_all_ranks_fits_another_number_of_them(case: Case):
     with job(plan_for(case), SLOTS, 3) as running:
         running.step(draw(SLOTS, 3, 0))
         saved = running.states()
         whole = raising(together(3, lambda rank: running.runtimes[rank].state_dict(all_ranks=True)))[0]
-    with job(plan_for(case), SLOTS, world) as other:
-        other.load([whole] * world)
-        for a, b in zip(residuals(other.states()), residuals(saved), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    for world in (2, 4) if case in FEW else (2,):
+        with job(plan_for(case), SLOTS, world) as other:
+            other.load([whole] * world)
+            for a, b in zip(residuals(other.states()), residuals(saved), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
 SMALL_CASE = Case(gw.PowerSGD(2), gw.Residual(), gw.AllReduce(), bits=0)

@@ -5,7 +5,9 @@ import re
 from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "gradwire"
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "gradwire"
+CORE = ("runtime", "ops", "compressors", "communicators", "frontends", "transports")
 MAY_USE_THE_NETWORK = {
     "transports/members.py",
     "integrations/torchft_replica.py",  # a front end, of shards as well
@@ -62,6 +64,26 @@ def test_every_tensor_that_is_made_says_its_type_and_device():
         if not {"dtype", "device"} <= {keyword.arg for keyword in call.keywords}
     ]
     assert vague == []
+
+
+def test_every_module_of_the_core_has_a_test_of_its_name_or_a_line_in_the_readme():
+    modules = {
+        path.relative_to(PACKAGE).with_suffix("")
+        for folder in CORE
+        for path in (PACKAGE / folder).rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    own = {module for module in modules if (TESTS / module.parent / f"test_{module.name}.py").exists()}
+    listed = _tested_in()
+    assert listed.keys() == modules - own
+    assert not [test for tests in listed.values() for test in tests if not (TESTS.parent / test).exists()]
+
+
+def _tested_in() -> dict[Path, list[str]]:
+    """The test files of each module that the table in tests/README.md names."""
+    table = (TESTS / "README.md").read_text().partition("| module | tested in |")[2]
+    rows = [[re.findall("`(.*?)`", cell) for cell in line.split("|")[1:3]] for line in table.splitlines()[2:]]
+    return {Path(module): [test.split()[0] for test in tests] for modules, tests in rows for module in modules}
 
 
 def _making(tree: ast.Module) -> list[ast.Call]:

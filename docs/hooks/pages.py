@@ -1,5 +1,5 @@
-"""What the site has beside the pages that are written: a page per algorithm, the reference, measured rows, and the
-benchmarks' pages as of this code.
+"""Generated parts of the site: a page per algorithm, the reference, measured rows, and the benchmarks' pages with the
+age of each result.
 
 In a page, `<!-- steps 100mbit -->` becomes the step times on that link, `<!-- ladder fidelity -->` the losses and bytes
 of that result, `<!-- losses fidelity gpt-adamw -->` all of a task's, and `<!-- source FILE CLASS -->` the source of a
@@ -23,11 +23,11 @@ from gradwire.lab.catalogue import CatalogueEntry, catalogue
 from gradwire.report import depth
 from gradwire.report.text_table import TextTable
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import document
-import fidelity
-from page import markdown as _grid
-from provenance import ROOT, load
+sys.path.append(str(Path(__file__).parents[2]))
+from benchmarks.losses import fidelity
+from benchmarks.pages import document
+from benchmarks.shared.provenance import ROOT, load
+from benchmarks.shared.tables import markdown as _grid
 
 KINDS = ("Compressors", "Memories", "Communicators", "Controllers")
 STEPS = ("steps_100mbit", "steps_1gbit", "steps_4ranks")
@@ -61,7 +61,7 @@ def _with_algorithms(entry: Any, kinds: dict[str, list[CatalogueEntry]]) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fills in what is measured and what is source; links that leave the site go as text."""
+    """Fills in measured rows and source code; links that leave the site become text."""
     if (made := ROOT / "docs" / page.file.src_uri).parent == document.FOLDER:
         return document.pages(ages=True)[made]
     filled = _INSERT.sub(lambda found: _inserted(*found.groups()), markdown)

@@ -1,8 +1,8 @@
-"""Communicators: how the payloads of all ranks become one mean."""
+"""Communicators: the collectives by which all ranks' payloads become one mean. One file per algorithm."""
 
 from gradwire.communicators.all_gather import AllGather
 from gradwire.communicators.all_reduce import AllReduce
-from gradwire.communicators.base import Communicator
+from gradwire.communicators.communicator import Communicator
 from gradwire.communicators.exclusive import Exclusive
 from gradwire.communicators.global_top_k import GlobalTopK
 from gradwire.communicators.leader_indices import LeaderIndices

@@ -1,4 +1,4 @@
-"""All-gather: every rank gets every payload and adds them up itself."""
+"""All-gather: every rank gets every payload, and decodes the sum itself."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gradwire.collective import Gather, framed
-from gradwire.communicators.base import SummingCommunicator
+from gradwire.communicators.communicator import SummingCommunicator
 from gradwire.communicators.wire import Wire, all_gather
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, Selective
 from gradwire.ops.lazy_sum import LazySum
@@ -17,13 +17,11 @@ from gradwire.slots import Layout
 
 @dataclass(frozen=True)
 class AllGather(SummingCommunicator, recordable=True):
-    """Sends each rank's payload to all: N-1 payloads received per rank. For payloads that cannot be added.
-
-    With `over_senders` an element's mean is over those ranks that sent it, as in the reference code of SparseLoCo and
-    DeMo, and not over all, as in the papers' formulas: up to N times as much, where selections do not overlap.
-    """
+    """Sends each rank's payload to all: N-1 payloads received per rank. For payloads that an all-reduce cannot add."""
 
     over_senders: bool = False
+    """Divides an element's sum by the number of ranks that sent it, as the reference code of SparseLoCo and DeMo does,
+    not by that of all ranks, as the papers' formulas do: up to N times as much, where selections do not overlap."""
     name: ClassVar[str] = "AllGather"
 
     def check(self, compressor: Compressor) -> None:
@@ -37,22 +35,27 @@ class AllGather(SummingCommunicator, recordable=True):
     def codec_wire(self, codec: Codec, layout: Layout, world: int, step: int) -> Wire:
         return all_gather(framed(codec.group_bytes(layout, step)), world)
 
-    def add_up(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+    def reduce_codec(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         size = codec.group_bytes(context.layout, context.step)
         send, receive = context.message("send", size), context.message("receive", size, rows=context.world)
+        # encode
         codec.encode(vector, send.body[None], context.whole)
+        # all-gather
         yield Gather(send, receive)
+        # decode and sum over the ranks
         out = mean.vector() if self.over_senders else None
         codec.decode(receive.body[None], mean, context.whole)
         if out is not None:
             assert isinstance(codec, Selective)
-            _divide_by_share(codec, receive.body, out, context)
+            _average_over_senders(codec, receive.body, out, context)
 
 
-def _divide_by_share(codec: Selective, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-    """Divides each element of out (n,), a mean over all ranks, by the share of ranks whose payload has it."""
+def _average_over_senders(codec: Selective, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+    """Makes each element of out (n,), a mean over all ranks, one over those whose payloads (ranks, ·) have it."""
+    # count each element's senders
     senders = context.buffers.tensor("senders", (len(out),)).zero_()
     for some in at_once(rows):
         places, values = codec.entries(some, len(out))
         senders.index_add_(0, places, values.ne(0).float())
+    # sum, divided by them
     out.mul_(context.world).div_(senders.clamp_(min=1))

@@ -1,4 +1,4 @@
-"""All-reduce: payloads that may be added are added on the way."""
+"""All-reduce: the collective adds up the payloads."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from gradwire.collective import Sum
-from gradwire.communicators.base import SummingCommunicator
+from gradwire.communicators.communicator import SummingCommunicator
 from gradwire.communicators.wire import Wire, all_reduce
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction
 from gradwire.ops.lazy_sum import LazySum
@@ -16,7 +16,8 @@ from gradwire.slots import Layout
 
 @dataclass(frozen=True)
 class AllReduce(SummingCommunicator, recordable=True):
-    """Sums payloads in flight: 2·(N-1)/N payloads sent per rank. For casts, shared indices and low rank."""
+    """Sums payloads in flight: 2·(N-1)/N payloads sent per rank. For casts, low rank, and values at coordinates that
+    all ranks share."""
 
     name: ClassVar[str] = "AllReduce"
 
@@ -33,10 +34,13 @@ class AllReduce(SummingCommunicator, recordable=True):
     def codec_wire(self, codec: Codec, layout: Layout, world: int, step: int) -> Wire:
         return all_reduce(codec.group_bytes(layout, step) + codec.wire_dtype.itemsize, world)
 
-    def add_up(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+    def reduce_codec(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         size = codec.group_bytes(context.layout, context.step)
         message = context.numbers("payload", size // codec.wire_dtype.itemsize, codec.wire_dtype)
         payload = message.body.view(torch.uint8)
+        # encode
         codec.encode(vector, payload[None], context.whole)
+        # all-reduce
         yield Sum(message)
+        # decode the sum
         codec.decode(payload[None, None], mean, context.whole)

@@ -1,4 +1,4 @@
-"""Exclusive selection: each rank chooses coordinates in a part of its own, and all send their values there."""
+"""Exclusive selection: each rank chooses coordinates in its own part of the vector, and all send their values there."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.collective import FLAG_BYTES, Gather, framed
 from gradwire.communicators.aligned import sum_values
-from gradwire.communicators.base import SparseCommunicator
+from gradwire.communicators.communicator import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_reduce
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
@@ -22,12 +22,12 @@ from gradwire.ops.ranges import even
 
 @dataclass(frozen=True)
 class Exclusive(SparseCommunicator, recordable=True):
-    """Each rank selects in its own partition, another one each step; all gather these indices and all-reduce their
-    values there (MiCRO, Yoon and Oh, HiPC 2023, https://arxiv.org/abs/2310.00967; ExDyna; DEFT).
+    """Each rank selects in its own part of the vector, another one each step; all gather these indices and all-reduce
+    their values there (MiCRO, Yoon and Oh, HiPC 2023, https://arxiv.org/abs/2310.00967; ExDyna; DEFT).
 
     k coordinates in all, each chosen once: selecting takes 1/N of the time, and bytes do not grow with the ranks.
-    The originals' partitions move with their measured load, or hold whole layers; these are even, and their
-    coordinates are counted beforehand, so that no message depends on the data.
+    The originals' parts move with their measured load, or hold whole layers; these are even, and the plan says how many
+    coordinates each has, so that no message depends on the data.
     """
 
     name: ClassVar[str] = "Exclusive"
@@ -51,15 +51,17 @@ class Exclusive(SparseCommunicator, recordable=True):
         places = _places(codec, n, world)
         return all_gather(framed(places.nbytes), world) + all_reduce(4 * world * places.k + FLAG_BYTES, world)
 
-    def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+    def reduce_codec(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x, world = vector.total(), context.world
         places, parts = _places(codec, len(x), world), _parts(len(x), context)
         mine = context.message("mine", places.nbytes)
+        # select in this rank's part
         a, b = parts[context.rank]
         quotas = even(codec.count(len(x)), world)
         quota = min(b - a, quotas[context.rank + 1] - quotas[context.rank])
         nothing = torch.empty(0, dtype=torch.int64, device=x.device)
         chosen = codec.select(x[a:b], quota, context) if quota else nothing
+        # gather the indices of all ranks
         backend_for(x).pack_places(mine.body[None], places, chosen[None])
         everyones = context.message("places", places.nbytes, rows=world)
         yield Gather(mine, everyones)
@@ -67,13 +69,15 @@ class Exclusive(SparseCommunicator, recordable=True):
         def starts() -> Tensor:
             return to_device(torch.tensor([[start] for start, _ in parts], dtype=torch.int64, device="cpu"), x.device)
 
+        # count them from the start of the vector
         found, filled = backend_for(x).unpack_places(everyones.body, places)
         found += context.buffers.once((self, "starts", context.step % world), starts)
+        # sum all ranks' values there
         yield from sum_values(x, found.view(-1), filled.view(-1), mean.vector(), context)
 
 
 def _places(codec: Sparse, n: int, world: int) -> Places:
-    """How a part's coordinates travel; a part has so many elements, or one less."""
+    """The layout of a part's coordinates; parts have as many elements as this, or one less."""
     return Places(-(-n // world), -(-codec.count(n) // world))
 
 

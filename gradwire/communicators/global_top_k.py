@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import Broadcast, SendReceive, framed
-from gradwire.communicators.base import SparseCommunicator
+from gradwire.communicators.communicator import SparseCommunicator
 from gradwire.communicators.wire import Wire, broadcast, depth, up_a_tree
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
@@ -21,8 +21,8 @@ class GlobalTopK(SparseCommunicator, recordable=True):
     2·log2 N messages of k entries, for any number of ranks (gTop-k, Shi et al., ICDCS 2019,
     https://arxiv.org/abs/1901.04359).
 
-    A sum that a merge drops, or what codes lose of one, goes into the memory of the rank that merged: so none is lost,
-    even where the other branch of the tree brings the same coordinate up to the root.
+    A sum that a merge drops, or the error of codes in one, goes into the memory of the rank that merged: so none is
+    lost, even where the other branch of the tree brings the same coordinate up to the root.
     """
 
     name: ClassVar[str] = "GlobalTopK"
@@ -34,27 +34,32 @@ class GlobalTopK(SparseCommunicator, recordable=True):
         size = framed(codec.payload_bytes(n))
         return up_a_tree(size, world) + broadcast(size, world)
 
-    def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+    def reduce_codec(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         entries = codec.layout(vector.numel)
         both = context.message("both", entries.nbytes, rows=2)
         merged, other, ops = both.row(0), both.row(1), backend_for(both.body)
+        # select this rank's elements
         codec.encode(vector, merged.body[None], context.whole)
+        # merge up the tree
         for level in range(depth(context.world)):
             target, source = partners(context.rank, context.world, level)
             yield SendReceive(merged, other, target, source)
             if source is not None:
                 (indices, sums), dropped = merge(*ops.unpack_entries(both.body, entries), entries.k)
                 sent = ops.pack_entries(merged.body[None], entries, indices[None], sums[None])[0]
-                if context.remember:
+                # keep the sums that were dropped, and the codes' error
+                if context.error_feedback:
                     vector.total().index_add_(0, *dropped)
-                if context.remember and not entries.exact:
+                if context.error_feedback and not entries.exact:
                     vector.total().index_add_(0, indices, sums - sent)
+        # broadcast the root's k largest sums
         yield Broadcast(merged, 0)
         ops.decode_entries(merged.body[None, None], mean.parts(), [entries])
 
 
 def partners(rank: int, world: int, level: int) -> tuple[int | None, int | None]:
-    """Whom `rank` sends to and whom it receives from at this level of the tree, whose root is rank 0."""
+    """The rank that `rank` sends to, and the one that it receives from, at a level of the tree whose root is rank 0;
+    None where it does not."""
     stride = 1 << level
     if rank % (2 * stride) == stride:
         return rank - stride, None
@@ -64,14 +69,17 @@ def partners(rank: int, world: int, level: int) -> tuple[int | None, int | None]
 
 
 def merge(indices: Tensor, values: Tensor, k: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Adds up entries (≤ 2k,): the k largest sums by ascending index, and all sums (≤ 2k,) with zeros for those k. What
-    is left over are zeros at the last index."""
+    """Indices and values of the k largest sums of entries (≤ 2k,), by ascending index, and those of all sums (≤ 2k,),
+    of which these k are zero. Coordinates that come twice leave zeros at the last index."""
+    # number the distinct indices
     indices, order = indices.sort()
     first = torch.ones_like(indices, dtype=torch.bool)
     torch.ne(indices[1:], indices[:-1], out=first[1:])
     place = first.cumsum(0).sub_(1)
+    # sum the values of each
     sums = torch.zeros_like(values).index_add_(0, place, values[order])
     where = indices[-1:].repeat(len(indices)).scatter_(0, place, indices)
+    # keep the k largest
     best = sums.abs().topk(min(k, len(sums)), sorted=False).indices.sort().values
     kept = where[best], sums[best]
     return kept, (where, sums.index_fill_(0, best, 0))

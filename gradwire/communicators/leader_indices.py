@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from gradwire.collective import FLAG_BYTES, Broadcast, framed
 from gradwire.communicators.aligned import sum_values
-from gradwire.communicators.base import SparseCommunicator
+from gradwire.communicators.communicator import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_reduce, broadcast
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
@@ -35,14 +35,17 @@ class LeaderIndices(SparseCommunicator, recordable=True):
         places = _places(codec, n)
         return broadcast(framed(places.nbytes), world) + all_reduce(4 * places.k + FLAG_BYTES, world)
 
-    def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+    def reduce_codec(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x = vector.total()
         places = _places(codec, len(x))
         message = context.message("places", places.nbytes)
+        # the leader selects, another rank each step
         leader = context.step % context.world
         if context.rank == leader:
             backend_for(x).pack_places(message.body[None], places, codec.select(x, places.k, context)[None])
+        # broadcast its indices
         yield Broadcast(message, leader)
+        # sum all ranks' values there
         found, filled = backend_for(x).unpack_places(message.body[None], places)
         yield from sum_values(x, found[0], filled[0], mean.vector(), context)
 

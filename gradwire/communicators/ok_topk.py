@@ -1,4 +1,4 @@
-"""Ok-Topk: ranks sum regions that hold equally many selected elements, and share what passes a global threshold."""
+"""Ok-Topk: ranks sum regions that hold equally many selected elements, and share sums above a global threshold."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import AllToAll, Gather, framed
-from gradwire.communicators.base import SparseCommunicator
+from gradwire.communicators.communicator import SparseCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.ranges import even, share, take_ranges
+from gradwire.ops.ranges import capacity, even, send_ranges
 from gradwire.ops.reference.largest import TINY
 from gradwire.ops.threshold import counted, largest_above, usable
 
 POINTS = 64
-"""Of each rank's selection, quantiles that are sent along: enough to find the bounds for any number of ranks."""
+"""Quantiles of each rank's selection that are sent along: enough to find the bounds for any number of ranks."""
 
 
 @dataclass(frozen=True)
@@ -28,23 +28,27 @@ class OkTopk(SparseCommunicator):
     for about 2·slack·k entries per rank however many ranks (Li and Hoefler, PPoPP 2022,
     https://arxiv.org/abs/2201.07598).
 
-    Every `rebalance` steps the ranks average where their own selections' quantiles lie: the next regions' bounds.
-    The global threshold is exact every `reuse` steps, and at once where fewer than 2/3·k or more than 4/3·k
-    elements passed the old one; to select by a threshold again in between is ReusedThreshold's part. The
-    original's messages are as long as the data makes them; here `slack` times a region's even share of k has
-    room both ways, and what does not fit, the smallest, stays with the sender or goes to the region's owner.
-    On CUDA, where the host does not ask for counts, the threshold is exact at every step.
+    The next regions' bounds are the means over the ranks of their own selections' quantiles. The global threshold is
+    exact every few steps, and at once where fewer than 2/3·k or more than 4/3·k elements passed the old one. (A local
+    threshold that is reused is ReusedThreshold's.) The original's messages are as long as the data makes them; here
+    they have a capacity, both ways, and the smallest elements beyond it stay with the sender or go to the region's
+    owner. On CUDA, where the host does not ask for counts, the threshold is exact at every step.
     """
 
     slack: float = 1.5
+    """The capacity of a message over k / N entries."""
     rebalance: int = 64
+    """The bounds move every so many steps."""
     reuse: int = 32
+    """The threshold is exact every so many steps."""
     name: ClassVar[str] = "OkTopk"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.slack < float("inf"):
-            raise ValueError(f"slack={self.slack} leaves no room for an even share; it is 1 or more, e.g. slack=1.5")
+            raise ValueError(
+                f"slack={self.slack} is less than an even part of the entries; it is 1 or more, e.g. slack=1.5"
+            )
         if self.rebalance < 1 or self.reuse < 1:
             raise ValueError(f"rebalance={self.rebalance}, reuse={self.reuse} count steps; they are 1 or more")
 
@@ -61,22 +65,21 @@ class OkTopk(SparseCommunicator):
             "threshold": torch.zeros(1, dtype=torch.float32, device="cpu"),
         }
 
-    def add_up(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+    def reduce_codec(self, codec: Sparse, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
         x = vector.total()
         n, world, k, ops = len(x), context.world, codec.count(len(x)), backend_for(x)
-        entries, bounds, threshold = (
-            self._entries(codec, n, world),
-            _bounds(n, context),
-            self._threshold(x, context),
-        )
+        entries, bounds, threshold = self._entries(codec, n, world), _bounds(n, context), self._threshold(x, context)
+        # select, and send each region's elements to its owner
         send, receive = (context.message(name, entries.nbytes, rows=world) for name in ("send", "receive"))
         indices = codec.select(x, k, context)
-        take_ranges(x, send.body, entries, indices, bounds, context.buffers, relative=False)
+        send_ranges(x, send.body, entries, indices, bounds, context.buffers, relative=False)
         yield AllToAll(send, receive)
 
+        # sum this rank's region
         a, b = bounds[context.rank], bounds[context.rank + 1]
         total = context.buffers.tensor("total", (n,))
         ops.decode_entries(receive.body[None], total, [entries])
+        # share the sums that pass the global threshold, and now and then the quantiles of the selection
         size = entries.nbytes + 4 * POINTS
         again, everyones = context.message("again", size), context.message("everyones", size, rows=world)
         found = _passing(total[a:b], threshold, entries.k) + a
@@ -86,28 +89,32 @@ class OkTopk(SparseCommunicator):
             again.body[entries.nbytes :].view(torch.int32).copy_(_quantiles(indices, n))
         yield Gather(again, everyones)
 
+        # the next threshold: exact, or dropped where it no longer fits
         places, values = ops.unpack_entries(everyones.body, entries)
         if threshold is None:
             context.group.stage("threshold", _keep_largest(values, k))
         shared = counted(values)
         if shared is not None and not 2 / 3 <= shared / k <= 4 / 3:
             context.group.stage("threshold", torch.zeros(1, dtype=torch.float32, device="cpu"))
+        # the next bounds
         if rebalances:
             context.group.stage("quantiles", _mean_quantiles(everyones.body[:, entries.nbytes :], n))
-        out = mean.vector().zero_().index_add_(0, places, values)  # none of these are equal, but for zeros
-        if context.remember:  # what this region's owner did not share, or not everybody kept
+        # decode: all indices differ, but for those of zeros
+        out = mean.vector().zero_().index_add_(0, places, values)
+        # keep the sums of this region that are not in the mean
+        if context.error_feedback:
             x[a:b].add_(total[a:b]).sub_(out[a:b])
 
     def _entries(self, codec: Sparse, n: int, world: int) -> Entries:
-        return codec.room(n, share(codec.count(n), world, self.slack, n))
+        return codec.entries_layout(n, capacity(codec.count(n), world, self.slack, n))
 
     def _threshold(self, x: Tensor, context: GroupContext) -> float | None:
-        """What a sum must reach, where the last step's threshold serves again."""
+        """The threshold of an earlier step, where it is reused."""
         return usable(context.group["threshold"], x) if context.step % self.reuse else None
 
 
 def _passing(region: Tensor, threshold: float | None, most: int) -> Tensor:
-    """Ascending indices of the sums that this rank shares, `most` at most."""
+    """Ascending indices (≤ most,) of the sums in a region (m,) that this rank shares."""
     if len(region) == 0:
         return torch.empty(0, dtype=torch.int64, device=region.device)
     if threshold is None:
@@ -125,24 +132,24 @@ def _bounds(n: int, context: GroupContext) -> list[int]:
 
 
 def _quantiles(indices: Tensor, n: int) -> Tensor:
-    """The coordinates (POINTS,) that cut ascending indices into equal parts, from 0; even ones where there are none."""
+    """The coordinates (POINTS,), from 0, that divide ascending indices (m,) into equal parts; even ones for m = 0."""
     m = len(indices)
     grid = (
         torch.arange(POINTS, dtype=torch.int64, device=indices.device).mul_(m or n).div_(POINTS, rounding_mode="floor")
     )
-    cuts = indices[grid] if m else grid
-    cuts[:1].zero_()
-    return cuts
+    edges = indices[grid] if m else grid
+    edges[:1].zero_()
+    return edges
 
 
 def _mean_quantiles(payloads: Tensor, n: int) -> Tensor:
-    """All ranks' quantiles (N, 4·POINTS) uint8 averaged, and n, (POINTS + 1,): the state that they become."""
+    """The next state (POINTS + 1,): the mean of all ranks' quantiles (N, 4·POINTS) uint8, and n."""
     total = payloads.view(torch.int32).sum(0, dtype=torch.int64)
     return torch.cat([total.div_(len(payloads), rounding_mode="floor"), total.new_full((1,), n)])
 
 
 def _keep_largest(values: Tensor, k: int) -> Tensor:
-    """Zeros all but the k largest magnitudes of values, whose smallest is returned, (1,)."""
+    """Zeros all but the k largest magnitudes of values (m,); returns the smallest of these, (1,)."""
     if not len(values):
         return values.new_zeros(1)
     magnitude = values.abs()

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from gradwire.collective import AllToAll, Gather, framed
-from gradwire.communicators.base import SummingCommunicator
+from gradwire.communicators.communicator import SummingCommunicator
 from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Codec, Compressor, GroupContext, Parts, Reduction
 from gradwire.ops.lazy_sum import LazySum
@@ -18,7 +18,7 @@ from gradwire.slots import Layout
 class ScatterReduce(SummingCommunicator, recordable=True):
     """All-to-all, sum in float32, compress again, all-gather: two payloads per rank however many ranks.
 
-    What the second compression drops goes into the memory of the rank that did it, so that nothing is lost.
+    The error of the second compression goes into the memory of the rank that did it, so that nothing is lost.
     """
 
     name: ClassVar[str] = "ScatterReduce"
@@ -26,7 +26,7 @@ class ScatterReduce(SummingCommunicator, recordable=True):
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
-        if compressor.votes:
+        if compressor.sign_vote:
             raise ValueError(
                 f"{type(compressor).__name__}'s vote may be a tie, which a second compression would make a plus; "
                 "pair it with AllGather()"
@@ -37,19 +37,21 @@ class ScatterReduce(SummingCommunicator, recordable=True):
             raise ValueError(f"{compressor} would multiply what it sends a second time; pair it with AllReduce()")
 
     def codec_wire(self, codec: Codec, layout: Layout, world: int, step: int) -> Wire:
-        size = framed(max(_sizes(codec, layout, chunks(layout.numel, world), step)))
+        size = framed(max(_sizes(codec, layout, part_bounds(layout.numel, world), step)))
         return all_to_all(world * size, world) + all_gather(size, world)
 
-    def add_up(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
-        x, bounds = vector.total(), chunks(vector.numel, context.world)
+    def reduce_codec(self, codec: Codec, vector: LazySum, mean: Mean, context: GroupContext) -> Reduction:
+        x, bounds = vector.total(), part_bounds(vector.numel, context.world)
         parts = Parts(context, bounds)
         sizes = _sizes(codec, context.layout, bounds, context.step)
 
+        # encode each rank's part
         send = context.message("send", max(sizes), rows=context.world)
         codec.encode(vector, send.body, parts)
         receive = context.message("receive", max(sizes), rows=context.world)
         yield AllToAll(send, receive)
 
+        # decode and sum this rank's part, encode the sum
         a, b = bounds[context.rank], bounds[context.rank + 1]
         again = context.message("again", max(sizes))
         if a < b:
@@ -57,20 +59,22 @@ class ScatterReduce(SummingCommunicator, recordable=True):
             total = context.buffers.tensor("chunk", (b - a,))
             codec.decode(receive.body[None, :, :size], Mean.of(total), part.whole)
             codec.encode(LazySum.of(total), again.body[None, :size], part.whole)
-            if context.remember:
-                x[a:b].add_(total)  # what is left of the sum
+            # keep what was not sent of the sum
+            if context.error_feedback:
+                x[a:b].add_(total)
         yield Gather(again, receive)
 
+        # decode the sums of all parts
         codec.decode(receive.body[:, None], mean, parts)
 
 
 def _sizes(codec: Codec, layout: Layout, bounds: Sequence[int], step: int) -> list[int]:
-    """The payload's bytes for each rank's part."""
+    """The bytes of the payload of each rank's part."""
     return [codec.group_bytes(layout.cut(a, b), step) if a < b else 0 for a, b in pairwise(bounds)]
 
 
-def chunks(n: int, world: int, align: int = 4096) -> list[int]:
-    """The bounds (world + 1,) of near-equal parts of n elements, on multiples of `align` where there is room."""
+def part_bounds(n: int, world: int, align: int = 4096) -> list[int]:
+    """The bounds (world + 1,) of near-equal parts of n elements, on multiples of `align` unless parts are smaller."""
     size = -(-n // world)
     size = -(-size // align) * align if size >= align else size
     return [min(n, rank * size) for rank in range(world + 1)]

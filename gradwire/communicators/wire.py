@@ -1,4 +1,4 @@
-"""What collectives cost by the alpha-beta model: messages one after another, and bytes, seen from one rank.
+"""Costs of collectives in the alpha-beta model: messages one after another, and bytes, seen from one rank.
 
 The formulas are the standard ones of ring and tree algorithms (Thakur, Rabenseifner and Gropp, IJHPCA 2005,
 https://doi.org/10.1177/1094342005051521), which gloo and NCCL use; N ranks, m bytes.
@@ -9,16 +9,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wire:
-    """`messages` that one rank sends or passes on, one after another, and their `wire_bytes` in all."""
+    """The cost of collectives for one rank."""
 
     messages: int
+    """That it sends or passes on, one after another."""
     wire_bytes: int
+    """Of all of them."""
 
     def __add__(self, other: "Wire") -> "Wire":
         return Wire(self.messages + other.messages, self.wire_bytes + other.wire_bytes)
 
     def seconds(self, latency_s: float, bytes_per_second: float) -> float:
-        """alpha·messages + beta·bytes: `latency_s` is what a message costs beside its bytes."""
+        """alpha·messages + beta·bytes: `latency_s` is the cost of a message beside its bytes."""
         return self.messages * latency_s + self.wire_bytes / bytes_per_second
 
 

@@ -2,20 +2,21 @@
 
 from gradwire.compressors.all_dimension import AllDimensionTopK
 from gradwire.compressors.alternating import ACPSGD
-from gradwire.compressors.base import (
-    AddUp,
+from gradwire.compressors.chunked import ChunkTopK
+from gradwire.compressors.compressor import (
     Codec,
     Compressor,
     MultiRound,
     Predictable,
+    ReduceCodec,
     Reduction,
     Selective,
     SimpleCodec,
     context_for,
 )
-from gradwire.compressors.chunked import ChunkTopK
-from gradwire.compressors.context import GroupContext, GroupState, Halves, Parts, SlotState
+from gradwire.compressors.context import DoubleBuffer, GroupContext, GroupState, Parts, SlotState
 from gradwire.compressors.dense import BF16, FP16, FP32, Cast
+from gradwire.compressors.estimated import DGC, Estimated, HardThreshold
 from gradwire.compressors.gaussian_k import GaussianK
 from gradwire.compressors.interleaved import Interleaved
 from gradwire.compressors.low_rank import LowRank, PowerSGD
@@ -27,12 +28,11 @@ from gradwire.compressors.reused import ReusedThreshold
 from gradwire.compressors.sidco import SIDCo
 from gradwire.compressors.sign import EFSignSGD, OneBit, SignSGD, Signum
 from gradwire.compressors.sparse import RandomK, Sparse, Sparsifier, TopK
-from gradwire.compressors.threshold import DGC, Estimated, HardThreshold
 
 __all__ = [
-    "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AddUp", "AllDimensionTopK", "Cast", "ChunkTopK", "Codec",
-    "Compressor", "EFSignSGD", "Estimated", "GaussianK", "GroupContext", "GroupState", "Halves", "HardThreshold",
-    "Interleaved", "LowRank", "MultiLevel", "MultiRound", "OneBit", "Parts", "PowerSGD", "Predictable", "Quantized",
-    "RandomK", "RedSync", "Reduction", "ReusedThreshold", "SIDCo", "Selective", "SignSGD", "Signum", "SimpleCodec",
+    "ACPSGD", "BF16", "DGC", "FP16", "FP32", "QSGD", "AllDimensionTopK", "Cast", "ChunkTopK", "Codec", "Compressor",
+    "DoubleBuffer", "EFSignSGD", "Estimated", "GaussianK", "GroupContext", "GroupState", "HardThreshold", "Interleaved",
+    "LowRank", "MultiLevel", "MultiRound", "OneBit", "Parts", "PowerSGD", "Predictable", "Quantized", "RandomK",
+    "RedSync", "ReduceCodec", "Reduction", "ReusedThreshold", "SIDCo", "Selective", "SignSGD", "Signum", "SimpleCodec",
     "SlotState", "Sparse", "Sparsifier", "TernGrad", "TopK", "context_for",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Alternating low rank: one factor a step."""
+"""ACP-SGD: alternating low rank, one factor a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import AddUp, Reduction
+from gradwire.compressors.compressor import ReduceCodec, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.low_rank import COLUMNS, ROWS, LowRank, Views, keep
 from gradwire.ops.mean import Mean
@@ -18,11 +18,11 @@ from gradwire.torch_private.foreach import copy_each
 
 @dataclass(frozen=True)
 class ACPSGD(LowRank, recordable=True):
-    """PowerSGD's two halves in turn, with one sum a step: P in even steps and Q in odd ones (Zhang et al.,
+    """PowerSGD's two projections in turn, with one sum a step: P in even steps and Q in odd ones (Zhang et al.,
     ICDCS 2023, https://arxiv.org/abs/2306.08881). Wants `memory.Residual`.
 
     In even steps the last sum of Qs is made orthonormal, P = Q Mᵀ is summed over the ranks, and the mean is Pᵀ Q; in
-    odd steps P and Q change places. The error kept is that of what this rank sent of its own product.
+    odd steps P and Q change places. The error kept is that of this rank's own product.
     """
 
     min_compression_rate: float = 1.0
@@ -37,17 +37,25 @@ class ACPSGD(LowRank, recordable=True):
     def _vectors(self, layout: Layout, step: int) -> Sequence[Layout]:
         return [self.vector(layout, ROWS if step % 2 == 0 else COLUMNS, dense=True)]
 
-    def _reduce_factors(self, views: Views, mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction:
+    def _reduce_factors(self, views: Views, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
+        # whose turn it is
         even = context.step % 2 == 0
         sides = ("q", views.q), ("p", views.p)
         (held, basis), (name, factors) = sides if even else sides[::-1]
+        # the factors of the last two steps
         kept = [*context.slots.all(held), *context.slots.all(name)]
         copy_each([*basis.slot_sums, *factors.slots_before], kept)
+        # orthonormalise the other side's factor
         views.ops.orthogonalize(basis.sums)
+        # project: P = Q Mᵀ, or Q = P M
         views.project(basis.sums, factors)
-        yield from factors.add_up(context, add_up, views.dense)
+        # sum it, and the slots that are not factored, over the ranks
+        yield from factors.reduce(context, reduce_codec, views.dense)
+        # the mean: Pᵀ Q
         views.write(factors.dense_sums, mean)
-        if context.remember:
+        # keep the error of this rank's own product
+        if context.error_feedback:
             sent = (factors.sent, basis.sums) if even else (basis.sums, factors.sent)
             views.subtract(*sent)
+        # the step after next starts from this factor
         keep(name, factors, context)

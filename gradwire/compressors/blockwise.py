@@ -1,10 +1,10 @@
-"""Codecs that see the gradient as blocks, each with scales of its own and a code per element."""
+"""Codecs that quantise in blocks: each has scales of its own and a code per element."""
 
 from abc import abstractmethod
 
 from torch import Tensor
 
-from gradwire.compressors.base import Codec
+from gradwire.compressors.compressor import Codec
 from gradwire.compressors.context import Parts
 from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import Blocks, Code
@@ -23,15 +23,15 @@ class Blockwise(Codec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.code  # which refuses what cannot be coded
+        _ = self.code  # raises for hyperparameters that make no code
 
     @property
     @abstractmethod
     def code(self) -> Code:
-        """How a block becomes scales and codes. Raises ValueError for what is none."""
+        """How a block becomes scales and codes. Raises ValueError for hyperparameters that make no code."""
 
     def blocks(self, layout: Layout) -> Blocks:
-        """How the payload of these slots is laid out."""
+        """The layout of the payload of these slots."""
         return Blocks((layout.numel,), self.code)
 
     def payload_bytes(self, n: int) -> int:
@@ -46,8 +46,10 @@ class Blockwise(Codec):
 
     def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
         layouts = [self.blocks(layout) for layout in parts.layouts]
-        vector.quantise(layouts, payloads, keep=parts.context.remember, seeds=self.seeds(parts))
+        # add up, quantise, pack, and keep the error, in one pass where a kernel can
+        vector.quantise(layouts, payloads, keep=parts.context.error_feedback, seeds=self.seeds(parts))
 
     def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
         layouts = [self.blocks(layout) for layout in parts.layouts]
+        # dequantise and sum over the ranks
         backend_for(payloads).decode_blocks(payloads, parts.output(mean), layouts)

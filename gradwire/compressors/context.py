@@ -1,4 +1,4 @@
-"""What an algorithm may read and write for one group."""
+"""The context of an algorithm that reduces one group: its state, buffers, seeds and messages."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,35 +18,48 @@ from gradwire.slots import Layout
 from gradwire.torch_private.foreach import copy_each, largest_of
 
 
-class Halves(NamedTuple):
-    """A tensor of gradient size that lasts from step to step: `old` (n,) is what it is and only read, `new` (n,) what
-    it becomes when the step is good."""
+class DoubleBuffer(NamedTuple):
+    """State of gradient size in two buffers, which change places when a step is good."""
 
-    old: Tensor
-    new: Tensor
+    read: Tensor
+    """(n,) the state, which a step only reads."""
+    write: Tensor
+    """(n,) the next state, which a step writes."""
+
+
+class SmallBuffers(NamedTuple):
+    """The small tensors of one name, of all slots that have it, in two buffers as a `DoubleBuffer`."""
+
+    read: list[Tensor]
+    write: list[Tensor]
 
 
 class SlotState:
     """The small tensors that an algorithm keeps for each slot of a group, such as low-rank factors, on the device.
 
-    They have two halves, as state of gradient size has: a step writes the next values beside those that hold, and the
-    two change places when it is good. Until the next step they can change back. `slots` are those that hold, by name.
-    `halves` are those of each name, first those that hold, then those that a step writes.
-    `nonfinite` is NaN () where something that was staged is not finite, else 0; None where nothing was staged.
+    They are double-buffered: a step stages the next values, and the buffers change places when it is good. Until the
+    next step they can change back.
     """
+
+    slots: list[dict[str, Tensor]]
+    """The state of each slot, by name."""
+    buffers: dict[str, SmallBuffers]
+    """The state and the next state, by name."""
+    nonfinite: Tensor | None
+    """() NaN where something that was staged is not finite, else 0; None where nothing was staged."""
 
     def __init__(self, slots: Sequence[dict[str, Tensor]]) -> None:
         self.slots = list(slots)
         names = dict.fromkeys(name for slot in slots for name in slot)
         held = {name: [slot[name] for slot in slots if name in slot] for name in names}
-        self.halves = {name: (now, [*map(torch.empty_like, now)]) for name, now in held.items()}
+        self.buffers = {name: SmallBuffers(now, [*map(torch.empty_like, now)]) for name, now in held.items()}
         self._staged: list[str] = []
         self._committed: list[str] = []
-        self.nonfinite: Tensor | None = None
+        self.nonfinite = None
 
     def all(self, name: str) -> list[Tensor]:
-        """The tensors of this name of the slots that have one, in the group's order."""
-        return self._both(name)[0]
+        """The tensors of this name, of the slots that have one, in the group's order."""
+        return self.buffers[name].read if name in self.buffers else []
 
     @property
     def staged(self) -> tuple[str, ...]:
@@ -54,50 +67,48 @@ class SlotState:
         return tuple(self._staged)
 
     def stage(self, name: str, values: Sequence[Tensor], largest: Tensor | None = None) -> None:
-        """The next values of `all(name)`. `largest` (k,) are numbers that are finite if, and only if, all values are,
-        where the algorithm has them."""
+        """Writes the next values of `all(name)`. `largest` (k,) are numbers that are finite if, and only if, all values
+        are, for an algorithm that has them already."""
         if values:
-            copy_each(self._both(name)[1], values)
+            copy_each(self.buffers[name].write, values)
             self.written(name)
             nonfinite = (largest_of(values) if largest is None else largest).amax().mul_(0)
             self.nonfinite = nonfinite if self.nonfinite is None else self.nonfinite + nonfinite
 
     def written(self, *names: str) -> None:
-        """The next values of these are in place."""
+        """Notes that the next values of these names are in place."""
         self._staged += names
 
     def commit(self) -> None:
-        """The step was good: what was staged is now the state."""
+        """Makes what was staged the state: the step was good."""
         for name in self._staged:
             self._swap(name)
         self._committed = self._staged
         self.forget()
 
     def take_back(self) -> None:
-        """The last commit did not happen."""
+        """Undoes the last commit."""
         for name in self._committed:
             self._swap(name)
         self._committed = []
 
     def forget(self) -> None:
-        """The step was not good."""
+        """Drops what was staged: the step was bad."""
         self._staged, self.nonfinite = [], None
 
-    def _both(self, name: str) -> tuple[list[Tensor], list[Tensor]]:
-        """Those that hold, and those that a step writes."""
-        return self.halves.get(name, ([], []))
-
     def _swap(self, name: str) -> None:
-        before, now = self.halves[name]
-        self.halves[name] = now, before
+        before, now = self.buffers[name]
+        self.buffers[name] = SmallBuffers(now, before)
         for slot, tensor in zip((slot for slot in self.slots if name in slot), now, strict=True):
             slot[name] = tensor
 
 
 class GroupState:
-    """The small tensors on the host that an algorithm keeps for a group, such as thresholds. Each slot takes them along
-    into other groups, where those of the group's first slot count. They change as `SlotState` does; `changed` are those
-    that ever did."""
+    """The small tensors on the host that an algorithm keeps for a group, such as thresholds.
+
+    A step stages the next values, which become the state when it is good. Where a plan regroups the slots, a new group
+    starts from what its first slot's group had.
+    """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = tensors
@@ -110,20 +121,21 @@ class GroupState:
 
     @property
     def changed(self) -> dict[str, Tensor]:
+        """The tensors that a step has changed, ever."""
         return {name: self._tensors[name] for name in self._changed}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes over those of the same name and shape."""
+        """Copies the tensors of the same name and shape."""
         for name, mine in self._tensors.items():
             if name in tensors and tensors[name].shape == mine.shape:
                 mine.copy_(tensors[name])
 
     def stage(self, name: str, value: Tensor) -> None:
-        """The next value, of any device."""
+        """Notes the next value, which may lie on any device."""
         self._staged[name] = to_host(value)
 
     def commit(self) -> None:
-        """The step was good: what was staged is now the state, but for what is not finite."""
+        """Makes what was staged the state: the step was good. What is not finite is dropped."""
         finite = {name: value for name, value in self._staged.items() if value.isfinite().all()}
         self._before = self._tensors, self._changed
         after = {name: self._tensors[name].clone().copy_(value) for name, value in finite.items()}
@@ -131,38 +143,47 @@ class GroupState:
         self.forget()
 
     def take_back(self) -> None:
-        """The last commit did not happen."""
+        """Undoes the last commit."""
         self._tensors, self._changed = self._before
 
     def forget(self) -> None:
-        """The step was not good."""
+        """Drops what was staged: the step was bad."""
         self._staged = {}
 
 
 @dataclass
 class GroupContext:
-    """All that an algorithm knows of the group that it reduces and of the ranks that it reduces it with.
-
-    `flat` holds its tensors of gradient size, `slots` the small ones of each slot and `group` its own; all go into
-    checkpoints and through new plans parameter by parameter. `buffers` last as long as the group, `scratch` until the
-    next yield. `remember` says that a memory keeps what is left in x, so that something must be left.
-    """
+    """The context of an algorithm that reduces one group. Its state (`flat`, `slots`, `group`) goes into checkpoints
+    and through new plans, parameter by parameter."""
 
     layout: Layout
+    """The group's slots in its flat vector (n,)."""
     rank: int
+    """Of this rank along the axis that is reduced."""
     world: int
+    """How many ranks reduce."""
     buffers: Workspace
+    """Tensors that last as long as the group."""
     scratch: Workspace
+    """Tensors that last until the next yield; all groups use the same."""
     slots: SlotState
+    """The algorithm's small tensors of each slot."""
     group: GroupState
-    remember: bool = True
+    """The algorithm's small tensors of the group."""
+    error_feedback: bool = True
+    """A memory keeps what is left in x, so the error must be left there."""
     seed: int = 0
+    """The same on all ranks."""
     step: int = 0
-    flat: dict[str, Halves] = field(default_factory=dict)
+    """How many steps have counted so far."""
+    flat: dict[str, DoubleBuffer] = field(default_factory=dict)
+    """The tensors of gradient size that the algorithm and its memory keep, by name."""
     draws: Iterator[int] = field(default_factory=count)
+    """Numbers the calls of `own_seed` in a step."""
 
     @property
     def device(self) -> torch.device:
+        """The device of the group's gradients."""
         return self.buffers.device
 
     @property
@@ -171,11 +192,11 @@ class GroupContext:
         return Parts(self, (0, self.layout.numel))
 
     def part(self, start: int, end: int) -> "GroupContext":
-        """The context of elements `start` to `end` of the group, by themselves."""
+        """The context of elements `start` to `end` of the group, as a group of their own."""
         return replace(self, layout=self.layout.cut(start, end))
 
     def message(self, name: str, size: int, rows: int | None = None) -> Message:
-        """A message of `size` bytes, or of so many rows, kept as `name`."""
+        """A message of `size` bytes, or of so many rows of that size, kept as `name`."""
         key = (name, size, rows)
 
         def make() -> Message:
@@ -185,17 +206,17 @@ class GroupContext:
         return self.buffers.once(key, make)
 
     def numbers(self, name: str, n: int, dtype: torch.dtype = torch.float32) -> Message:
-        """A message of n numbers, kept as `name`."""
+        """A message of n numbers of this type, kept as `name`."""
         key = (name, n, dtype)
         return self.buffers.once(key, lambda: Message.of_numbers(self.buffers.tensor(name, (n + 1,), dtype)))
 
     def shared_seed(self) -> Seed:
-        """Changes with every step and is the same on all ranks."""
+        """A seed that changes with every step and is the same on all ranks."""
         number = (self.seed * 1_000_003 + self.step) & 0x7FFF_FFFF_FFFF_FFFF
         return Seed(number, self.seed & SALT, step_word(self.step, self.scratch))
 
     def own_seed(self) -> Seed:
-        """Changes with every call, step and rank: noise that is used twice makes what is unbiased biased."""
+        """A seed that changes with every call, step and rank: noise that is used twice adds a bias."""
         shared, call = self.shared_seed(), next(self.draws)
         number, salt = (
             (before * 1_000_003 + self.rank + 1) * 1_000_003 + call for before in (shared.number, shared.salt)
@@ -205,15 +226,15 @@ class GroupContext:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Parts of a group that are encoded each to a payload of its own: the elements between neighbours of `bounds`, but
-    for those that have none, which come last."""
+    """Parts of a group, each encoded to a payload of its own."""
 
     context: GroupContext
     bounds: Sequence[int]
+    """The first element of each part, and the end of the last. Empty parts come last, and have no payload."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the group is one part, whose payload has the size that the codec declared."""
+        """Whether the group is one part, whose payload has the size that the codec declared."""
         return len(self.bounds) == 2 and self.bounds[1] - self.bounds[0] == self.context.layout.numel
 
     @property
@@ -223,7 +244,7 @@ class Parts:
 
     @property
     def contexts(self) -> list[GroupContext]:
-        """The context of each part by itself."""
+        """The context of each part, as a group of its own."""
         if self.is_whole:
             return [self.context]
         return [self.context.part(a, b) for a, b in pairwise(self.bounds) if a < b]
@@ -236,5 +257,5 @@ class Parts:
         return [self.context.layout.cut(a, b) for a, b in pairwise(self.bounds) if a < b]
 
     def output(self, mean: Mean) -> Output:
-        """Where the sum of all parts goes: of one part to wherever the gradients lie."""
+        """The output for the sums of all parts: of one part, to wherever the gradients lie."""
         return mean.parts() if len(self.lengths) == 1 else mean.vector()

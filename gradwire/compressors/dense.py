@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Codec
+from gradwire.compressors.compressor import Codec
 from gradwire.compressors.context import Parts
 from gradwire.ops.backend import backend_for
 from gradwire.ops.lazy_sum import LazySum
@@ -17,23 +17,27 @@ from gradwire.slots import Slot
 
 
 class Cast(Codec):
-    """Sends each element rounded to `wire_dtype`. `largest` is what a sum may reach there: what would be more stays in
-    the memory."""
+    """Sends each element rounded to `wire_dtype`."""
 
     largest: ClassVar[float] = inf
+    """The largest sum that the type can hold; what would exceed it stays in the memory."""
     biased = False
     is_cast = True
     summable = True
+    for_shards = "yes"
 
     def payload_bytes(self, n: int) -> int:
         return n * self.wire_dtype.itemsize
 
     def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
-        x, keep = vector.total(), parts.context.remember
+        x, keep = vector.total(), parts.context.error_feedback
+        # clip, so that the sum over the ranks stays finite
         limit = self.largest / parts.context.world if keep else inf
+        # cast, and keep what rounding and clipping lose
         backend_for(x).cast_parts(x, payloads.view(self.wire_dtype), parts.bounds, limit, keep=keep)
 
     def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        # sum in float32
         backend_for(payloads).sum_casts(payloads.view(self.wire_dtype), mean.vector(), parts.bounds)
 
     @classmethod
@@ -57,7 +61,7 @@ class FP16(Cast, recordable=True):
     """
 
     wire_dtype: ClassVar[torch.dtype] = torch.float16
-    largest: ClassVar[float] = 60_000.0  # 65,504 with room for the roundings of its addends
+    largest: ClassVar[float] = 60_000.0  # 65,504 less the roundings of its addends
 
 
 @dataclass(frozen=True)

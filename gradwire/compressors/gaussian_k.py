@@ -10,37 +10,43 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
-from gradwire.compressors.threshold import Estimated
+from gradwire.compressors.estimated import Estimated
 from gradwire.ops.magnitude_sample import Sample
 from gradwire.ops.magnitudes import LEAST, tail
 
 TRIES = 5
+"""Thresholds that are tried: the estimate, and its halves."""
 
 
 @dataclass(frozen=True)
 class GaussianK(Estimated, recordable=True):
-    """The threshold that a share `ratio` of a normal distribution with the gradient's mean and variance exceeds,
-    halved up to four times while too few elements pass (Shi et al., 2019, https://arxiv.org/abs/1911.08772)."""
+    """The threshold that the ratio k / n of a normal distribution with the gradient's mean and variance exceeds, halved
+    up to four times while too few elements pass (Shi et al., 2019, https://arxiv.org/abs/1911.08772)."""
 
     ratio: float = 0.01
     value_bits: Literal[32, 4] = 32
 
     def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
+        # fit
         mean = float(x.mean())
         nonzero = tail(x, 0.0, context.scratch)
         square = (nonzero.variance + nonzero.mean**2) * nonzero.count / len(x)  # of all elements
         deviation = sqrt(max(0.0, square - mean * mean))
+        # quantile
         threshold = abs(mean) + _quantile(k / len(x)) * deviation
+        # halve
         for halvings in range(TRIES):
             yield threshold / 2**halvings
 
     def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
+        # fit
         deviation, mean = torch.std_mean(x, -1, correction=0, keepdim=True)
         threshold = mean.abs() + _quantile(sample.share) * deviation
+        # the largest of its halves that enough of the sample reach
         tries = threshold / torch.exp2(torch.arange(TRIES, dtype=torch.float32, device=x.device))
         return tries.masked_fill_(sample.counts(tries) < LEAST * sample.expected, 0).amax(-1)
 
 
 def _quantile(share: float) -> float:
-    """What the magnitude of a share of a standard normal distribution exceeds."""
+    """The magnitude that this share of a standard normal distribution exceeds."""
     return NormalDist().inv_cdf(1 - share / 2)

@@ -1,4 +1,4 @@
-"""Two compressors in turn over one memory."""
+"""Two codecs in turn over one memory."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.all_dimension import AllDimensionTopK
-from gradwire.compressors.base import LONGEST_PERIOD, Codec
+from gradwire.compressors.compressor import LONGEST_PERIOD, Codec
 from gradwire.compressors.context import Parts
 from gradwire.compressors.sparse import TopK
 from gradwire.ops.lazy_sum import LazySum
@@ -16,11 +16,11 @@ from gradwire.slots import Layout
 
 @dataclass(frozen=True)
 class Interleaved(Codec):
-    """`first` at every step but the last of each `period`, which is `second`'s (ADTopk, HPDC 2024,
+    """Two codecs in turn: `first` at every step but the last of each `period`, which is `second`'s (ADTopk, HPDC 2024,
     https://doi.org/10.1145/3625549.3658678, interleaves all-dimension and global top-k).
 
-    Both work on the same residual: what one of them leaves, the other may send. All ranks count the same
-    steps, so they agree whose turn it is, and each step's payload has the size of that codec's.
+    Both work on the same residual: what one of them leaves, the other may send. All ranks count the same steps, so they
+    agree on the codec, and a step's payload has the size of that codec's.
     """
 
     first: Codec = field(default=AllDimensionTopK())
@@ -32,10 +32,10 @@ class Interleaved(Codec):
         super().__post_init__()
         if not 2 <= self.period <= LONGEST_PERIOD:
             raise ValueError(
-                f"period={self.period} leaves one of both no turn for long; use 2 to {LONGEST_PERIOD}, e.g. period=2"
+                f"period={self.period} gives one of the two no turn for long; use 2 to {LONGEST_PERIOD}, e.g. period=2"
             )
         for codec in (self.first, self.second):
-            if codec.votes or (codec.sparse and not codec.biased):
+            if codec.sign_vote or (codec.sparse and not codec.biased):
                 raise ValueError(f"{codec} works without memory, and the two share one; interleave e.g. TopK()")
 
     @property
@@ -78,7 +78,7 @@ class Interleaved(Codec):
         return self.first.init_group() | self.second.init_group()
 
     def turn(self, step: int) -> Codec:
-        """Whose step it is."""
+        """The codec of a step."""
         return self.second if step % self.period == self.period - 1 else self.first
 
     def payload_bytes(self, n: int) -> int:
@@ -88,11 +88,11 @@ class Interleaved(Codec):
         return self.turn(step).group_bytes(layout, step)
 
     def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
-        self.turn(parts.context.step).encode(vector, self._cut(payloads, parts), parts)
+        self.turn(parts.context.step).encode(vector, self._used(payloads, parts), parts)
 
     def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
-        self.turn(parts.context.step).decode(self._cut(payloads, parts), mean, parts)
+        self.turn(parts.context.step).decode(self._used(payloads, parts), mean, parts)
 
-    def _cut(self, payloads: Tensor, parts: Parts) -> Tensor:
-        """The bytes of payloads (..., bytes) that are used at this step."""
+    def _used(self, payloads: Tensor, parts: Parts) -> Tensor:
+        """The bytes of payloads (..., ≥ bytes) that this step fills."""
         return payloads[..., : self.group_bytes(parts.context.layout, parts.context.step)]

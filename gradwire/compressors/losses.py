@@ -1,4 +1,4 @@
-"""What compressors leave of a layer at least: all but its largest elements, or its largest singular values."""
+"""Lower bounds on a layer's compression error: all but its largest elements, or its largest singular values."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 SAMPLE = 1 << 18
+"""Elements that are looked at, at most about twice as many."""
 
 
 def beyond_largest(x: Tensor, counts: Sequence[int]) -> list[float]:
-    """The square norms of all but the `counts` largest elements of x (n,); of more than 262,144 elements a sample is
-    looked at."""
+    """The square norms of all but the `counts` largest elements of x (n,), one for each count; of more than 262,144
+    elements those of a sample, scaled up."""
     n = len(x)
+    # an odd stride meets every column of a power-of-two row
     sample = x[:: n // SAMPLE | 1] if n > SAMPLE else x
     share = len(sample) / n
     squares = sample.cpu().numpy().astype(np.float64) ** 2
@@ -24,8 +26,8 @@ def beyond_largest(x: Tensor, counts: Sequence[int]) -> list[float]:
 
 
 def beyond_rank(matrix: Tensor, ranks: Sequence[int]) -> list[float]:
-    """The square norms of all but the `ranks` largest singular values, found by two steps of subspace iteration;
-    0 where the rank is 0, for such a matrix travels dense."""
+    """The square norms of all but the `ranks` largest singular values of a matrix (rows, columns), found by two steps
+    of subspace iteration; 0 where the rank is 0, for such a matrix travels dense."""
     most = max(ranks)
     if not most:
         return [0.0] * len(ranks)
@@ -33,9 +35,11 @@ def beyond_rank(matrix: Tensor, ranks: Sequence[int]) -> list[float]:
     q = torch.randn(
         matrix.shape[1], min(most + 4, *matrix.shape), generator=generator, dtype=torch.float32, device="cpu"
     ).to(matrix.device)
+    # subspace iteration
     for _ in range(2):
         p = torch.linalg.qr(matrix @ q).Q
         q = torch.linalg.qr(matrix.T @ p).Q
+    # what the rank leaves of the whole
     energies = torch.linalg.svdvals(matrix @ q).double().square().cumsum(0)
     whole = float(matrix.double().square().sum())
     return [max(0.0, whole - float(energies[rank - 1])) if rank else 0.0 for rank in ranks]

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import AddUp, Codec, MultiRound, Predictable, Reduction
+from gradwire.compressors.compressor import Codec, MultiRound, Predictable, ReduceCodec, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.dense import FP32
-from gradwire.compressors.factors import FactorCodec
+from gradwire.compressors.factor_codec import FactorCodec
 from gradwire.compressors.losses import beyond_rank
 from gradwire.ops.backend import Backend, backend_for
 from gradwire.ops.formats import nearest
@@ -29,19 +29,20 @@ from gradwire.torch_private.foreach import copy_each, zero_each
 
 @dataclass(frozen=True)
 class LowRank(MultiRound, Predictable):
-    """Each weight is the matrix M (rows, columns) of its outputs by all else, of which M ≈ Pᵀ Q is sent: P (r, rows)
-    and Q (r, columns), the thin matrix on the left of every product, which is faster on a CPU.
-
-    `rank` is r, or below 1 the share of the shorter side that r is. Factors travel in float32 or, with `bits` of 8, 4,
-    3 or 2, as codes with a scale per 64 elements of a row; then what is not factored travels in 8 bits. What codes lose
-    stays in the memory. Not factored are vectors, and matrices that take no more than `min_compression_rate` times the
-    bits of both factors. Before step `start_step` everything travels as it is.
+    """Low-rank approximation M ≈ Pᵀ Q of each weight as a matrix M (rows, columns) of its outputs by all else, sent as
+    the thin factors P (r, rows) and Q (r, columns). A factor is the left operand of every product, which is faster on a
+    CPU. Vectors are not factored, nor are matrices for which that saves too little.
     """
 
     rank: float = 4
+    """r, or below 1 the ratio of r to the shorter side."""
     min_compression_rate: float = 2.0
+    """A matrix is factored where it takes more than so many times the bits of both factors."""
     start_step: int = 0
+    """Before this step everything travels as it is."""
     bits: int = 32
+    """Of a factor's element: 32 for float32, or 8, 4, 3 or 2 for codes with a scale per 64 elements of a row; then
+    what is not factored travels in 8 bits. The codes' error stays in the memory."""
     carries_dense: ClassVar[bool] = True
     local_arithmetic: ClassVar[bool] = True
 
@@ -49,7 +50,7 @@ class LowRank(MultiRound, Predictable):
         super().__post_init__()
         if not (0 < self.rank < 1 or (self.rank >= 1 and self.rank == int(self.rank))):
             raise ValueError(
-                f"rank={self.rank} is neither a number of rows nor a share of the shorter side; use e.g. rank=4 or "
+                f"rank={self.rank} is neither a number of rows nor a ratio to the shorter side; use e.g. rank=4 or "
                 "rank=1/6"
             )
         if not self.min_compression_rate >= 1:
@@ -67,12 +68,13 @@ class LowRank(MultiRound, Predictable):
 
     @property
     def codec(self) -> Codec:
-        """How factors, and what is not factored, travel."""
+        """The codec of factors and of what is not factored."""
         return FP32() if self.bits == 32 else FactorCodec(self.bits)
 
     def factor_rank(self, rows: int, columns: int) -> int:
         """The r of a (rows, columns) slot's factors; 0 where it is not factored."""
         shorter = min(rows, columns)
+        # bits of an element and its part of a scale: a bfloat16 per 64 elements of a factor, per 128 of a vector
         r = min(shorter, int(self.rank) if self.rank >= 1 else max(1, round(self.rank * shorter)))
         factor, other = (32, 32) if self.bits == 32 else (self.bits + 16 / 64, 8 + 16 / 128)
         pays = r * (rows + columns) * factor * self.min_compression_rate < rows * columns * other
@@ -96,16 +98,17 @@ class LowRank(MultiRound, Predictable):
 
     @abstractmethod
     def _vectors(self, layout: Layout, step: int) -> Sequence[Layout]:
-        """What each round adds up."""
+        """The vector that each round reduces."""
 
     def batches(self, layout: Layout) -> tuple[list[Batch], list[Batch]]:
-        """The slots that are factored, and the others, in the order in which they travel."""
+        """Batches of the slots that are factored, and of the others, in the order in which they travel."""
         factored = [bool(self.factor_rank(*slot.matrix)) for slot in layout.slots]
         low, dense = ([i for i, is_low in enumerate(factored) if is_low == wanted] for wanted in (True, False))
         return batches(layout, low), batches(layout, dense)
 
     def vector(self, layout: Layout, side: int, dense: bool) -> Layout:
-        """The factors of one side, row by row, and then, where `dense`, the slots that are not factored."""
+        """The vector that travels: the factors of one side, row by row, and then, where `dense`, the slots that are not
+        factored."""
         low, others = ([layout.slots[i] for batch in part for i in batch.slots] for part in self.batches(layout))
         vectors = [Slot(slot.name, (slot.numel,), (1,), torch.float32) for slot in others if dense]
         return Layout((*(row for slot in low for row in self._rows(slot, side)), *vectors))
@@ -115,63 +118,85 @@ class LowRank(MultiRound, Predictable):
         length = slot.matrix[side]
         return [Slot(slot.name, (1, length), (length, 1), torch.float32)] * self.factor_rank(*slot.matrix)
 
-    def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction:
+    def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
         x = vector.total()
         if context.step < self.start_step:
-            return self._reduce_dense(x, mean.vector(), context, add_up)
+            return self._reduce_dense(x, mean.vector(), context, reduce_codec)
         views = context.buffers.once((self, x.data_ptr()), lambda: Views(self, x, context))
-        return self._reduce_factors(views, mean, context, add_up)
+        return self._reduce_factors(views, mean, context, reduce_codec)
 
     @abstractmethod
-    def _reduce_factors(self, views: "Views", mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction: ...
+    def _reduce_factors(
+        self, views: "Views", mean: Mean, context: GroupContext, reduce_codec: ReduceCodec
+    ) -> Reduction: ...
 
-    def _reduce_dense(self, x: Tensor, out: Tensor, context: GroupContext, add_up: AddUp) -> Reduction:
-        """In as many rounds as later, for the sequence of collectives must not depend on the step."""
+    def _reduce_dense(self, x: Tensor, out: Tensor, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
+        """`reduce` of a step before `start_step`, in as many rounds as later: the sequence of collectives must not
+        depend on the step."""
         for start, end in self._equal_parts(len(x)):
-            yield from add_up(FP32(), LazySum.of(x[start:end]), Mean.of(out[start:end]), context.part(start, end))
+            yield from reduce_codec(FP32(), LazySum.of(x[start:end]), Mean.of(out[start:end]), context.part(start, end))
 
     def _equal_parts(self, n: int) -> list[tuple[int, int]]:
         return list(pairwise(n * part // self.rounds for part in range(self.rounds + 1)))
 
 
 class Factors:
-    """One side's factors (k, r, length) of all batches of matrices, and what travels with them: this rank's `own`, what
-    of it this rank `sent`, the `sums` over the ranks, and those of the step `before`; `dense_sums` (k, rows, columns)
-    are those of the slots that are not factored. `slot_sums` and `slots_before` are the factors (r, length) of each
-    slot in the group's order."""
+    """One side's factors of all batches of matrices, and the slots that travel with them, as views of flat vectors."""
+
+    own: Sequence[Tensor]
+    """(k, r, length) of each batch: this rank's factors."""
+    sent: Sequence[Tensor]
+    """(k, r, length) of each batch: `own` as the codec sent it."""
+    sums: Sequence[Tensor]
+    """(k, r, length) of each batch: the sums over the ranks."""
+    before: Sequence[Tensor]
+    """(k, r, length) of each batch: the sums of the step before."""
+    dense_sums: Sequence[Tensor]
+    """(k, rows, columns) of each batch that is not factored: the sums over the ranks."""
+    slot_sums: Sequence[Tensor]
+    """(r, length) of each slot in the group's order: the sums over the ranks."""
+    slots_before: Sequence[Tensor]
+    """(r, length) of each slot in the group's order: the sums of the step before."""
 
     def __init__(self, compressor: LowRank, side: int, dense: bool, context: GroupContext) -> None:
         self.side = side
+        # shapes of what travels
         self._codec, self._layout = compressor.codec, compressor.vector(context.layout, side, dense)
         self._sends_all, n, buffers = compressor.summable, self._layout.numel, context.buffers
         low, others = compressor.batches(context.layout)
         shapes = [(len(batch.slots), compressor.factor_rank(*batch.shape), batch.shape[side]) for batch in low]
         rest = [(len(batch.slots), *batch.shape) for batch in others if dense]
+        # one vector of this rank and one of the sums, and their views
         self._own, self._sum = (buffers.tensor(f"{kind} {side}", (n,)) for kind in ("own", "sum"))
-        pieces = [_shaped(vector, [*shapes, *rest]) for vector in (self._own, self._sum)]
-        (self.own, self._dense), (self.sums, self.dense_sums) = ((it[: len(low)], it[len(low) :]) for it in pieces)
+        views = [_shaped(vector, [*shapes, *rest]) for vector in (self._own, self._sum)]
+        (self.own, self._dense), (self.sums, self.dense_sums) = ((it[: len(low)], it[len(low) :]) for it in views)
+        # the factors as they were sent, and those of the step before
         factored = sum(map(prod, shapes))
         self._factors, before = self._own[:factored], buffers.tensor(f"before {side}", (factored,))
         self._sent = self._factors if self._sends_all else buffers.tensor(f"sent {side}", (factored,))
         self.sent, self.before = _shaped(self._sent, shapes), _shaped(before, shapes)
         self.slot_sums, self.slots_before = (_by_slot(low, factors) for factors in (self.sums, self.before))
 
-    def add_up(
-        self, context: GroupContext, add_up: AddUp, dense: Sequence[Tensor] = (), *, sent: bool = True
+    def reduce(
+        self, context: GroupContext, reduce_codec: ReduceCodec, dense: Sequence[Tensor] = (), *, sent: bool = True
     ) -> Reduction:
-        """Own factors become sums, and so do the `dense` slots, in which stays what was not sent. Without `sent` nobody
-        asks what of the factors was."""
+        """Sums the factors and the `dense` slots over the ranks, and leaves in the latter what was not sent. Without
+        `sent`, the factors `sent` are not computed."""
+        # gather what travels in one vector
         copy_each(self._dense, dense)
-        keeps = context.remember and not self._sends_all
+        keeps = context.error_feedback and not self._sends_all
         if keeps and sent:
             self._sent.copy_(self._factors)
-        part = replace(context, layout=self._layout, remember=keeps)
-        yield from add_up(self._codec, LazySum.of(self._own), Mean.of(self._sum), part)
+        # sum over the ranks
+        part = replace(context, layout=self._layout, error_feedback=keeps)
+        yield from reduce_codec(self._codec, LazySum.of(self._own), Mean.of(self._sum), part)
+        # sent = own - left
         if keeps and sent:
             self._sent.sub_(self._factors)
+        # keep what was not sent of the slots that are not factored
         if keeps:
             copy_each(dense, self._dense)
-        elif context.remember:
+        elif context.error_feedback:
             zero_each(dense)
 
 
@@ -188,8 +213,16 @@ def _by_slot(low: Sequence[Batch], factors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Views:
-    """One group's tensors, made once: `matrices` (k, rows, columns) of x (n,) that are factored, the `dense` ones that
-    are not, and both sides' factors."""
+    """One group's tensors as views, made once: a step makes none."""
+
+    matrices: Sequence[Tensor]
+    """(k, rows, columns) of each batch of x (n,) that is factored."""
+    dense: Sequence[Tensor]
+    """(k, rows, columns) of each batch of x that is not."""
+    p: Factors
+    """The factors P, whose rows are as long as the matrices have rows."""
+    q: Factors
+    """The factors Q, whose rows are as long as the matrices have columns."""
 
     def __init__(self, compressor: LowRank, x: Tensor, context: GroupContext) -> None:
         self._x, (self._low, self._others) = x, compressor.batches(context.layout)
@@ -204,26 +237,30 @@ class Views:
         return backend_for(self._x)
 
     def project(self, basis: Sequence[Tensor], factors: Factors) -> None:
-        """This rank's own factors: the matrices along the basis."""
+        """Writes this rank's own factors: the matrices projected on a basis, (k, r, length) of each batch."""
         self.ops.project(self.matrices, basis, factors.own, factors.side)
 
     def write(self, dense: Sequence[Tensor], mean: Mean) -> None:
-        """The mean: Pᵀ Q, and of what is not factored these sums."""
+        """Writes the mean: Pᵀ Q, and of what is not factored these sums."""
+        # slots that are not factored
         slots = [mean.matrices(batch) for batch in self._others]
         parts = [sums.split([len(view) for view in views]) for views, sums in zip(slots, dense, strict=True)]
         copy_each([*chain(*slots)], [*chain(*parts)])
+        # Pᵀ Q
         matrices = [mean.matrices(batch) for batch in self._low]
         self.ops.multiply(matrices, self.p.sums, self.q.sums, subtract=False)
 
     def subtract(self, p: Sequence[Tensor], q: Sequence[Tensor]) -> None:
-        """Takes Pᵀ Q out of the matrices."""
+        """Subtracts Pᵀ Q from the matrices."""
         self.ops.multiply([[matrix] for matrix in self.matrices], p, q, subtract=True)
 
 
 def keep(name: str, factors: Factors, context: GroupContext) -> None:
-    """The next step starts from these sums of factors; where there was no gradient at all, from the last ones.
+    """Stages the sums of factors as the state from which the next step starts; where they are zero, because no rank had
+    a gradient, those of the step before.
 
-    They become about 1 in size: as large as the gradient, its product with the next one could be no float32 any more.
+    They are scaled to about 1: if they were as large as the gradient, their product with the next gradient could exceed
+    float32.
     """
     if factors.sums:
         largest = backend_for(factors.sums[0]).renew(factors.sums, factors.before)
@@ -236,8 +273,8 @@ class PowerSGD(LowRank, recordable=True):
     https://arxiv.org/abs/1905.13727). Wants `memory.Residual`.
 
     P = Q Mᵀ is summed over the ranks and made orthonormal, then Q = P M is summed. The error kept is that of this
-    rank's own M (local error feedback), which gives the same averaged update as the paper's. What codes lose of P tilts
-    the basis and no more, for all ranks make the same one orthonormal; what they lose of Q is a part of the error.
+    rank's own M (local error feedback), which gives the same averaged update as the paper's. The codes' error in P
+    only tilts the basis, for all ranks make the same one orthonormal; their error in Q is part of the error kept.
     """
 
     rounds: ClassVar[int] = 2
@@ -249,15 +286,24 @@ class PowerSGD(LowRank, recordable=True):
     def _vectors(self, layout: Layout, step: int) -> Sequence[Layout]:
         return [self.vector(layout, ROWS, dense=True), self.vector(layout, COLUMNS, dense=False)]
 
-    def _reduce_factors(self, views: Views, mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction:
+    def _reduce_factors(self, views: Views, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
         p, q = views.p, views.q
+        # warm start: Q of the step before
         copy_each(q.slots_before, context.slots.all("q"))
+        # project: P = Q Mᵀ
         views.project(q.before, p)
-        yield from p.add_up(context, add_up, views.dense, sent=False)
+        # sum P, and the slots that are not factored, over the ranks
+        yield from p.reduce(context, reduce_codec, views.dense, sent=False)
+        # orthonormalise P
         views.ops.orthogonalize(p.sums)
+        # project: Q = P M
         views.project(p.sums, q)
-        yield from q.add_up(context, add_up)
+        # sum Q over the ranks
+        yield from q.reduce(context, reduce_codec)
+        # the mean: Pᵀ Q
         views.write(p.dense_sums, mean)
-        if context.remember:
+        # keep the error of this rank's own product
+        if context.error_feedback:
             views.subtract(p.sums, q.sent)
+        # the next step starts from Q
         keep("q", q, context)

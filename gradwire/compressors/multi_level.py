@@ -1,4 +1,4 @@
-"""Two nested levels of one sparsifier, of which each step sends the one that holds enough."""
+"""Multi-level compression: two nested selections, of which each step sends the one that holds enough."""
 
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.collective import Collective, Gather, Sum
-from gradwire.compressors.base import AddUp, MultiRound, Reduction
+from gradwire.compressors.compressor import MultiRound, ReduceCodec, Reduction
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparsifier, TopK
 from gradwire.ops.host import to_device
@@ -26,31 +26,34 @@ Measure = Literal["energy", "magnitude"]
 
 @dataclass(frozen=True)
 class MultiLevel(MultiRound):
-    """Selects with `codec`, selects further from what that selected, and sends the second level where it holds at
-    least `min_share` of gradient and residual by `measure`, the sum of their squares ("energy") or of their absolute
-    values ("magnitude"), else the first where that does, else everything
+    """Selects with `codec`, selects further from that selection, and sends the second level where it holds enough of
+    gradient and residual, else the first where that does, else everything
     (multi-level compression: Tyagi and Swany, GraVAC, IEEE CLOUD 2023, https://arxiv.org/abs/2305.12201).
 
-    The second level has `further` times fewer elements, the largest of the first's: for `TopK` exactly those that
-    it would have selected alone. `RandomK`'s elements are not nested; both levels are drawn from the whole.
+    The second level is nested: the largest elements of the first, for `TopK` exactly those that it would have selected
+    alone. `RandomK`'s levels are not nested; both are drawn from the whole.
 
-    A step's norms travel behind its payload, 12 bytes, and their sums over the ranks choose the next step's
-    level, alike on all ranks: no message, and nothing waits for them. The first step sends everything. With `smoothing`
-    below 1, moving averages of these sums do, in which a step has this weight: s·new + (1 - s)·old.
+    A step's norms travel behind its payload, 12 bytes, and their sums over the ranks choose the next step's level,
+    the same on all ranks: no message, and nothing waits for them. The first step sends everything.
     """
 
     codec: Sparsifier = field(default=TopK(0.1))
+    """Selects the first level."""
     further: float = 10.0
+    """How many times fewer elements the second level has."""
     min_share: float = 0.02
+    """The least part of gradient and residual, by `measure`, that a level holds to be sent, in [0, 1]."""
     measure: Measure = "energy"
+    """The sum of squares ("energy") or of absolute values ("magnitude")."""
     smoothing: float = 1.0
+    """The weight s of a step's norms in their moving averages s·new + (1 - s)·old, which choose the level."""
     summable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.codec.biased:
             raise ValueError(
-                f"MultiLevel() leaves a part of what its codec selects to a memory, and {self.codec} wants none; use "
+                f"MultiLevel() leaves a part of its codec's selection to a memory, and {self.codec} wants none; use "
                 "e.g. MultiLevel(TopK(0.1), further=10)"
             )
         if not self.further >= 1:
@@ -81,15 +84,19 @@ class MultiLevel(MultiRound):
     def init_group(self) -> dict[str, Tensor]:
         return self.codec.init_group() | {"norms": torch.full((TAIL,), torch.nan, dtype=torch.float32, device="cpu")}
 
-    def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, add_up: AddUp) -> Reduction:
+    def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
         x = vector.total()
+        # choose the level by the norms of the step before; select both
         level, levels = self.level(context), self.select(x, context)
+        # measure both
         norms = self._observe(x, levels, context)
+        # sum the chosen level, and the norms, over the ranks
         if level == DENSE:
             sums = yield from self._reduce_dense(x, mean, norms, context)
         else:
             reduce = self._reduce_values if self.codec.summable else self._reduce_entries
             sums = yield from reduce(x, mean, levels[level - 1], norms, context)
+        # the next step's level follows from the sums of norms
         context.group.stage("norms", self._smoothed(sums, context))
 
     def _smoothed(self, sums: Tensor, context: GroupContext) -> Tensor:
@@ -100,7 +107,7 @@ class MultiLevel(MultiRound):
         return torch.lerp(to_device(before, context.device), sums, self.smoothing)
 
     def level(self, context: GroupContext) -> int:
-        """What this step sends, DENSE, FIRST or SECOND: by the norms of the steps before, NaN where there was none."""
+        """The level that this step sends: DENSE, FIRST or SECOND. In the first step there are no norms, but NaN."""
         whole, first, second = context.group["norms"].tolist()
         least = self.min_share * whole
         return SECOND if second >= least else FIRST if first >= least else DENSE
@@ -110,11 +117,11 @@ class MultiLevel(MultiRound):
         return self.codec.levels(x, self.second.count(len(x)), context)
 
     def observed(self, context: GroupContext) -> Tensor:
-        """Of this rank and step, (2, 3): the norms of x, first and second level, and their element counts."""
+        """(2, 3) of this rank and step: the norms of x, first and second level, and their counts of elements."""
         return context.buffers.tensor("observed", (2, TAIL))
 
     def sent(self, context: GroupContext) -> Tensor:
-        """Of this rank and step, (2,): the norm of what is sent, and its elements."""
+        """(2,) of this rank and step: the norm of the level that is sent, and its count of elements."""
         return self.observed(context)[:, self.level(context)]
 
     def _observe(self, x: Tensor, levels: tuple[Tensor, Tensor], context: GroupContext) -> Tensor:
@@ -132,6 +139,7 @@ class MultiLevel(MultiRound):
     def _reduce_dense(
         self, x: Tensor, mean: Mean, norms: Tensor, context: GroupContext
     ) -> Generator[Collective, None, Tensor]:
+        # everything, and the norms behind it
         message = context.numbers("dense", len(x) + TAIL)
         message.body[:-TAIL].copy_(x)
         message.body[-TAIL:].copy_(norms)
@@ -143,18 +151,22 @@ class MultiLevel(MultiRound):
     def _reduce_values(
         self, x: Tensor, mean: Mean, indices: Tensor, norms: Tensor, context: GroupContext
     ) -> Generator[Collective, None, Tensor]:
-        """Of coordinates that all ranks share the values alone travel."""
+        """Sums values at coordinates that all ranks share: no indices travel."""
+        # values, and the norms behind them
         message = context.numbers("values", len(indices) + TAIL)
         values = message.body[:-TAIL]
         self.codec.pack(x, indices, values.view(torch.uint8))
         message.body[-TAIL:].copy_(norms)
         yield Sum(message)
+        # decode: all coordinates differ
         mean.vector().zero_().index_add_(0, indices, values)
         return message.body[-TAIL:]
 
     def _reduce_entries(
         self, x: Tensor, mean: Mean, indices: Tensor, norms: Tensor, context: GroupContext
     ) -> Generator[Collective, None, Tensor]:
+        """Gathers the payloads of all ranks."""
+        # payload, and the norms behind it
         codec = self.codec if self.level(context) == FIRST else self.second
         size = codec.payload_bytes(len(x))
         send = context.message(f"send {size}", size + 4 * TAIL)
@@ -162,5 +174,6 @@ class MultiLevel(MultiRound):
         codec.pack(x, indices, send.body[:size])
         send.body[size:].view(torch.float32).copy_(norms)
         yield Gather(send, receive)
+        # decode and sum over the ranks
         codec.decode(receive.body[None, :, :size], mean, context.whole)
         return receive.body[:, size:].view(torch.float32).sum(0)

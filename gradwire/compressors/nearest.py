@@ -15,16 +15,19 @@ NO_NOISE = Seed(0)
 
 @dataclass(frozen=True)
 class Quantized(Blockwise, recordable=True):
-    """Whole numbers of `bits` bits (8, 4, 3 or 2), rounded to the nearest, times a scale per `block` elements: the
-    block's largest magnitude comes out exactly, but for the scale's rounding to bfloat16. Wants `memory.Residual`.
+    """Whole numbers of few bits, rounded to the nearest, times a scale per block: the block's largest magnitude comes
+    out exactly, but for the scale's rounding to bfloat16. Wants `memory.Residual`.
 
     Blocks begin where slots do, so that no small gradient, such as a norm's, shares a scale with a large one. 4 bits in
     blocks of 64 are what ZeRO++ sends (Wang et al., 2023, https://arxiv.org/abs/2306.10209), there without a memory.
     """
 
     bits: int = 4
+    """Of an element: 8, 4, 3 or 2."""
     block: int = 64
+    """Elements that share a scale."""
     carries_dense: ClassVar[bool] = True
+    for_shards = "yes"
 
     @property
     def code(self) -> Code:
@@ -39,7 +42,7 @@ class Quantized(Blockwise, recordable=True):
 
 
 def _merged(lengths: Iterable[int], block: int) -> Iterator[int]:
-    """Joins what fills whole blocks to what follows it: the same payload, of fewer segments."""
+    """Joins a part that fills whole blocks with the one behind it: the same payload, of fewer parts."""
     total = 0
     for length in lengths:
         total += length

@@ -13,8 +13,11 @@ class QSGD(Blockwise, recordable=True):
     maximum as norm)."""
 
     levels: int = 127
+    """The largest level, 1 to 127."""
     block: int = 1024
+    """Elements that share a scale."""
     biased = False
+    for_shards = "yes"
 
     @property
     def code(self) -> Code:
@@ -27,7 +30,9 @@ class TernGrad(Blockwise, recordable=True):
     (Wen et al., NeurIPS 2017, https://arxiv.org/abs/1705.07878, without clipping)."""
 
     block: int = 1024
+    """Elements that share a scale."""
     biased = False
+    for_shards = "yes"
 
     @property
     def code(self) -> Code:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
-from gradwire.compressors.threshold import Estimated
+from gradwire.compressors.estimated import Estimated
 from gradwire.ops.magnitude_sample import Sample
 from gradwire.ops.magnitudes import count, mean_and_peak
 
 PRECISION = 1 / 16
-"""The paper's is 0.2, which sends many more than k."""
+"""The paper's is 0.2, which sends many more than k elements."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class RedSync(Estimated, recordable=True):
 
     def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         mean, peak = mean_and_peak(x, context.scratch)
+        # bisect
         low, high = 0.0, 1.0
         while high - low > PRECISION:
             middle = (low + high) / 2
@@ -40,8 +41,10 @@ class RedSync(Estimated, recordable=True):
             yield mean + low * (peak - mean)
 
     def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
+        # mean and peak
         total, peak = (torch.linalg.vector_norm(x, order, -1, keepdim=True) for order in (1, torch.inf))
         mean = total / x.shape[-1]
+        # bisection needs counts one after another: count all its thresholds in the sample at once
         steps = torch.arange(PRECISION, 1, PRECISION, dtype=torch.float32, device=x.device)
         tries = mean + steps * (peak - mean)
         return tries.masked_fill_(sample.counts(tries) < sample.expected, 0).amax(-1)

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import LONGEST_PERIOD
+from gradwire.compressors.compressor import LONGEST_PERIOD
 from gradwire.compressors.context import GroupContext
 from gradwire.compressors.sparse import Sparse
 from gradwire.ops.backend import backend_for
@@ -14,6 +14,7 @@ from gradwire.ops.host import to_device
 from gradwire.ops.threshold import select_again
 
 SHORTEST = 5
+"""The least τ that adapting leads to."""
 
 
 @dataclass(frozen=True)
@@ -21,15 +22,17 @@ class ReusedThreshold(Sparse):
     """Exact top-k every τ steps, whose threshold selects in the steps between (ADTopk, HPDC 2024,
     https://doi.org/10.1145/3625549.3658678).
 
-    The first `warmup` steps are exact. τ starts at `period` and adapts: with a change of the threshold of less
-    than a tenth it grows by 1, of a twentieth by 2; with more it shrinks by 1, with more than a fifth by 2, but
-    not below 5 (or `period`). Where fewer than 0.7 k or more than 2 k elements pass, the selection is exact at
-    once, on CUDA in the next step; of more than k that pass the k largest are sent.
+    τ adapts: with a change of the threshold of less than a tenth it grows by 1, of a twentieth by 2; with more it
+    shrinks by 1, with more than a fifth by 2, but not below 5 (or `period`). Where fewer than 0.7 k or more than 2 k
+    elements pass, the selection is exact at once, on CUDA in the next step; of more than k that pass the k largest are
+    sent.
     """
 
     ratio: float = 0.01
     period: int = 5  # pyright: ignore[reportIncompatibleVariableOverride]
+    """τ at first, in steps."""
     warmup: int = 15
+    """The first steps, which are exact."""
     value_bits: Literal[32, 4] = 32
     divisible = False
 
@@ -48,13 +51,15 @@ class ReusedThreshold(Sparse):
 
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         threshold, tau, age = context.group["reused"].tolist()
+        # select by the threshold that was kept, where it still fits
         reuses = context.step >= self.warmup and age < tau and threshold
         if reuses and (found := select_again(x, threshold, k)):
             chosen, still_fits = found
             kept = to_device(torch.tensor([threshold, tau, age + 1], dtype=torch.float32, device="cpu"), x.device)
-            kept[:1].mul_(still_fits)  # of a GPU the host learns it with the state, before the next step
+            kept[:1].mul_(still_fits)  # 0 ends the reuse; a GPU's host reads it in the next step
             context.group.stage("reused", kept)
             return chosen
+        # else select exactly, and adapt τ to how much the threshold changed
         indices = backend_for(x).top_k(x, k)
         smallest = x[indices].abs().amin() if len(indices) else x.new_zeros(())
         tau = self._adapted(tau, threshold, smallest)

@@ -1,4 +1,4 @@
-"""SIDCo: a threshold from a distribution that is fitted to the tail of the tail."""
+"""SIDCo: a threshold from a distribution that is fitted to the tail, and to the tail's tail."""
 
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.context import GroupContext
-from gradwire.compressors.threshold import Estimated
+from gradwire.compressors.estimated import Estimated
 from gradwire.ops.magnitude_sample import Sample
 from gradwire.ops.magnitudes import Tail, tail
 
@@ -17,15 +17,15 @@ MOST_STAGES = 100
 
 @dataclass(frozen=True)
 class SIDCo(Estimated, recordable=True):
-    """A sparsity-inducing distribution is fitted to the magnitudes, then again to those above the threshold it
-    gives, in `stages` (Abdelmoniem et al., MLSys 2021, https://arxiv.org/abs/2101.10761).
+    """The threshold of a sparsity-inducing distribution that is fitted to the magnitudes, then again to those above the
+    threshold it gives, in stages (Abdelmoniem et al., MLSys 2021, https://arxiv.org/abs/2101.10761).
 
-    Each stage counts what passed the last one and aims at the same share of it, so that what is left is k. The
-    stages after a "gamma" are Pareto's.
+    Each stage keeps the same ratio of what passed the last one, so that k elements pass the last stage.
     """
 
     ratio: float = 0.01
     distribution: Literal["exponential", "gamma", "pareto"] = "exponential"
+    """Of all stages, but that the stages after a "gamma" are Pareto's."""
     stages: int = 3
     value_bits: Literal[32, 4] = 32
 
@@ -37,9 +37,11 @@ class SIDCo(Estimated, recordable=True):
     def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         threshold = 0.0
         for stage in range(self.stages):
+            # statistics of what exceeds the threshold so far
             excess = tail(x, threshold, context.scratch, logs=self._fits_gamma(stage))
             if excess.count <= k or excess.mean <= 0:
                 break
+            # fit, and raise the threshold
             fitted = Tail(*(torch.tensor(number, dtype=torch.float64, device="cpu") for number in astuple(excess)))
             threshold += max(0.0, float(self._quantile(fitted, k, stage)))
         yield threshold
@@ -47,6 +49,7 @@ class SIDCo(Estimated, recordable=True):
     def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
         threshold = torch.zeros(x.shape[:-1], dtype=torch.float32, device=x.device)
         for stage in range(self.stages):
+            # as `thresholds`, for all vectors at once
             excess = sample.tail(threshold, logs=self._fits_gamma(stage))
             further = self._quantile(excess, sample.expected, stage).clamp(min=0)
             threshold = threshold + further.masked_fill_(excess.count <= sample.expected, 0)
@@ -56,7 +59,7 @@ class SIDCo(Estimated, recordable=True):
         return self.distribution == "gamma" and stage == 0
 
     def _quantile(self, excess: Tail[Tensor], k: float, stage: int) -> Tensor:
-        """How much higher the next threshold is."""
+        """The distance to the next threshold."""
         share = (k / excess.count) ** (1 / (self.stages - stage))
         if self._fits_gamma(stage):
             return gamma(excess, share)
@@ -64,12 +67,12 @@ class SIDCo(Estimated, recordable=True):
 
 
 def exponential(excess: Tail[Tensor], share: Tensor) -> Tensor:
-    """What a share of an exponential distribution exceeds."""
+    """The value that this share of an exponential distribution exceeds."""
     return -excess.mean * share.log()
 
 
 def pareto(excess: Tail[Tensor], share: Tensor) -> Tensor:
-    """What a share of a generalised Pareto distribution exceeds; fitted by moments."""
+    """The value that this share of a generalised Pareto distribution exceeds; fitted by moments."""
     square = excess.mean * excess.mean
     spread = square / torch.maximum(excess.variance, 1e-6 * square)
     shape, scale = (spread - 1) / 2, excess.mean * (spread + 1) / 2  # shape is minus the usual one
@@ -78,7 +81,7 @@ def pareto(excess: Tail[Tensor], share: Tensor) -> Tensor:
 
 
 def gamma(excess: Tail[Tensor], share: Tensor) -> Tensor:
-    """About what a share of a gamma distribution exceeds; fitted by maximum likelihood, approximately."""
+    """About the value that this share of a gamma distribution exceeds; fitted by maximum likelihood, approximately."""
     skew = (excess.mean.log() - excess.log).clamp(min=1e-6)
     shape = (3 - skew + torch.sqrt((skew - 3) ** 2 + 24 * skew)) / (12 * skew)
     return -excess.mean / shape * (share.log() + torch.lgamma(shape))

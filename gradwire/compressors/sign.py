@@ -6,12 +6,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import SimpleCodec
 from gradwire.compressors.blockwise import Blockwise
+from gradwire.compressors.compressor import SimpleCodec
 from gradwire.compressors.context import GroupContext
 from gradwire.ops.backend import backend_for
 from gradwire.ops.formats import Code, one_bit, sign
-from gradwire.ops.tiles import spans
+from gradwire.ops.tiles import tile_bounds
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class EFSignSGD(Blockwise, recordable=True):
     https://arxiv.org/abs/1901.09847). Zero counts as positive. Wants `memory.Residual`."""
 
     block: int = 256
+    for_shards = "with memory"
 
     @property
     def code(self) -> Code:
@@ -44,11 +45,11 @@ class SignSGD(SimpleCodec, recordable=True):
     """The sign of the majority of the ranks' signs: -1, 0 at a tie, or 1, whatever the gradients' size
     (Bernstein et al., ICML 2018, https://arxiv.org/abs/1802.04434). Choose the learning rate as for Adam.
 
-    Zero votes plus and minus in turn, by rank and step, so that what no rank has a gradient for does not drift.
-    Keeps no memory: what it sends is no estimate of the gradient that anything could be taken from.
+    Zero votes plus and minus in turn, by rank and step, so that a parameter without gradients does not drift. Works
+    without a memory: votes estimate no gradient, so there is no error to keep.
     """
 
-    votes = True
+    sign_vote = True
 
     def phase(self, step: int) -> int:
         return step % 2
@@ -57,13 +58,16 @@ class SignSGD(SimpleCodec, recordable=True):
         return -(-n // 8)
 
     def compress(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        # alternate by rank and step, so that zeros cancel
         zero_is_plus = (context.rank + context.step) % 2 == 0
-        for start, end in spans(x):
+        # pack signs
+        for start, end in tile_bounds(x):
             backend_for(x).pack_signs(x[start:end], payload[start // 8 : -(-end // 8)], zero_is_plus)
 
     def decompress(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
-        for start, end in spans(out):
+        for start, end in tile_bounds(out):
             votes = out[start:end]
+            # sum the votes, and take the majority's sign
             backend_for(out).add_signs(rows[:, start // 8 : -(-end // 8)], votes, context.scratch)
             votes.sign_()
 
@@ -74,6 +78,7 @@ class Signum(SignSGD, recordable=True):
     ICLR 2019, https://arxiv.org/abs/1810.05291)."""
 
     momentum: float = 0.9
+    """The weight of the mean so far: 1 - momentum is that of a new gradient."""
     flat_state: ClassVar[tuple[str, ...]] = ("momentum",)
 
     def __post_init__(self) -> None:
@@ -82,6 +87,8 @@ class Signum(SignSGD, recordable=True):
             raise ValueError(f"momentum={self.momentum} must lie in [0, 1), e.g. momentum=0.9")
 
     def compress(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        # update the running mean
         before, momentum = context.flat["momentum"]
         torch.lerp(before, x, 1 - self.momentum, out=momentum)
+        # vote with its signs
         super().compress(momentum, payload, context)

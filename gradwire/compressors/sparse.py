@@ -8,29 +8,29 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Codec, Selective
+from gradwire.compressors.compressor import Codec, Rowwise, Selective
 from gradwire.compressors.context import GroupContext, Parts
 from gradwire.compressors.losses import beyond_largest
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
-from gradwire.ops.noise import draws
 from gradwire.ops.tiles import at_once
-from gradwire.ops.vectors import equal_parts, together
+from gradwire.ops.vectors import together
 from gradwire.slots import Slot
 
 
 def check_ratio(ratio: float) -> None:
-    """Raises ValueError for what is no share of elements."""
+    """Raises ValueError unless the ratio lies in (0, 1]."""
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio={ratio} is not the share of elements to send; it lies in (0, 1], e.g. ratio=0.01")
 
 
 class Sparsifier(Codec):
-    """Sends `count(n)` of n elements, the share `ratio` of them."""
+    """A codec that sends `count(n)` of n elements."""
 
     ratio: float
+    """The share of elements to send, in (0, 1]."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +42,8 @@ class Sparsifier(Codec):
 
     @abstractmethod
     def levels(self, x: Tensor, fewer: int, context: GroupContext) -> tuple[Tensor, Tensor]:
-        """Ascending indices int64 of the elements of x (n,) to send, and of those where only so few are sent."""
+        """Ascending indices (k,) int64 of the elements of x (n,) to send, and (`fewer`,) of those of a smaller second
+        level: see `MultiLevel`."""
 
     @abstractmethod
     def pack(self, x: Tensor, indices: Tensor, payload: Tensor) -> None:
@@ -50,13 +51,12 @@ class Sparsifier(Codec):
 
 
 class Sparse(Sparsifier, Selective):
-    """k values with their indices, which take about 2 + log2(n/k) bits each, 9 at 1 % (`Entries`). With `value_bits` of
-    32 values are exact. With 4 they are a sign and one of 8 levels; what that loses stays in the memory.
-
-    Where fewer than k elements are worth sending, there is room left.
+    """A sparsifier whose payload is k values with their indices, which take about 2 + log2(n/k) bits each, 9 at 1 %
+    (`Entries`). A payload of fewer than k elements is as long.
     """
 
     value_bits: Literal[32, 4]
+    """Bits of a value: 32 are exact; 4 are a sign and one of 8 levels, whose error stays in the memory."""
 
     @property
     def sparse(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -66,13 +66,13 @@ class Sparse(Sparsifier, Selective):
     def carries_dense(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.value_bits != 32
 
-    def room(self, n: int, k: int) -> Entries:
-        """How up to k of n elements are laid out in a payload."""
+    def entries_layout(self, n: int, k: int) -> Entries:
+        """The layout of a payload with a capacity of k of n elements."""
         return Entries(n, k, self.value_bits)
 
     def layout(self, n: int) -> Entries:
-        """Where in the payload of n elements what lies."""
-        return self.room(n, self.count(n))
+        """The layout of the payload of n elements."""
+        return self.entries_layout(n, self.count(n))
 
     def payload_bytes(self, n: int) -> int:
         return self.layout(n).nbytes
@@ -87,8 +87,10 @@ class Sparse(Sparsifier, Selective):
             self.send(x, rows, layout, parts.context)
 
     def send(self, x: Tensor, payloads: Tensor, layout: Entries, context: GroupContext) -> None:
-        """Moves what is sent of vectors x (m, n), on a CPU of one, to payloads (m, ≥ bytes)."""
+        """Moves what is sent of vectors x (m, n), on a CPU of one, to payloads (m, ≥ bytes) uint8."""
+        # select
         indices = self.select(x.squeeze(0), layout.k, context).view(len(x), -1)
+        # pack, and keep what is not sent
         backend_for(x).move_entries(x, payloads, layout, indices)
 
     def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
@@ -103,6 +105,7 @@ class Sparse(Sparsifier, Selective):
 
     def levels(self, x: Tensor, fewer: int, context: GroupContext) -> tuple[Tensor, Tensor]:
         first = self.select(x, self.count(len(x)), context)
+        # the second level is nested: the largest of the first
         return first, first if fewer == self.count(len(x)) else first[backend_for(x).top_k(x[first], fewer)]
 
     def entries(self, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -120,24 +123,24 @@ class TopK(Sparse, recordable=True):
 
     ratio: float = 0.01
     value_bits: Literal[32, 4] = 32
+    for_shards = "with memory"
 
     def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
         return backend_for(x).top_k(x, k)
 
     def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        # add up, select and pack, in one pass where a kernel can
         vector.select(self.layouts(parts), payloads)
 
 
 @dataclass(frozen=True)
-class RandomK(Sparsifier, recordable=True):
-    """One element at random from each of `ratio`·n equal cells, the same ones on every rank, so that the
-    values alone travel and are all-reduced (Stich et al., NeurIPS 2018, https://arxiv.org/abs/1809.07599).
-
-    `rescale` multiplies each value by its cell's size, which makes the mean unbiased: for use without memory.
-    """
+class RandomK(Sparsifier, Rowwise, recordable=True):
+    """One element at random of each of `ratio`·n equal parts, the same ones on every rank, so that the values alone
+    travel and are all-reduced (Stich et al., NeurIPS 2018, https://arxiv.org/abs/1809.07599)."""
 
     ratio: float = 0.01
     rescale: bool = False
+    """Multiplies each value by the size of its part, which makes the mean unbiased: for use without a memory."""
     sparse = True
     summable = True
     local_arithmetic = True
@@ -150,26 +153,24 @@ class RandomK(Sparsifier, recordable=True):
         return 4 * self.count(n)
 
     def indices(self, n: int, context: GroupContext) -> tuple[Tensor, Tensor]:
-        """The chosen elements (k,) and their cells' sizes (k,), from the seed that all ranks share."""
+        """The chosen elements (k,) int64 and the sizes (k,) of their parts, from the seed that all ranks share."""
         return self._draw(n, self.count(n), context)
 
     def _draw(self, n: int, k: int, context: GroupContext) -> tuple[Tensor, Tensor]:
-        def cells() -> tuple[Tensor, Tensor]:
+        def starts_and_sizes() -> tuple[Tensor, Tensor]:
             edges = torch.arange(k + 1, dtype=torch.int64, device=context.device).mul_(n).div_(k, rounding_mode="floor")
             return edges[:-1], edges.diff()
 
-        starts, sizes = context.buffers.once(("cells", n, k), cells)
-        return draws(k, context.shared_seed(), context.device).mul_(sizes).long().add_(starts), sizes
+        starts, sizes = context.buffers.once(("parts", n, k), starts_and_sizes)
+        draws = backend_for(sizes).draws(k, context.shared_seed(), context.device)
+        return draws.mul_(sizes).long().add_(starts), sizes
 
-    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
-        for x, values in equal_parts(vector.total(), payloads.view(torch.float32), parts.bounds):
-            k = self.count(x.shape[1])
-            self._send(x.squeeze(0), values[:, :k].squeeze(0), parts.context)
-
-    def _send(self, x: Tensor, values: Tensor, context: GroupContext) -> None:
-        """Moves the chosen elements of vectors x (..., n) to values (..., k)."""
-        indices, sizes = self.indices(x.shape[-1], context)
-        torch.index_select(x, -1, indices, out=values)
+    def send(self, x: Tensor, payloads: Tensor, context: GroupContext) -> None:
+        # draw the same coordinates on all ranks
+        indices, sizes = self.indices(x.shape[1], context)
+        # move their values to the payloads
+        values = payloads.view(torch.float32)[:, : len(indices)]
+        torch.index_select(x.squeeze(0), -1, indices, out=values.squeeze(0))
         x.index_fill_(-1, indices, 0)
         if self.rescale:
             values.mul_(sizes)
@@ -181,12 +182,14 @@ class RandomK(Sparsifier, recordable=True):
     def levels(self, x: Tensor, fewer: int, context: GroupContext) -> tuple[Tensor, Tensor]:
         return self.indices(len(x), context)[0], self._draw(len(x), fewer, context)[0]
 
-    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
-        for out, values in equal_parts(mean.vector().zero_(), payloads.view(torch.float32), parts.bounds):
-            indices, _ = self.indices(out.shape[1], parts.context)
-            for some in at_once(values[..., : len(indices)].transpose(0, 1)):  # (ranks, parts, k)
-                summed = some[0] if len(some) == 1 else some.sum(0)
-                out.squeeze(0).index_add_(-1, indices, summed.squeeze(0))
+    def receive(self, payloads: Tensor, out: Tensor, context: GroupContext) -> None:
+        # draw what the senders drew
+        indices, _ = self.indices(out.shape[1], context)
+        values = payloads.view(torch.float32)[..., : len(indices)]
+        # sum over the ranks
+        for some in at_once(values.transpose(0, 1)):  # (ranks, m, k)
+            summed = some[0] if len(some) == 1 else some.sum(0)
+            out.squeeze(0).index_add_(-1, indices, summed.squeeze(0))
 
     @classmethod
     def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:

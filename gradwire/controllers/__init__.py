@@ -1,4 +1,4 @@
-"""Controllers: they change the plan while training, from what the training shows."""
+"""Controllers: algorithms that change the plan while training, by statistics of the gradients."""
 
 from gradwire.controllers.accordion import Accordion
 from gradwire.controllers.cat import CAT

@@ -1,4 +1,4 @@
-"""Accordion: little compression in critical regimes, much in between."""
+"""Accordion: low compression in critical regimes, high compression in between."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,28 +10,30 @@ from torch import Tensor
 from gradwire.compressors import Compressor
 from gradwire.controllers.controller import Controller, Decision, Observation, StepView, rate_dropped
 from gradwire.controllers.recompress import recompress, setting_of, with_options
-from gradwire.ops.gradients import Share, add_unless
+from gradwire.ops.gradients import Scalar, add_unless
 from gradwire.plans import Group, Plan
 
 
 @dataclass
 class Accordion(Controller):
-    """Each layer sends with `low` compression where its gradient, summed over `interval` steps, has changed its norm by
-    the share `threshold` or more since the interval before, else with `high` compression; all send with `low` in the
-    first interval and after every drop of the learning rate to half or less (Agarwal et al., MLSys 2021,
-    https://arxiv.org/abs/2010.16248).
+    """Low compression for each layer in a critical regime, where the norm of its gradient, summed over an interval, has
+    changed much since the interval before; else high compression. All layers start with low compression, and return to
+    it when the learning rate drops to half or less (Agarwal et al., MLSys 2021, https://arxiv.org/abs/2010.16248).
 
-    `low` and `high` are ratios of sparsifiers or ranks of low-rank compressors, such as 0.1 and 0.01, or 4 and 1.
-    `scheduler` is the optimizer's. Summed are the reduced gradients, which all ranks have and into which
-    residuals go sooner or later (intervals are to be longer than that takes), in one more buffer of gradient size;
-    that is part of the state.
+    It sums the reduced gradients, which all ranks have and into which residuals go sooner or later (intervals are to be
+    longer than that takes), in one more buffer of gradient size, which is part of its state.
     """
 
     low: float
+    """The ratio of sparsifiers, or the rank of low-rank compressors, for low compression, such as 0.1 or 4."""
     high: float
+    """The same for high compression, such as 0.01 or 1."""
     scheduler: Any = field(default=None, metadata={"code": True})
+    """The optimizer's learning rate scheduler."""
     interval: int = 100
+    """In steps."""
     threshold: float = 0.5
+    """A relative change of the norm of so much or more is critical."""
     numbers: ClassVar[int] = 1
     reduces: ClassVar[bool] = True
 
@@ -74,14 +76,16 @@ class Accordion(Controller):
     def observe(self, seen: StepView, numbers: Tensor) -> None:
         numbers[0] = self.scheduler.get_last_lr()[0]
 
-    def reduced(self, means: Mapping[str, Tensor], nonfinite: Tensor, scale: Share) -> None:
+    def reduced(self, means: Mapping[str, Tensor], nonfinite: Tensor, scale: Scalar) -> None:
         for name, mean in means.items():
             if name in self._layers:
                 self._layers[name].add(mean, nonfinite, scale)
 
     def decide(self, seen: Observation) -> Plan | None:
+        # compare the learning rate with the largest so far
         rate, before = float(seen.sums[0]), self._rate
         self._rate = max(rate, before)
+        # close the interval, early where the rate has dropped
         if rate_dropped(rate, before):
             self._rate = rate
             self._close(seen, "the learning rate dropped", dropped=True)
@@ -89,6 +93,7 @@ class Accordion(Controller):
             self._close(seen, "norms compared", dropped=False)
         else:
             return None
+        # each layer by its regime
         plan = self._with(self._origin)
         return None if plan == seen.plan else plan
 
@@ -129,21 +134,27 @@ class Accordion(Controller):
 
 @dataclass
 class _Layer:
-    """The norm of the interval before (0 at first), whether compression is high, and this interval's sum."""
+    """A layer's regime, and the sum that it follows from."""
 
     norm: float = 0.0
+    """Of the sum of the interval before; 0 at first."""
     high: bool = False
+    """Compression is high."""
     sum: Tensor | None = field(default=None, repr=False)
+    """Of the layer's mean gradients in this interval so far."""
 
-    def add(self, mean: Tensor, nonfinite: Tensor, scale: Share) -> None:
+    def add(self, mean: Tensor, nonfinite: Tensor, scale: Scalar) -> None:
+        """Adds a step's mean, unless the step does not count."""
         if self.sum is None:
             self.sum = torch.zeros_like(mean, dtype=torch.float32)
         add_unless(self.sum, mean, nonfinite, scale)
 
     def close(self, dropped: bool, threshold: float) -> None:
         """Ends an interval, critical where the norm has changed by `threshold` or the learning rate `dropped`."""
+        # relative change of the norm
         norm = float(self.sum.norm()) if self.sum is not None else 0.0
         change = abs(self.norm - norm) / self.norm if self.norm else 1.0
         self.norm, self.high = norm, not dropped and change < threshold
+        # begin the next interval
         if self.sum is not None:
             self.sum.zero_()

@@ -17,14 +17,22 @@ from gradwire.controllers.gain import Gain, Reading
 from gradwire.controllers.two_levels import check_levels, levels_of, with_levels
 from gradwire.plans import Plan
 
-SETTLE_STEPS, REVISIT_STEPS = 4, 300
-SMOOTHING, TOLERANCE = 0.1, 0.05
+SETTLE_STEPS = 4
+"""Steps that a factor stays: as long as its own norms and time need to show."""
+REVISIT_STEPS = 300
+"""Steps after which a measurement is too old, and both ends of the range are measured again."""
+SMOOTHING = 0.1
+"""The weight of a step's seconds in their moving average."""
+TOLERANCE = 0.05
+"""Another factor must promise more by so much: less is noise."""
 TIME_DRIFT, DRIFT_STEPS = 1.3, 5
+"""So many steps in a row that take so many times as long as before end all that was measured."""
 
 
 def share_at(factor: float, known: Mapping[float, float]) -> float:
-    """The share that is sent at `factor` by the shares `known` at two factors or more, among them 1 at factor 1: a
-    power law between neighbours, beyond the last as before it."""
+    """The share of gradient and residual that is sent at `factor`, interpolated from the shares `known` at two factors
+    or more, among them 1 at factor 1: a power law between neighbours, and beyond the last."""
+    # the two neighbours
     points = sorted(known.items())
     at = min(max(1, bisect_left(points, (factor,))), len(points) - 1)
     (left, above), (right, below) = points[at - 1 : at + 1]
@@ -33,11 +41,14 @@ def share_at(factor: float, known: Mapping[float, float]) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """Model of a step's seconds: alpha + beta * bytes; at factor 1 there are `dense_bytes`, in the sparse format."""
+    """The alpha-beta model of a step's time."""
 
     alpha: float
+    """Seconds beside the bytes'."""
     beta: float
+    """Seconds per byte."""
     dense_bytes: float
+    """Bytes at factor 1, in the sparse format."""
 
     def seconds(self, factor: float) -> float:
         """Predicted seconds of a step with this factor."""
@@ -50,6 +61,7 @@ def fit(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
     if len(set(sizes)) == 1:
         return fmean(seconds), 0.0
     line = linear_regression(sizes, seconds)
+    # neither coefficient may be negative: then the other one alone fits best
     if line.slope <= 0:
         return fmean(seconds), 0.0
     if line.intercept < 0:
@@ -58,7 +70,7 @@ def fit(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def rates(factors: Sequence[float], known: Mapping[float, float], costs: Costs, reading: Reading) -> list[float]:
-    """Gain per second of each factor by the shares `known`; 0 where it is too small."""
+    """Gain per second of each factor by the shares `known`; 0 where the gain is too small."""
 
     def rate(factor: float) -> float:
         gain = reading.of(share_at(factor, known))
@@ -72,8 +84,9 @@ class FactorStats:
     """Statistics of the steps with one factor, NaN before the first."""
 
     share: float = nan
-    """Of gradient and residual, that is sent."""
+    """The part of gradient and residual that is sent."""
     seconds: float = nan
+    """Of a step, smoothed."""
     wire_bytes: float = nan
     """Sent per rank."""
     step: float = -inf
@@ -84,7 +97,7 @@ class FactorStats:
         return seconds > TIME_DRIFT * self.seconds and wire_bytes <= TIME_DRIFT * self.wire_bytes
 
     def time(self, seconds: float, wire_bytes: float) -> None:
-        """One more step's cost; seconds are smoothed."""
+        """Adds the cost of one more step."""
         before = seconds if isnan(self.seconds) else self.seconds
         self.seconds = before + SMOOTHING * (seconds - before)
         self.wire_bytes = wire_bytes
@@ -92,19 +105,22 @@ class FactorStats:
 
 @dataclass
 class CAT(Controller):
-    """Each step sends the factor, of `min_factor`, twice, four times that up to `max_factor`, of which the gain per
-    second is greatest (like CAT's choice per step: Khirirat et al., 2020, https://arxiv.org/abs/2003.06377).
+    """The compression factor of each step, of `min_factor`, twice, four times that up to `max_factor`, is the one with
+    the greatest predicted gain per second (like CAT's choice per step: Khirirat et al., 2020,
+    https://arxiv.org/abs/2003.06377).
 
-    The gain of each factor follows from the norms of the two levels that steps select (`gain` says how it is read,
-    see `Gain`), its seconds from alpha + beta * bytes, fitted to the steps so far. Both ends of the range are tried at
-    first, every 300 steps, and where 5 steps in a row take 1.3 times as long as those before. A factor stays
-    for 4 steps, and until another promises 5 % more. Factors whose gain is too
-    small are never chosen.
+    The gain of a factor follows from the norms of the two levels that steps select, its seconds from alpha + beta *
+    bytes, fitted to the steps so far. Both ends of the range are tried at first, every 300 steps, and where 5 steps in
+    a row take 1.3 times as long as those before. A factor stays for 4 steps, and until another promises 5 % more.
+    Factors whose gain is too small are never chosen.
     """
 
     min_factor: float = 10
+    """The smallest factor: so many times fewer elements are sent."""
     max_factor: float = 1000
+    """The largest factor."""
     gain: Gain = "energy"
+    """How the gain is read from the share that is sent."""
     numbers: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
@@ -133,7 +149,7 @@ class CAT(Controller):
         return self._plan()
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
-        """Norms of all and of both levels; seconds since the step before; bytes, and bytes at factor 1."""
+        """Writes the norms of all and of both levels, seconds since the step before, bytes, and bytes at factor 1."""
         for compressor, view in levels_of(seen):
             context, n = view.context, view.context.layout.numel
             dense_bytes = compressor.codec.payload_bytes(n) * self.min_factor
@@ -141,6 +157,7 @@ class CAT(Controller):
             numbers[:3] += compressor.observed(context)[0]
             numbers[4] += sent.clamp(max=4 * n)  # all go without indices
             numbers[5:6] += dense_bytes + view.nonfinite  # NaN where all ranks skip the step
+        # seconds since the step before
         now, before = perf_counter(), self._marked_s
         self._marked_s = now
         numbers[3] = now - before if before else 0.0
@@ -183,7 +200,7 @@ class CAT(Controller):
         self._index, self._stayed, self._slow = map(int, counts)
 
     def _time(self, step: int, seconds: float, wire_bytes: float) -> None:
-        """One more step's cost; where steps have become slower, all that was seen is forgotten, and measured anew."""
+        """Adds one more step's cost; where steps have become slower, drops all measurements, to measure anew."""
         self._slow = self._slow + 1 if self._shown[self._index].slower(seconds, wire_bytes) else 0
         if self._slow == DRIFT_STEPS:
             self._slow, self._shown = 0, [FactorStats() for _ in self._factors]

@@ -10,14 +10,16 @@ from torch import Tensor
 
 from gradwire.compressors import GroupContext
 from gradwire.controllers.requests import Profiled, Request
-from gradwire.ops.gradients import Share
+from gradwire.ops.gradients import Scalar
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.options import Options
 from gradwire.plans import Group, Plan
 from gradwire.slots import Slot
 
 MESSAGE_NUMBERS = 16
+"""The most float32 values that travel for a controller, per rank and step."""
 RATE_DROP = 0.5
+"""A learning rate that falls to so much of what it was has dropped."""
 
 
 def rate_dropped(rate: float, before: float) -> bool:
@@ -28,11 +30,12 @@ def rate_dropped(rate: float, before: float) -> bool:
 
 @dataclass(frozen=True)
 class GroupView:
-    """A group that this rank has just encoded. `nonfinite` (1,) is NaN where a gradient was not finite."""
+    """A group that this rank has just encoded."""
 
     group: Group
     context: GroupContext
     nonfinite: Tensor
+    """(1,) NaN where a gradient was not finite, else 0."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class StepView:
 
     step: int
     groups: Sequence[GroupView]
-    """Those that this rank compresses."""
+    """The groups that this rank compresses."""
     wire_bytes: int
     """Sent since the job began."""
     wire_s: float
@@ -50,20 +53,25 @@ class StepView:
 
 @dataclass(frozen=True)
 class Observation:
-    """Input of a controller's decision after a step."""
+    """The input of a controller's decision after a step."""
 
     step: int
     next_step: int
-    """The first step with what is decided now."""
+    """The first step with the new plan."""
     plan: Plan
     """In force in the step."""
     slots: Sequence[Slot]
+    """Of the model, or of this rank's shards."""
     rank: int
+    """Of this process."""
     ranks: int
+    """Of the job."""
     replicas: int
+    """Ranks that compress among each other."""
     sums: Tensor
     """Of the controller's numbers over all ranks, (numbers,) float32 on the CPU."""
     can_be_native: bool = False
+    """The framework can reduce by itself: see `NATIVE`."""
     seconds: float = 0.0
     """Of the median step where the framework reduced by itself."""
     answer: Profiled | None = None
@@ -84,18 +92,21 @@ class Decision:
 
 
 class Controller(Options, ABC):
-    """Changes the plan between steps. `numbers` float32 values per rank and step, at most 16 (64 bytes), travel for it.
+    """Changes the plan between steps, by numbers that are summed over the ranks.
 
-    On every rank `look` and `observe` write that rank's numbers, and `decide` makes of their sums what is to change.
-    Rank 0's decision is broadcast and is in force on all ranks from the same step on; the controller does not see the
-    step or few that pass meanwhile. So ranks whose arithmetic differs by a bit stay together.
+    On every rank `look` and `observe` write that rank's numbers, and `decide` makes a plan from their sums. Rank 0's
+    decision is broadcast and is in force on all ranks from the same step on; the controller does not see the step or
+    few that pass meanwhile. So ranks whose arithmetic differs by a bit stay together.
 
     All but `report`-like methods of its own run on the runtime's thread. Nothing here may wait for a GPU.
     """
 
     numbers: ClassVar[int] = 0
+    """How many float32 values travel for it per rank and step, at most 16 (64 bytes)."""
     looks: ClassVar[bool] = False
+    """`look` is called."""
     reduces: ClassVar[bool] = False
+    """`reduced` is called."""
 
     def check(self, plan: Plan) -> None:
         """Raises ValueError, naming the call that works, where the plan's compressors do not fit this controller."""
@@ -113,7 +124,7 @@ class Controller(Options, ABC):
 
     @property
     def status(self) -> str:
-        """Its present activity in a few words, or nothing."""
+        """Its present activity in a few words, or ""."""
         return ""
 
     @cached_property
@@ -123,22 +134,22 @@ class Controller(Options, ABC):
 
     def look(self, context: GroupContext, vector: LazySum, numbers: Tensor) -> None:
         """Called with each group before it is encoded, if `looks`: gradient and residual are x (n,) = `vector.total()`,
-        which takes a pass over memory that the kernels would do while they encode."""
+        which costs a pass over memory that encoding would spare."""
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
         """Writes this rank's `numbers` (numbers,), or adds to what `look` has written."""
 
-    def reduced(self, means: Mapping[str, Tensor], nonfinite: Tensor, scale: Share) -> None:
+    def reduced(self, means: Mapping[str, Tensor], nonfinite: Tensor, scale: Scalar) -> None:
         """Called with the step's means by parameter, times the loss's `scale`, before the optimizer, if `reduces`. They
-        are equal on all ranks, and to be ignored where `nonfinite` (1,) is NaN."""
+        are equal on all ranks, and do not count where `nonfinite` (1,) is NaN."""
 
     @abstractmethod
     def decide(self, seen: Observation) -> Plan | Request | None:
         """The plan or request for `seen.next_step` and after; None to go on as before."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that the next decision depends on, equal on all ranks."""
+        """The state that the next decision depends on, equal on all ranks."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes over what `state_dict` returned."""
+        """Loads what `state_dict` returned."""

@@ -1,4 +1,4 @@
-"""Compression errors of a layer."""
+"""Compression errors of a layer, for several compressors."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,8 @@ from gradwire.slots import Slot
 
 
 def square_errors(x: Tensor, slot: Slot, choices: Sequence[Predictable]) -> list[float]:
-    """|x - what each choice sends of it|² for a layer's x (n,); of choices of one kind all at once."""
+    """|x - C(x)|² of each choice C for a layer's x (n,)."""
+    # choices of one class in one call
     errors: dict[Predictable, float] = {}
     for kind in dict.fromkeys(map(type, choices)):
         own = [choice for choice in choices if type(choice) is kind]

@@ -8,6 +8,7 @@ from gradwire.controllers.gain import Reading, delay_of, share_of
 
 Scaling = Literal["exponential", "geometric"]
 PAST_PEAK = 0.75
+"""Gain per second below so much of the best is past the peak, not noise."""
 
 
 def spaced(smallest: float, largest: float, scaling: Scaling) -> tuple[float, ...]:
@@ -21,17 +22,21 @@ def spaced(smallest: float, largest: float, scaling: Scaling) -> tuple[float, ..
 
 @dataclass
 class FactorSearch:
-    """Search upwards through `factors` for the greatest gain per second; `frozen` once that is found."""
+    """Search upwards through factors for the greatest gain per second."""
 
     factors: tuple[float, ...]
+    """Ascending."""
     tolerance: float
+    """Factors whose gain per second differs by so much count as equal."""
     reading: Reading
     least_gain: float
+    """Factors with less gain are not used."""
     index: int = 0
     """Of the factor in force."""
     frozen: bool = False
+    """The search has ended."""
     shares: list[float] = field(init=False)
-    """Of gradient and residual that are sent with each factor; NaN before it was tried."""
+    """The part of gradient and residual that each factor sends; NaN before it was tried."""
     seconds: list[float] = field(init=False)
     """Of a step with each factor; NaN before it was tried."""
 
@@ -40,6 +45,7 @@ class FactorSearch:
 
     @property
     def factor(self) -> float:
+        """The factor in force."""
         return self.factors[self.index]
 
     @property
@@ -53,13 +59,13 @@ class FactorSearch:
         return [self.reading.of(share) / seconds for share, seconds in zip(self.shares, self.seconds, strict=True)]
 
     def explore(self) -> None:
-        """Begins anew."""
+        """Begins anew at the smallest factor."""
         self.index, self.frozen = 0, False
         self.shares = [nan] * len(self.factors)
         self.seconds = [nan] * len(self.factors)
 
     def explore_larger(self) -> None:
-        """Begins anew at the factor in force. What smaller ones have shown stays known."""
+        """Begins anew at the factor in force. Measurements of smaller ones stay."""
         self.frozen = False
         larger = len(self.factors) - self.index - 1
         self.shares[self.index :] = [nan] * (1 + larger)
@@ -70,7 +76,8 @@ class FactorSearch:
         self.index, self.frozen = max(0, self.index - 1), True
 
     def judge(self, share: float, seconds: float) -> str:
-        """Moves on after a window in which the factor in force had this share and steps took `seconds`; says why."""
+        """Moves on after a window in which the factor in force had this share and steps took `seconds`; returns the
+        reason."""
         share = min(share, self.most(self.index))
         if self.reading.of(share) < self.least_gain:
             return self._freeze(f"the gain at {self.factor:g}x is too small")
@@ -93,8 +100,8 @@ class FactorSearch:
         return f"scale up to {self.factor:g}x"
 
     def reconsider(self, share: float) -> bool:
-        """Whether a smaller factor is the better one, now that `share` is sent; then that one is in force. A residual
-        may take longer than a window to fill, and the gain is less once it is full."""
+        """Steps back to a smaller factor where that is the better one, now that `share` is sent; returns whether. A
+        residual may take longer than a window to fill, and the gain is less once it is full."""
         before = self.index
         self.shares[before] = min(share, self.most(before))
         now, *smaller = self.throughputs[before::-1]
@@ -104,18 +111,18 @@ class FactorSearch:
         return self.index < before
 
     def most(self, index: int) -> float:
-        """An upper bound on the share of gradient and residual that this factor will come to send.
+        """An upper bound on the share of gradient and residual that a factor will send once residuals are full.
 
-        With fewer elements a step, what waits in the residual waits longer, at least in proportion. A window is too
-        short to show that, so the bound follows from the next smaller factor that was tried."""
+        With fewer elements a step, elements wait longer in the residual, at least in proportion. A window is too short
+        to show that, so the bound follows from the next smaller factor that was tried."""
         tried = [i for i in range(index) if not isnan(self.shares[i])]
         if not tried:
             return 1.0
         return share_of(delay_of(self.shares[tried[-1]]) * self.factors[index] / self.factors[tried[-1]])
 
     def _time(self, seconds: float) -> None:
-        """Steps take so long now; where they have become slower since the factor was last tried, smaller ones have as
-        much."""
+        """Notes the seconds of a step with the factor in force; where they have grown since it was last tried, those of
+        smaller factors grow in proportion."""
         slowdown = seconds / self.seconds[self.index]
         if not isnan(slowdown):
             self.seconds[: self.index] = [known * slowdown for known in self.seconds[: self.index]]

@@ -1,4 +1,4 @@
-"""The gain of compressed steps: three readings of the share that is sent, and a step's efficiency by it."""
+"""The gain of compressed steps: a function of the share of gradient and residual that is sent."""
 
 from dataclasses import dataclass
 from math import inf, sqrt
@@ -7,31 +7,34 @@ from typing import Literal
 from gradwire.compressors.multi_level import Measure
 
 Gain = Literal["delay", "energy", "norm"]
-"""How the share of gradient and residual that is sent is read.
+"""A measure of a step's progress, by the share of gradient and residual that is sent.
 
-"energy" is |sent|² / |gradient + residual|², as GraVAC prints it, and "norm" its root. "delay" is 1 / (1 + d / h): what
-stays behind over what is sent, in sums of absolute values, is by Little's law the number of steps d that an element
-waits, and h, the horizon, the delay with which training takes twice the steps.
+"energy" is |sent|² / |gradient + residual|², as GraVAC prints it, and "norm" its root. "delay" is 1 / (1 + d / h). By
+Little's law, the number of steps d that an element waits is what stays behind over what is sent, in sums of absolute
+values; h, the horizon, is the delay with which training takes twice the steps.
 """
 
 HORIZON_STEPS = 800
+"""The horizon h of controllers without windows."""
 LEAST_DELAY_GAIN = 0.7
+"""Below it training takes harm."""
 LEAST_ENERGY = 0.0228
-"""What static ratios of 100x to 300x settle at."""
+"""Below it training takes harm: the energy that static ratios of 100x to 300x settle at."""
 ENERGY_HORIZON_STEPS = 8.0
 """Of a delay in energy: fits the losses of docs/fidelity.md, after 300 steps; in longer trainings delays cost less."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A reading of the gain, with the delay's horizon in steps."""
+    """A function from the share that is sent to the gain, and its inverse."""
 
     gain: Gain
     horizon: float = HORIZON_STEPS
+    """h of "delay", in steps."""
 
     @property
     def measure(self) -> Measure:
-        """The measure of which the share is a part."""
+        """The norm whose share is read."""
         return "magnitude" if self.gain == "delay" else "energy"
 
     @property
@@ -61,8 +64,8 @@ class Reading:
 
 
 def efficiency_of(share: float) -> float:
-    """The statistical efficiency of steps that send this share of the energy of gradient and residual, in dense steps:
-    that of their delay; 0 where so little is sent that training takes harm."""
+    """The statistical efficiency of steps that send this share of the energy of gradient and residual: how many dense
+    steps one is worth, by its delay; 0 where so little is sent that training takes harm."""
     return Reading("delay", ENERGY_HORIZON_STEPS).of(share) if share >= LEAST_ENERGY else 0.0
 
 

@@ -1,4 +1,4 @@
-"""GraVAC: the factor that trains fastest, found while training."""
+"""GraVAC: a search while training for the compression factor that trains fastest."""
 
 import logging
 from dataclasses import dataclass, field
@@ -21,14 +21,17 @@ from gradwire.plans import Plan
 logger = logging.getLogger("gradwire")
 
 TIME_DRIFT, GAIN_DRIFT, DELAY_DRIFT = 1.3, 1.25, 2.0
+"""Steps, gains and delays that change by more than so many times start a new search."""
 HORIZON_WINDOWS = 8
+"""The horizon of "delay", in windows."""
 
 
 @dataclass
 class Reference:
-    """Measurements from when a factor was settled on; NaN before that."""
+    """Measurements of the window in which a factor was settled on; NaN before that."""
 
     share: float = nan
+    """The part of gradient and residual that was sent."""
     seconds: float = nan
     """Of a step; at first those from when the factor was tried."""
     rate: float = 0.0
@@ -37,31 +40,35 @@ class Reference:
 
 @dataclass
 class GraVAC(Controller):
-    """Tries compression factors from `min_factor` to `max_factor` (how many times fewer elements are sent), each for a
-    `window` of steps, and stays with the one of the greatest gain per second (Tyagi and Swany, IEEE CLOUD 2023,
-    https://arxiv.org/abs/2305.12201). A training should last for some forty windows.
+    """Tries compression factors in ascending order, each for a window of steps, and stays with the one of the greatest
+    gain per second (Tyagi and Swany, IEEE CLOUD 2023, https://arxiv.org/abs/2305.12201). A training should last for
+    some forty windows.
 
     Every group sends the factor in force where its gain was `min_gain` or more in the step before, else the next
-    smaller one where that was, else everything; with `smoothing` below 1 by moving averages in which a step has this
-    weight, in the paper ranks / 100. `scaling` is "exponential" (2, 4, 16, 256 times `min_factor`) or
-    "geometric" (twice the last). `gain` says how gain is read, see `Gain`: "delay", with a horizon of 8 windows, is the
-    share of dense training's progress that a step makes. `min_gain` follows from it, 0.7 for "delay". Factors within
-    `tolerance` of each other count as equal, and the smaller wins. It searches anew when the learning rate of
-    `scheduler` drops to half, steps take longer or less long, the gain falls, or delays fall to half. Without
-    `scheduler` it does not see the learning rate.
+    smaller one where that was, else everything. The search begins anew when the learning rate drops to half, steps take
+    longer or less long, the gain falls, or delays fall to half.
 
     Give it the loss by `report`, and it steps back where that rises suddenly.
     """
 
     min_factor: float = 10
+    """The smallest factor: so many times fewer elements are sent."""
     max_factor: float = 1000
+    """The largest factor."""
     window: int = 100
+    """In steps."""
     scaling: Scaling = "exponential"
+    """Factors are 2, 4, 16, 256 times `min_factor`, or with "geometric" each twice the one before."""
     gain: Gain = "delay"
+    """How the gain is read: "delay", with a horizon of 8 windows, is a step's progress over that of a dense one."""
     min_gain: float | None = None
+    """The least gain, in [0, 1]; None for that of `gain`, 0.7 for "delay"."""
     tolerance: float = 0.01
+    """Factors whose gains per second differ by so much count as equal, and the smaller wins."""
     smoothing: float = 1.0
+    """The weight of a step in moving averages of gains, in (0, 1]; in the paper ranks / 100."""
     scheduler: Any = field(default=None, metadata={"code": True})
+    """The optimizer's learning rate scheduler; without it a drop of the learning rate is not seen."""
     numbers: ClassVar[int] = len(Observed._fields)
 
     def __post_init__(self) -> None:
@@ -95,17 +102,20 @@ class GraVAC(Controller):
         return self._plan()
 
     def report(self, loss: float | Tensor) -> None:
-        """Takes this step's training loss, before its backward pass; on all ranks, or on some."""
+        """Notes this step's training loss, before its backward pass; on all ranks, or on some."""
         self._losses.append(float(loss))
 
     def observe(self, seen: StepView, numbers: Tensor) -> None:
+        # norms and elements of all groups
         for compressor, view in levels_of(seen):
             numbers[:2] += compressor.observed(view.context)[0, ::2]
             numbers[2:4] += compressor.sent(view.context)
             numbers[4:5] += view.context.layout.numel + view.nonfinite  # NaN where all ranks skip the step
+        # seconds since the step before
         now, before = perf_counter(), self._marked_s
         self._marked_s = now
         numbers[5] = now - before if before else 0.0
+        # learning rate and loss
         numbers[6] = self.scheduler.get_last_lr()[0] if self.scheduler else 0.0
         if self._losses:
             numbers[7], numbers[8] = fmean(self._losses), 1
@@ -121,7 +131,7 @@ class GraVAC(Controller):
             self._factors.explore()
             self._begin_search(seen, "the learning rate dropped")
         elif self._window.latest_seconds(seen.ranks) > TIME_DRIFT * self._reference.seconds:
-            self._factors.explore_larger()  # slower links want larger factors
+            self._factors.explore_larger()  # where links are slower, larger factors pay
             self._begin_search(seen, "steps take longer")
         elif self._window.full:
             self._close_window(seen)
@@ -179,10 +189,12 @@ class GraVAC(Controller):
         return self._factors.judge(summary.held, summary.seconds)
 
     def _watch(self, summary: Summary) -> str:
-        """Goes on as it is, unless something changed since the factor was settled on, or its gain fell."""
+        """Keeps the factor, unless its gain fell or something changed since it was settled on; returns the reason."""
         factors, before, gain = self._factors, self._reference, self._reading.of(summary.sent)
+        # a smaller factor has become better
         if factors.reconsider(summary.held):
             return f"the gain fell to {self._reading.of(summary.held):.2f}: step back to {factors.factor:g}x"
+        # something has changed
         if summary.seconds * TIME_DRIFT < before.seconds:
             reason = "steps take less long"
         elif gain * GAIN_DRIFT < self._reading.of(before.share):

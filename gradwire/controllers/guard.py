@@ -1,26 +1,31 @@
-"""A guard for accuracy: sudden rises of the loss or the residual."""
+"""A guard for accuracy, which finds sudden rises of the loss or the residual."""
 
 from dataclasses import dataclass
 from math import hypot, isnan
 
 LOSS_RISE = 1.2
+"""A mean loss so many times that of the window before is a sudden rise."""
 RESIDUAL_RISE = 4.0
+"""A residual so many times as large, over what is sent, is a sudden rise."""
 
 
 @dataclass
 class Guard:
-    """Compares each window with the last; NaN where there is none.
+    """Compares each window with the one before.
 
-    Sudden is a mean loss 1.2 times that of the window before, by more than 3 standard errors of their difference, and a
-    residual 4 times as large against what is sent, at the same factor.
+    Sudden is a mean loss 1.2 times as large, by more than 3 standard errors of the difference, and a residual 4 times
+    as large over what is sent, at the same factor.
     """
 
     loss: float = float("nan")
+    """The mean of the window before; NaN where there was none."""
     error: float = 0.0
+    """Its standard error."""
     residual: float = float("nan")
+    """Of the window before, over what was sent; NaN where there was none, or another factor."""
 
     def notice(self, loss: float, error: float, residual: float) -> str | None:
-        """A sentence about a sudden rise, or None. `residual` is relative to what is sent."""
+        """A sentence about a sudden rise in this window, or None. `residual` is relative to what is sent."""
         before, self.loss = self.loss, loss
         noise, self.error = hypot(self.error, error), error
         left, self.residual = self.residual, residual
@@ -31,5 +36,5 @@ class Guard:
         return None
 
     def changed(self) -> None:
-        """Another factor is in force: the residual is expected to change."""
+        """Drops the residual's reference: another factor is in force, so it is expected to change."""
         self.residual = float("nan")

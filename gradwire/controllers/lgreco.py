@@ -1,4 +1,4 @@
-"""L-GreCo: each layer's own compression, by its bytes and its error there."""
+"""L-GreCo: layer-wise compression, chosen by the bytes and errors of each layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,30 +23,31 @@ SCALES = {
     "ratio": (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 3 / 2, 2, 4, 8),
     "rank": (1 / 4, 1 / 2, 3 / 4, 1, 5 / 4, 3 / 2, 2, 3, 4),
 }
+"""By default the choices of a layer: the given ratio or rank times these."""
 MOST_GROUPS = 16
+"""Above it, groups of the same compression are joined: each group costs a collective."""
 Budget = Literal["error", "bytes", "seconds"]
 
 
 @dataclass
 class LGreCo(Controller):
-    """Gives each layer one of `choices` so that all errors together stay what they are with the compressor given and
-    the fewest bytes are sent (Alimohammadi et al., L-GreCo, MLSys 2024, https://arxiv.org/abs/2210.17357).
+    """Chooses a compressor for each layer, so that the sum of all errors stays that of the compressor given and the
+    fewest bytes are sent (Alimohammadi et al., L-GreCo, MLSys 2024, https://arxiv.org/abs/2210.17357).
 
-    With budget "bytes" a step sends at most `limit` bytes of payload per rank (by default as many as with the
-    compressor given) with the least error; with "seconds", what the link carries in `limit` seconds, as measured on
-    the wire (Kimad, https://arxiv.org/abs/2312.08053). An error is the norm of what a layer's gradient and residual
-    lose, over all ranks. `choices` are by default the given ratio times 1/8 to 8, the rank times 1/4 to 4, and for
-    quantisers 2, 8 and 16 bits.
-
-    Layers are looked at a few per step, so that the message stays at 64 bytes; the first look is after `interval` / 10
-    steps. After all were looked at the plan follows, and `interval` steps later they are looked at again. Which layers
-    are looked at in a step follows from its number alone.
+    An error is the norm of what a layer's gradient and residual lose, over all ranks. A few layers are measured per
+    step, so that the message stays at 64 bytes; the step's number alone says which. The first ones are measured after
+    `interval` / 10 steps. After the last the plan follows, and `interval` steps later all are measured again.
     """
 
     budget: Budget = "error"
+    """With "error" the fewest bytes are sent; with "bytes" or "seconds" the error is least for the bytes of `limit`."""
     limit: float | None = None
+    """Payload bytes per rank and step, by default those of the compressor given; or seconds, for as many bytes as the
+    link carries in them, as measured on the wire (Kimad, https://arxiv.org/abs/2312.08053)."""
     interval: int = 500
+    """In steps."""
     choices: tuple[Predictable, ...] | None = field(default=None, metadata={"code": True})
+    """Of each layer; by default the ratio times 1/8 to 8, the rank times 1/4 to 4, for quantisers 2, 8 and 16 bits."""
     numbers: ClassVar[int] = MESSAGE_NUMBERS
     looks: ClassVar[bool] = True
 
@@ -83,6 +84,7 @@ class LGreCo(Controller):
         return plan
 
     def look(self, context: GroupContext, vector: LazySum, numbers: Tensor) -> None:
+        # errors of all choices, for the layers of this step that are in this group
         here = {slot.name: index for index, slot in enumerate(context.layout.slots)}
         for at, name in self._looked_at(context.step):
             if name in here:
@@ -95,12 +97,15 @@ class LGreCo(Controller):
         self._reported = (seen.wire_bytes, seen.wire_s)
 
     def decide(self, seen: Observation) -> Plan | None:
+        # bytes and seconds on the wire
         row = seen.sums.double()
         self._wire = [self._wire[0] + float(row[-2]), self._wire[1] + float(row[-1])]
+        # errors by choice of the layers that were measured
         looked_at = self._looked_at(seen.step)
-        if row.isfinite().all():  # else all ranks skip the step, and what was known of these layers stays
+        if row.isfinite().all():  # else all ranks skip the step, and the errors of before stay
             for at, name in looked_at:
                 self._curves[name] = row[at : at + len(self._choices[name])].tolist()
+        # solve once all layers were measured
         last = bool(looked_at) and looked_at[-1][1] == self._names[-1]
         if not last or self._curves.keys() != set(self._names):
             return None
@@ -133,7 +138,7 @@ class LGreCo(Controller):
         self._first: int | None = None
 
     def _cut(self) -> list[list[tuple[int, str]]]:
-        """The layers of each look, as many as a message holds, each with where its numbers begin."""
+        """The layers to measure in each step, as many as a message holds, with the place of their first number."""
         looks: list[list[tuple[int, str]]] = []
         at = MESSAGE_NUMBERS
         for name in self._names:
@@ -145,7 +150,7 @@ class LGreCo(Controller):
         return looks
 
     def _looked_at(self, step: int) -> list[tuple[int, str]]:
-        """The layers that are looked at in a step."""
+        """The layers that are measured in a step, with the place of their first number."""
         if self._first is None:
             self._first = step + self.interval // 10
         if step < self._first or not self._looks:
@@ -158,7 +163,7 @@ class LGreCo(Controller):
         return [*others, *([] if given in others else [given])]
 
     def _solve(self, seen: Observation) -> Plan:
-        """The plan that follows from the curves."""
+        """The plan with the best choice for each layer, by the errors measured."""
         # errors and bytes of every choice (layers, choices)
         slots = {slot.name: slot for slot in seen.slots}
         most = max(map(len, self._choices.values()))
@@ -198,7 +203,7 @@ class LGreCo(Controller):
 
 
 def _measured(compressor: Compressor) -> TypeGuard[Predictable]:
-    """Whether the compressor has an error, and can predict it."""
+    """Whether the compressor has an error and can predict it."""
     return sizes_follow_from_shapes(compressor) and not compressor.is_cast
 
 
@@ -217,7 +222,7 @@ def _around(given: Predictable) -> list[Predictable]:
 
 
 def _joined(plan: Plan) -> Plan:
-    """The plan, or with too many groups one with a group for each way to compress."""
+    """The plan, or one with all layers of equal compression in a group where it has too many groups."""
     if len(plan.groups) <= MOST_GROUPS:
         return plan
     names: dict[tuple[Any, ...], list[str]] = {}

@@ -10,7 +10,7 @@ from gradwire.plans import Group, Plan, default_communicator
 
 
 def recompress(plan: Plan, compressor_of: Callable[[Group, str], Compressor]) -> Plan:
-    """`plan` with each parameter compressed by `compressor_of(group, name)`: groups are split where they differ."""
+    """A copy of the plan with `compressor_of(group, name)` for each parameter; groups are split where that differs."""
     return Plan(tuple(part for group in plan.groups for part in _parts(group, compressor_of)))
 
 

@@ -1,4 +1,4 @@
-"""Requests of controllers beside another plan: plain values, which the runtime carries out on all ranks."""
+"""Requests of controllers, instead of another plan: plain values, which the runtime carries out on all ranks."""
 
 import json
 from dataclasses import dataclass
@@ -9,12 +9,14 @@ from gradwire.schedule import Profile
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """Request to trace `steps` steps with `plan`, then measure each of the `ways`, groups without slots, on the job's
-    own network. The plan stays in force."""
+    """Request to trace steps, then to measure ways to compress on the job's own network."""
 
     plan: Plan
+    """In force while tracing, and after."""
     ways: tuple[Group, ...]
+    """To measure: groups without slots."""
     steps: int
+    """To trace."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,12 @@ class Profiled:
 
     profile: Profile
     contention: float
-    """The share of its speed that backward loses while the worker computes."""
+    """The part of its speed that backward loses while the worker computes."""
 
 
 @dataclass(frozen=True)
 class NativeRequest:
-    """Request that the framework reduce by itself for so many steps."""
+    """Request that the framework reduce by itself, for some steps."""
 
     steps: int
 
@@ -38,7 +40,7 @@ Change = Plan | Request
 
 
 def change_to_json(change: Change) -> str:
-    """As text; `change_from_json` reads it back."""
+    """A change as JSON, which `change_from_json` reads."""
     match change:
         case Plan():
             return json.dumps({"plan": change.to_json()})

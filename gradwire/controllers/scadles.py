@@ -12,13 +12,15 @@ from gradwire.plans import Plan
 
 @dataclass
 class ScaDLES(Controller):
-    """GraVAC with one level: each group sends `factor` times fewer elements where what is left behind is at most the
-    share `loss` of the energy of gradient and residual, else it sends all (Tyagi and Swany, IEEE BigData 2022).
-    It logs the result every `window` steps."""
+    """GraVAC with one factor: each group is compressed where that loses little energy of gradient and residual, else
+    sent whole (Tyagi and Swany, IEEE BigData 2022)."""
 
     factor: float = 10
+    """How many times fewer elements are sent."""
     loss: float = 0.3
+    """The largest part of the energy that may stay behind, in [0, 1]."""
     window: int = 100
+    """The result is logged every so many steps."""
     numbers: ClassVar[int] = GraVAC.numbers
 
     def __post_init__(self) -> None:

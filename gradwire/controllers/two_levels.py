@@ -1,4 +1,4 @@
-"""Plans whose sparsifiers select two nested levels, of which each step sends one."""
+"""Plans with `MultiLevel` compression, for controllers that choose between two factors."""
 
 from collections.abc import Iterator
 
@@ -13,8 +13,8 @@ from gradwire.plans import Group, Plan
 def with_levels(
     plan: Plan, smaller: float, factor: float, reading: Reading, least_gain: float, smoothing: float = 1.0
 ) -> Plan:
-    """`plan` with its sparsifiers at `factor` times fewer elements where that gains `least_gain`, else `smaller`; gains
-    with `smoothing`, see `MultiLevel`."""
+    """A copy of the plan whose sparsifiers send `factor` times fewer elements where that gains `least_gain`, else
+    `smaller` times fewer where that does, else everything; gains are smoothed as `MultiLevel` says."""
     least = reading.share(least_gain)
 
     def compressor_of(group: Group, name: str) -> Compressor:
@@ -27,14 +27,14 @@ def with_levels(
 
 
 def levels_of(seen: StepView) -> Iterator[tuple[MultiLevel, GroupView]]:
-    """The groups of a step that have levels."""
+    """The groups of a step that have two levels, each with its compressor."""
     for view in seen.groups:
         if isinstance(view.group.compressor, MultiLevel):
             yield view.group.compressor, view
 
 
 def check_levels(plan: Plan, controller: str) -> None:
-    """Raises ValueError, naming the call that works, where the plan gives the `controller` no levels."""
+    """Raises ValueError, naming the call that works, where the plan's groups cannot have levels for a `controller`."""
     leveled = [group for group in plan.groups if _selects(group.compressor)]
     if not leveled:
         raise ValueError(
@@ -42,7 +42,7 @@ def check_levels(plan: Plan, controller: str) -> None:
             f"use attach(ddp, TopK(0.1), controller={controller}())"
         )
     for group in leveled:
-        if not group.memory.remembers:
+        if not group.memory.error_feedback:
             raise ValueError(f"{controller}'s gain is that of gradient and residual; use memory=Residual()")
         if not isinstance(group.communicator, AllGather | AllReduce):
             name = type(group.communicator).__name__
@@ -50,5 +50,5 @@ def check_levels(plan: Plan, controller: str) -> None:
 
 
 def _selects(compressor: Compressor) -> bool:
-    """Whether `MultiLevel` can select levels by it."""
+    """Whether `MultiLevel` can select with it."""
     return isinstance(compressor, Sparsifier) and compressor.biased

@@ -9,30 +9,29 @@ from torch import Tensor
 from gradwire.compressors import FP32, Compressor, Quantized
 from gradwire.controllers.controller import Controller, Decision, Observation
 from gradwire.controllers.recompress import has, recompress, with_options
-from gradwire.memories import DGCMemory
 from gradwire.plans import Group, Plan
 
 
 @dataclass
 class WarmUp(Controller):
-    """Sends the share `start` of the elements at first, less from stage to stage, and after `steps` steps as many as
-    the compressor's ratio says (Deep Gradient Compression's exponential schedule: Lin et al., ICLR 2018,
-    https://arxiv.org/abs/1712.01887). Every stage divides the share by the same number, at most 4. The first `dense`
-    steps send all.
-
-    With `bits`, such as 8 or 4, there is one stage instead, for every compressor with a memory, low rank too: all
-    elements in so many bits (`Quantized`) for `steps` steps. Residuals go on from there.
+    """Deep Gradient Compression's exponential schedule of the ratio (Lin et al., ICLR 2018,
+    https://arxiv.org/abs/1712.01887): it falls in stages, each by the same factor of at most 4, from `start` to the
+    compressor's own ratio. With `bits` there is one stage instead, for every compressor with a memory, low rank too.
     """
 
     start: float = 0.25
+    """The first ratio, in (0, 1]."""
     steps: int = 1000
+    """Until the compressor's own ratio is reached."""
     dense: int = 0
+    """The first steps send all, before the stages."""
     bits: int | None = None
+    """Instead of stages, all elements are sent in so many bits (`Quantized`), such as 8 or 4."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.start <= 1:
-            raise ValueError(f"start={self.start} is not the share of elements to send first; use e.g. start=0.25")
+            raise ValueError(f"start={self.start} is not the ratio of elements to send first; use e.g. start=0.25")
         if self.steps < 1 or self.dense < 0:
             raise ValueError(
                 f"steps={self.steps}, dense={self.dense} count steps; use e.g. WarmUp(start=0.25, steps=1000)"
@@ -52,7 +51,7 @@ class WarmUp(Controller):
                 f"WarmUp(bits={self.bits}) keeps what it does not send, and {plan.groups[0].compressor} has no memory; "
                 "use memory=Residual(), or e.g. attach(ddp, TopK(0.01), controller=WarmUp(bits=8))"
             )
-        if any(isinstance(group.memory, DGCMemory) for group in plan.groups):
+        if any(group.memory.wants_sparse for group in plan.groups):
             raise ValueError(
                 "all elements are sent in bits, after which DGCMemory keeps no momentum; use WarmUp(start=0.25)"
             )
@@ -65,7 +64,7 @@ class WarmUp(Controller):
                 "use e.g. attach(ddp, DGC(0.001), controller=WarmUp())"
             )
         for group in plan.groups if self.dense else ():
-            if has(group.compressor, "ratio") and isinstance(group.memory, DGCMemory):
+            if has(group.compressor, "ratio") and group.memory.wants_sparse:
                 raise ValueError(
                     f"the first dense={self.dense} steps send all, of which DGCMemory keeps no momentum; "
                     "use WarmUp(dense=0)"
@@ -81,6 +80,7 @@ class WarmUp(Controller):
         return self._plan()
 
     def decide(self, seen: Observation) -> Plan | None:
+        # the stage follows from the step alone
         self._done = seen.next_step
         plan = self._plan()
         if plan == seen.plan:
@@ -108,18 +108,19 @@ class WarmUp(Controller):
                 return FP32()
             if self._first:
                 return self._first if self._done < self.dense + self.steps else group.compressor
-            return with_options(group.compressor, {"ratio": self._share(_ratio(group.compressor))})
+            return with_options(group.compressor, {"ratio": self._ratio_now(_ratio(group.compressor))})
 
         return recompress(self._origin, compressor_of)
 
     def _warms(self, group: Group) -> bool:
-        """Whether the group is compressed less at first."""
+        """Whether the schedule is for this group."""
         if self._first:
-            return group.memory.remembers and not group.compressor.is_cast
+            return group.memory.error_feedback and not group.compressor.is_cast
         return has(group.compressor, "ratio")
 
-    def _share(self, final: float) -> float:
-        """The share that is sent after the steps done so far."""
+    def _ratio_now(self, final: float) -> float:
+        """The ratio after the steps done so far, for a compressor of this ratio."""
+        # stages of a factor of 4 or less
         stages = ceil(log(self.start / final, 4) - 1e-9)
         stage = (self._done - self.dense) * stages // self.steps
         return max(final, self.start * (final / self.start) ** (stage / stages)) if stage < stages else final

@@ -13,13 +13,15 @@ class Observed(NamedTuple):
     """One step's numbers, summed over the ranks."""
 
     whole: float
-    """Norm of gradient and residual."""
+    """The norm of gradient and residual."""
     held: float
-    """Norm of the part that the factor selects."""
+    """The norm of the elements that the factor selects."""
     sent: float
-    """Norm of the part that is sent."""
+    """The norm of the elements that are sent."""
     sent_elements: float
+    """How many elements are sent."""
     elements: float
+    """How many there are."""
     seconds: float
     """Since the last step."""
     learning_rate: float
@@ -29,10 +31,12 @@ class Observed(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A window's averages; `held` and `sent` are shares of `whole`."""
+    """A window's averages."""
 
     held: float
+    """As a share of `whole`."""
     sent: float
+    """As a share of `whole`."""
     factor: float
     """All elements over elements sent."""
     seconds: float
@@ -45,18 +49,21 @@ class Summary(NamedTuple):
 
 @dataclass
 class Window:
-    """The steps since a change. The first quarter of `steps` is left out: residuals and buffers settle."""
+    """The steps since a change. The first quarter is left out of averages, in which residuals and buffers settle."""
 
     steps: int
+    """Of a full window."""
     rows: list[Observed] = field(default_factory=list)
+    """A row for each step so far."""
 
     def add(self, row: Observed) -> None:
-        """One more step, unless all ranks skip it."""
+        """Adds a step, unless all ranks skip it."""
         if all(isfinite(number) for number in row):
             self.rows.append(row)
 
     @property
     def full(self) -> bool:
+        """Whether it has all its steps."""
         return len(self.rows) >= self.steps
 
     def latest_seconds(self, ranks: int) -> float:
@@ -66,6 +73,7 @@ class Window:
 
     def summarize(self, ranks: int) -> Summary:
         """The window's averages: sums over steps before any division, so that steps count by their norms."""
+        # leave out steps that settle, then sum
         rows = self.rows[self.steps // 4 :]
         whole, held, sent, sent_elements, elements, *_ = map(sum, zip(*rows, strict=True))
         seconds = [row.seconds / ranks for row in rows if row.seconds > 0]
@@ -83,5 +91,5 @@ class Window:
         return torch.tensor(self.rows, dtype=torch.float64, device="cpu").reshape(-1, len(Observed._fields))
 
     def load(self, rows: Tensor) -> None:
-        """Takes over what `to_tensor` returned."""
+        """Loads what `to_tensor` returned."""
         self.rows = [Observed(*row) for row in rows.tolist()]

@@ -16,7 +16,7 @@ from gradwire.groups import Grouping
 from gradwire.memories import Memory
 from gradwire.notation import read
 from gradwire.ops.host import number_in
-from gradwire.ops.vectors import Share
+from gradwire.ops.vectors import Scalar
 from gradwire.plans import Group, Plan, uniform
 from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
@@ -263,10 +263,10 @@ def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
     return next(iter(parameters.values())).device
 
 
-def scale_from(scaler: torch.amp.GradScaler | None) -> Callable[[], Share | None]:
+def scale_from(scaler: torch.amp.GradScaler | None) -> Callable[[], Scalar | None]:
     """A function that returns the factor of `scaler`: a number on a CPU, a tensor () elsewhere."""
 
-    def scale() -> Share | None:
+    def scale() -> Scalar | None:
         now = None if scaler is None else scale_of(scaler)
         return None if now is None else number_in(now)
 

@@ -64,8 +64,8 @@ class Rounds:
         # one outer optimizer for the anchors of all fragments
         self.outer = outer([anchor for fragment in fragments for anchor in fragment.anchors.values()])
         self._parameters, self._local, self._undo = replica.parameters, replica.local, replica.isolate()
-        # the inner step of the round, and the fragments whose reductions are under way
         self._trained = replica.trained
+        # the number of the inner step, and the fragments whose reductions are under way
         self.step, self.detached = 0, False
         self.under_way = {}
         runtime.fix_places(True)

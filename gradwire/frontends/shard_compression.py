@@ -16,22 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.collective import AllToAll, Collective, Gather, Message
-from gradwire.compressors import (
-    BF16,
-    FP16,
-    FP32,
-    QSGD,
-    ChunkTopK,
-    Codec,
-    Compressor,
-    EFSignSGD,
-    GroupContext,
-    Halves,
-    Quantized,
-    TernGrad,
-    TopK,
-)
-from gradwire.compressors.base import context_for
+from gradwire.compressors import FP32, Codec, Compressor, DoubleBuffer, GroupContext
+from gradwire.compressors.compressor import context_for
 from gradwire.frontends.choices import check_type
 from gradwire.frontends.values import is_sharded
 from gradwire.memories import RESIDUAL, Residual
@@ -44,8 +30,6 @@ from gradwire.torch_private.fully_shard import fsdp_groups, fsdp_modules, is_fsd
 from gradwire.transports import Mesh, ProcessGroup
 
 EXACT = FP32()
-FIT = (FP32, FP16, BF16, QSGD, TernGrad, Quantized)
-FIT_WITH_MEMORY = (*FIT, TopK, ChunkTopK, EFSignSGD)
 
 
 class ShardTraffic(NamedTuple):
@@ -130,9 +114,9 @@ def _agree(model: nn.Module, gradients: Codec, weights: Codec, memory: Residual 
 
 def _check(gradients: Codec, weights: Codec, memory: Residual | None) -> None:
     check_type("memory", memory, (Residual,), "gw.Residual()")
-    for codec, fit in (gradients, FIT_WITH_MEMORY if memory else FIT), (weights, FIT):
+    for codec, has_memory in (gradients, memory is not None), (weights, False):
         check_type("compressor", codec, (Compressor,), "gw.QSGD()")
-        if not isinstance(codec, fit):
+        if codec.for_shards == "no" or (codec.for_shards == "with memory" and not has_memory):
             raise ValueError(
                 f"{codec} needs a memory, which for whole gradients takes what sharding saves; use gw.QSGD(), "
                 "gw.Quantized(8) or gw.BF16(), or for gradients gw.TopK(0.01) with memory=gw.Residual(), or shard "
@@ -175,7 +159,7 @@ class _Comm:
                 fresh,
                 rank=group.rank(),
                 world=group.size(),
-                remember=self._memory is not None,
+                error_feedback=self._memory is not None,
                 seed=self._seed,
                 draws=self._draws,
             )
@@ -195,7 +179,7 @@ class _Comm:
             return
         # add the residual, encode, and keep what was not sent, unless something was not finite
         left = context.buffers.tensor("left", (len(x),))
-        vector = self._memory.add({RESIDUAL: Halves(kept, left)}, vector, context.layout, 1)
+        vector = self._memory.add({RESIDUAL: DoubleBuffer(kept, left)}, vector, context.layout, 1)
         self._codec.encode(vector, row.body[None], context.whole)
         torch.where(row.flags.isnan(), kept, left, out=kept)
 

@@ -1,7 +1,7 @@
-"""Memories: what becomes of the part of a gradient that was not sent. One file per family."""
+"""Memories: error feedback, the state that keeps what was not sent of a gradient. One file per algorithm."""
 
-from gradwire.memories.base import RESIDUAL, Memory
 from gradwire.memories.dgc import DGCMemory
+from gradwire.memories.memory import RESIDUAL, Memory
 from gradwire.memories.none import NoMemory
 from gradwire.memories.residual import Residual
 

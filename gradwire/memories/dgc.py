@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gradwire.compressors import Compressor, Halves
-from gradwire.memories.base import RESIDUAL, Memory
+from gradwire.compressors import Compressor, DoubleBuffer
+from gradwire.memories.memory import RESIDUAL, Memory
 from gradwire.ops.backend import backend_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
@@ -20,17 +20,20 @@ VELOCITY = "velocity"
 @dataclass(frozen=True)
 class DGCMemory(Memory, recordable=True):
     """Deep Gradient Compression's memory: momentum is accumulated before compressing (momentum correction), and
-    momentum of coordinates that were sent is forgotten (factor masking) (Lin et al., ICLR 2018,
+    that of coordinates that were sent is zeroed (factor masking) (Lin et al., ICLR 2018,
     https://arxiv.org/abs/1712.01887).
 
-    Use a plain optimizer with it: its own momentum would count twice. `clip` is the largest norm of one
-    parameter's gradient; each rank clips its own at clip / sqrt(ranks).
+    Use a plain optimizer with it: its own momentum would count twice.
     """
 
     momentum: float = 0.9
+    """In (0, 1)."""
     masking: bool = True
+    """Zeroes the momentum of coordinates that were sent."""
     clip: float | None = None
+    """The largest norm of one parameter's gradient; each rank clips its own at clip / sqrt(ranks)."""
     flat_state: ClassVar[tuple[str, ...]] = (RESIDUAL, VELOCITY)
+    wants_sparse: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,22 +50,26 @@ class DGCMemory(Memory, recordable=True):
                 "pair it with DGC(), TopK() or RandomK(), or use Residual()"
             )
 
-    def add(self, flat: Mapping[str, Halves], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
+    def add(self, flat: Mapping[str, DoubleBuffer], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
         velocity = flat[VELOCITY]
+        # clip each parameter's gradient
         if self.clip is not None:
-            gradient = gradient.onto(None, velocity.new)
+            gradient = gradient.onto(None, velocity.write)
             self._clip(gradient.total(), layout, ranks)
+        # accumulate momentum
         corrected = gradient.onto(*velocity, self.momentum)
         corrected.total()
+        # accumulate it in the residual
         return corrected.onto(*flat[RESIDUAL])
 
-    def sent(self, flat: Mapping[str, Halves]) -> None:
+    def sent(self, flat: Mapping[str, DoubleBuffer]) -> None:
+        # mask what was sent, which is zero in the residual
         if self.masking:
-            velocity = flat[VELOCITY].new
-            backend_for(velocity).mask_zeros(velocity, flat[RESIDUAL].new)
+            velocity = flat[VELOCITY].write
+            backend_for(velocity).mask_zeros(velocity, flat[RESIDUAL].write)
 
     def _clip(self, x: Tensor, layout: Layout, ranks: int) -> None:
-        """Scales every slot's gradient / ranks in x (n,) to its largest norm."""
+        """Scales each slot's gradient in x (n,), which is divided by `ranks`, to the largest norm."""
         assert self.clip is not None
         parts = layout.parts(x)
         limit = self.clip / (ranks * sqrt(ranks))

@@ -1,23 +1,23 @@
-"""No memory."""
+"""No memory: what is not sent is dropped."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gradwire.compressors import Compressor, Halves
-from gradwire.memories.base import Memory
+from gradwire.compressors import Compressor, DoubleBuffer
+from gradwire.memories.memory import Memory
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.slots import Layout
 
 
 @dataclass(frozen=True)
 class NoMemory(Memory, recordable=True):
-    """What is not sent is dropped. For compressors that are unbiased, or vote."""
+    """Keeps nothing: what is not sent is dropped. For compressors that are unbiased, or vote."""
 
     flat_state: ClassVar[tuple[str, ...]] = ()
 
     def check(self, compressor: Compressor) -> None:
-        """Everything may be forgotten."""
+        """Accepts every compressor."""
 
-    def add(self, flat: Mapping[str, Halves], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
+    def add(self, flat: Mapping[str, DoubleBuffer], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
         raise AssertionError("there is nothing to add to")

@@ -14,7 +14,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from gradwire.ops import native, reference
+from gradwire.ops import native, noise, reference
 
 Selected = tuple[Tensor, Tensor]
 
@@ -59,6 +59,9 @@ class Backend:
     multiply: Callable[..., None] = reference.low_rank.multiply
     orthogonalize: Callable[[Sequence[Tensor]], None] = reference.orthogonal.orthogonalize
     renew: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor] = reference.factors.renew
+
+    # the same random numbers on all ranks
+    draws: Callable[[int, noise.Seed, torch.device], Tensor] = noise.draws
 
     writes_anywhere: bool = False
     """Whether decoding writes to an output in several tensors at once, without a copy of the whole."""

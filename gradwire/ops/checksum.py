@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PIECE = 1 << 18
+PART = 1 << 18
 """Elements that are added up at a time; scratch memory is 8 bytes for each."""
 _FACTOR = 0x5851F42D4C957F2D
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
@@ -18,8 +18,8 @@ def checksum(tensor: Tensor) -> Tensor:
     cases (multilinear hashing: Lemire and Kaser, The Computer Journal 2014, https://arxiv.org/abs/1202.4961)."""
     integers = _in_memory_order(tensor.detach()).view(_INTEGERS[tensor.element_size()])
     total, factors = torch.zeros((), dtype=torch.int64, device=tensor.device), _factors(tensor.device)
-    for piece in integers.split(PIECE):
-        total = total * _FACTOR + (piece * factors[: piece.numel()]).sum()
+    for part in integers.split(PART):
+        total = total * _FACTOR + (part * factors[: part.numel()]).sum()
     return total
 
 
@@ -31,5 +31,5 @@ def _in_memory_order(tensor: Tensor) -> Tensor:
 
 @cache
 def _factors(device: torch.device) -> Tensor:
-    words = np.random.SFC64(0).random_raw(PIECE) | np.uint64(1)
+    words = np.random.SFC64(0).random_raw(PART) | np.uint64(1)
     return torch.from_numpy(words.view(np.int64)).to(device)

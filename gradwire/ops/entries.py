@@ -24,6 +24,13 @@ class Places:
     n: int
     k: int
     value_bits: ClassVar[int] = 0
+    places_at: ClassVar[int] = 0
+    """The byte where the coordinates begin."""
+
+    @property
+    def places(self) -> "Places":
+        """The layout of the coordinates: this one."""
+        return self
 
     @cached_property
     def low_bits(self) -> int:

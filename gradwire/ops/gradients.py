@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.matrices import Batch
-from gradwire.ops.vectors import Gradient, Share
+from gradwire.ops.vectors import Gradient, Scalar
 from gradwire.slots import Layout, Slot
 from gradwire.torch_private.foreach import add_each, copy_each, scale_each
 
@@ -21,7 +21,7 @@ SMALL = 1 << 14
 
 
 @dataclass(frozen=True)
-class Piece:
+class GradientPart:
     """Elements `start` to `end` of a group's flat vector, seen in the shape of one slot, or flat where a tensor of
     several slots lies there."""
 
@@ -30,71 +30,71 @@ class Piece:
     slot: Slot | None
 
     def of(self, flat: Tensor) -> Tensor:
-        """This piece of a flat vector."""
+        """This part of a flat vector."""
         part = flat[self.start : self.end]
         return part if self.slot is None else self.slot.view(part)
 
 
 @dataclass(frozen=True, eq=False)
-class Pieces:
+class GradientSplit:
     """How the tensors that hold a group's gradients divide its flat vector."""
 
     layout: Layout
-    pieces: tuple[Piece, ...]
+    parts: tuple[GradientPart, ...]
     _views: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @classmethod
-    def by_slot(cls, layout: Layout) -> "Pieces":
+    def by_slot(cls, layout: Layout) -> "GradientSplit":
         """A tensor for each slot."""
-        return cls(layout, tuple(map(Piece, layout.offsets, layout.offsets[1:], layout.slots)))
+        return cls(layout, tuple(map(GradientPart, layout.offsets, layout.offsets[1:], layout.slots)))
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where each piece starts."""
-        return [piece.start for piece in self.pieces]
+        """Where each part starts."""
+        return [part.start for part in self.parts]
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The pieces of a flat vector (n,), made once for each place in memory."""
+        """The parts of a flat vector (n,), made once for each place in memory."""
         at = flat.data_ptr()
         if at not in self._views:
-            self._views[at] = [piece.of(flat) for piece in self.pieces]
+            self._views[at] = [part.of(flat) for part in self.parts]
         return self._views[at]
 
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """One tensor for each piece; their means take their place."""
+    """One tensor for each part; their means take their place."""
 
-    pieces: Pieces
+    split: GradientSplit
     tensors: Sequence[Tensor]
 
     @classmethod
     def merged(cls, layout: Layout, tensors: Sequence[Tensor]) -> "Gradients":
-        """A tensor for each slot; neighbours in memory become one piece, as the slots of a bucket of DDP's are."""
-        pieces: list[Piece] = []
+        """A tensor for each slot; neighbours in memory become one part, as the slots of a bucket of DDP's are."""
+        parts: list[GradientPart] = []
         merged: list[Tensor] = []
         for slot, start, tensor in zip(layout.slots, layout.offsets, tensors, strict=False):
             last = merged[-1] if merged else None
             if tensor.stride() != slot.strides:
-                pieces.append(Piece(start, start + slot.numel, slot))
+                parts.append(GradientPart(start, start + slot.numel, slot))
                 merged.append(tensor)
-            elif last is not None and pieces[-1].slot is None and _follows(tensor, last):
-                pieces[-1] = Piece(pieces[-1].start, start + slot.numel, None)
+            elif last is not None and parts[-1].slot is None and _follows(tensor, last):
+                parts[-1] = GradientPart(parts[-1].start, start + slot.numel, None)
                 merged[-1] = last.as_strided((last.numel() + slot.numel,), (1,))
             else:
-                pieces.append(Piece(start, start + slot.numel, None))
+                parts.append(GradientPart(start, start + slot.numel, None))
                 merged.append(tensor.as_strided((slot.numel,), (1,)))
-        return cls(Pieces(layout, tuple(pieces)), merged)
+        return cls(GradientSplit(layout, tuple(parts)), merged)
 
     @classmethod
     def of_vector(cls, layout: Layout, vector: Tensor) -> "Gradients":
         """All slots one after another in a vector (n,)."""
-        return cls(Pieces(layout, (Piece(0, layout.numel, None),)), [vector])
+        return cls(GradientSplit(layout, (GradientPart(0, layout.numel, None),)), [vector])
 
     @cached_property
     def whole(self) -> Tensor | None:
         """All of them as one vector (n,), where they lie one after another."""
-        return self.tensors[0] if len(self.tensors) == 1 and self.pieces.pieces[0].slot is None else None
+        return self.tensors[0] if len(self.tensors) == 1 and self.split.parts[0].slot is None else None
 
     @cached_property
     def flat(self) -> Tensor | None:
@@ -103,11 +103,11 @@ class Gradients:
 
     def slot(self, index: int) -> Tensor:
         """The part of the tensors that belongs to a slot, in its shape."""
-        slot, start = self.pieces.layout.slots[index], self.pieces.layout.offsets[index]
-        for piece, tensor in zip(self.pieces.pieces, self.tensors, strict=True):
-            if piece.start <= start < piece.end:
-                return tensor if piece.slot else slot.view(tensor[start - piece.start :][: slot.numel])
-        raise AssertionError("pieces cover all slots")
+        slot, start = self.split.layout.slots[index], self.split.layout.offsets[index]
+        for part, tensor in zip(self.split.parts, self.tensors, strict=True):
+            if part.start <= start < part.end:
+                return tensor if part.slot else slot.view(tensor[start - part.start :][: slot.numel])
+        raise AssertionError("parts cover all slots")
 
     def vectors(self, room: Tensor) -> Gradient:
         """All of them (n,), or each contiguous in its slot's order of memory, as kernels read them; those that lie
@@ -116,11 +116,11 @@ class Gradients:
             return self.whole
         strange = self._strange
         if strange:
-            targets = self.pieces.views(room)
+            targets = self.split.views(room)
             copy_each([targets[i] for i in strange], [self.tensors[i] for i in strange])
         return [
-            room[piece.start : piece.end] if i in strange else _in_memory_order(tensor)
-            for i, (piece, tensor) in enumerate(zip(self.pieces.pieces, self.tensors, strict=True))
+            room[part.start : part.end] if i in strange else _in_memory_order(tensor)
+            for i, (part, tensor) in enumerate(zip(self.split.parts, self.tensors, strict=True))
         ]
 
     @cached_property
@@ -128,8 +128,8 @@ class Gradients:
         """Those that kernels cannot read where they are."""
         return {
             i
-            for i, (piece, tensor) in enumerate(zip(self.pieces.pieces, self.tensors, strict=True))
-            if tensor.dtype not in DTYPES or (piece.slot is not None and tensor.stride() != piece.slot.strides)
+            for i, (part, tensor) in enumerate(zip(self.split.parts, self.tensors, strict=True))
+            if tensor.dtype not in DTYPES or (part.slot is not None and tensor.stride() != part.slot.strides)
         }
 
     def scale(self, factor: float) -> None:
@@ -138,13 +138,13 @@ class Gradients:
 
     def copy_to(self, out: Tensor) -> None:
         """out (n,), of any type, becomes the gradients."""
-        copy_each(self.pieces.views(out), self.tensors)
+        copy_each(self.split.views(out), self.tensors)
 
     @cached_property
     def in_place(self) -> list[Tensor] | None:
         """Where means may be written, vectors that are n elements one after another; None where the gradients are of
         another type or order, or so small that one copy of all costs less than a view of each."""
-        if self._strange or self.pieces.layout.numel < SMALL * len(self.tensors):
+        if self._strange or self.split.layout.numel < SMALL * len(self.tensors):
             return None
         if any(tensor.dtype != torch.float32 for tensor in self.tensors):
             return None
@@ -155,34 +155,34 @@ class Gradients:
         if self.in_place is None:
             return None
         views: list[Tensor] = []
-        left, starts = batch, self.pieces.starts
+        left, starts = batch, self.split.starts
         while left.slots:
             holder = bisect_right(starts, left.start) - 1
-            piece, vector = self.pieces.pieces[holder], self.in_place[holder]
-            here, left = left.split(-(-(piece.end - left.start) // left.apart))
-            views.append(here.of(vector[here.start - piece.start :]))
+            part, vector = self.split.parts[holder], self.in_place[holder]
+            here, left = left.split(-(-(part.end - left.start) // left.stride))
+            views.append(here.of(vector[here.start - part.start :]))
         return views
 
-    def take(self, means: Tensor | None, scale: Share | None) -> None:
+    def write_means(self, means: Tensor | None, scale: Scalar | None) -> None:
         """Puts the means (n,) where the gradients were, unless they are there already, times `scale`."""
         if means is not None and means is not self.flat:
-            copy_each(self.tensors, self.pieces.views(means))
+            copy_each(self.tensors, self.split.views(means))
         if scale is not None:
             scale_each(self.tensors, scale)
 
-    def spoil(self) -> None:
+    def poison(self) -> None:
         """Nobody is to use this step's means."""
         for tensor in self.tensors:
             tensor.fill_(torch.nan)
 
-    def spoil_where(self, nonfinite: Tensor) -> None:
+    def poison_where(self, nonfinite: Tensor) -> None:
         """Adds NaN, or 0, (1,) to one element of each slot: so a GPU need not be asked which."""
         add_each(self._firsts, [nonfinite] * len(self._firsts))
 
     @cached_property
     def _firsts(self) -> list[Tensor]:
         """One element (1,) of each slot."""
-        return [self.slot(i).as_strided((1,), (1,)) for i in range(len(self.pieces.layout.slots))]
+        return [self.slot(i).as_strided((1,), (1,)) for i in range(len(self.split.layout.slots))]
 
 
 def _in_memory_order(tensor: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def _follows(tensor: Tensor, last: Tensor) -> bool:
     )
 
 
-def add_unless(total: Tensor, mean: Tensor, nonfinite: Tensor, scale: Share) -> None:
+def add_unless(total: Tensor, mean: Tensor, nonfinite: Tensor, scale: Scalar) -> None:
     """total += mean / scale, but for a step that does not count: where `nonfinite` (1,) is NaN."""
     if total.device.type != "cpu":
         total.add_(torch.where(nonfinite.isnan(), 0, mean).div_(scale))

@@ -10,12 +10,12 @@ from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks
 from gradwire.ops.noise import Seed
-from gradwire.ops.vectors import Gradient, Share
+from gradwire.ops.vectors import Gradient, Scalar
 
 
 @dataclass(eq=False)
 class LazySum:
-    """x (n,) = decay·old + share·gradient, which is added up once, into `next` (n,), when it is first needed.
+    """x (n,) = decay·old + weight·gradient, which is added up once, into `next` (n,), when it is first needed.
 
     `next` may be `old`, or the gradient's memory. `nonfinite` (1,) becomes NaN where x is not finite; on a CPU x is
     then 0, and what is sent of it too, so that what travels is harmless. A GPU is not asked, and what it computes from
@@ -26,7 +26,7 @@ class LazySum:
     old: Tensor | None
     gradient: Gradient
     decay: float = 1.0
-    share: Share = 1.0
+    weight: Scalar = 1.0
     nonfinite: Tensor | None = None
 
     @classmethod
@@ -36,8 +36,8 @@ class LazySum:
 
     def onto(self, old: Tensor | None, next: Tensor, decay: float = 1.0) -> "LazySum":
         """decay·old (n,) plus this, into `next`; this is itself added up first only where `total` was called."""
-        gradient, share = (self.next, 1.0) if self._is_added else (self.gradient, self.share)
-        return LazySum(next, old, gradient, decay, share, self.nonfinite)
+        gradient, weight = (self.next, 1.0) if self._is_added else (self.gradient, self.weight)
+        return LazySum(next, old, gradient, decay, weight, self.nonfinite)
 
     @property
     def numel(self) -> int:
@@ -74,8 +74,8 @@ class LazySum:
     def _is_added(self) -> bool:
         return self.old is self.next and self.gradient is None
 
-    def _addends(self) -> tuple[Tensor, Tensor | None, Gradient, float, Share]:
-        return self.next, self.old, self.gradient, self.decay, self.share
+    def _addends(self) -> tuple[Tensor, Tensor | None, Gradient, float, Scalar]:
+        return self.next, self.old, self.gradient, self.decay, self.weight
 
     def _added(self, finite: bool, *sent: Tensor) -> None:
         """x is in `next` now, or what is left of it."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.ops.tiles import TILE, spans
+from gradwire.ops.tiles import TILE, tile_bounds
 from gradwire.ops.workspace import Workspace
 
 Number = TypeVar("Number", float, Tensor)
@@ -73,5 +73,5 @@ def tail(x: Tensor, threshold: float, scratch: Workspace, *, logs: bool = False)
 def _tiles(x: Tensor, scratch: Workspace) -> Iterator[np.ndarray]:
     """|x|, a tile at a time in the same buffer."""
     values, magnitude = x.numpy(), scratch.tensor("magnitude", (TILE,)).numpy()
-    for start, end in spans(x):
+    for start, end in tile_bounds(x):
         yield np.abs(values[start:end], out=magnitude[: end - start])

@@ -8,15 +8,15 @@ from gradwire.ops.backend import backend_for
 from gradwire.ops.gradients import Gradients
 from gradwire.ops.host import on_host
 from gradwire.ops.matrices import Batch
-from gradwire.ops.vectors import Share
+from gradwire.ops.vectors import Scalar
 
 
 class Mean:
     """A group's mean (n,), which is yet to be written: all of it as one `vector`, or all of it by `parts` or
     `matrices`, which spares a copy where the gradients do not lie one after another."""
 
-    def __init__(self, room: Callable[[], Tensor], gradients: Gradients | None = None) -> None:
-        self._room, self._gradients = room, gradients
+    def __init__(self, scratch: Callable[[], Tensor], gradients: Gradients | None = None) -> None:
+        self._scratch, self._gradients = scratch, gradients
         self._vector = gradients and gradients.flat
 
     @classmethod
@@ -27,7 +27,7 @@ class Mean:
     def vector(self) -> Tensor:
         """(n,) float32: where the gradients lie, or room whence the mean is copied there."""
         if self._vector is None:
-            self._vector = self._room()
+            self._vector = self._scratch()
         return self._vector
 
     def parts(self) -> Sequence[Tensor]:
@@ -43,7 +43,7 @@ class Mean:
         in_place = gradients and on_host(gradients.tensors[0].device) and gradients.matrices_in_place(batch)
         return in_place or [batch.of(self.vector()[batch.start :])]
 
-    def hand_out(self, scale: Share | None) -> None:
+    def write_means(self, scale: Scalar | None) -> None:
         """The gradients become the mean, times `scale`."""
         assert self._gradients is not None
-        self._gradients.take(self._vector, scale)
+        self._gradients.write_means(self._vector, scale)

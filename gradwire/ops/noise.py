@@ -79,6 +79,11 @@ def draws(n: int, seed: Seed, device: torch.device) -> Tensor:
     if on_host(device):
         generator = torch.Generator().manual_seed(seed.number)
         return torch.rand(n, generator=generator, device="cpu", dtype=torch.float64)
+    return hashed_draws(n, seed, device)
+
+
+def hashed_draws(n: int, seed: Seed, device: torch.device) -> Tensor:
+    """The draws of a GPU, on any device."""
     return hashed(n, seed, device).double().mul_(2.0**-32).add_(0.5)
 
 

@@ -19,12 +19,12 @@ def even(n: int, world: int) -> list[int]:
     return [rank * n // world for rank in range(world + 1)]
 
 
-def share(k: int, world: int, slack: float, most: int) -> int:
+def capacity(k: int, world: int, slack: float, most: int) -> int:
     """How many of k entries one of `world` ranges has room for: its share times `slack`, and no more than `most`."""
     return min(most, ceil(slack * k / world))
 
 
-def take_ranges(
+def send_ranges(
     x: Tensor, rows: Tensor, layout: Entries, indices: Tensor, bounds: Sequence[int], buffers: Workspace, *,
     relative: bool,
 ) -> None:  # fmt: skip
@@ -38,10 +38,10 @@ def take_ranges(
         return
     for row, start, (found, values) in zip(rows, bounds, split(x, indices, edges, layout.k), strict=False):
         origin = start if relative else 0
-        take_entries(x[None, origin:], row[None], layout, found[None] - origin, values[None])
+        send_entries(x[None, origin:], row[None], layout, found[None] - origin, values[None])
 
 
-def take_entries(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> None:
+def send_entries(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> None:
     """Writes values of vectors x (rows, n) at ascending indices (rows, ≤ k) to payloads (rows, ≥ nbytes), and takes
     what is sent of them out of x."""
     sent = backend_for(x).pack_entries(payloads, layout, indices, values)

@@ -16,7 +16,7 @@ def tile_of(x: Tensor) -> int:
     return TILE if x.device.type == "cpu" else max(1, x.numel())
 
 
-def spans(x: Tensor) -> list[tuple[int, int]]:
+def tile_bounds(x: Tensor) -> list[tuple[int, int]]:
     """Cuts x (n,) into tiles: (start, end) each."""
     n, tile = len(x), tile_of(x)
     return [(start, min(start + tile, n)) for start in range(0, n, tile)]

@@ -12,14 +12,14 @@ from gradwire.ops.host import on_host
 Gradient = Tensor | Sequence[Tensor | int] | None
 """A flat gradient (n,); or one per slot, one after another, a number for so many elements that have none."""
 
-Share = float | Tensor
+Scalar = float | Tensor
 """What one rank's gradient counts in the mean; with a loss scale on a GPU a tensor ()."""
 
 Output = Tensor | Sequence[Tensor]
 """A flat float32 tensor (n,), or parts that are n elements one after another."""
 
 
-def segments(gradient: Gradient, n: int) -> list[tuple[Tensor | None, int]]:
+def gradient_parts(gradient: Gradient, n: int) -> list[tuple[Tensor | None, int]]:
     """Each part of the gradient, None where there is none, and its length; raises ValueError unless they are n."""
     if gradient is None:
         return [(None, n)]
@@ -32,10 +32,10 @@ def segments(gradient: Gradient, n: int) -> list[tuple[Tensor | None, int]]:
     return found
 
 
-def placed(gradient: Gradient, n: int) -> Iterator[tuple[int, Tensor | None, int]]:
+def placed_parts(gradient: Gradient, n: int) -> Iterator[tuple[int, Tensor | None, int]]:
     """As `segments`, each after where it starts."""
     start = 0
-    for part, length in segments(gradient, n):
+    for part, length in gradient_parts(gradient, n):
         yield start, part, length
         start += length
 
@@ -48,7 +48,7 @@ def outputs(out: Output, n: int) -> list[Tensor]:
     return parts
 
 
-def alike(keys: Iterable[Hashable]) -> list[list[int]]:
+def equal_keys(keys: Iterable[Hashable]) -> list[list[int]]:
     """The places of equal keys, such as shapes."""
     places: dict[Hashable, list[int]] = defaultdict(list)
     for place, key in enumerate(keys):
@@ -72,12 +72,12 @@ def together(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> EntryPa
     """The parts of x (n,), one after another, that are worked on at a time: on a CPU each by itself, on a GPU
     neighbours of the same layout."""
     if not on_host(x.device):
-        return alike_parts(x, payloads, layouts)
+        return equal_layouts(x, payloads, layouts)
     parts = x[None].split([layout.n for layout in layouts], 1)
     return zip(parts, payloads.split(1), layouts, strict=False)
 
 
-def alike_parts(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> EntryParts:
+def equal_layouts(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> EntryParts:
     """`together`, neighbours of the same layout."""
     row = start = 0
     for layout, alike in groupby(layouts):

@@ -135,7 +135,7 @@ def _group(index: int, group: Group, spans: Sequence[Span]) -> list[str]:
 
 def _way(group: Group) -> str:
     parts = [repr(part).removesuffix("()") for part in (group.compressor, group.memory, group.communicator)]
-    return f"{parts[0]}{f' with {parts[1]}' if group.memory.remembers else ''} over {parts[2]}"
+    return f"{parts[0]}{f' with {parts[1]}' if group.memory.error_feedback else ''} over {parts[2]}"
 
 
 def _ms(seconds: float) -> str:

@@ -24,7 +24,7 @@ from gradwire.controllers import GroupView, Observation, StepView
 from gradwire.controllers.requests import Change, Profiled, ProfileRequest, change_from_json, change_to_json
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.sample import sampled
-from gradwire.ops.vectors import Share
+from gradwire.ops.vectors import Scalar
 from gradwire.plans import Plan
 from gradwire.runtime.executor import Executor
 from gradwire.runtime.job_options import JobOptions
@@ -105,7 +105,7 @@ class Control:
         # one small message, under way while groups are decoded
         self._under_way = self._pipeline.send(Sum(Message.plain(self._numbers)))
 
-    def reduced(self, means: Callable[[], Mapping[str, Tensor]], nonfinite: Tensor, scale: Share) -> None:
+    def reduced(self, means: Callable[[], Mapping[str, Tensor]], nonfinite: Tensor, scale: Scalar) -> None:
         """Shows the controller the step's means, which are times the loss's `scale`."""
         if self.controller and self.controller.reduces and not self.paused:
             self.controller.reduced(means(), nonfinite, scale)

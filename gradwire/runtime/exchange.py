@@ -25,7 +25,7 @@ from gradwire.ops.gradients import Gradients
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.noise import count_step
-from gradwire.ops.vectors import Share
+from gradwire.ops.vectors import Scalar
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, sized_by_elements
 from gradwire.runtime.store import StoredGroup
@@ -42,20 +42,20 @@ class GroupInput:
     gradients: Gradients
     absent: Sequence[int] = ()
     """The slots without a gradient on this rank."""
-    scale: Share | None = None
+    scale: Scalar | None = None
     """The factor that the loss was multiplied by."""
     lost: bool = False
     """Backward failed: no rank takes the step."""
 
-    def weight(self, ranks: int) -> Share:
+    def weight(self, ranks: int) -> Scalar:
         """The weight of a gradient in a mean over so many ranks."""
         return 1 / ranks if self.scale is None else 1 / ranks / self.scale
 
-    def lazily(self, scratch: Tensor, weight: Share, nonfinite: Tensor) -> LazySum:
+    def lazily(self, scratch: Tensor, weight: Scalar, nonfinite: Tensor) -> LazySum:
         """The weighted gradients, to be summed in scratch (n,)."""
         return LazySum(scratch, None, self.gradients.vectors(scratch), 1.0, weight, nonfinite)
 
-    def finish(self, x: LazySum, weight: Share) -> LazySum:
+    def finish(self, x: LazySum, weight: Scalar) -> LazySum:
         """Sums x where slots are absent, whose residuals stay where they are, or drops it where the step is lost."""
         if self.lost:
             x.drop()
@@ -63,9 +63,9 @@ class GroupInput:
             self._without_absent(x.total(), weight)
         return x
 
-    def _without_absent(self, x: Tensor, weight: Share) -> None:
+    def _without_absent(self, x: Tensor, weight: Scalar) -> None:
         """Takes the residuals of absent slots out of x (n,)."""
-        parts = self.gradients.pieces.layout.views(x)
+        parts = self.gradients.split.layout.views(x)
         for slot in self.absent:
             torch.mul(self.gradients.slot(slot), weight, out=parts[slot])
 
@@ -152,7 +152,7 @@ class ReplicaExchange(GroupExchange):
         axis = job.mesh.replica
         self.context = GroupContext(
             stored.layout, axis.rank, axis.world, stored.buffers, job.scratch, stored.slot_state, stored.group_state,
-            remember=group.memory.remembers, seed=job.seed * 65_537 + index,
+            error_feedback=group.memory.error_feedback, seed=job.seed * 65_537 + index,
         )  # fmt: skip
         self.rounds = group.communicator.rounds(group.compressor, axis.world)
         self.nonfinite = torch.zeros(1, dtype=torch.float32, device=stored.buffers.device)
@@ -182,7 +182,7 @@ class ReplicaExchange(GroupExchange):
     def turns(self, given: GroupInput) -> Reduction:
         """The collectives of a step that has begun, by the context's state and step."""
         dense_dtype = self.group.communicator.dense_dtype(self.group.compressor)
-        if dense_dtype and not (self.group.memory.remembers or self.stored.pending):
+        if dense_dtype and not (self.group.memory.error_feedback or self.stored.pending):
             return self._reduce_dense(dense_dtype, given)
         return self.reduce(given)
 
@@ -207,7 +207,7 @@ class ReplicaExchange(GroupExchange):
         if (nonfinite := self.context.slots.nonfinite) is not None:  # the same on all ranks already
             self.nonfinite.add_(nonfinite)
         self.group.memory.sent(self.context.flat)
-        mean.hand_out(given.scale)
+        mean.write_means(given.scale)
 
     def _payload_bytes(self, step: int) -> int | None:
         """A codec's payload bytes at a step; None for compressors whose rounds differ in size."""
@@ -240,24 +240,24 @@ class ReplicaExchange(GroupExchange):
         if self._job.keeps_state:  # a mean that is not finite makes the step bad for all memories
             self.nonfinite.add_(x.sum(dtype=torch.float32).mul_(0))
         if x is not whole:
-            gradients.take(x, None)
+            gradients.write_means(x, None)
 
     # All other groups
 
     def _accumulate(self, given: GroupInput) -> LazySum:
         """The vector to compress: weighted gradients, and the residual."""
         weight, flat, ranks = given.weight(self.context.world), self.context.flat, self.context.world
-        if self.group.memory.remembers:
+        if self.group.memory.error_feedback:
             # with a memory: gradient and residual are summed into the new residual
-            gradient = given.lazily(flat[RESIDUAL].new, weight, self.nonfinite)
+            gradient = given.lazily(flat[RESIDUAL].write, weight, self.nonfinite)
             return given.finish(self.group.memory.add(flat, gradient, self.stored.layout, ranks), weight)
         # without: in the gradients themselves, or in scratch, with what an earlier plan has left
         scratch = self._own_buffer(given.gradients)
         pending = flat[RESIDUAL] if self.stored.pending else None
         if pending:
-            pending.new.zero_()
+            pending.write.zero_()
         gradient = given.lazily(scratch, weight, self.nonfinite)
-        return given.finish(gradient.onto(pending and pending.old, scratch), weight)
+        return given.finish(gradient.onto(pending and pending.read, scratch), weight)
 
     def _own_buffer(self, gradients: Gradients) -> Tensor:
         """The buffer in which a group without memory computes: its gradients, if they lie side by side."""
@@ -267,7 +267,7 @@ class ReplicaExchange(GroupExchange):
 
     def _scratch(self, x: LazySum) -> Callable[[], Tensor]:
         """Scratch for the mean (n,): without a memory that of x, which is not needed any more."""
-        if self.group.memory.remembers:
+        if self.group.memory.error_feedback:
             return lambda: self.context.buffers.tensor("mean", (x.numel,))
         return lambda: x.next
 

@@ -49,7 +49,7 @@ class HostExchange(GroupExchange):
                 yield None
         # broadcast inside the host
         yield from flagged(_one(Broadcast(message, self._leader, HOST)), self.nonfinite)
-        given.gradients.take(message.body, given.scale)
+        given.gradients.write_means(message.body, given.scale)
 
     def commit(self) -> None:
         if self.compresses:
@@ -76,7 +76,7 @@ class HostExchange(GroupExchange):
 
 def exchanges_for(plan: Plan, store: Store, job: JobContext) -> list[GroupExchange]:
     """The exchanges of a plan's groups, for which the store is arranged."""
-    keeps_state = any(group.memory.remembers or group.compressor.flat_state for group in plan.groups)
+    keeps_state = any(group.memory.error_feedback or group.compressor.flat_state for group in plan.groups)
     kind = HostExchange if job.mesh.host else ReplicaExchange
     return [
         kind(group, index, stored, replace(job, keeps_state=keeps_state))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.controllers import Controller
 from gradwire.controllers.requests import Profiled, ProfileRequest
-from gradwire.ops.vectors import Share
+from gradwire.ops.vectors import Scalar
 from gradwire.plans import Plan
 from gradwire.runtime.trace import Trace
 from gradwire.slots import Slot
@@ -16,7 +16,7 @@ Profiler = Callable[[ProfileRequest, Trace, Sequence[Mapping[str, Tensor]]], Pro
 """Answers a controller's request from its traced steps, with a sample of each one's means; all ranks together."""
 
 
-def _unscaled() -> Share | None:
+def _unscaled() -> Scalar | None:
     return None
 
 
@@ -37,7 +37,7 @@ class JobOptions:
     """After each step, ranks find out which slots had a gradient on no rank."""
     can_be_native: bool = False
     """The framework can reduce by itself."""
-    scale: Callable[[], Share | None] = _unscaled
+    scale: Callable[[], Scalar | None] = _unscaled
     """The factor that losses are multiplied by."""
     others: Collection[str] = ()
     """The model's parameters that are not reduced; a state may have them."""

@@ -19,7 +19,8 @@ from typing import cast
 from torch import Tensor
 
 from gradwire.collective import Collective
-from gradwire.compressors import Halves, Reduction
+from gradwire.compressors import DoubleBuffer, Reduction
+from gradwire.compressors.context import SmallBuffers
 from gradwire.ops.workspace import scratch_on
 from gradwire.runtime.exchange import GroupExchange, GroupInput, ReplicaExchange
 from gradwire.runtime.executor import Executor
@@ -41,9 +42,9 @@ class Occasion:
     """The group's input."""
     step: int
     """The number of the step."""
-    flat: Mapping[str, Halves]
+    flat: Mapping[str, DoubleBuffer]
     """The double buffers of its state of gradient size, by kind."""
-    halves: Mapping[str, tuple[list[Tensor], list[Tensor]]]
+    small: Mapping[str, SmallBuffers]
     """Those of its small state, by name."""
 
 
@@ -152,7 +153,7 @@ class GroupRecordings:
         self.fresh = before is None or before.step == step
         if before is None:
             stored = self._exchange.stored
-            self._seen[key] = Occasion(given, step, stored.flat, dict(stored.slot_state.halves))
+            self._seen[key] = Occasion(given, step, stored.flat, dict(stored.slot_state.buffers))
         # recordings hold memory: a group that never repeats is better computed
         if len(self._seen) > MOST:
             self.why_not = f"more than {MOST} of its steps differ"
@@ -163,7 +164,7 @@ class GroupRecordings:
         context, slots = exchange.context, exchange.context.slots
         # as if this were the step of the occasion: its state, its halves
         exchange.enter(occasion.given, occasion.step)
-        now, slots.halves = slots.halves, dict(occasion.halves)
+        now, slots.buffers = slots.buffers, dict(occasion.small)
         context.flat = dict(occasion.flat)
         try:
             # record turn by turn; collectives are kept, and not run
@@ -174,7 +175,7 @@ class GroupRecordings:
         finally:
             # as before: what the turns staged was never computed
             slots.forget()
-            slots.halves = now
+            slots.buffers = now
 
     def _replay(self, recorded: Recorded, given: GroupInput, step: int) -> Reduction:
         exchange = self._exchange

@@ -6,7 +6,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from gradwire.compressors import Halves
+from gradwire.compressors import DoubleBuffer
 from gradwire.slots import Slot
 from gradwire.torch_private.foreach import copy_each
 
@@ -129,10 +129,10 @@ class BufferPart:
         return self._buffer.holds[self._first]
 
     @property
-    def halves(self) -> Halves:
-        """The half that holds, and the one that is written."""
+    def double_buffer(self) -> DoubleBuffer:
+        """The half that is the state, and the one that a step writes."""
         half = self.side
-        return Halves(self._halves[half], self._halves[1 - half])
+        return DoubleBuffer(self._halves[half], self._halves[1 - half])
 
     def commit(self, used: bool) -> None:
         """Makes the half that was written the one that holds; all of it is zero where it is not `used`."""

@@ -216,7 +216,7 @@ class Steps:
             return stored.fixed
         self.executor.keep(tensors)
         if not fixed:
-            return Gradients(stored.pieces, tensors)
+            return Gradients(stored.split, tensors)
         stored.fix(tensors)
         assert stored.fixed is not None
         return stored.fixed
@@ -291,9 +291,9 @@ class Steps:
         for exchange in self._active:
             assert exchange.input is not None
             if self.executor.is_immediate:
-                exchange.input.gradients.spoil()
+                exchange.input.gradients.poison()
             else:
-                exchange.input.gradients.spoil_where(nonfinite)
+                exchange.input.gradients.poison_where(nonfinite)
 
     def _means(self) -> Mapping[str, Tensor]:
         """The step's means by parameter."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from gradwire.checkpoint import GROUP, SHARED
-from gradwire.compressors import GroupState, Halves, SlotState
+from gradwire.compressors import DoubleBuffer, GroupState, SlotState
 from gradwire.memories import RESIDUAL
-from gradwire.ops.gradients import Gradients, Pieces
+from gradwire.ops.gradients import Gradients, GradientSplit
 from gradwire.ops.workspace import Workspace
 from gradwire.plans import Group, Plan
 from gradwire.runtime.state_buffers import BufferPart, StateBuffers
@@ -31,7 +31,7 @@ class StoredGroup:
 
     slots: tuple[int, ...]
     """The numbers of its slots."""
-    pieces: Pieces
+    split: GradientSplit
     """Its slots as parts of one vector, with views that steps use."""
     kinds: tuple[str, ...]
     """The kinds of state of gradient size that its steps write."""
@@ -48,17 +48,17 @@ class StoredGroup:
 
     @property
     def layout(self) -> Layout:
-        return self.pieces.layout
+        return self.split.layout
 
     @property
-    def flat(self) -> dict[str, Halves]:
+    def flat(self) -> dict[str, DoubleBuffer]:
         """The double buffers of every kind that its steps write, and of the residual where there is one."""
-        return {kind: part.halves for kind, part in self.parts.items()}
+        return {kind: part.double_buffer for kind, part in self.parts.items()}
 
     @property
     def sides(self) -> tuple[int, ...]:
         """Which halves of its state hold: numbers that tell them apart."""
-        small = (id(now) for now, _ in self.slot_state.halves.values())
+        small = (id(now) for now, _ in self.slot_state.buffers.values())
         return (*(part.side for part in self.parts.values()), *small)
 
     @property
@@ -81,7 +81,7 @@ class StoredGroup:
     def fix(self, tensors: Sequence[Tensor]) -> None:
         """Fixes the places of its gradients, and drops buffers that are not needed any more."""
         self.fixed = Gradients.merged(self.layout, tensors)
-        self.pieces = Pieces.by_slot(self.layout)
+        self.split = GradientSplit.by_slot(self.layout)
         self.buffers.clear()
 
     def spend(self, whole: bool) -> None:
@@ -172,8 +172,8 @@ class Store:
         if before:
             before.buffers.forget_views()
             return replace(before, kinds=kinds, parts=parts, slot_state=slot_state, group_state=group_state)
-        pieces = Pieces.by_slot(Layout(tuple(self.slots[i] for i in members)))
-        return StoredGroup(members, pieces, kinds, parts, slot_state, group_state, Workspace(self.device))
+        split = GradientSplit.by_slot(Layout(tuple(self.slots[i] for i in members)))
+        return StoredGroup(members, split, kinds, parts, slot_state, group_state, Workspace(self.device))
 
     def _parts(self, kinds: tuple[str, ...], members: Sequence[int]) -> dict[str, BufferPart]:
         wanted = [kind for kind in self._buffers.kinds if kind in (*kinds, RESIDUAL)]

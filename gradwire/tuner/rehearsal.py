@@ -95,7 +95,7 @@ def _send(exchange: ReplicaExchange, gradient: Tensor, step: int) -> tuple[Tenso
         if op is not None:
             Recording(1).start(op)
     exchange.commit()
-    return exchange.stored.flat[RESIDUAL].old if exchange.group.memory.remembers else gradient - sent, sent
+    return exchange.stored.flat[RESIDUAL].read if exchange.group.memory.error_feedback else gradient - sent, sent
 
 
 def _shrunk(way: Group, by: float) -> Group:

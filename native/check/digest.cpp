@@ -85,7 +85,7 @@ void rows(int64_t length) {
 void thin(int64_t rows, int64_t columns, int64_t rank) {
   const auto room = [](int64_t n) { return std::vector<float>(static_cast<size_t>(n)); };
   const gw_matrices shape{2, rows * columns + 3, rows, columns, rank};
-  std::vector<float> m = numbers(2 * shape.apart, 4), p = room(2 * rank * rows), q = numbers(2 * rank * columns, 5);
+  std::vector<float> m = numbers(2 * shape.stride, 4), p = room(2 * rank * rows), q = numbers(2 * rank * columns, 5);
   gw_project_rows(m.data(), &shape, q.data(), p.data());
   digest(p);
   gw_project_columns(m.data(), &shape, p.data(), q.data());

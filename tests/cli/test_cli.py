@@ -302,6 +302,7 @@ def test_without_communication_buffers_are_not_sent_either() -> None:
     launch(["-c", SILENT], 2, timeout_s=60)
 
 
+@pytest.mark.long
 def test_ranks_that_torchrun_started_are_joined(tmp_path: Path) -> None:
     options = [
         "--task",

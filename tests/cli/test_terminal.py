@@ -162,6 +162,7 @@ def test_what_forbids_namespaces_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0" in network._forbidden()
 
 
+@pytest.mark.long
 def test_ctrl_c_says_where_the_run_is(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gradwire", "train", "dense", "--task", "digits", "--steps", "100000"]
     with subprocess.Popen(

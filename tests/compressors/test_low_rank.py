@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
 from gradwire.compressors import LowRank, Parts, context_for
-from gradwire.compressors.factors import FactorCodec
+from gradwire.compressors.factor_codec import FactorCodec
 from gradwire.ops import native
 from gradwire.ops.backend import backend_for
 from gradwire.ops.lazy_sum import LazySum

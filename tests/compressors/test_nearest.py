@@ -6,7 +6,7 @@ import torch
 import gradwire as gw
 from gradwire.compressors import context_for
 from gradwire.ops.formats import Blocks, nearest
-from gradwire.ops.gradients import Gradients, Pieces
+from gradwire.ops.gradients import Gradients, GradientSplit
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout, Slot
@@ -77,8 +77,8 @@ def test_a_mean_in_parts_is_that_of_one_vector(bits: int):
     whole, room = torch.empty(layout.numel), torch.full((layout.numel + 1000 * len(lengths),), torch.nan)
     codec.decode(rows[None], Mean.of(whole), context.whole)
     parts = [part[500:-500] for part in room.split([n + 1000 for n in lengths])]
-    mean = Mean(lambda: whole, Gradients(Pieces.by_slot(layout), parts))
+    mean = Mean(lambda: whole, Gradients(GradientSplit.by_slot(layout), parts))
     codec.decode(rows[None], mean, context.whole)
-    mean.hand_out(None)
+    mean.write_means(None)
     assert torch.equal(torch.cat(parts), whole)
     assert int(room.isnan().sum()) == 1000 * len(lengths)

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from benchmarks.pages.document import FOLDER, pages
+from benchmarks.pages.fault_questions import FAULTS
+from benchmarks.pages.page import Page, Shown
+from benchmarks.pages.questions import QUESTIONS
+from benchmarks.pages.systems import SYSTEMS
+from benchmarks.shared import provenance
 
-import provenance
-from document import FOLDER, pages
-from fault_questions import FAULTS
-from page import Page, Shown
-from questions import QUESTIONS
-from systems import SYSTEMS
+SCRIPTS = [
+    path
+    for path in provenance.BENCHMARKS.glob("*/*.py")
+    if "__main__" in path.read_text() and not path.stem.endswith("_rank")
+]
 
 
 def test_what_is_committed_is_what_the_generator_makes():
@@ -26,7 +30,28 @@ def test_every_result_says_where_it_comes_from():
     for path in provenance.RESULTS.glob("*.json"):
         found = provenance.load(path.stem)
         assert {"date", "commit", "machine", "command"} <= found.keys(), path
-        assert (provenance.ROOT / found["command"].split()[1]).exists(), found["command"]
+        assert (provenance.ROOT / provenance.command_today(found).split()[1]).exists(), found["command"]
+
+
+def test_a_result_from_before_its_script_moved_shows_the_path_of_today():
+    old = {"command": "python benchmarks/steps.py --links 1gbit"}
+    assert provenance.command_today(old) == "python benchmarks/steps/steps.py --links 1gbit"
+    new = {"command": provenance.command_today(old)}
+    assert provenance.command_today(new) == new["command"]
+
+
+def test_every_script_has_a_name_of_its_own_and_a_line_in_the_readme():
+    lines = (provenance.BENCHMARKS / "README.md").read_text().splitlines()
+    names = [path.name for path in SCRIPTS]
+    assert len(names) == len(set(names))
+    assert not [name for name in names if sum(f"`{name}`" in line for line in lines) != 1]
+
+
+def test_every_script_finds_the_others_with_nothing_set():
+    """By the repository's root, which it puts on the path before it imports them."""
+    for path in SCRIPTS:
+        before, found, _ = path.read_text().partition("\nfrom benchmarks.")
+        assert not found or "sys.path.append(str(Path(__file__).parents[2]))" in before, path
 
 
 def test_everything_is_read_in_minutes():
@@ -69,7 +94,7 @@ def test_a_page_says_which_command_measured_it_and_how_many_commits_ago(reposito
     page = Page("wire", "Sent?", "Yes.", [Shown(["wire"], ["a"], [["b"]])])
     for _ in range(2):
         git(repository, "commit", "--quiet", "--allow-empty", "--message", "later")
-    assert "`python benchmarks/wire.py --only 'a b'`" in page.markdown(ages=True)
+    assert "`python benchmarks/steps/wire.py --only 'a b'`" in page.markdown(ages=True)
     assert f"{provenance.load('wire')['commit']} (2 commits ago), " in page.markdown(ages=True)
     assert "ago" not in page.markdown()
 

@@ -62,12 +62,14 @@ def ratio(way: str) -> str:
     return f"{ms[way]['median'] / ms['nocomm']['median']:.1f}x"
 
 
+@pytest.mark.long
 def test_every_name_is_in_the_reference(site: Path) -> None:
     text = (site / "reference.html").read_text()
     names = [name for name in dir(gw) if isinstance(getattr(gw, name), type)]
     assert not [name for name in names if f'.{name}"' not in text]
 
 
+@pytest.mark.long
 def test_measured_rows_and_sources_are_filled_in(site: Path) -> None:
     chosen = (site / "choose.html").read_text()
     assert "<!-- steps" not in chosen
@@ -76,6 +78,7 @@ def test_measured_rows_and_sources_are_filled_in(site: Path) -> None:
     assert "Truncated" in (site / "extend.html").read_text()
 
 
+@pytest.mark.long
 def test_the_site_loads_nothing_from_elsewhere_and_can_be_searched(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert not [page for page in pages if _LOADED.search(page.read_text())]
@@ -83,11 +86,13 @@ def test_the_site_loads_nothing_from_elsewhere_and_can_be_searched(site: Path) -
     assert any("error feedback" in entry["text"].lower() for entry in index["docs"])
 
 
+@pytest.mark.long
 def test_the_first_five_lines_have_the_headline(site: Path) -> None:
     first = (PAGES / "index.md").read_text().splitlines()[:7]
     assert re.search(r"\d+ ms with DDP, \d+ ms with", " ".join(first))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("dark", [False, True])
 def test_pages_fit_screens_and_are_as_dark_as_the_reader_asks(
@@ -107,6 +112,7 @@ def is_dark(tab: Page) -> bool:
     return sum(map(int, paper[:3])) < 300
 
 
+@pytest.mark.long
 def test_pages_turn_dark_when_the_system_does(site: Path, tmp_path: Path) -> None:
     if not CHROMIUM:
         pytest.skip("no Chromium on this machine")
@@ -125,6 +131,7 @@ SEARCH = """(() => {
 })()"""
 
 
+@pytest.mark.long
 def test_the_search_needs_no_server(site: Path, tmp_path: Path) -> None:
     if not CHROMIUM:
         pytest.skip("no Chromium on this machine")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.lab.launch.launch import free_port
+from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.long
 
@@ -65,13 +66,16 @@ def told(agent: "subprocess.Popen[str]") -> list[tuple[str, str]]:
     """Each rank's checksum of the model, and how many steps it made since it was last started."""
     output, errors = agent.communicate(timeout=150)
     assert agent.returncode == 0, errors
+    return printed(output)
+
+
+def printed(output: str) -> list[tuple[str, str]]:
     return re.findall(r"(-?\d+\.\d+), (\d+) steps", output)
 
 
 def test_a_worker_that_dies_changes_nothing(tmp_path: Path):
     (tmp_path / "whole").mkdir()
-    with torchrun(tmp_path / "whole", "pass", "--standalone") as whole:
-        undisturbed = told(whole)
+    undisturbed = printed(run_ranks([str(EXAMPLE)], 2, cwd=tmp_path / "whole"))
     with torchrun(tmp_path, A_WORKER, "--standalone", "--max-restarts", "1") as agent:
         resumed = told(agent)
     assert [steps for _, steps in undisturbed + resumed] == ["40", "40", "20", "20"]

@@ -9,8 +9,7 @@ import pytest
 
 CRASHES = """
 import json, pathlib, sys
-sys.path.append("benchmarks")
-from crashes import Crashes
+from benchmarks.faults.crashes import Crashes
 print(json.dumps(Crashes(pathlib.Path(sys.argv[1]), ranks=2, numel=1 << 16).times(20)))
 """
 

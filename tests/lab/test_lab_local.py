@@ -70,7 +70,8 @@ def records(folder: Path, name: str) -> list[dict]:
 def test_rounds_of_one_step_train_as_dense_does(tmp_path: Path) -> None:
     """The mean of what SGD has moved is what SGD moves by the mean gradient."""
     texts = ["dense", "localsteps:1,lr=1,momentum=0", "localsteps:4,lr=1,momentum=0+chunktopk:512+residual:0.95"]
-    task = ["--task", "lm", "--set", "width=32", "--set", "layers=1", "--set", "batch=2", "--optimizer", "sgd"]
+    small = [word for size in ("width=32", "layers=1", "batch=2", "max_bytes=100000") for word in ("--set", size)]
+    task = ["--task", "lm", *small, "--optimizer", "sgd"]
     assert main(["train", *texts, *task, "--steps", "12", "--out", str(tmp_path)]) == 0
     (folder,) = tmp_path.iterdir()
     dense, every, sparse = (

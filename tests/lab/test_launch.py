@@ -171,6 +171,7 @@ launch(["-c", sys.argv[1], sys.argv[2]], 2)
 """
 
 
+@pytest.mark.long
 def test_a_second_signal_does_not_keep_the_launcher_from_ending(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TWICE, SLEEP, str(tmp_path)]
     launcher = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
@@ -187,6 +188,7 @@ def test_what_rank_0_says_is_shown_and_not_what_others_say(capfd: pytest.Capture
     assert capfd.readouterr().err == "rank 0 µ"
 
 
+@pytest.mark.long
 def test_a_signal_ends_the_command_line_in_order(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gradwire", "bench", "bf16", "--model", "tiny-resnet18"]
     command += ["--steps", "1", "--repeats", "9999"]

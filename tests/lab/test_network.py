@@ -207,6 +207,7 @@ def test_ranks_move_their_bytes_although_the_link_changes(network: Network) -> N
         assert new.received_bytes - old.received_bytes == pytest.approx(60e6, rel=0.15)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("rights")
 def test_an_ordinary_user_gets_the_same(tmp_path: Path) -> None:
     if os.geteuid() != 0:

@@ -68,6 +68,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_function_of_the_script_itself_is_timed(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     finished = subprocess.run(

@@ -47,7 +47,7 @@ SMALL = {
     "squad": ["length=48", "batch=4", "tokenizer=bpe:300"],
 }
 
-# Each preset for two epochs as a whole, and again, stopped after one and a half, and on from the checkpoint.
+# Each preset for two epochs, stopped after one and a half, and on from the checkpoint; one of each task as a whole too.
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
@@ -68,7 +68,7 @@ def counted(training, batch):
     step(training, batch)
 job._Training._step = counted
 
-folder, small = Path(sys.argv[1]), json.loads(sys.argv[2])
+folder, small, done = Path(sys.argv[1]), json.loads(sys.argv[2]), set()
 with runner(LabCluster(2)) as ranks:
     assert ranks.agreed(Path("/of-rank", os.environ["RANK"])) == Path("/of-rank/0")
     for name, (files, options) in small.items():
@@ -77,8 +77,10 @@ with runner(LabCluster(2)) as ranks:
         comparison = training.comparison(2, checkpoint_every=1)
         (_, spec), = comparison.specs(folder / "whole" / name)
         left[0] = steps = comparison.course.steps
-        (folder / "whole" / name).mkdir(parents=True, exist_ok=True)
-        ranks.run(job.train, spec, folder / "whole" / name / "metrics.jsonl", lambda line: None)
+        if training.task not in done:
+            (folder / "whole" / name).mkdir(parents=True, exist_ok=True)
+            ranks.run(job.train, spec, folder / "whole" / name / "metrics.jsonl", lambda line: None)
+            done.add(training.task)
         for left[0] in (steps * 3 // 4, steps):
             try:
                 compare_in(folder / name, comparison, LabCluster(2), ranks)
@@ -117,10 +119,11 @@ def records(metrics: Path) -> list[dict]:
 @pytest.mark.long
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_runs_two_epochs_is_resumed_and_reports_its_metric(name: str, trained: Path) -> None:
-    whole = records(trained / "whole" / name / "metrics.jsonl")
-    assert records(*(trained / name).glob("*/metrics.jsonl")) == whole
+    resumed = records(*(trained / name).glob("*/metrics.jsonl"))
+    whole = trained / "whole" / name / "metrics.jsonl"
+    assert not whole.exists() or resumed == records(whole)
     facts = json.loads((trained / name / "run.json").read_text())
-    evaluated = [record for record in whole if record["held_out"]]
+    evaluated = [record for record in resumed if record["held_out"]]
     assert [record["step"] for record in evaluated] == [facts["steps"] // 2, facts["steps"]]
     metric = preset(name).metric or tasks()[preset(name).task].metric
     assert metric in evaluated[-1]["held_out"]

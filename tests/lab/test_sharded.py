@@ -13,22 +13,12 @@ from gradwire.lab.launch.lab_cluster import LabCluster
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
+SMALL = [word for size in ("width=32", "layers=1", "batch=2", "max_bytes=100000") for word in ("--set", size)]
 
+
+@pytest.mark.long
 def test_dense_and_fp32_train_a_language_model_alike(tmp_path: Path) -> None:
-    options = [
-        "--task",
-        "lm",
-        "--set",
-        "width=32",
-        "--set",
-        "layers=1",
-        "--set",
-        "batch=2",
-        "--hosts",
-        "2",
-        "--shard",
-        "2",
-    ]
+    options = ["--task", "lm", *SMALL, "--hosts", "2", "--shard", "2"]
     configurations = ["dense", "fp32", "topk:0.05"]
     assert main(["train", *configurations, *options, "--steps", "6", "--out", str(tmp_path)]) == 0
     (folder,) = tmp_path.iterdir()
@@ -43,8 +33,7 @@ def test_dense_and_fp32_train_a_language_model_alike(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_replicas_of_two_ranks_take_local_steps(tmp_path: Path) -> None:
-    small = [word for size in ("width=32", "layers=1", "batch=2") for word in ("--set", size)]
-    options = ["--task", "lm", *small, "--optimizer", "sgd", "--hosts", "2", "--shard", "2"]
+    options = ["--task", "lm", *SMALL, "--optimizer", "sgd", "--hosts", "2", "--shard", "2"]
     configurations = ["dense", "localsteps:1,lr=1,momentum=0", "localsteps:3"]
     assert main(["train", *configurations, *options, "--steps", "6", "--out", str(tmp_path)]) == 0
     (folder,) = tmp_path.iterdir()

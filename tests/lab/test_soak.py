@@ -68,6 +68,7 @@ def test_what_is_loaded_is_to_be_what_was_saved():
     assert "another model than was saved" in broken(saved, {**loaded, "model": "n"})[0]
 
 
+@pytest.mark.long
 def test_a_short_run_holds_all_laws(tmp_path, capsys):
     arguments = ["--minutes", "0.3", "--hosts", "3", "--faults", "corrupt,overflow,stop", "--seed", "2"]
     assert main(["soak", *arguments, "--out", str(tmp_path)]) == 0, capsys.readouterr().out

@@ -2,12 +2,11 @@
 
 from unittest import mock
 
-import pytest
 import torch
 
 from gradwire.compressors import LowRank
 from gradwire.ops import native
-from tests.support.cases import CASES, Case
+from tests.support.cases import CASES, Case, rows
 from tests.support.harness import SMALL, draw, slots_of
 from tests.support.kernel_cases import needs_library
 from tests.support.lane import WORLD, Lane
@@ -17,7 +16,7 @@ SLOTS = slots_of(SMALL | {"wide.weight": torch.empty(301, 257)})
 
 
 @needs_library
-@pytest.mark.parametrize("case", CASES, ids=str)
+@rows(CASES)
 def test_means_and_residuals_are_the_same(case: Case):
     near = 3e-6 if isinstance(case.compressor, LowRank) else 1e-6  # products are added up in another order
     with torch.no_grad():

@@ -11,25 +11,25 @@ from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective import FLAG_BYTES, Broadcast, Sum
-from gradwire.communicators.base import SparseCommunicator
+from gradwire.communicators.communicator import SparseCommunicator
 from gradwire.compressors import Cast, Codec
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout, Slot
-from tests.support.cases import CASES, Case
+from tests.support.cases import CASES, Case, rows
 from tests.support.harness import SMALL, WIDE, Job, alone, draw, hosts, job, plan_of, slots_of, total
 
 SMALL_SLOTS, WIDE_SLOTS = slots_of(SMALL), slots_of(WIDE)
+CONSERVING = [case for case in CASES if case.conserves]
 CODECS = list({case.compressor: None for case in CASES if isinstance(case.compressor, Codec)})
 
 all_cases = pytest.mark.parametrize("case", CASES, ids=str)
-conserving = pytest.mark.parametrize("case", [case for case in CASES if case.conserves], ids=str)
 codecs = pytest.mark.parametrize("codec", CODECS, ids=str)
 
 
 def is_dense(case: Case) -> bool:
     """Whether a group only passes through: what is not finite is then in its own mean, and no flag travels."""
-    memoryless = not case.memory.remembers
+    memoryless = not case.memory.error_feedback
     return memoryless and isinstance(case.compressor, Cast) and isinstance(case.communicator, gw.AllReduce)
 
 
@@ -115,11 +115,10 @@ def lawful_step(case: Case, running: Job, grads: list[list[Tensor]]) -> list[Ten
 
 
 @all_cases
-@pytest.mark.parametrize("world", [2, 3])
-def test_replicas_are_identical_and_keep_what_is_not_sent(case: Case, world: int):
-    with start(case, SMALL_SLOTS, world, groups=3) as running:
+def test_replicas_are_identical_and_keep_what_is_not_sent(case: Case):
+    with start(case, SMALL_SLOTS, 3, groups=3) as running:
         for step in range(6):
-            lawful_step(case, running, draw(SMALL_SLOTS, world, step))
+            lawful_step(case, running, draw(SMALL_SLOTS, 3, step))
 
 
 @codecs
@@ -203,7 +202,7 @@ def test_declared_bytes_are_sent_bytes(case: Case, world: int):
 REGROUPED = [SMALL_SLOTS[3:] + SMALL_SLOTS[:3], SMALL_SLOTS[::-1]]
 
 
-@conserving
+@rows(CONSERVING)
 def test_memories_survive_a_new_grouping(case: Case):
     with start(case, SMALL_SLOTS, 2) as running:
         running.step(draw(SMALL_SLOTS, 2, 0))
@@ -219,7 +218,7 @@ def test_memories_survive_a_new_grouping(case: Case):
             close([a + b for a, b in zip(kept(running), means[0], strict=True)], expected, case.rounding)
 
 
-@conserving
+@rows(CONSERVING)
 def test_a_plan_without_memory_sends_what_the_old_one_kept(case: Case):
     with start(case, SMALL_SLOTS, 3) as running:
         running.step(draw(SMALL_SLOTS, 3, 0))
@@ -245,7 +244,7 @@ def test_the_unbiased_ones_are(case: Case):
     assert abs((error / deviation).sum() / math.sqrt(error.numel())) < 5.5, "a small bias in all elements"
 
 
-@all_cases
+@rows(CASES)
 def test_steps_that_count_for_no_rank_leave_no_trace(case: Case):
     """Bit for bit: what is not finite, not on the rank that overflows, and not on the others, whatever is finite and
     huge there; and what the user skips, before each of the steps that follow."""
@@ -283,12 +282,12 @@ def same_states(before: list[dict[str, Tensor]], after: list[dict[str, Tensor]])
         assert all(torch.equal(new[key], old[key]) for key in old.keys() - {"step", "about"})
 
 
-@all_cases
+@rows(CASES)
 def test_after_a_huge_step_that_is_finite_a_normal_one_is_lawful(case: Case):
     """Squares of such numbers are none in float32; and above 2^96 a number counts as infinite."""
     if isinstance(case.memory, gw.DGCMemory) and case.memory.clip:
         pytest.skip("is clipped, by a norm that float32 does not hold")
-    if isinstance(case.compressor, gw.FP16) and not case.memory.remembers:
+    if isinstance(case.compressor, gw.FP16) and not case.memory.error_feedback:
         pytest.skip("beyond half precision's range, as in DDP")
     with start(case, SMALL_SLOTS, 2) as running:
         for step, size in enumerate([1.0, 1e20, 1.0, 1e30, 1.0, 1.0]):
@@ -305,7 +304,7 @@ def test_after_a_huge_step_that_is_finite_a_normal_one_is_lawful(case: Case):
                 close(after, before, case.rounding)
 
 
-@all_cases
+@rows(CASES)
 def test_unused_parameters_keep_their_memory(case: Case):
     unused_on_one, unused_everywhere, world = 3, 6, 2
     with start(case, SMALL_SLOTS, world, find_unused=True) as running:
@@ -337,7 +336,7 @@ def outcome(case: Case, seed: int) -> list[Tensor]:
         return [lawful_step(case, running, draw(WIDE_SLOTS, 2, step)) for step in range(3)][-1]
 
 
-@all_cases
+@rows(CASES)
 def test_wide_groups_are_lawful_and_the_same_seed_gives_the_same_bits(case: Case):
     same_bits([outcome(case, 3), outcome(case, 3)])
 
@@ -362,7 +361,7 @@ def test_ranks_and_steps_have_noise_of_their_own(compressor: Codec):
     assert not any(torch.equal(a, b) for i, a in enumerate(decoded) for b in decoded[:i])
 
 
-@all_cases
+@rows(CASES)
 def test_hosts_send_what_single_ranks_would(case: Case):
     """Where a host's ranks agree, two hosts of two are as two ranks: the same bits, and bytes."""
     with start(case, SMALL_SLOTS, 4, transports=hosts(2, 2)) as running, start(case, SMALL_SLOTS, 2) as flat:
@@ -378,7 +377,7 @@ def test_hosts_send_what_single_ranks_would(case: Case):
             assert all(isinstance(op, Sum | Broadcast) for op in mesh.host.started)
 
 
-@conserving
+@rows(CONSERVING)
 def test_hosts_keep_what_they_do_not_send(case: Case):
     if isinstance(case.memory, gw.DGCMemory) and case.memory.clip:
         pytest.skip("clips what a host's ranks have together")

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.communicators.base import SparseCommunicator
+from gradwire.communicators.communicator import SparseCommunicator
 from gradwire.communicators.global_top_k import merge
 from gradwire.communicators.wire import Wire
 from gradwire.ops.backend import backend_for

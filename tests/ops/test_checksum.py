@@ -31,7 +31,7 @@ def test_what_a_plain_sum_would_not_see():
 
 def test_pieces_count_by_their_place(monkeypatch):
     module._factors.cache_clear()
-    monkeypatch.setattr(module, "PIECE", 64)
+    monkeypatch.setattr(module, "PART", 64)
     tensor = drawn(640, torch.float32)
     assert checksum(tensor) != checksum(tensor.view(10, 64).flip(0).reshape(-1))
     module._factors.cache_clear()

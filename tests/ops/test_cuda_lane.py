@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradwire as gw
-from gradwire.compressors import Compressor, Estimated, context_for
+from gradwire.compressors import Estimated, context_for
 from gradwire.slots import Layout, Slot
 from tests.support.cases import CASES, FEW, Case, rows
 from tests.support.harness import SMALL, draw, slots_of
@@ -17,26 +17,6 @@ WARM = 3
 """Steps before those that are looked at: the longest period."""
 PARAMETERS = SMALL | {"wide.weight": torch.empty(301, 257), "wide.bias": torch.empty(301)}
 SLOTS = slots_of(PARAMETERS)
-LAUNCHES = {
-    gw.AllReduce: 70, gw.AllGather: 100, gw.ScatterReduce: 180, gw.LeaderIndices: 35, gw.GlobalTopK: 80,
-    gw.Exclusive: 50, gw.SplitGather: 100, gw.OkTopk: 120,
-}  # fmt: skip
-"""A step's at most, of one rank of four and one group of nine slots, in torch alone: `test_launches.py` has those of
-the kernels."""
-MORE = {
-    gw.MultiLevel: 40,
-    gw.ChunkTopK: 80,
-    gw.TernGrad: 205,
-    gw.QSGD: 70,
-    gw.RandomK: 20,
-    gw.Quantized: 140,
-    gw.PowerSGD: 6,
-}
-"""And so many more: codes of few bits take many calls in torch."""
-
-
-def has_coded_factors(case: Case) -> bool:
-    return isinstance(case.compressor, gw.PowerSGD | gw.ACPSGD) and case.compressor.bits < 32
 
 
 @pytest.fixture
@@ -47,8 +27,8 @@ def gpu() -> Iterator[PretendedGPU]:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case in FEW], ids=str)
 def test_nothing_is_launched_per_slot(case: Case, gpu: PretendedGPU):
-    few, many = (launched(case, layers(count), gpu) for count in (1, 4))
-    assert many < few + len(SMALL), f"{many - few} more for {3 * len(SMALL)} more slots: {gpu.lines.most_common(12)}"
+    few, many = (launched(case, layers(count), gpu) for count in (1, 3))
+    assert many < few + len(SMALL), f"{many - few} more for {2 * len(SMALL)} more slots: {gpu.lines.most_common(12)}"
 
 
 def layers(count: int) -> list[Slot]:
@@ -66,40 +46,6 @@ def launched(case: Case, slots: Sequence[Slot], gpu: PretendedGPU) -> float:
     return max(totals[1:]) / WORLD
 
 
-def launches(case: Case) -> int:
-    """The bound."""
-    compressor = case.compressor.first if isinstance(case.compressor, gw.Interleaved) else case.compressor
-    if has_coded_factors(case):
-        return 251 if isinstance(case.communicator, gw.AllGather) else 779
-    if isinstance(compressor, Estimated):
-        times = 3 if isinstance(case.communicator, gw.ScatterReduce) else 1  # of the long parts, the last, and a sum
-        more = times * (130 if isinstance(compressor, gw.SIDCo) else 40) + (90 if has_short_values(case) else 0)
-        return LAUNCHES[type(case.communicator)] + more
-    more = 50 if case.communicator == gw.AllGather(over_senders=True) else 90 if has_short_values(case) else 0
-    return LAUNCHES[type(case.communicator)] + MORE.get(type(compressor), 0) + more
-
-
-def has_short_values(case: Case) -> bool:
-    """Whether entries travel as codes."""
-    compressor = case.compressor.codec if isinstance(case.compressor, gw.MultiLevel) else case.compressor
-    return getattr(compressor, "value_bits", 32) < 32
-
-
-def differs(case: Case) -> bool:
-    """Whether it does something else on a CPU: other noise, thresholds that a host looks at, or codes that another
-    rounding makes another level, and so another selection, or basis, later."""
-    coded = has_short_values(case) or (has_coded_factors(case) and case.compressor.rank < 1)
-    return is_estimated(case.compressor) or isinstance(case.communicator, gw.OkTopk) or coded
-
-
-def is_estimated(compressor: Compressor) -> bool:
-    if isinstance(compressor, gw.Interleaved):
-        return is_estimated(compressor.first) or is_estimated(compressor.second)
-    if isinstance(compressor, gw.MultiLevel):
-        return is_estimated(compressor.codec)
-    return isinstance(compressor, gw.QSGD | gw.TernGrad | gw.RandomK | Estimated | gw.ReusedThreshold)
-
-
 @rows(CASES)
 def test_means_are_lawful_and_those_of_a_cpu_and_the_host_does_not_wait(case: Case, gpu: PretendedGPU):
     here, there = Lane(case, SLOTS, GPU, gpu), Lane(case, SLOTS, torch.device("cpu"))
@@ -114,7 +60,7 @@ def test_means_are_lawful_and_those_of_a_cpu_and_the_host_does_not_wait(case: Ca
         for own in means[1:]:
             assert all(torch.equal(a, b) for a, b in zip(own, means[0], strict=True))
         expected = there.step(grads)
-        if not differs(case):
+        if not case.gpu_differs:
             for mean, other in zip(means[0], expected[0], strict=True):
                 torch.testing.assert_close(mean, other, rtol=0, atol=2e-4 if case.bits == 16 else 2e-5)
         for i, old in enumerate(before):
@@ -127,7 +73,7 @@ def asks_for_nothing_and_launches_little(case: Case, gpu: PretendedGPU) -> None:
     assert not gpu.syncs, f"the host waits: {dict(gpu.syncs)}"
     assert not gpu.pageable, f"copies of memory that is not pinned: {dict(gpu.pageable)}"
     launched = gpu.kernels.total() / WORLD
-    assert launched <= launches(case), f"{launched} launches: {gpu.lines.most_common(12)}"
+    assert launched <= case.launches[1], f"{launched} launches: {gpu.lines.most_common(12)}"
 
 
 ESTIMATES = [

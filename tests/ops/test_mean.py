@@ -11,7 +11,7 @@ from gradwire.ops.gradients import Gradients
 from gradwire.ops.matrices import batches
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout, Slot
-from tests.support.cases import CASES, Case
+from tests.support.cases import CASES, Case, rows
 from tests.support.harness import SMALL, draw, job, plan_of, slots_of
 
 SLOTS = slots_of(SMALL)
@@ -25,7 +25,7 @@ def run(case: Case) -> tuple[list, list]:
         return means, running.states()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@rows(CASES)
 def test_means_and_state_are_the_same_wherever_means_are_written(case: Case, monkeypatch: pytest.MonkeyPatch):
     copied = run(case)
     monkeypatch.setattr(gradients, "SMALL", 0)
@@ -60,7 +60,7 @@ def test_parts_and_matrices_cover_the_gradients_and_nothing_else(
         assert len(targets) == (2 if backend_for(expected).writes_anywhere else 1)
         for target, part in zip(targets, expected.split([each.numel() for each in targets]), strict=True):
             target.copy_(part)
-    mean.hand_out(None)
+    mean.write_means(None)
     for found, wanted in zip(tensors, layout.views(expected), strict=True):
         assert torch.equal(found, wanted)
 

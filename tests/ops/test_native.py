@@ -24,7 +24,7 @@ from tests.support.kernel_cases import (
     CODES,
     DTYPES,
     at_every_level,
-    each_level,
+    each_isa,
     garbage,
     needs_library,
     numbers,
@@ -36,32 +36,34 @@ from tests.support.kernel_cases import (
 
 
 @needs_library
-@given(**vectors, dtype=st.sampled_from(DTYPES), decay=st.sampled_from([1.0, 0.9]), share=st.sampled_from([1.0, 1 / 3]))
+@given(
+    **vectors, dtype=st.sampled_from(DTYPES), decay=st.sampled_from([1.0, 0.9]), weight=st.sampled_from([1.0, 1 / 3])
+)
 @settings(max_examples=60, deadline=None)
-def test_add_in_is_the_references(n, seed, spread, zeros, by, dtype, decay, share):
+def test_add_in_is_the_references(n, seed, spread, zeros, by, dtype, decay, weight):
     old, gradient = shifted(numbers(n, seed, spread, zeros), by), shifted(numbers(n, seed + 1).to(dtype), 3 - by)
     cuts = sorted({0, n // 3, n // 2, n})
     pieces: list[Tensor | int] = [gradient[a:b] for a, b in pairwise(cuts)]
     if pieces:
         pieces[len(pieces) // 2] = pieces[len(pieces) // 2].numel()  # pyright: ignore
-    for _ in each_level():
+    for _ in each_isa():
         for source in (gradient, None, pieces):
             for kept in (old, None):
-                check_add_in(kept, source, decay, share, n)
+                check_add_in(kept, source, decay, weight, n)
         same = old.clone()
-        assert NATIVE.add_in(same, same, gradient, decay, share)
-        assert torch.equal(same, expected_sum(old, gradient, decay, share))
+        assert NATIVE.add_in(same, same, gradient, decay, weight)
+        assert torch.equal(same, expected_sum(old, gradient, decay, weight))
 
 
-def check_add_in(old, gradient, decay, share, n):
+def check_add_in(old, gradient, decay, weight, n):
     ours, theirs = torch.full((n,), torch.nan), torch.full((n,), torch.nan)
-    finite = NATIVE.add_in(ours, old, gradient, decay, share)
-    assert finite == REFERENCE.add_in(theirs, old, gradient, decay, share)
+    finite = NATIVE.add_in(ours, old, gradient, decay, weight)
+    assert finite == REFERENCE.add_in(theirs, old, gradient, decay, weight)
     assert same_bits(ours, theirs)
 
 
-def expected_sum(old: Tensor, gradient: Tensor, decay: float, share: float) -> Tensor:
-    return old * decay + gradient.float() * share
+def expected_sum(old: Tensor, gradient: Tensor, decay: float, weight: float) -> Tensor:
+    return old * decay + gradient.float() * weight
 
 
 @needs_library
@@ -75,7 +77,7 @@ def expected_sum(old: Tensor, gradient: Tensor, decay: float, share: float) -> T
 def test_not_finite_is_noticed(x, dtype):
     gradient = torch.tensor(x).to(dtype)
     old = torch.zeros(len(x))
-    for _ in each_level():
+    for _ in each_isa():
         next = torch.empty(len(x))
         assert NATIVE.add_in(next, old, gradient, 1.0, 1.0) == bool((gradient.float().abs() < 2.0**96).all())
         assert same_bits(next, gradient.float())
@@ -114,7 +116,7 @@ def test_blocks_are_the_references(n, seed, spread, zeros, by, code, cut, keep, 
     first = int(cut * n)
     layout = Blocks((first, n - first), code)
     old, gradient = shifted(numbers(n, seed, spread, zeros), by), numbers(n, seed + 1).to(dtype)
-    for _ in each_level():
+    for _ in each_isa():
         check_blocks(old, gradient, layout, keep=keep, seed=seed)
 
 
@@ -149,7 +151,7 @@ def check_blocks(old: Tensor | None, gradient: Tensor | None, layout: Blocks, *,
 @settings(max_examples=150, deadline=None)
 def test_blocks_of_strange_numbers(x, code, keep):
     gradient = 4 * torch.tensor(x)
-    for _ in each_level():
+    for _ in each_isa():
         check_blocks(None, gradient, Blocks((len(x),), code), keep=keep, seed=1)
 
 
@@ -192,7 +194,7 @@ def test_decoding_blocks_is_the_references(code: Code, ranks: int):
         )
     expected = torch.empty(layout.numel)
     REFERENCE.decode_blocks(rows[None], expected, [layout])
-    for _ in each_level():
+    for _ in each_isa():
         out = torch.full((layout.numel,), torch.nan)
         NATIVE.decode_blocks(rows[None], out, [layout])
         assert torch.equal(out, expected)
@@ -214,7 +216,7 @@ def test_codes_survive_packing(bits: int, n: int):
     reference.bits.pack_codes(x, expected, bits)
     reference.bits.unpack_codes(expected, back, bits)
     assert torch.equal(back, x)
-    for _ in each_level():
+    for _ in each_isa():
         codes, back = garbage(size), torch.empty(n, dtype=torch.int8)
         native.bits.pack_codes(x, codes, bits)
         assert torch.equal(codes, expected)
@@ -230,7 +232,7 @@ def test_signs_survive_packing(n: int, zero_is_plus: bool):
     x[n // 2 : n // 2 + 1] = torch.nan
     expected, signs = garbage(-(-n // 8)), torch.empty(n)
     REFERENCE.pack_signs(x, expected, zero_is_plus)
-    for _ in each_level():
+    for _ in each_isa():
         codes, back = garbage(-(-n // 8)), torch.empty(n)
         NATIVE.pack_signs(x, codes, zero_is_plus)
         assert torch.equal(codes, expected)

@@ -34,7 +34,7 @@ def factors(length: int) -> Tensor:
 
 
 def adding() -> dict[str, Any]:
-    return {"next": vector(), "old": vector(), "gradient": vector(), "decay": 1.0, "share": 0.5}
+    return {"next": vector(), "old": vector(), "gradient": vector(), "decay": 1.0, "weight": 0.5}
 
 
 def indices() -> Tensor:

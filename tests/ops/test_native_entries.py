@@ -11,11 +11,11 @@ from torch import Tensor
 
 from gradwire.ops.backend import NATIVE, REFERENCE
 from gradwire.ops.entries import Entries, Places
-from gradwire.ops.native.library import room
+from gradwire.ops.native.library import scratch
 from tests.support.kernel_cases import (
     SHAPES,
     at_every_level,
-    each_level,
+    each_isa,
     garbage,
     needs_library,
     numbers,
@@ -32,7 +32,7 @@ def test_add_select_is_the_references(n, seed, spread, zeros, by, share, bits):
     n = max(n, 1)
     old, gradient = shifted(numbers(n, seed, spread, zeros), by), numbers(n, seed + 1, zeros=zeros)
     layout = Entries(n, max(1, round(share * n)), bits)
-    for _ in each_level():
+    for _ in each_isa():
         check_add_select(old, gradient, layout, by)
 
 
@@ -88,7 +88,7 @@ def test_above_is_the_references():
 def test_rows_and_columns_are_the_references(rows, length, share, seed, zeros):
     x = numbers(rows * length, seed, 2.0, zeros).view(rows, length)
     k, of_columns = max(1, int(share * length)), max(1, int(share * rows))
-    for _ in each_level():
+    for _ in each_isa():
         assert torch.equal(*(ops.top_k_each([x], k, 1)[0] for ops in (NATIVE, REFERENCE)))
         assert torch.equal(*(ops.top_k_each([x], of_columns, 0)[0] for ops in (NATIVE, REFERENCE)))
 
@@ -117,7 +117,7 @@ def test_decoding_entries_is_the_references(bits, n: int):
         )
     expected = torch.empty(n)
     REFERENCE.decode_entries(rows[None], expected, [layout])
-    for _ in each_level():
+    for _ in each_isa():
         parts = [torch.full((size,), torch.nan) for size in (n // 3, 0, n - n // 3)]
         NATIVE.decode_entries(rows[None], parts, [layout])
         assert torch.equal(torch.cat(parts), expected)
@@ -199,7 +199,7 @@ def hostile() -> Iterator[tuple[Entries, Tensor]]:
 def test_hostile_payloads_are_refused():
     for layout, row in hostile():
         for ops in (NATIVE, REFERENCE):
-            for _ in each_level():
+            for _ in each_isa():
                 with pytest.raises(ValueError, match="is no payload"):
                     ops.decode_entries(row.repeat(1, 2, 1), torch.empty(layout.n), [layout])
                 with pytest.raises(ValueError, match="is no payload"):
@@ -235,5 +235,5 @@ def test_any_bytes_mean_the_same_to_both(data, n, share, bits):
 
 @needs_library
 def test_room_grows_and_is_kept():
-    assert room(100) == room(50)
-    assert room(1 << 20) == room(100)
+    assert scratch(100) == scratch(50)
+    assert scratch(1 << 20) == scratch(100)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gradwire.ops import native, reference
 from gradwire.ops.reference.low_rank import COLUMNS, ROWS
-from tests.support.kernel_cases import each_level, needs_library, numbers
+from tests.support.kernel_cases import each_isa, needs_library, numbers
 
 
 @needs_library
@@ -22,7 +22,7 @@ def test_products_are_the_references_and_the_same_at_every_level(count, rows, co
     p, q = (
         numbers(count * rank * length, seed + 1, spread=0.5).view(count, rank, length) for length in (rows, columns)
     )
-    found = [results(native.low_rank, room, (count, rows, columns), apart, p, q) for _ in each_level()]
+    found = [results(native.low_rank, room, (count, rows, columns), apart, p, q) for _ in each_isa()]
     for ours in found:
         assert all(map(torch.equal, ours, found[0]))
     for ours, theirs in zip(

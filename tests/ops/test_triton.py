@@ -19,7 +19,7 @@ from gradwire.ops import backend, reference
 from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, Code, nearest
-from gradwire.ops.noise import Seed
+from gradwire.ops.noise import SALT, Seed, hashed_draws
 from tests.support.kernel_cases import CODES, DTYPES, garbage, numbers, same_bits
 
 pytest.importorskip("triton")
@@ -36,15 +36,15 @@ few = settings(max_examples=25, deadline=None)
 @few
 def test_add_in_is_the_references(n: int, seed: int, dtype: torch.dtype, decay: float, scaled: bool):
     old, gradient = numbers(n, seed), numbers(n, seed + 1).to(dtype)
-    share = torch.tensor(1 / 3) if scaled else 1 / 3
+    weight = torch.tensor(1 / 3) if scaled else 1 / 3
     cuts = sorted({0, n // 3, n // 2, n})
     pieces: list[Tensor | int] = [gradient[a:b] for a, b in pairwise(cuts)]
     for source in (gradient, None, pieces or gradient):
         for kept in (old, None):
             ours, theirs = torch.full((2, n), torch.nan)
             nonfinite = torch.zeros(1)
-            assert TRITON.add_in(ours, kept, source, decay, share, nonfinite=nonfinite)
-            assert bool(nonfinite.isfinite()) == REFERENCE.add_in(theirs, kept, source, decay, share)
+            assert TRITON.add_in(ours, kept, source, decay, weight, nonfinite=nonfinite)
+            assert bool(nonfinite.isfinite()) == REFERENCE.add_in(theirs, kept, source, decay, weight)
             assert same_bits(ours, theirs)
 
 
@@ -62,7 +62,7 @@ def test_one_bad_element_anywhere(where: int, bad: float):
 
 
 @given(**vectors, code=st.sampled_from(CODES), cut=st.floats(0, 1), keep=st.booleans(), dtype=st.sampled_from(DTYPES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_blocks_are_the_references(n: int, seed: int, code: Code, cut: float, keep: bool, dtype: torch.dtype):
     first = int(cut * n)
     layout = Blocks((first, n - first), code)
@@ -126,9 +126,10 @@ def test_sums_of_blocks_are_the_references(n: int, seed: int, code: Code, cut: f
 
 
 @given(
-    kind=st.sampled_from([(1, 32), (100, 32), (65_536, 32), (65_537, 32), (200_000, 32), (1, 4), (100, 4), (5000, 4)]),
+    kind=st.sampled_from([(1, 32), (100, 32), (5000, 32), (1, 4), (100, 4), (5000, 4)]),
     ratio=st.floats(0.001, 0.2), seed=st.integers(0, 1000), zeros=st.sampled_from([0.3, 0.999])
 )  # fmt: skip
+@example(kind=(65_537, 32), ratio=0.01, seed=0, zeros=0.3)
 @settings(max_examples=12, deadline=None)
 def test_entries_are_the_references(kind: tuple[int, Literal[32, 4]], ratio: float, seed: int, zeros: float):
     n, bits = kind
@@ -232,8 +233,8 @@ def test_casts_are_the_references(
     assert same_bits(ours, theirs)
 
 
-@given(n=st.sampled_from([1, 100, 65_537]), seed=st.integers(0, 1000))
-@few
+@given(n=st.sampled_from([1, 100, 5000]), seed=st.integers(0, 1000))
+@settings(max_examples=12, deadline=None)
 def test_what_is_no_payload_is_written_nowhere_else(n: int, seed: int):
     layout = Entries(n, max(1, n // 10))
     generator = torch.Generator().manual_seed(seed)
@@ -332,6 +333,13 @@ def test_products_are_the_references(shapes: list[tuple[int, int, int, int]], ga
         assert_close(ours, theirs)
 
 
+@given(n=st.sampled_from([1, 100, 5000]), salt=st.integers(0, SALT), step=st.integers(0, 2**40))
+@settings(max_examples=12, deadline=None)
+def test_draws_are_the_hashed_ones(n: int, salt: int, step: int):
+    seed, cpu = Seed(0, salt, torch.tensor([step])), torch.device("cpu")
+    assert torch.equal(TRITON.draws(n, seed, cpu), hashed_draws(n, seed, cpu))
+
+
 def in_batches(vector: Tensor, shapes: list[tuple[int, int, int]]) -> list[Tensor]:
     """Batches of factors (k, rank, length), one after another."""
     return [part.view(shape) for part, shape in zip(vector.split([*map(prod, shapes)]), shapes, strict=True)]
@@ -370,16 +378,16 @@ REGISTERS = {
     "add_kernel": 96, "measure_kernel": 112, "quantise_kernel": 192, "dequantise_kernel": 190, "pack_kernel": 80,
     "mask_kernel": 80, "ends_kernel": 48, "sum_kernel": 40, "pack_levels_kernel": 96, "unpack_kernel": 80,
     "pack_words_kernel": 48, "unpack_words_kernel": 48, "count_kernel": 48, "candidates_kernel": 80, "cast_kernel": 64,
-    "renew_kernel": 64, "orthonormal_kernel": 248, "project_kernel": 128, "product_kernel": 192,
+    "renew_kernel": 64, "orthonormal_kernel": 248, "project_kernel": 128, "product_kernel": 192, "draw_kernel": 48,
 }  # fmt: skip
 """Of a thread, at most: a multiprocessor has 65,536, so with 128 it holds 16 warps."""
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("capability", [80, 90])
-def test_they_compile_for_gpus_that_are_not_here_and_spill_nothing(capability: int):
+def test_they_compile_for_gpus_that_are_not_here_and_spill_nothing():
+    """For an H100; `tests/support/compile_kernels.py 80` says the same of an A100."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "compile_kernels.py"), str(capability)]
+    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "compile_kernels.py"), "90"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     builds = [line.rsplit(maxsplit=2) for line in done.stdout.splitlines()]

@@ -19,13 +19,18 @@ from tests.support.ranks import run_ranks
 
 
 def cases(module: ModuleType) -> list[ParameterSet]:
-    """The module's own scenarios, each with every number of ranks that it is meant for."""
+    """The module's own scenarios, each with every number of ranks that it is meant for: with three, or else the least,
+    in `make test`, with the others in `make test-all`."""
     return [
-        pytest.param(name, world, marks=[pytest.mark.long] if long else [])
+        pytest.param(name, world, marks=[pytest.mark.long] if long or world != usual(worlds) else [])
         for name, (made, worlds, long) in SCENARIOS.items()
         if made.__module__ == module.__name__
         for world in worlds
     ]
+
+
+def usual(worlds: tuple[int, ...]) -> int:
+    return 3 if 3 in worlds else min(worlds)
 
 
 def check(module: ModuleType, name: str, world: int) -> None:

@@ -111,6 +111,7 @@ def test_one_of_four_is_killed_and_a_newcomer_joins(front_end):
     assert len({rank.all("ended")[0] for rank in [*ranks, newcomer]}) == 1
 
 
+@pytest.mark.long
 def test_nobody_is_late_when_ranks_fail_in_the_middle_of_a_step():
     """gloo ends a group when what is under way in it has ended, and ranks wait for each other in a circle."""
     generations = 4

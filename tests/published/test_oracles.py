@@ -82,7 +82,7 @@ def test_qsgd_never_wraps_the_largest_element_round():
 @pytest.mark.parametrize(("codec", "dtype"), [(gw.FP16(), torch.float16), (gw.BF16(), torch.bfloat16)], ids=str)
 def test_casts_are_casts(codec: Codec, dtype: torch.dtype):
     x = normal(1001)
-    state = alone(len(x), codec, remember=False)
+    state = alone(len(x), codec, error_feedback=False)
     payload, out = torch.zeros(codec.payload_bytes(len(x)), dtype=torch.uint8), torch.empty(len(x))
     codec.encode(LazySum.of(x.clone()), payload[None], state.whole)
     codec.decode(payload[None, None], Mean.of(out), state.whole)

@@ -21,6 +21,7 @@ from gradwire.ops.triton import (
     entries,
     factors,
     levels,
+    noise,
     orthogonal,
     places,
     products,
@@ -63,24 +64,24 @@ def usage(ptx: str, capability: int) -> tuple[int, int]:
 
 def main(capability: int) -> None:
     for scaled in (False, True):
-        share = {"share": F if scaled else "fp32"}
+        weight = {"weight": F if scaled else "fp32"}
         constants = {**ADDENDS, "SCALED": scaled, "SIZE": adding.SIZE}
-        compiled(sums.add_kernel, ADDING | share | {"n": "i32"}, constants, capability)
+        compiled(sums.add_kernel, ADDING | weight | {"n": "i32"}, constants, capability)
         selecting = {"n": "i32", "magnitude": F, "places": WORDS, "words": "i32"}
-        compiled(sums.measure_kernel, ADDING | share | selecting, constants, capability)
+        compiled(sums.measure_kernel, ADDING | weight | selecting, constants, capability)
     compiled(sums.mask_kernel, {"x": F, "other": F, "n": "i32"}, {"SIZE": adding.SIZE}, capability)
     for kind, bits, top, width in CODES:
         code = {"KIND": kind, "BITS": bits, "TOP": top, "ROWS": max(1, ELEMENTS // width), "WIDTH": width}
-        more = {"share": "fp32", "payloads": "*u8", "word": "*i64", "salt": "i32"}
+        more = {"weight": "fp32", "payloads": "*u8", "word": "*i64", "salt": "i32"}
         constants = {**ADDENDS, "SCALED": False, "KEEP": True, **code}
         compiled(codes.quantise_kernel, ADDING | TABLE | more, constants, capability)
         rows = {"out": F, "rows": "*u8", "stride": "i32", "ranks": "i32"}
         compiled(codes.dequantise_kernel, rows | TABLE, code, capability)
-    numbers = {"x": F, "n": "i32", "length": "i32", "apart": "i32", "limit": "fp32"}
+    numbers = {"x": F, "n": "i32", "length": "i32", "stride": "i32", "limit": "fp32"}
     for kind in ("*fp16", "*bf16"):
         compiled(casts.cast_kernel, numbers | {"rows": kind}, {"KEEP": True, "SIZE": casts.SIZE}, capability)
     payloads = {"payloads": WORDS, "stride": "i32", "low_at": "i32", "values_at": "i32"}
-    chosen = {"indices": "*i64", "chosen": F, "apart": "i32", "m": "i32", "n": "i32"}
+    chosen = {"indices": "*i64", "chosen": F, "source_stride": "i32", "m": "i32", "n": "i32"}
     rows = {"rows": WORDS, "levels": F, "stride": "i32", "ends": WORDS, "upper_at": "i32", "words": "i32"}
     rows |= {"low_words": "i32", "k": "i32", "n": "i32"}
     for low, bits in ((0, 32), (6, 32), (6, 4)):
@@ -112,10 +113,12 @@ def main(capability: int) -> None:
         "words": "*i64",
         "count": "i32",
         "rows": "i32",
-        "apart": "i32",
+        "stride": "i32",
         "k": "i32",
         "nbytes": "i32",
     }
+    drawing = {"out": "*fp64", "word": "*i64", "salt": "i32", "n": "i32"}
+    compiled(noise.draw_kernel, drawing, {"SIZE": noise.SIZE}, capability)
     for kernel in (words.pack_words_kernel, words.unpack_words_kernel):
         compiled(kernel, short, {"BITS": 12, "SIZE": words.SIZE}, capability)
 

@@ -27,18 +27,18 @@ def at_every_level(test: Callable[..., None]) -> Callable[..., None]:
     @needs_library
     @wraps(test)
     def run(*args, **kwargs) -> None:
-        for _ in each_level():
+        for _ in each_isa():
             test(*args, **kwargs)
 
     return run
 
 
-def each_level() -> Iterator[str]:
+def each_isa() -> Iterator[str]:
     """All levels that this machine has; the best one again afterwards."""
-    for name in native.LEVELS.values():
-        if native.set_level(name):
+    for name in native.ISAS.values():
+        if native.set_isa(name):
             yield name
-    native.set_level("best")
+    native.set_isa("best")
 
 
 def numbers(n: int, seed: int, spread: float = 1.0, zeros: float = 0.0) -> Tensor:

@@ -41,7 +41,7 @@ class Lane:
     def step(self, grads: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
         """The means, by rank and slot; gradients stay as they are."""
         means = [[on_gpu(grad) if self._gpu else grad.clone() for grad in own] for own in grads]
-        given = [GroupInput(Gradients(e.stored.pieces, own)) for e, own in zip(self.exchanges, means, strict=True)]
+        given = [GroupInput(Gradients(e.stored.split, own)) for e, own in zip(self.exchanges, means, strict=True)]
         reductions = [e.run(each, self.number) for e, each in zip(self.exchanges, given, strict=True)]
         while ops := [op for op in (next(reduction, None) for reduction in reductions) if op is not None]:
             self._count(False)
@@ -56,7 +56,7 @@ class Lane:
 
     def residuals(self) -> list[Tensor]:
         """The sum over the ranks of what is kept, by slot."""
-        whole = [real(e.stored.flat["residual"].old).double() for e in self.exchanges]
+        whole = [real(e.stored.flat["residual"].read).double() for e in self.exchanges]
         return self.exchanges[0].stored.layout.views(torch.stack(whole).sum(0))
 
     def _count(self, on: bool) -> None:

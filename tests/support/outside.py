@@ -39,7 +39,7 @@ class SharedScale(gw.MultiRound):
     rounds: ClassVar[int] = 2
     summable: ClassVar[bool] = True
 
-    def reduce(self, vector: gw.LazySum, mean: gw.Mean, context: gw.GroupContext, add_up: Any) -> gw.Reduction:
+    def reduce(self, vector: gw.LazySum, mean: gw.Mean, context: gw.GroupContext, reduce_codec: Any) -> gw.Reduction:
         x, norm = vector.total(), context.numbers("norm", 1)
         torch.linalg.vector_norm(x, keepdim=True, out=norm.body)
         yield gw.Sum(norm)
@@ -58,7 +58,9 @@ class Momentum(gw.Memory):
     momentum: float = 0.9
     flat_state: ClassVar[tuple[str, ...]] = ("residual", "velocity")
 
-    def add(self, flat: Mapping[str, gw.Halves], gradient: gw.LazySum, layout: gw.Layout, ranks: int) -> gw.LazySum:
+    def add(
+        self, flat: Mapping[str, gw.DoubleBuffer], gradient: gw.LazySum, layout: gw.Layout, ranks: int
+    ) -> gw.LazySum:
         momentum = gradient.onto(*flat["velocity"], self.momentum)
         momentum.total()
         return momentum.onto(*flat["residual"])

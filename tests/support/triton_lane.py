@@ -12,11 +12,12 @@ from gradwire.ops import backend
 from gradwire.ops.triton import TRITON, launching
 from gradwire.ops.triton.bounded import candidates_kernel
 from gradwire.ops.triton.factors import renew_kernel
+from gradwire.ops.triton.noise import draw_kernel
 from gradwire.ops.triton.places import unpack_kernel
 from gradwire.ops.triton.words import unpack_words_kernel
 from tests.support.pretend_cuda import PretendedGPU, bytes_of, real, where
 
-UNPACKS = (candidates_kernel, unpack_kernel, unpack_words_kernel)
+MAKE_INDICES = (candidates_kernel, unpack_kernel, unpack_words_kernel, draw_kernel)
 
 
 @contextmanager
@@ -31,9 +32,9 @@ def with_triton(gpu: PretendedGPU, *, computes: bool = True) -> Iterator[None]:
             gpu.moved += bytes_of({id(one): one for one in arguments if isinstance(one, Tensor)}.values())
         if computes:
             carry_out(kernel, programs, *map(real, arguments), **constants)
-        elif kernel in UNPACKS:  # what lies there is used as indices
+        elif kernel in MAKE_INDICES:
             for one in arguments:
-                if isinstance(one, Tensor) and one.dtype == torch.int64:
+                if isinstance(one, Tensor) and one.dtype in (torch.int64, torch.float64):
                     real(one).zero_()
         elif kernel is renew_kernel:  # what it finds to be the largest may not be infinite
             real(arguments[2]).zero_()

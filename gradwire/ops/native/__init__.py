@@ -5,8 +5,8 @@ whose sums it adds up in another order. Call these only where `available()`.
 """
 
 from gradwire.ops.native import adding, bits, decoding, low_rank, selecting
-from gradwire.ops.native.library import LEVELS, available, level, reason, set_level
+from gradwire.ops.native.library import ISAS, available, isa, reason, set_isa
 
 __all__ = [
-    "LEVELS", "adding", "available", "bits", "decoding", "level", "low_rank", "reason", "selecting", "set_level",
+    "ISAS", "adding", "available", "bits", "decoding", "isa", "low_rank", "reason", "selecting", "set_isa",
 ]  # fmt: skip

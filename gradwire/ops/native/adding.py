@@ -8,41 +8,41 @@ from torch import Tensor
 
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks
-from gradwire.ops.native.addresses import address, gradient_parts, room_for
-from gradwire.ops.native.library import library, room
-from gradwire.ops.native.structs import Addends, blocks_struct, layout_struct, segment_array
+from gradwire.ops.native.addresses import address, gradient_addresses, payload_address
+from gradwire.ops.native.library import library, scratch
+from gradwire.ops.native.structs import AddendsStruct, blocks_struct, entries_struct, gradient_array
 from gradwire.ops.noise import Seed
 from gradwire.ops.vectors import Gradient
 
 
-class _Adding:
+class _Sum:
     """The arguments of one call, for vectors of n elements; keeps alive what the struct points to."""
 
     def __init__(
-        self, next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, n: int
+        self, next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: float, n: int
     ) -> None:
-        self._segments = segment_array(gradient_parts(gradient, n))
+        self._segments = gradient_array(gradient_addresses(gradient, n))
         kept = 0 if old is None else address("old", old, n)
         count = len(self._segments)
-        self.struct = Addends(address("next", next, n), kept, addressof(self._segments), count, decay, share)
+        self.struct = AddendsStruct(address("next", next, n), kept, addressof(self._segments), count, decay, weight)
 
 
 def add_in(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, *,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: float, *,
     nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference; `nonfinite` is for those that are not asked."""
-    adding = _Adding(next, old, gradient, decay, share, len(next))
-    return bool(library().gw_add_in(byref(adding.struct), len(next)))
+    terms = _Sum(next, old, gradient, decay, weight, len(next))
+    return bool(library().gw_add_in(byref(terms.struct), len(next)))
 
 
 def add_select(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layouts: Sequence[Entries],
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: float, layouts: Sequence[Entries],
     payloads: Tensor, *, nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference."""
     if len(layouts) == 1:
-        return _add_select(next, old, gradient, decay, share, layouts[0], payloads[0])
+        return _add_select(next, old, gradient, decay, weight, layouts[0], payloads[0])
     parts = next.split([layout.n for layout in layouts])
     each = zip(parts, layouts, payloads, strict=False)
     finite = [_add_select(part, part, None, 1.0, 1.0, layout, row) for part, layout, row in each]
@@ -50,21 +50,21 @@ def add_select(
 
 
 def _add_select(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layout: Entries, payload: Tensor
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: float, layout: Entries, payload: Tensor
 ) -> bool:
-    c, struct = library(), layout_struct(layout)
-    adding = _Adding(next, old, gradient, decay, share, layout.n)
-    space, to = room(c.gw_select_room(layout.n, layout.k)), room_for("payload", payload, layout.nbytes)
-    return bool(c.gw_add_select(byref(adding.struct), byref(struct), to, space))
+    c, struct = library(), entries_struct(layout)
+    terms = _Sum(next, old, gradient, decay, weight, layout.n)
+    space, to = scratch(c.gw_select_room(layout.n, layout.k)), payload_address("payload", payload, layout.nbytes)
+    return bool(c.gw_add_select(byref(terms.struct), byref(struct), to, space))
 
 
 def add_quantise(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layouts: Sequence[Blocks],
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: float, layouts: Sequence[Blocks],
     payloads: Tensor, *, keep: bool, seeds: Sequence[Seed], nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference."""
     if len(layouts) == 1:
-        return _add_quantise(next, old, gradient, decay, share, layouts[0], payloads[0], keep, seeds[0])
+        return _add_quantise(next, old, gradient, decay, weight, layouts[0], payloads[0], keep, seeds[0])
     parts = next.split([layout.numel for layout in layouts])
     each = zip(parts, layouts, payloads, seeds, strict=False)
     finite = [_add_quantise(part, part, None, 1.0, 1.0, layout, row, keep, seed) for part, layout, row, seed in each]
@@ -72,14 +72,14 @@ def add_quantise(
 
 
 def _add_quantise(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: float, layout: Blocks, payload: Tensor,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: float, layout: Blocks, payload: Tensor,
     keep: bool, seed: Seed,
 ) -> bool:  # fmt: skip
-    blocks, adding = blocks_struct(layout), _Adding(next, old, gradient, decay, share, layout.numel)
-    scales = room_for("payload", payload, layout.nbytes)
+    blocks, terms = blocks_struct(layout), _Sum(next, old, gradient, decay, weight, layout.numel)
+    scales = payload_address("payload", payload, layout.nbytes)
     stochastic = layout.code.kind == "stochastic"
     noise = np.random.SFC64(seed.number).state["state"]["state"] if stochastic else np.empty(0, np.uint64)
     for gap in layout.gaps:
         payload[gap].zero_()
     codes = scales + layout.codes_at
-    return bool(library().gw_add_quantise(byref(adding.struct), byref(blocks), scales, codes, noise.ctypes.data, keep))
+    return bool(library().gw_add_quantise(byref(terms.struct), byref(blocks), scales, codes, noise.ctypes.data, keep))

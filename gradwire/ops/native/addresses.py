@@ -4,8 +4,8 @@ it is refused with the argument's name."""
 import torch
 from torch import Tensor
 
-from gradwire.ops.native.structs import DTYPES, Matrices, Rows, matrices_struct
-from gradwire.ops.vectors import Gradient, Output, outputs, segments
+from gradwire.ops.native.structs import DTYPES, MatricesStruct, RowsStruct, matrices_struct
+from gradwire.ops.vectors import Gradient, Output, gradient_parts, outputs
 
 
 def address(name: str, tensor: Tensor, n: int, dtype: torch.dtype = torch.float32) -> int:
@@ -15,23 +15,23 @@ def address(name: str, tensor: Tensor, n: int, dtype: torch.dtype = torch.float3
     raise refused(name, tensor, f"{n} elements of {dtype}")
 
 
-def room_for(name: str, tensor: Tensor, nbytes: int) -> int:
+def payload_address(name: str, tensor: Tensor, nbytes: int) -> int:
     """Where at least so many bytes lie, for a payload or its codes."""
     if _is_dense(tensor) and tensor.dtype is torch.uint8 and tensor.numel() >= nbytes:
         return tensor.data_ptr()
     raise refused(name, tensor, f"at least {nbytes} bytes of torch.uint8")
 
 
-def payload_rows(rows: Tensor, nbytes: int) -> Rows:
+def payload_rows(rows: Tensor, nbytes: int) -> RowsStruct:
     """Payloads (ranks, ≥ nbytes), which may lie apart."""
     if rows.dtype is torch.uint8 and rows.dim() == 2 and rows.is_cpu:
         ranks, width = rows.shape
         if width >= nbytes and (rows.stride(1) == 1 or width <= 1):
-            return Rows(rows.data_ptr(), rows.stride(0), ranks)
+            return RowsStruct(rows.data_ptr(), rows.stride(0), ranks)
     raise refused("rows", rows, f"(ranks, at least {nbytes}) of torch.uint8, whose rows are dense")
 
 
-def matrices(name: str, batch: Tensor, factor: Tensor) -> tuple[int, Matrices]:
+def matrices(name: str, batch: Tensor, factor: Tensor) -> tuple[int, MatricesStruct]:
     """Where matrices (k, rows, columns) begin, each of them dense, and the shape that they and a factor (k, rank, ·) of
     theirs have."""
     if batch.dtype is torch.float32 and batch.dim() == 3 and batch.is_cpu:
@@ -41,12 +41,12 @@ def matrices(name: str, batch: Tensor, factor: Tensor) -> tuple[int, Matrices]:
     raise refused(name, batch, "matrices (k, rows, columns) of torch.float32, each of them dense")
 
 
-def gradient_parts(gradient: Gradient, n: int) -> list[tuple[int, int, int]]:
+def gradient_addresses(gradient: Gradient, n: int) -> list[tuple[int, int, int]]:
     """Of each part of a gradient (n,) its address, length and type, zeros where there is none."""
-    return [(0, length, 0) if part is None else _gradient(part, length) for part, length in segments(gradient, n)]
+    return [(0, length, 0) if part is None else _gradient(part, length) for part, length in gradient_parts(gradient, n)]
 
 
-def output_parts(out: Output, n: int) -> list[tuple[int, int]]:
+def output_addresses(out: Output, n: int) -> list[tuple[int, int]]:
     """Address and length of each part of an output (n,)."""
     return [(address("out", part, part.numel()), part.numel()) for part in outputs(out, n)]
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.ops.native.addresses import address, room_for
+from gradwire.ops.native.addresses import address, payload_address
 from gradwire.ops.native.library import library
 from gradwire.ops.native.structs import BITS
 
@@ -33,7 +33,7 @@ def unpack_codes(codes: Tensor, numbers: Tensor, bits: int) -> None:
 
 
 def _codes(codes: Tensor, n: int, bits: int) -> int:
-    return room_for("codes", codes, -(-n * bits // 8))
+    return payload_address("codes", codes, -(-n * bits // 8))
 
 
 def _packed(bits: int) -> int:

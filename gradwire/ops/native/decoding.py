@@ -9,9 +9,9 @@ from torch import Tensor
 
 from gradwire.ops.entries import Entries, Places
 from gradwire.ops.formats import Blocks
-from gradwire.ops.native.addresses import address, output_parts, payload_rows, room_for
-from gradwire.ops.native.library import library, room
-from gradwire.ops.native.structs import blocks_struct, layout_struct, span_array
+from gradwire.ops.native.addresses import address, output_addresses, payload_address, payload_rows
+from gradwire.ops.native.library import library, scratch
+from gradwire.ops.native.structs import blocks_struct, entries_struct, output_array
 from gradwire.ops.reference.entries import joined
 from gradwire.ops.reference.places import in_room, no_payload
 from gradwire.ops.vectors import Output, split_output
@@ -22,8 +22,8 @@ def decode_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> N
     outs = split_output(out, [layout.numel for layout in layouts])
     for rows, to, layout in zip(payloads, outs, layouts, strict=False):
         c, struct = library(), blocks_struct(layout)
-        these, spans = payload_rows(rows, layout.nbytes), span_array(output_parts(to, layout.numel))
-        space = room(c.gw_blocks_room(layout.code.block))
+        these, spans = payload_rows(rows, layout.nbytes), output_array(output_addresses(to, layout.numel))
+        space = scratch(c.gw_blocks_room(layout.code.block))
         c.gw_decode_blocks(spans, byref(struct), byref(these), layout.codes_at, space)
 
 
@@ -31,9 +31,9 @@ def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) ->
     """See the reference."""
     outs = split_output(out, [layout.n for layout in layouts])
     for rows, to, layout in zip(payloads, outs, layouts, strict=False):
-        c, struct = library(), layout_struct(layout)
-        these, spans = payload_rows(rows, layout.nbytes), span_array(output_parts(to, layout.n))
-        space = room(c.gw_entries_room(len(rows)))
+        c, struct = library(), entries_struct(layout)
+        these, spans = payload_rows(rows, layout.nbytes), output_array(output_addresses(to, layout.n))
+        space = scratch(c.gw_entries_room(len(rows)))
         _check(c.gw_decode_entries(spans, byref(struct), byref(these), space), layout)
 
 
@@ -68,10 +68,10 @@ def unpack_places(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
 
 
 def _pack(payload: Tensor, layout: Entries | Places, indices: Tensor, values: Tensor | None) -> None:
-    struct, m = layout_struct(layout), len(indices)
+    struct, m = entries_struct(layout), len(indices)
     short = _short(indices, layout)
     given = 0 if values is None else address("values", values, m)
-    to = room_for("payload", payload, layout.nbytes)
+    to = payload_address("payload", payload, layout.nbytes)
     library().gw_pack_entries(byref(struct), short.ctypes.data, given, m, to)
 
 
@@ -84,7 +84,7 @@ def _short(indices: Tensor, layout: Entries | Places) -> np.ndarray:
 
 
 def _unpack(payload: Tensor, layout: Entries | Places, values: Tensor | None) -> Tensor:
-    struct, start = layout_struct(layout), room_for("payload", payload, layout.nbytes)
+    struct, start = entries_struct(layout), payload_address("payload", payload, layout.nbytes)
     indices = torch.empty(layout.k, dtype=torch.int32, device="cpu")
     into = 0 if values is None else address("values", values, layout.k)
     found = library().gw_unpack_entries(byref(struct), start, indices.data_ptr(), into)

@@ -15,7 +15,7 @@ import gradwire.ops.native as package
 ABI = 5
 """What `gw_abi()` of a library that fits returns: `GW_ABI` in native/gradwire.h."""
 
-LEVELS = {1: "baseline", 3: "avx2", 4: "avx512"}
+ISAS = {1: "baseline", 3: "avx2", 4: "avx512"}
 """Of instructions; the baseline is SSE2, NEON, or plain code."""
 
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -44,7 +44,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gw_product": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int)),
 }
 
-_rooms = threading.local()
+_kept = threading.local()
 
 
 def available() -> bool:
@@ -54,17 +54,17 @@ def available() -> bool:
 
 def reason() -> str:
     """Which level of instructions is in use, or why the library is not."""
-    return f"level {level()}" if available() else _find()[1]
+    return f"level {isa()}" if available() else _find()[1]
 
 
-def level() -> str:
-    """The level of instructions in use, one of `LEVELS`."""
-    return LEVELS[library().gw_level()]
+def isa() -> str:
+    """The level of instructions in use, one of `ISAS`."""
+    return ISAS[library().gw_level()]
 
 
-def set_level(name: str) -> bool:
+def set_isa(name: str) -> bool:
     """Uses this level; whether the machine has it. "best" uses the machine's best."""
-    number = {known: number for number, known in LEVELS.items()}.get(name, 0)
+    number = {known: number for number, known in ISAS.items()}.get(name, 0)
     return library().gw_set_level(number) == number or name == "best"
 
 
@@ -75,11 +75,11 @@ def library() -> CDLL:
     return found
 
 
-def room(nbytes: int) -> int:
+def scratch(nbytes: int) -> int:
     """The address of at least so many bytes, which this thread keeps for its next call."""
-    kept = getattr(_rooms, "bytes", None)
+    kept = getattr(_kept, "bytes", None)
     if kept is None or len(kept) < nbytes:
-        kept = _rooms.bytes = np.empty(nbytes, np.uint8)
+        kept = _kept.bytes = np.empty(nbytes, np.uint8)
     return kept.ctypes.data
 
 

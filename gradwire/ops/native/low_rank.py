@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.ops.native.addresses import address, matrices
 from gradwire.ops.native.library import library
-from gradwire.ops.native.structs import Matrices
+from gradwire.ops.native.structs import MatricesStruct
 from gradwire.ops.reference import low_rank
 from gradwire.ops.reference.low_rank import ROWS
 
@@ -43,11 +43,11 @@ def multiply_batch(out: Sequence[Tensor], p: Tensor, q: Tensor, *, subtract: boo
         library().gw_product(m, byref(shape), _left("p", left, shape), _right("q", right, shape), subtract)
 
 
-def _left(name: str, factor: Tensor, shape: Matrices) -> int:
+def _left(name: str, factor: Tensor, shape: MatricesStruct) -> int:
     """Where the factors P (k, rank, rows) lie."""
     return address(name, factor, shape.count * shape.rank * shape.rows)
 
 
-def _right(name: str, factor: Tensor, shape: Matrices) -> int:
+def _right(name: str, factor: Tensor, shape: MatricesStruct) -> int:
     """Where the factors Q (k, rank, columns) lie."""
     return address(name, factor, shape.count * shape.rank * shape.columns)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.native.addresses import address, refused
-from gradwire.ops.native.library import library, room
+from gradwire.ops.native.library import library, scratch
 from gradwire.ops.native.structs import LONGEST
 from gradwire.ops.tiles import TILE
 
@@ -20,7 +20,7 @@ def top_k(x: Tensor, k: int) -> Tensor:
     """See the reference."""
     c, n = library(), x.shape[-1]
     start, indices = _vector(x), torch.empty(min(n, k), dtype=torch.int32, device="cpu")
-    found = c.gw_top_k(start, n, k, indices.data_ptr(), room(c.gw_select_room(n, k)))
+    found = c.gw_top_k(start, n, k, indices.data_ptr(), scratch(c.gw_select_room(n, k)))
     return indices[:found].long().view(*x.shape[:-1], -1)
 
 
@@ -50,7 +50,7 @@ def top_k_rows(matrix: Tensor, k: int) -> Tensor:
     if k > length:
         raise ValueError(f"k={k} of rows of {length} elements; use {length} or fewer")
     start, indices = address("matrix", matrix, rows * length), torch.empty(rows, k, dtype=torch.int32, device="cpu")
-    space = room(4 * (3 * length + 64))
+    space = scratch(4 * (3 * length + 64))
     library().gw_top_k_rows(start, rows, length, k, indices.data_ptr(), space)
     return indices.long()
 

@@ -18,22 +18,22 @@ LONGEST = (1 << 31) - 1
 """The most elements whose places the library can tell."""
 
 
-class Segment(Structure):
+class GradientStruct(Structure):
     """`gw_segment`."""
 
     _fields_: ClassVar = [("gradient", c_void_p), ("length", c_int64), ("dtype", c_int64)]
 
 
-class Addends(Structure):
+class AddendsStruct(Structure):
     """`gw_addends`."""
 
     _fields_: ClassVar = [
         ("next", c_void_p), ("old", c_void_p), ("segments", c_void_p), ("count", c_int64), ("decay", c_float),
-        ("share", c_float),
+        ("weight", c_float),
     ]  # fmt: skip
 
 
-class Span(Structure):
+class OutputStruct(Structure):
     """`gw_span`."""
 
     _fields_: ClassVar = [("data", c_void_p), ("length", c_int64)]
@@ -48,34 +48,34 @@ class BlocksStruct(Structure):
     ]  # fmt: skip
 
 
-class Layout(Structure):
+class EntriesStruct(Structure):
     """`gw_layout`."""
 
     _fields_: ClassVar = [("n", c_int64), ("k", c_int64), ("value_bits", c_int64)]
 
 
-class Rows(Structure):
+class RowsStruct(Structure):
     """`gw_rows`."""
 
     _fields_: ClassVar = [("data", c_void_p), ("stride", c_int64), ("ranks", c_int64)]
 
 
-class Matrices(Structure):
+class MatricesStruct(Structure):
     """`gw_matrices`."""
 
     _fields_: ClassVar = [
-        ("count", c_int64), ("apart", c_int64), ("rows", c_int64), ("columns", c_int64), ("rank", c_int64)
+        ("count", c_int64), ("stride", c_int64), ("rows", c_int64), ("columns", c_int64), ("rank", c_int64)
     ]  # fmt: skip
 
 
-def segment_array(parts: Sequence[tuple[int, int, int]]) -> Array[Segment]:
+def gradient_array(parts: Sequence[tuple[int, int, int]]) -> Array[GradientStruct]:
     """Parts of a gradient: address, length and type of each."""
-    return (Segment * len(parts))(*parts)
+    return (GradientStruct * len(parts))(*parts)
 
 
-def span_array(parts: Sequence[tuple[int, int]]) -> Array[Span]:
+def output_array(parts: Sequence[tuple[int, int]]) -> Array[OutputStruct]:
     """Parts of an output: address and length of each."""
-    return (Span * len(parts))(*parts)
+    return (OutputStruct * len(parts))(*parts)
 
 
 @lru_cache(maxsize=1024)
@@ -91,14 +91,14 @@ def blocks_struct(layout: Blocks) -> BlocksStruct:
 
 
 @lru_cache(maxsize=1024)
-def layout_struct(layout: Entries | Places) -> Layout:
+def entries_struct(layout: Entries | Places) -> EntriesStruct:
     """How entries, or their places alone, are laid out."""
     if not 0 <= layout.n <= LONGEST or layout.k < 1 or layout.value_bits not in (0, 4, 32):
         raise ValueError(f"{layout} is no layout; n is below 2^31, k 1 or more, value_bits 4 or 32")
-    return Layout(layout.n, layout.k, layout.value_bits)
+    return EntriesStruct(layout.n, layout.k, layout.value_bits)
 
 
 @lru_cache(maxsize=1024)
-def matrices_struct(count: int, rows: int, columns: int, apart: int, rank: int) -> Matrices:
+def matrices_struct(count: int, rows: int, columns: int, stride: int, rank: int) -> MatricesStruct:
     """A batch of matrices with factors of this rank."""
-    return Matrices(count, apart, rows, columns, rank)
+    return MatricesStruct(count, stride, rows, columns, rank)

@@ -10,32 +10,34 @@ from gradwire.ops.formats import Blocks
 from gradwire.ops.noise import Seed
 from gradwire.ops.reference import blocks, grid
 from gradwire.ops.reference.entries import move_entries
-from gradwire.ops.reference.finite import Finite, both, finite_in, told
+from gradwire.ops.reference.finite import Finite, both, finite_in, reported
 from gradwire.ops.reference.selecting import top_k
-from gradwire.ops.tiles import spans
-from gradwire.ops.vectors import Gradient, Share, placed, together
+from gradwire.ops.tiles import tile_bounds
+from gradwire.ops.vectors import Gradient, Scalar, placed_parts, together
 from gradwire.torch_private.foreach import copy_each
 
 
 def add_in(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, *,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar, *,
     nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
-    """next = decay·old + share·gradient, each operation rounded to float32; whether all of it is finite. A GPU is not
+    """next = decay·old + weight·gradient, each operation rounded to float32; whether all of it is finite. A GPU is not
     asked: there `nonfinite` (1,), which was 0, becomes NaN where it is not.
 
     next, old: (n,) float32; without `old`, and without a gradient, theirs is zero. `next` may be the gradient, or
     `old` where there is no gradient.
     """
-    return told(_add_in(next, old, gradient, decay, share), nonfinite)
+    return reported(_add_in(next, old, gradient, decay, weight), nonfinite)
 
 
-def _add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share) -> Finite:
+def _add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar) -> Finite:
     source = gathered(next, gradient)
     finite: Finite = True
-    for start, end in spans(next):
+    for start, end in tile_bounds(next):
         part = next[start:end]
-        _add(part, None if old is None else old[start:end], None if source is None else source[start:end], decay, share)
+        _add(
+            part, None if old is None else old[start:end], None if source is None else source[start:end], decay, weight
+        )
         finite = both(finite, finite_in(part))
     return finite
 
@@ -46,7 +48,7 @@ def gathered(next: Tensor, gradient: Gradient) -> Tensor | None:
         return gradient
     targets: list[Tensor] = []
     sources: list[Tensor] = []
-    for start, part, length in placed(gradient, len(next)):
+    for start, part, length in placed_parts(gradient, len(next)):
         if part is None:
             next[start : start + length].zero_()
         else:
@@ -56,12 +58,12 @@ def gathered(next: Tensor, gradient: Gradient) -> Tensor | None:
     return next
 
 
-def _add(part: Tensor, old: Tensor | None, gradient: Tensor | None, decay: float, share: Share) -> None:
+def _add(part: Tensor, old: Tensor | None, gradient: Tensor | None, decay: float, weight: Scalar) -> None:
     """One tile of `next`."""
     if gradient is None:
         torch.mul(old, decay, out=part) if old is not None else part.zero_()
         return
-    torch.mul(gradient, share, out=part)
+    torch.mul(gradient, weight, out=part)
     if old is None:
         return
     if decay == 1 or part.device.type != "cpu":
@@ -71,7 +73,7 @@ def _add(part: Tensor, old: Tensor | None, gradient: Tensor | None, decay: float
 
 
 def add_select(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layouts: Sequence[Entries],
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar, layouts: Sequence[Entries],
     payloads: Tensor, *, nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """`add_in`, then the `layout.k` largest elements of each part of `next`, one after another, to a payload of its
@@ -80,14 +82,14 @@ def add_select(
 
     Which ones is what `top_k` says.
     """
-    finite = len(layouts) > 1 or add_in(next, old, gradient, decay, share, nonfinite=nonfinite)
+    finite = len(layouts) > 1 or add_in(next, old, gradient, decay, weight, nonfinite=nonfinite)
     for parts, rows, layout in together(next, payloads, layouts):
         move_entries(parts, rows, layout, top_k(parts, layout.k))
     return finite
 
 
 def add_quantise(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layouts: Sequence[Blocks],
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar, layouts: Sequence[Blocks],
     payloads: Tensor, *, keep: bool, seeds: Sequence[Seed], nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """`add_in`, then each part of `next`, one after another, as blocks to a payload of its own, (parts, ≥ nbytes)
@@ -97,9 +99,9 @@ def add_quantise(
     16 bits an element, block by block, each from a fresh word of 64 bits; on a GPU from a hash of it, and in Triton
     from the first seed.
     """
-    finite = _add_in(next, old, gradient, decay, share)
+    finite = _add_in(next, old, gradient, decay, weight)
     encode = blocks.encode if next.device.type == "cpu" else grid.encode
     parts = next.split([layout.numel for layout in layouts])
     for part, layout, payload, seed in zip(parts, layouts, payloads, seeds, strict=False):
         finite = both(finite, encode(part, layout, payload, keep=keep, seed=seed))
-    return told(finite, nonfinite)
+    return reported(finite, nonfinite)

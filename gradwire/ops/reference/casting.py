@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.host import on_host
-from gradwire.ops.tiles import spans
+from gradwire.ops.tiles import tile_bounds
 from gradwire.ops.vectors import equal_parts
 
 
@@ -15,7 +15,7 @@ def cast_parts(x: Tensor, rows: Tensor, bounds: Sequence[int], limit: float, *, 
     """Writes the parts of x (n,) between `bounds`, all as long as the first but for the last, to rows (·, ≥ length) of
     another type, no magnitude above `limit`; where `keep`, leaves in x what is not sent."""
     for parts, room in equal_parts(x, rows, bounds):
-        for start, end in spans(x[: parts.shape[1]]):
+        for start, end in tile_bounds(x[: parts.shape[1]]):
             part, values = parts[:, start:end], room[:, start:end]
             values.copy_(part)
             if limit < inf:
@@ -32,7 +32,7 @@ def sum_casts(payloads: Tensor, out: Tensor, bounds: Sequence[int]) -> None:
         if values.shape[1] > 1 and not on_host(out.device):
             torch.sum(values, 1, dtype=out.dtype, out=parts)
             continue
-        for start, end in spans(parts[0]):  # adding mixed types makes a copy: a tile's is cheap
+        for start, end in tile_bounds(parts[0]):  # adding mixed types makes a copy: a tile's is cheap
             parts[:, start:end].copy_(values[:, 0, start:end])
             for rank in range(1, values.shape[1]):
                 parts[:, start:end].add_(values[:, rank, start:end])

@@ -20,7 +20,7 @@ def finite_in(x: Tensor) -> Finite:
     return float(least) > -HUGE and float(most) < HUGE
 
 
-def told(finite: Finite, nonfinite: Tensor | None) -> bool:
+def reported(finite: Finite, nonfinite: Tensor | None) -> bool:
     """What the host knows: a CPU's answer. A GPU's is not waited for: `nonfinite` (1,) becomes NaN where it is no."""
     if isinstance(finite, bool):
         return finite

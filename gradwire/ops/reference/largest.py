@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.ops.tiles import TILE, spans
+from gradwire.ops.tiles import TILE, tile_bounds
 from gradwire.ops.workspace import Workspace
 
 SAMPLE = 1 << 14
@@ -58,7 +58,7 @@ def few_above(x: Tensor, bound: float, most: float, scratch: Workspace) -> tuple
     magnitude = scratch.tensor("magnitude", (TILE,)).numpy()
     mask = scratch.tensor("mask", (TILE,), torch.bool).numpy()
     found, sizes, total = [], [], 0
-    for start, end in spans(x):
+    for start, end in tile_bounds(x):
         m = np.abs(values[start:end], out=magnitude[: end - start])
         passing = np.greater_equal(m, limit, out=mask[: end - start])
         total += np.count_nonzero(passing)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.ops.noise import Seed, draws
-from gradwire.ops.vectors import alike
+from gradwire.ops.vectors import equal_keys
 from gradwire.torch_private.foreach import copy_each
 
 HOUSEHOLDER_RANK = 16
@@ -26,7 +26,7 @@ def orthogonalize(factors: Sequence[Tensor]) -> None:
     if not factors:
         return
     bases: list[Tensor] = []
-    shapes = alike(factor.shape[1:] for factor in factors)
+    shapes = equal_keys(factor.shape[1:] for factor in factors)
     for places in shapes:
         batches = [factors[i] for i in places]
         together = batches[0] if len(batches) == 1 else torch.cat(batches)

@@ -16,56 +16,56 @@ from gradwire.ops.triton.entries import move_to_zeros
 from gradwire.ops.triton.launching import programs_for
 from gradwire.ops.triton.sums import add_kernel, mask_kernel, measure_kernel
 from gradwire.ops.triton.tables import KINDS, shape_of, table_of
-from gradwire.ops.vectors import Gradient, Share, alike_parts
+from gradwire.ops.vectors import Gradient, Scalar, equal_layouts
 from gradwire.ops.workspace import scratch_on
 
 SIZE = 2048
 """Elements of a program."""
 
 
-class _Adding:
+class _Terms:
     """What both kernels are told: `tensors` and `numbers`, and what there is of them. A pointer that is not there is
     another one that is not used; what nobody wants to know is written where nobody looks."""
 
     def __init__(
-        self, next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share,
+        self, next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar,
         nonfinite: Tensor | None,
     ) -> None:  # fmt: skip
         source = gathered(next, gradient)
         flag = scratch_on(next.device).tensor("nonfinite", (1,)) if nonfinite is None else nonfinite
         self.tensors = next, next if old is None else old, next if source is None else source.view(-1), flag
-        self.numbers = decay, share
+        self.numbers = decay, weight
         self.has = {
-            "HAS_OLD": old is not None, "HAS_GRADIENT": source is not None, "SCALED": isinstance(share, Tensor)
+            "HAS_OLD": old is not None, "HAS_GRADIENT": source is not None, "SCALED": isinstance(weight, Tensor)
         }  # fmt: skip
 
 
 def add_in(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, *,
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar, *,
     nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference."""
-    adding, n = _Adding(next, old, gradient, decay, share, nonfinite), len(next)
-    launching.launch(add_kernel, programs_for(n, SIZE), *adding.tensors, *adding.numbers, n, **adding.has, SIZE=SIZE)
+    terms, n = _Terms(next, old, gradient, decay, weight, nonfinite), len(next)
+    launching.launch(add_kernel, programs_for(n, SIZE), *terms.tensors, *terms.numbers, n, **terms.has, SIZE=SIZE)
     return True
 
 
 def add_select(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layouts: Sequence[Entries],
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar, layouts: Sequence[Entries],
     payloads: Tensor, *, nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference. Parts of the same layout take as many launches as one."""
     if len(layouts) > 1:
         return _select_parts(next, payloads, layouts)
     layout, payload = layouts[0], payloads[0]
-    adding, n = _Adding(next, old, gradient, decay, share, nonfinite), len(next)
+    terms, n = _Terms(next, old, gradient, decay, weight, nonfinite), len(next)
     magnitude, zeros = (
         scratch_on(next.device).tensor("magnitude", (n,)),
         payload[: layout.values_at if layout.exact else layout.nbytes],
     )
     launching.launch(
-        measure_kernel, programs_for(n, SIZE), *adding.tensors, *adding.numbers, n, magnitude, zeros.view(torch.int32),
-        len(zeros) // 4, **adding.has, SIZE=SIZE,
+        measure_kernel, programs_for(n, SIZE), *terms.tensors, *terms.numbers, n, magnitude, zeros.view(torch.int32),
+        len(zeros) // 4, **terms.has, SIZE=SIZE,
     )  # fmt: skip
     indices = magnitude.topk(layout.k, sorted=False).indices.sort().values
     move_to_zeros(next[None], payload[None], layout, indices[None])
@@ -75,7 +75,7 @@ def add_select(
 def _select_parts(x: Tensor, rows: Tensor, layouts: Sequence[Entries]) -> bool:
     rows.zero_()
     magnitude = torch.abs(x, out=scratch_on(x.device).tensor("magnitude", (len(x),)))
-    each = zip(alike_parts(x, rows, layouts), alike_parts(magnitude, rows, layouts), strict=True)
+    each = zip(equal_layouts(x, rows, layouts), equal_layouts(magnitude, rows, layouts), strict=True)
     for (parts, payloads, layout), (sizes, _, _) in each:
         move_to_zeros(parts, payloads, layout, sizes.topk(layout.k, 1, sorted=False).indices.sort(1).values)
     return True
@@ -87,18 +87,18 @@ def mask_zeros(x: Tensor, other: Tensor) -> None:
 
 
 def add_quantise(
-    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, share: Share, layouts: Sequence[Blocks],
+    next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar, layouts: Sequence[Blocks],
     payloads: Tensor, *, keep: bool, seeds: Sequence[Seed], nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference, all parts in one launch. One seed does for all, for an element's noise depends on where it is;
     what lies between and behind scales and codes stays as it was."""
-    adding = _Adding(next, old, gradient, decay, share, nonfinite)
+    terms = _Terms(next, old, gradient, decay, weight, nonfinite)
     code, (each, width) = layouts[0].code, shape_of(layouts[0])
     table, device = table_of(tuple(layouts), payloads.stride(0), payloads.device), payloads.device
     word, salt = seeds[0].on(device) if code.kind == "stochastic" else (table, 0)
     launching.launch(
-        quantise_kernel, programs_for(table.shape[1], each), *adding.tensors, *adding.numbers, table, table.shape[1],
-        payloads, word, salt, **adding.has, KEEP=keep, KIND=KINDS[code.kind], BITS=code.bits, TOP=code.top,
+        quantise_kernel, programs_for(table.shape[1], each), *terms.tensors, *terms.numbers, table, table.shape[1],
+        payloads, word, salt, **terms.has, KEEP=keep, KIND=KINDS[code.kind], BITS=code.bits, TOP=code.top,
         ROWS=each, WIDTH=width,
     )  # fmt: skip
     return True

@@ -16,15 +16,15 @@ SIZE = 1024
 
 
 @triton.jit
-def cast_kernel(x, rows, n, length, apart, limit, KEEP: tl.constexpr, SIZE: tl.constexpr):
-    """Writes SIZE of n elements to rows of `length` that are `apart` elements from each other, no magnitude above
+def cast_kernel(x, rows, n, length, stride, limit, KEEP: tl.constexpr, SIZE: tl.constexpr):
+    """Writes SIZE of n elements to rows of `length` that are `stride` elements from each other, no magnitude above
     `limit`; to KEEP what is not sent, leaves it in x."""
     programs = tl.cdiv(length, SIZE)
     row = (tl.program_id(0) // programs).to(tl.int64)
     place = tl.program_id(0) % programs * SIZE + tl.arange(0, SIZE)
     live = (place < length) & (row * length + place < n)
     kind: tl.constexpr = rows.dtype.element_ty
-    x, rows = x + row * length + place, rows + row * apart + place
+    x, rows = x + row * length + place, rows + row * stride + place
     value = tl.load(x, live, 0.0)
     held = tl.where(value > limit, limit, tl.where(value < -limit, -limit, value))
     if kind == tl.bfloat16:

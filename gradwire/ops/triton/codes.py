@@ -9,7 +9,7 @@ payloads its codes and its scales begin.
 import triton
 import triton.language as tl
 
-from gradwire.ops.triton.sums import note_unless_finite, share_of, summed
+from gradwire.ops.triton.sums import note_unless_finite, summed, weight_of
 
 NEAREST: tl.constexpr = tl.constexpr(0)
 STOCHASTIC: tl.constexpr = tl.constexpr(1)
@@ -67,7 +67,7 @@ def store_codes(code, codes, byte, width, ROWS: tl.constexpr, WIDTH: tl.constexp
 
 @triton.jit(do_not_specialize=["salt"])  # else one in 16 salts has another variant compiled
 def quantise_kernel(
-    next, old, gradient, nonfinite, decay, share, table, count, payloads, word, salt,
+    next, old, gradient, nonfinite, decay, weight, table, count, payloads, word, salt,
     HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, KEEP: tl.constexpr, KIND: tl.constexpr,
     BITS: tl.constexpr, TOP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -76,7 +76,7 @@ def quantise_kernel(
     column = tl.arange(0, WIDTH)
     live = column[None, :] < width[:, None]
     at = start[:, None] + column[None, :]
-    x = summed(old, gradient, at, live, decay, share_of(share, SCALED), HAS_OLD, HAS_GRADIENT)
+    x = summed(old, gradient, at, live, decay, weight_of(weight, SCALED), HAS_OLD, HAS_GRADIENT)
     note_unless_finite(x, nonfinite)
     if KIND == SIGN:
         scale = tl.sum(tl.abs(x), 1) / tl.maximum(width, 1).to(tl.float32)

@@ -14,7 +14,7 @@ from gradwire.ops.triton import launching
 from gradwire.ops.triton.launching import programs_for
 from gradwire.ops.triton.levels import pack_levels_kernel
 from gradwire.ops.triton.places import ends_kernel, pack_kernel, sum_kernel, unpack_kernel
-from gradwire.ops.vectors import Output, alike_parts
+from gradwire.ops.vectors import Output, equal_layouts
 from gradwire.ops.workspace import scratch_on
 
 SIZE = 1024
@@ -73,7 +73,7 @@ def _pack_places(
     payloads: Tensor, layout: Entries | Places, indices: Tensor, chosen: Tensor, *, values: bool, take: bool
 ) -> None:  # fmt: skip
     """Places, with exact values or without."""
-    places, words, (count, m) = _places_of(layout), payloads[:, : layout.nbytes].view(torch.int32), indices.shape
+    places, words, (count, m) = layout.places, payloads[:, : layout.nbytes].view(torch.int32), indices.shape
     launching.launch(
         pack_kernel, count * programs_for(m, SIZE), words, words.stride(0), places.upper_bytes // 4, places.nbytes // 4,
         indices, chosen, chosen.stride(0), m, places.n, TAKE=take, VALUES=values, LOW=places.low_bits, SIZE=SIZE,
@@ -93,7 +93,7 @@ def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) ->
     """See the reference; parts of the same layout in as many launches as one. There is one part, or of each one rank's
     payload. A GPU is not asked whether these are payloads; nothing is written outside."""
     with whole(out, sum(layout.n for layout in layouts)) as total:
-        for parts, rows, layout in alike_parts(total, payloads, layouts):
+        for parts, rows, layout in equal_layouts(total, payloads, layouts):
             _sum(rows.flatten(0, 1), parts, layout, rows.shape[1])
 
 
@@ -129,19 +129,15 @@ def _unpack(payloads: Tensor, layout: Entries | Places, dtype: torch.dtype) -> t
     launching.launch(
         unpack_kernel, len(rows) * programs_for(layout.k, SIZE), indices, found, rows, _levels(rows.device),
         rows.stride(0), _ends(rows[:, upper_at:], words), upper_at, words, low_words, layout.k, layout.n,
-        words.bit_length(), BITS=layout.value_bits, LOW=_places_of(layout).low_bits, SIZE=SIZE,
+        words.bit_length(), BITS=layout.value_bits, LOW=layout.places.low_bits, SIZE=SIZE,
     )  # fmt: skip
     return indices, found
 
 
-def _places_of(layout: Entries | Places) -> Places:
-    return layout if isinstance(layout, Places) else layout.places
-
-
 def _words_of(layout: Entries | Places) -> tuple[int, int, int]:
     """The word of a payload where places begin, and how many there are of upper and of lower bits."""
-    places, at = _places_of(layout), 0 if isinstance(layout, Places) else layout.places_at
-    return at // 4, places.upper_bytes // 4, (places.nbytes - places.upper_bytes) // 4
+    places = layout.places
+    return layout.places_at // 4, places.upper_bytes // 4, (places.nbytes - places.upper_bytes) // 4
 
 
 def _ends(upper: Tensor, words: int) -> Tensor:

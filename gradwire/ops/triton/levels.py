@@ -23,7 +23,7 @@ def first_entry(indices, m, least):
 
 @triton.jit
 def pack_levels_kernel(
-    payloads, stride, upper_at, low_at, values_at, indices, chosen, sent, filled, levels, apart, m, n,
+    payloads, stride, upper_at, low_at, values_at, indices, chosen, sent, filled, levels, source_stride, m, n,
     TAKE: tl.constexpr, LOW: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Writes those of m entries of one payload, which was zero, that share a scale; SIZE is how many that may be.
@@ -37,7 +37,7 @@ def pack_levels_kernel(
     at = first + tl.arange(0, SIZE)
     index = tl.load(indices + at, at < m, n)
     live = index < tl.minimum((group + 1) * GROUP, n)
-    source = chosen + row * apart + (index if TAKE else at)
+    source = chosen + row * source_stride + (index if TAKE else at)
     value = tl.load(source, live, 0.0)
     size = tl.abs(value)
     short = upper_half(tl.minimum(tl.max(size, 0), LARGEST))
@@ -51,7 +51,7 @@ def pack_levels_kernel(
     if TAKE:
         tl.store(source, value - signed, live)
     else:
-        tl.store(sent + row * apart + at, signed, live)
+        tl.store(sent + row * source_stride + at, signed, live)
     live = live & (value != 0)
     place = tl.load(filled + at, live, 1).to(tl.int64) - 1
     code = (level + tl.where(value < 0, 8, 0)).to(tl.int64) << (4 * (place & 7))

@@ -23,13 +23,13 @@ def store_place(upper, lower, index, at, live, LOW: tl.constexpr):
 
 @triton.jit
 def pack_kernel(
-    payloads, stride, low_at, values_at, indices, chosen, apart, m, n,
+    payloads, stride, low_at, values_at, indices, chosen, source_stride, m, n,
     TAKE: tl.constexpr, VALUES: tl.constexpr, LOW: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Writes SIZE of m entries of one payload, int32, which was zero; those with indices of n or more are none. With
     VALUES, they are those of `chosen` (m,) or, to TAKE them, of the elements of a vector `chosen` that indices name,
-    which become 0. Payloads are `stride` words apart, and what is chosen for them `apart` elements; their lower bits
-    and their values begin at these words. LOW: how many bits the lower ones are."""
+    which become 0. Payloads are `stride` words apart, and vectors `source_stride` elements; a payload's lower bits and
+    values begin at words `low_at` and `values_at`. LOW: how many lower bits an index has."""
     program, row = tl.program_id(0) % tl.cdiv(m, SIZE), (tl.program_id(0) // tl.cdiv(m, SIZE)).to(tl.int64)
     payloads, indices = payloads + row * stride, indices + row * m
     at = program.to(tl.int64) * SIZE + tl.arange(0, SIZE)
@@ -37,7 +37,7 @@ def pack_kernel(
     live = index < n
     if VALUES:
         values = (payloads + values_at).to(tl.pointer_type(tl.float32))
-        source = chosen + row * apart + (index if TAKE else at)
+        source = chosen + row * source_stride + (index if TAKE else at)
         tl.store(values + at, tl.load(source, live, 0.0), live)
         if TAKE:
             tl.store(source, 0.0, live)

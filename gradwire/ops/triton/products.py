@@ -120,7 +120,7 @@ def _launch(
     ranks = tuple(factor.shape[1] for factor in p)
     layout = places, ranks, by_row, by_column
     table = scratch_on(p[0].device).once(("products", *layout), lambda: _table(*layout, p[0].device))
-    end = max(start + (count - 1) * apart + rows * columns for start, apart, count, rows, columns in places)
+    end = max(start + (count - 1) * stride + rows * columns for start, stride, count, rows, columns in places)
     launching.launch(
         kernel, table.shape[1], matrices[0].as_strided((end,), (1,)), vector_of(p), vector_of(q), table,
         table.shape[1], RANK=16 if max(ranks) <= 16 else MOST, SIZE=SIZE, **constants,
@@ -131,9 +131,9 @@ def _table(
     places: Sequence[tuple[int, ...]], ranks: Sequence[int], by_row: bool, by_column: bool,
     device: torch.device,
 ) -> Tensor:  # fmt: skip
-    """For batches of matrices that begin at these places, so far apart, as many, of so many rows and columns."""
+    """For batches of matrices that begin at these places, so far stride, as many, of so many rows and columns."""
     found, p, q = [], 0, 0
-    for (start, apart, count, rows, columns), rank in zip(places, ranks, strict=True):
+    for (start, stride, count, rows, columns), rank in zip(places, ranks, strict=True):
         firsts = (np.arange(0, n, SIZE if by else n) for n, by in ((rows, by_row), (columns, by_column)))
         grid = np.stack(np.meshgrid(*firsts, indexing="ij")).reshape(2, -1)
         long = (not by_row and rows > LONGEST) or (not by_column and columns > LONGEST)
@@ -141,5 +141,5 @@ def _table(
             of_matrix = np.array([start, rows, columns, rank, p, q])[:, None]
             if not long:
                 found.append(np.concatenate([np.broadcast_to(of_matrix, (6, grid.shape[1])), grid]))
-            start, p, q = start + apart, p + rank * rows, q + rank * columns
+            start, p, q = start + stride, p + rank * rows, q + rank * columns
     return to_device(torch.from_numpy(np.concatenate(found, 1)), device)

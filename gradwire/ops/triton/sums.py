@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false
-"""next = decay·old + share·gradient, on a GPU."""
+"""next = decay·old + weight·gradient, on a GPU."""
 
 import triton
 import triton.language as tl
@@ -9,21 +9,21 @@ HUGE: tl.constexpr = tl.constexpr(2.0**96)
 
 
 @triton.jit
-def share_of(share, SCALED: tl.constexpr):
+def weight_of(weight, SCALED: tl.constexpr):
     """A number, or where SCALED the number that a pointer points to."""
     if SCALED:  # noqa: SIM108 - in two branches, for only one is compiled
-        number = tl.load(share)
+        number = tl.load(weight)
     else:
-        number = share
+        number = weight
     return number
 
 
 @triton.jit
-def summed(old, gradient, at, live, decay, share, HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr):
-    """decay·old + share·gradient at these places; zeros where they are not `live`."""
+def summed(old, gradient, at, live, decay, weight, HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr):
+    """decay·old + weight·gradient at these places; zeros where they are not `live`."""
     total = tl.zeros(at.shape, tl.float32)
     if HAS_GRADIENT:
-        total = tl.load(gradient + at, live, 0.0).to(tl.float32) * share
+        total = tl.load(gradient + at, live, 0.0).to(tl.float32) * weight
     if HAS_OLD:
         total += tl.load(old + at, live, 0.0) * decay
     return total
@@ -39,12 +39,12 @@ def note_unless_finite(x, nonfinite):
 
 @triton.jit
 def add_kernel(
-    next, old, gradient, nonfinite, decay, share, n,
+    next, old, gradient, nonfinite, decay, weight, n,
     HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """`add_in` of SIZE elements."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    total = summed(old, gradient, at, at < n, decay, share_of(share, SCALED), HAS_OLD, HAS_GRADIENT)
+    total = summed(old, gradient, at, at < n, decay, weight_of(weight, SCALED), HAS_OLD, HAS_GRADIENT)
     tl.store(next + at, total, at < n)
     note_unless_finite(total, nonfinite)
 
@@ -58,12 +58,12 @@ def mask_kernel(x, other, n, SIZE: tl.constexpr):
 
 @triton.jit
 def measure_kernel(
-    next, old, gradient, nonfinite, decay, share, n, magnitude, places, words,
+    next, old, gradient, nonfinite, decay, weight, n, magnitude, places, words,
     HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """`add_kernel`, and what selects needs: the magnitudes (n,), and zeros in `words` <= n words of places, int32."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    total = summed(old, gradient, at, at < n, decay, share_of(share, SCALED), HAS_OLD, HAS_GRADIENT)
+    total = summed(old, gradient, at, at < n, decay, weight_of(weight, SCALED), HAS_OLD, HAS_GRADIENT)
     tl.store(next + at, total, at < n)
     tl.store(magnitude + at, tl.abs(total), at < n)
     tl.store(places + at, 0, at < words)

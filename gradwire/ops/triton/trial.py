@@ -6,7 +6,7 @@ from torch import Tensor
 from gradwire.ops.backend import REFERENCE, Backend
 from gradwire.ops.entries import Entries
 from gradwire.ops.formats import Blocks, nearest
-from gradwire.ops.noise import Seed
+from gradwire.ops.noise import Seed, hashed_draws
 from gradwire.ops.reference.low_rank import COLUMNS, ROWS
 from gradwire.ops.triton import TRITON
 
@@ -82,4 +82,17 @@ def _products(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
     return torch.cat([left, right, p, q])
 
 
-RUNS = {"codes": _codes, "entries": _entries, "casts": _casts, "factors": _factors, "products": _products}
+def _draws(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
+    """Of the second step; a CPU draws others by itself."""
+    seed = Seed(0, salt=12345, word=torch.ones(1, dtype=torch.int64, device=old.device))
+    return (hashed_draws if kernels is REFERENCE else kernels.draws)(N, seed, old.device)
+
+
+RUNS = {
+    "codes": _codes,
+    "entries": _entries,
+    "casts": _casts,
+    "factors": _factors,
+    "products": _products,
+    "draws": _draws,
+}

@@ -14,13 +14,13 @@ SIZE = 256
 
 
 @triton.jit
-def place_of(row, rows, apart, nbytes):
-    """Where a row's codes begin: so many rows lie one after another, and the next ones `apart`."""
-    return row // rows * apart + row % rows * nbytes
+def place_of(row, rows, stride, nbytes):
+    """Where a row's codes begin: so many rows lie one after another, and the next ones `stride`."""
+    return row // rows * stride + row % rows * nbytes
 
 
 @triton.jit
-def pack_words_kernel(words, codes, count, rows, apart, k, nbytes, BITS: tl.constexpr, SIZE: tl.constexpr):
+def pack_words_kernel(words, codes, count, rows, stride, k, nbytes, BITS: tl.constexpr, SIZE: tl.constexpr):
     """Writes SIZE of `count` bytes, of rows of k words."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     row, byte = at // nbytes, at % nbytes
@@ -29,15 +29,15 @@ def pack_words_kernel(words, codes, count, rows, apart, k, nbytes, BITS: tl.cons
         bit = 8 * byte + i
         word = tl.load(words + row * k + bit // BITS, at < count, 0).to(tl.int32)
         code |= ((word >> (bit % BITS).to(tl.int32)) & 1) << i
-    tl.store(codes + place_of(row, rows, apart, nbytes) + byte, code.to(tl.uint8), at < count)
+    tl.store(codes + place_of(row, rows, stride, nbytes) + byte, code.to(tl.uint8), at < count)
 
 
 @triton.jit
-def unpack_words_kernel(codes, words, count, rows, apart, k, nbytes, BITS: tl.constexpr, SIZE: tl.constexpr):
+def unpack_words_kernel(codes, words, count, rows, stride, k, nbytes, BITS: tl.constexpr, SIZE: tl.constexpr):
     """Reads SIZE of `count` words."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     row = at // k
-    codes += place_of(row, rows, apart, nbytes)
+    codes += place_of(row, rows, stride, nbytes)
     word = tl.zeros((SIZE,), tl.int32)
     for i in tl.static_range(BITS):
         bit = at % k * BITS + i

@@ -1,0 +1,1 @@
+"""One script a question, in rooms; README.md says which."""

@@ -1,0 +1,58 @@
+"""Writes docs/benchmarks/ from benchmarks/results/: one page per question, one per published system, and their index.
+
+    python benchmarks/pages/document.py
+
+Prints which results were not measured since the last release.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from benchmarks.pages.fault_questions import FAULTS
+from benchmarks.pages.page import Page
+from benchmarks.pages.questions import QUESTIONS
+from benchmarks.pages.systems import SYSTEMS
+from benchmarks.shared.provenance import RESULTS, ROOT, is_since, last_tag, load
+from benchmarks.shared.tables import markdown
+
+FOLDER = ROOT / "docs" / "benchmarks"
+
+INDEX = """# What was measured
+
+{questions}
+
+Beside published figures: {systems}.
+
+CPUs, gloo, torch 2.13; a network namespace per rank behind `tc tbf`. Ranks and network share two cores. Timings vary by
+10 to 20%: configurations take turns, and ratios count.
+Each page says when, at which commit, on which machine and by which command its figures were measured.
+"""
+
+
+def main() -> None:
+    for path, text in pages().items():
+        path.write_text(text)
+    if tag := last_tag():
+        names = sorted(path.stem for path in RESULTS.glob("*.json"))
+        print(f"not measured since {tag}:", *[name for name in names if not is_since(tag, load(name))])
+    else:
+        print("no release has been tagged yet, so no result is older than the last one")
+
+
+def pages(ages: bool = False) -> dict[Path, str]:
+    """The text of every page; `ages` as in `Page.markdown`."""
+    questions, systems = ([make() for make in makers] for makers in (QUESTIONS + FAULTS, SYSTEMS))
+    table = markdown(["question", "answer", "measured"], [[_link(page), page.verdict, page.date] for page in questions])
+    index = INDEX.format(questions=table, systems=", ".join(map(_link, systems)))
+    texts = {page.name: page.markdown(ages) for page in [*questions, *systems]} | {"index": index}
+    return {FOLDER / f"{name}.md": text for name, text in texts.items()}
+
+
+def _link(page: Page) -> str:
+    return f"[{page.question}]({page.name}.md)"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Pages about faults, as far as there are results."""
+
+from collections.abc import Iterable
+from statistics import median
+from typing import Any
+
+from benchmarks.faults import fault_table
+from benchmarks.pages.page import Page, Shown
+from benchmarks.shared.provenance import RESULTS, load
+from benchmarks.shared.tables import middle, span
+from benchmarks.steps import checks as checked
+
+SOAKS = sorted(path.stem for path in RESULTS.glob("soak_*.json"))
+"""A run for each seed."""
+
+
+def soak() -> Page:
+    runs = [load(name) for name in SOAKS]
+    kinds = {kind: [each for run in runs for each in run["kinds"][kind]] for kind in runs[0]["kinds"]}
+    rows = [
+        [kind, str(len(seconds)), middle(each for each in seconds if each is not None), str(seconds.count(None))]
+        for kind, seconds in kinds.items()
+        if seconds
+    ]
+    faults, broken = sum(map(len, kinds.values())), sum(len(run["broken"]) for run in runs)
+    held = "every law held" if not broken else f"{broken} times a law did not hold"
+    minutes = sum(run["seconds"] for run in runs) / 60
+    counts = ", ".join(f"{name} {sum(run['front_ends'][name] for run in runs)}" for name in runs[0]["front_ends"])
+    columns = ["fault", "how many", "s until all went on", "hung"]
+    shown = Shown(SOAKS, columns, rows, f"{runs[0]['place']}; {counts}.")
+    verdict = f"{faults:,} random faults in {minutes:.0f} minutes: {held}."
+    return Page("soak", "What do random faults break?", verdict, [shown])
+
+
+def checks() -> Page:
+    found = load("checks")
+    costs = [100 * checked.total(row) for row in found["rows"]]
+    errors = [100 * row["error_ms"] / row["ms"] for row in found["rows"]]
+    verdict = (
+        f"{median(costs):+.1f}% of a step over {found['link']} in the median, {min(costs):+.1f} to {max(costs):+.1f}, "
+        f"measured within {max(errors):.1f}."
+    )
+    note = f"2 ranks; `elastic=True`'s message, watch and heartbeat, `verify()` every {found['every']} steps."
+    shown = Shown(["checks"], checked.COLUMNS, [checked.cells(row) for row in found["rows"]], note)
+    return Page("checks", "What do all checks cost?", verdict, [shown])
+
+
+def killed() -> Page:
+    found = load("killed")
+    whole, faulty = ([row for row in found["rows"] if (row["kill"] is None) == is_whole] for is_whole in (True, False))
+    seconds = [row["seconds"] for row in faulty]
+    rows = [
+        ["uninterrupted", str(len(whole)), span((row["loss"] for row in whole), ".4f")],
+        ["one killed, one joins", str(len(faulty)), span((row["loss"] for row in faulty), ".4f")],
+    ]
+    verdict = f"It goes on after {span(seconds)} s, survivors and newcomer bit-equal at every step."
+    note = f"{found['ranks']} ranks, {found['steps']} steps, three seeds; timeout {found['timeout_s']:.0f} s."
+    shown = Shown(["killed"], ["trainings", "how many", "held-out loss"], rows, note)
+    return Page("killed", "What if one of four replicas is killed?", verdict, [shown])
+
+
+def faults_beside() -> Page:
+    found = load("faults_beside")
+    rows = fault_table.lines_of(found["rows"])
+    ended = _systems(row for row in found["rows"] if row["fault"] == "kill" and not row["went_on"])
+    go_on = _systems(row for row in found["rows"] if row["fault"] == "kill" and row["went_on"])
+    parted = _systems(row for row in found["rows"] if row["fault"] == "corrupt" and not row["alike"])
+    verdict = f"A kill ends {ended}; {go_on} go on. A flipped bit goes unnoticed under {parted}."
+    note = f"{found['ranks']} ranks, timeout {found['timeout_s']:.0f} s, stops {found['stop_s']:.0f} s."
+    shown = Shown(["faults_beside"], fault_table.COLUMNS, rows, note)
+    return Page("faults_beside", "What do the same faults do to others?", verdict, [shown])
+
+
+def _systems(rows: Iterable[dict[str, Any]]) -> str:
+    return " and ".join(dict.fromkeys(row["system"] for row in rows))
+
+
+FAULTS = (
+    *([soak] if SOAKS else []),
+    *(each for each in (checks, killed, faults_beside) if (RESULTS / f"{each.__name__}.json").exists()),
+)

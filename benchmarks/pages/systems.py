@@ -1,0 +1,130 @@
+"""Pages about published systems: their figures beside those that are measured or simulated here."""
+
+from statistics import median
+
+from benchmarks.pages.page import Page, Shown
+from benchmarks.shared.provenance import load
+from benchmarks.shared.tables import middle, span
+
+NO_GPUS = "Not repeated, for want of GPUs and data: its trainings."
+
+
+def cupcake() -> Page:
+    found = load("published")["rows"]
+    cells = dict.fromkeys((row["cluster"], row["model"]) for row in found)
+    rows = []
+    for cell in cells:
+        own = [row for row in found if (row["cluster"], row["model"]) == cell]
+        pairs = [(row["published"]["Cupcake"], row["simulated"]["Cupcake"]) for row in own]
+        dense = own[0]["published"]["FP32"], own[0]["simulated"]["FP32"]
+        rows.append([*cell, *(f"{theirs:.0f}/{ours:.0f}" for theirs, ours in (dense, *pairs))])
+    off = [abs(row["published"]["Cupcake"] - row["simulated"]["Cupcake"]) for row in found]
+    columns = ["cluster", "model", "FP32", *dict.fromkeys(row["compressor"] for row in found)]
+    factors = Shown(["published"], columns, rows, "Scaling factors in percent, published/simulated.")
+    return Page(
+        "cupcake", "Cupcake (MLSys 2023)",
+        f"Simulated scaling factors are {median(off):.0f} points off (at most {max(off):.0f}); over the best bucket "
+        f"search gains {_over('best bucket')}, published 1.12x at most.",
+        [factors, *_cupcake_gains()],
+        f"{NO_GPUS} `gradwire train --suite cupcake --data FOLDER` runs them.",
+    )  # fmt: skip
+
+
+def _cupcake_gains() -> list[Shown]:
+    def over(name: str, rival: str) -> str:
+        return f"{max(row[name]['Cupcake'] / row[name][rival] for row in load('published')['rows']):.2f}x"
+
+    simulated = [
+        ["over no compression", "2.03x", over("simulated", "FP32")],
+        ["over HiPress", "1.79x", over("simulated", "HiPress")],
+    ]
+    measured = [
+        ["over layer by layer", "not read", _over("layer-wise")],
+        ["over the best bucket, DGC", "1.12x", _over("best bucket")],
+        ["over the best even split, DGC", "1.18x", _over("best even split")],
+    ]
+    note = "DGC and EFSignSGD, four models, 2 ranks, 1 Gbit/s."
+    return [
+        Shown([], ["gain at most", "published", "simulated"], simulated),
+        Shown(["ablation"], ["gain", "published (most)", "measured"], measured, note),
+    ]
+
+
+def _over(rule: str) -> str:
+    """The measured gain of the searched plan over another rule's."""
+    return middle(row["ms"][rule] / row["ms"]["searched"] for row in load("ablation")["rows"]) + "x"
+
+
+def gravac() -> Page:
+    found = load("gravac")["rows"]
+    published = {"digits": ("ResNet-101", 4.32), "fashion-mnist": ("VGG-16", 1.95), "lm": ("LSTM", 6.67)}
+    rows, sooner = [], []
+    for task, (model, times) in published.items():
+        seconds = {(row["configuration"], row["seed"]): row["seconds_to_goal"] for row in found if row["task"] == task}
+        adapted = {seed: s for (name, seed), s in seconds.items() if "gravac" in name}
+        ours = {name: [seconds[name, seed] / s for seed, s in adapted.items()] for name in ("dense", "topk:0.1")}
+        sooner += ours["topk:0.1"]
+        rows.append([f"{model}/{task}", f"{times}x", f"{span(ours['topk:0.1'])}x", f"{span(ours['dense'])}x"])
+    columns = ["theirs/ours", "published over 10x", "measured", "over dense"]
+    twice = load("multilevel")["rows"]
+    nested = [(row["first_ms"] + row["apart_ms"]) / row["both_ms"] for row in twice]
+    levels = ["over compressing twice", "1.1–1.83x", f"{span(nested, '.2f')}x"]
+    note = "Time to dense's last metric; 4 hosts, 100 Mbit/s, three seeds, 1M parameters."
+    return Page(
+        "gravac", "GraVAC (2023)", f"{span(sooner)} times as fast as static 10x, published 2 to 7.",
+        [Shown(["gravac"], columns, rows, note), Shown(["multilevel"], ["", "published", "measured"], [levels])],
+        f"{NO_GPUS} Nor Accordion with PowerSGD (1.94x, 5.63x, 2.06x). `gradwire train --suite gravac` runs all.",
+    )  # fmt: skip
+
+
+def adtopk() -> Page:
+    losses = {(run["task"], run["name"], run["seed"]): run["loss"] for run in load("convergence")["runs"]}
+
+    def change(task: str, density: str) -> list[float]:
+        names = (f"AllDimensionTopK {density}", f"TopK {density}")
+        pairs = [[losses[task, name, seed] for name in names] for seed in range(3)]
+        return [100 * (all_dimensions / top_k - 1) for all_dimensions, top_k in pairs]
+
+    densities, tasks = ("1 %", "lowest"), ("text", "images")
+    rows = [[task, *(middle(change(task, density), "+.1f") + "%" for density in densities)] for task in tasks]
+    encoding = {row["compressor"]: row["encode_ms"] for row in load("selection")["codecs"] if row["n"] > 10_000_000}
+    top_k = encoding["TopK(ratio=0.01, value_bits=32)"]
+    slower = span(ms / top_k for name, ms in encoding.items() if name.startswith("AllDimension"))
+    of = {density: " and ".join(f"{median(change(task, density)):+.1f}%" for task in tasks) for density in densities}
+    return Page(
+        "adtopk", "ADTopk (HPDC 2024)",
+        f"Its loss is {of['lowest']} of top-k's at one element per row (text, images), {of['1 %']} at 1%; "
+        f"encoding takes {slower} times as long.",
+        [
+            Shown(["convergence"], ["loss, equal bytes", "1%", "one per row"], rows),
+            Shown(["selection"], ["", "published", "measured"], [["encoding", "less", f"{slower}x"]]),
+        ],
+        "Published: up to 268% more throughput; we could not read of which run, nor any table. Not measured: its step "
+        "times (`gradwire bench --suite adtopk`).",
+    )  # fmt: skip
+
+
+def acpsgd() -> Page:
+    names = ("steps_100mbit", "steps_1gbit", "steps_4ranks")
+    found = [row for name in names for row in load(name)["rows"]]
+
+    def over(rival: str, link: str, ranks: int) -> str:
+        cells = [row["ms"] for row in found if (row["link"], row["ranks"]) == (link, ranks) and rival in row["ms"]]
+        return middle(ms[rival]["median"] / ms["acpsgd:4"]["median"] for ms in cells) + "x" if cells else ""
+
+    cells = dict.fromkeys((row["link"], row["ranks"]) for row in found)
+    rows = [
+        [link, str(ranks), over("torch powersgd:4", link, ranks), over("ddp", link, ranks)] for link, ranks in cells
+    ]
+    faster = [row["ms"]["torch powersgd:4"]["median"] / row["ms"]["acpsgd:4"]["median"] for row in found]
+    columns = ["link", "ranks", "over torch's PowerSGD", "over DDP"]
+    return Page(
+        "acpsgd", "ACP-SGD (ICDCS 2023)",
+        f"{span(faster, '.2f')} times as fast as torch's PowerSGD (published 1.43 on average), "
+        f"{over('ddp', '1gbit', 2)} DDP at 1 Gbit/s (published 4.06).",
+        [Shown(names, columns, rows, "Rank 4; medians over small models, published on 8 to 64 GPUs.")],
+        f"{NO_GPUS} `gradwire bench --suite acpsgd` times its models.",
+    )  # fmt: skip
+
+
+SYSTEMS = (cupcake, gravac, adtopk, acpsgd)

@@ -1,0 +1,93 @@
+"""Cupcake's ablation, measured here: does it pay to search for the groups?
+
+    python benchmarks/scheduler/ablation.py   # DGC and EFSignSGD, four models, 2 ranks, 1 Gbit/s
+
+The plan of `gw.attach(ddp, candidates=...)` and that of its search alone, beside layer by layer, 25 MB buckets, the
+best of 40 bucket sizes and the best of 32 even splits (best as predicted from the same profile); one compressor for all
+weights, vectors dense. The plans take turns: a fresh model, a few steps to warm up, then timed ones. Figures are
+medians in ms over all timed steps of rank 0. Writes benchmarks/results/ablation.json and prints a Markdown table.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from benchmarks.scheduler.auto import found, in_turns
+from benchmarks.shared.provenance import save
+from benchmarks.shared.ranks import as_rank, collect
+
+COMPRESSORS = ("DGC", "EFSignSGD")
+RULES = ("auto", "searched", "layer-wise", "25 MB", "best bucket", "best even split")
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.out:
+        as_rank(arguments.out, lambda: rank_job(arguments))
+    rows: list[dict[str, Any]] = []
+    for model in arguments.models.split(","):
+        for compressor in COMPRESSORS:
+            own = [*sys.argv[1:], "--model", model, "--compressor", compressor]
+            cell = collect(__file__, own, arguments.ranks, arguments.link)
+            rows.append(
+                {"link": arguments.link, "ranks": arguments.ranks, "model": model, "compressor": compressor} | cell
+            )
+            print(line(rows[-1]), flush=True)
+            save(arguments.save, rows=rows)
+    print("\n".join(["", *HEAD, *map(line, rows)]))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--link", default="1gbit")
+    parser.add_argument("--models", default="vgg16,resnet18,lstm,gpt")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--save", default="ablation.json")
+    parser.add_argument("--model", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--compressor", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def rank_job(arguments: argparse.Namespace) -> dict[str, Any]:
+    import gradwire as gw
+    from gradwire.lab.scheduling import rules
+    from gradwire.schedule import baselines
+
+    compressor = getattr(gw, arguments.compressor)()
+    controller, chosen = found(arguments.model, [gw.FP32(), compressor])
+    profile, regime = controller.profile, controller.regime
+    problem = profile.problem()
+    option = [candidate.way.compressor for candidate in profile.candidates].index(compressor)
+    others = [
+        controller.found,
+        baselines.layer_wise(problem, regime, option),
+        baselines.buckets(problem, regime, option),
+        baselines.best_buckets(problem, regime, option),
+        rules.best_even_split(problem, regime, option),
+    ]
+    plans = dict(zip(RULES, [chosen, *(profile.plan(each.groups) for each in others)], strict=True))
+    groups = {name: len(plan.groups) for name, plan in plans.items()}
+    return {"groups": groups} | in_turns(arguments, controller, plans, arguments.repeats)
+
+
+HEAD = (
+    "| model | compressor | " + " | ".join(f"{rule} (groups)" for rule in RULES) + " |",
+    "|---" * (2 + len(RULES)) + "|",
+)
+
+
+def line(row: dict[str, Any]) -> str:
+    """Each rule's ms, its ratio to the automatic plan's, and its groups."""
+    best = row["ms"]["auto"]
+    cells = [f"{row['ms'][rule]:.0f} {row['ms'][rule] / best:.2f}x ({row['groups'][rule]})" for rule in RULES]
+    return f"| {row['model']} | {row['compressor']} | " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Kept results, each with the date, commit, machine and command that it comes from."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = Path(__file__).parents[1]
+RESULTS = BENCHMARKS / "results"
+CALLED = "GRADWIRE_BENCHMARK"
+
+
+def save(name: str, **found: Any) -> None:
+    """Writes benchmarks/results/`name`, with its date, commit, machine and command."""
+    RESULTS.mkdir(exist_ok=True)
+    origin = {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "machine": machine(),
+        "command": command(),
+    }
+    (RESULTS / name).write_text(json.dumps(origin | found, indent=1) + "\n")
+    print(f"\nwritten to {RESULTS / name}")
+
+
+def command() -> str:
+    """The command line of this run; ranks that a script starts read it from their environment."""
+    script, *arguments = sys.argv
+    return os.environ.get(CALLED) or shlex.join(["python", f"benchmarks/{_place(Path(script).name)}", *arguments])
+
+
+def command_today(result: dict[str, Any]) -> str:
+    """The command that measured a result, with the path that its script has now: scripts keep their names when they
+    move."""
+    return re.sub(
+        r"benchmarks/(?:\w+/)?(\w+\.py)", lambda path: f"benchmarks/{_place(path[1])}", result["command"], count=1
+    )
+
+
+def _place(script: str) -> str:
+    """The room and the name of a script."""
+    (path,) = BENCHMARKS.glob(f"*/{script}")
+    return str(path.relative_to(BENCHMARKS))
+
+
+def load(name: str) -> dict[str, Any]:
+    """The result benchmarks/results/`name`.json."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def commits_ago(result: dict[str, Any]) -> int | None:
+    """The number of commits since the one that was measured; None where git does not know that one."""
+    return _count(f"{measured_commit(result)}..HEAD")
+
+
+def measured_commit(result: dict[str, Any]) -> str:
+    """The commit that was measured, the first where several were."""
+    return re.findall(r"[0-9a-f]{7,}", result["commit"])[0]
+
+
+def last_tag() -> str | None:
+    """The newest release in this history."""
+    return _git("describe", "--tags", "--abbrev=0") or None
+
+
+def is_since(tag: str, result: dict[str, Any]) -> bool:
+    """Whether the commit that was measured has the release `tag` among its ancestors."""
+    return _count(f"{measured_commit(result)}..{tag}") == 0
+
+
+def _count(commits: str) -> int | None:
+    found = _git("rev-list", "--count", commits)
+    return int(found) if found else None
+
+
+def commit() -> str:
+    return _git("describe", "--always", "--dirty=+", "--exclude=*")
+
+
+def _git(*command: str) -> str:
+    """The output of git; empty where it fails, as outside of a checkout."""
+    return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def machine() -> str:
+    """The processor, and how many cores and threads there are."""
+    printed = subprocess.run(["lscpu", "--json"], capture_output=True, text=True, check=True).stdout
+    facts = {each["field"].rstrip(":"): each["data"] for each in _leaves(json.loads(printed)["lscpu"])}
+    cores = int(facts["Core(s) per socket"]) * int(facts["Socket(s)"])
+    return f"{facts['Model name']}, {cores} cores, {facts['CPU(s)']} threads"
+
+
+def _leaves(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [leaf for each in entries for leaf in (each, *_leaves(each.get("children", [])))]

@@ -1,0 +1,221 @@
+"""The interfaces of compressors: hyperparameters, and how they turn a gradient into bytes and back."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from statistics import fmean
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from gradwire.collective import Collective
+from gradwire.compressors.context import DoubleBuffer, GroupContext, GroupState, Parts, SlotState
+from gradwire.ops.lazy_sum import LazySum
+from gradwire.ops.mean import Mean
+from gradwire.ops.vectors import equal_parts
+from gradwire.ops.workspace import Workspace
+from gradwire.options import Options
+from gradwire.recordable import Recordable
+from gradwire.slots import Layout, Slot
+
+Reduction = Generator[Collective | None, None, None]
+"""Yields collectives, and goes on when their results are there; None for a round in which this rank takes no part."""
+
+LONGEST_PERIOD = 1000
+"""The most steps of a period; the bytes of each of them are added up."""
+
+
+class Compressor(Options, Recordable, ABC):
+    """A compression algorithm: a frozen dataclass of its hyperparameters, with its properties as class variables.
+
+    To change a hyperparameter: `dataclasses.replace(compressor, ratio=0.1)`.
+    """
+
+    biased: ClassVar[bool] = True
+    """Drops what it does not send, and so wants a memory."""
+    is_cast: ClassVar[bool] = False
+    """Changes the numbers' type and nothing else."""
+    sign_vote: ClassVar[bool] = False
+    """Sends votes on signs, which estimate no gradient, so that no memory can subtract them."""
+    divisible: ClassVar[bool] = True
+    """Works on parts of a group as well; else on whole groups only."""
+    rounds: ClassVar[int] = 1
+    """How many reductions a step takes, one after another."""
+    summable: ClassVar[bool] = False
+    """An all-reduce can add up its payloads."""
+    wire_dtype: ClassVar[torch.dtype] = torch.float32
+    """The type of the numbers in a summable payload."""
+    period: ClassVar[int] = 1
+    """The bytes of a step repeat every so many steps."""
+    sparse: ClassVar[bool] = False
+    """Sends some coordinates exactly, and nothing of the others."""
+    carries_dense: ClassVar[bool] = False
+    """Sends biases and norm scales well enough beside the rest, so that these need no group of their own."""
+    local_arithmetic: ClassVar[bool] = False
+    """Every rank computes by itself a result that must be equal on all ranks, so all need the same hardware."""
+    flat_state: ClassVar[tuple[str, ...]] = ()
+    """The names of the tensors of gradient size that the algorithm keeps."""
+    for_shards: ClassVar[Literal["no", "with memory", "yes"]] = "no"
+    """Whether `compress_shards` may send FSDP2's shards with it; "with memory": gradients with a memory only."""
+
+    def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """The tensors of other than gradient size that this algorithm keeps for a (rows, columns) slot, equal on all
+        ranks: see `GroupContext.slots`."""
+        return {}
+
+    def init_group(self) -> dict[str, Tensor]:
+        """The small tensors on the host that this algorithm keeps for a group: see `GroupContext.group`."""
+        return {}
+
+    def phase(self, step: int) -> int:
+        """The phase of a step: where this is `recordable`, steps of one phase launch the same work."""
+        return step % self.period
+
+    @abstractmethod
+    def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, reduce_codec: "ReduceCodec") -> Reduction:
+        """Writes the sum of all ranks' x (n,) = `vector.total()` to where the `mean` goes, and leaves in x what this
+        rank did not send. `reduce_codec` does that for the payloads of a codec."""
+
+
+class Predictable(Compressor):
+    """A compressor whose messages follow from layout and step alone, and that knows its error on a slot sent alone."""
+
+    @abstractmethod
+    def messages(self, layout: Layout, step: int) -> "Sequence[tuple[Codec, Layout]]":
+        """The codec of each round of a step, and the vector that it encodes."""
+
+    def group_bytes(self, layout: Layout, step: int) -> int:
+        """Bytes of all messages of a whole group, or of a part of one, at this step, the same on all ranks."""
+        return sum(codec.group_bytes(part, step) for codec, part in self.messages(layout, step))
+
+    def slot_bytes(self, slot: Slot) -> float:
+        """The bytes that a slot adds to a group's, without what a group costs; the mean over steps that differ."""
+        return fmean(self.group_bytes(Layout((slot,)), step) for step in range(self.period))
+
+    @classmethod
+    @abstractmethod
+    def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
+        """|x - what each of `choices`, all of this class, sends of it|², or about that, for a slot's x (n,)."""
+
+
+class Codec(Predictable):
+    """A compressor that turns n numbers into a fixed count of bytes, by itself on each rank.
+
+    The payload's size does not depend on the numbers, so that ranks need not tell each other how much comes. A codec
+    that is not `divisible` encodes whole groups only: it looks at whole slots, or does not do the same at every step.
+    """
+
+    @abstractmethod
+    def payload_bytes(self, n: int) -> int:
+        """Bytes that `encode` writes for n elements of a single vector, at most, where steps differ; a multiple
+        of 4 where the payload holds float32."""
+
+    def group_bytes(self, layout: Layout, step: int) -> int:
+        return self.payload_bytes(layout.numel)
+
+    def messages(self, layout: Layout, step: int) -> "Sequence[tuple[Codec, Layout]]":
+        return [(self, layout)]
+
+    @classmethod
+    def square_errors(cls, x: Tensor, slot: Slot, choices: Sequence[Any]) -> list[float]:
+        return [choice._square_error(x, slot) for choice in choices]
+
+    def _square_error(self, x: Tensor, slot: Slot) -> float:
+        """The square norm of what `encode` leaves."""
+        context = context_for(Layout((slot,)), self, x.device)
+        size = self.group_bytes(context.layout, 0)
+        payload = torch.zeros(size // 4 * 4 + 4, dtype=torch.uint8, device=x.device)[:size]
+        left = x.clone()
+        self.encode(LazySum.of(left), payload[None], context.whole)
+        return float(left.double().square().sum())
+
+    def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, reduce_codec: "ReduceCodec") -> Reduction:
+        return reduce_codec(self, vector, mean, context)
+
+    @abstractmethod
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        """Writes to a row of payloads (parts, ≥ bytes) uint8 what is sent of each part of x (n,) = `vector.total()`,
+        and leaves in x what is not: x minus what the payloads stand for. Without `context.error_feedback` what is left
+        in x does not matter."""
+
+    @abstractmethod
+    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        """Decodes payloads (parts, ranks, ≥ bytes) uint8, and writes each part's sum over the ranks where the mean
+        goes. An all-gather has one part and several ranks, a ScatterReduce ends with several parts of one rank."""
+
+
+class SimpleCodec(Codec):
+    """A codec written for one vector; a group's parts take turns. To write your own, say how many `payload_bytes` n
+    elements take, and define `compress` and `decompress`."""
+
+    @abstractmethod
+    def compress(self, x: Tensor, payload: Tensor, context: GroupContext) -> None:
+        """Writes to payload (bytes,) uint8 what is sent of x (n,), and leaves in x what is not."""
+
+    @abstractmethod
+    def decompress(self, rows: Tensor, out: Tensor, context: GroupContext) -> None:
+        """Decodes payloads (ranks, bytes) uint8, and writes their sum to out (n,)."""
+
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        for x, payload, context in zip(vector.total().split(parts.lengths), payloads, parts.contexts, strict=False):
+            self.compress(x, self._used(payload, context, parts), context)
+
+    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        for out, rows, context in zip(mean.vector().split(parts.lengths), payloads, parts.contexts, strict=False):
+            self.decompress(self._used(rows, context, parts), out, context)
+
+    def _used(self, rows: Tensor, context: GroupContext, parts: Parts) -> Tensor:
+        """The bytes of payloads (..., ≥ bytes) that a part fills; it may be shorter than others."""
+        return rows if parts.is_whole else rows[..., : self.group_bytes(context.layout, context.step)]
+
+
+class Rowwise(Codec):
+    """A codec that works on vectors of equal length at once, as rows of a matrix: few launches on a GPU. On a CPU each
+    part is a matrix of one row."""
+
+    def encode(self, vector: LazySum, payloads: Tensor, parts: Parts) -> None:
+        for x, rows in equal_parts(vector.total(), payloads, parts.bounds):
+            self.send(x, rows, parts.context)
+
+    def decode(self, payloads: Tensor, mean: Mean, parts: Parts) -> None:
+        for out, rows in equal_parts(mean.vector().zero_(), payloads, parts.bounds):
+            self.receive(rows, out, parts.context)
+
+    @abstractmethod
+    def send(self, x: Tensor, payloads: Tensor, context: GroupContext) -> None:
+        """Moves what is sent of vectors x (m, n) to payloads (m, ≥ bytes) uint8, one each."""
+
+    @abstractmethod
+    def receive(self, payloads: Tensor, out: Tensor, context: GroupContext) -> None:
+        """Adds payloads (m, ranks, ≥ bytes) uint8 to vectors out (m, n), which are zero."""
+
+
+ReduceCodec = Callable[[Codec, LazySum, Mean, GroupContext], Reduction]
+"""reduce_codec(codec, vector, mean, context) writes the sum over the ranks of what `codec` sends of x (n,) =
+`vector.total()` to where the `mean` goes, and leaves in x what this rank did not send."""
+
+
+class Selective(Codec):
+    """A codec that sends some elements, each with its index."""
+
+    @abstractmethod
+    def entries(self, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """Indices (m,) int64 and values (m,) of the elements of n that payloads (ranks, ·) hold, one payload after
+        another. Entries that a payload did not fill have value 0."""
+
+
+class MultiRound(Compressor):
+    """A compressor with `rounds` collectives of its own: a two-round algorithm reads like its paper."""
+
+
+def context_for(layout: Layout, compressor: Compressor, device: torch.device) -> GroupContext:
+    """The context of a rank alone, with fresh state: for using a compressor without a job."""
+    generator = torch.Generator().manual_seed(0)
+    slots = [compressor.init_slot(*slot.matrix, generator) for slot in layout.slots]
+    buffers = Workspace(device)
+    context = GroupContext(
+        layout, 0, 1, buffers, Workspace(device), SlotState(slots), GroupState(compressor.init_group())
+    )
+    for name in compressor.flat_state:
+        context.flat[name] = DoubleBuffer(*torch.zeros(2, layout.numel, dtype=torch.float32, device=device))
+    return context

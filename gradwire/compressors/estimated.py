@@ -1,0 +1,83 @@
+"""Sparsifiers that select by an estimated threshold, or by a given one."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from torch import Tensor
+
+from gradwire.compressors.context import GroupContext
+from gradwire.compressors.sparse import Sparse
+from gradwire.ops.entries import Entries
+from gradwire.ops.magnitude_sample import Sample
+from gradwire.ops.ranges import send_entries
+from gradwire.ops.reference.largest import lower_bound
+from gradwire.ops.threshold import at_least, top_k_by_estimate
+
+
+class Estimated(Sparse):
+    """A sparsifier with an estimate of the k-th largest magnitude: sends between 0.7 k and k elements, fewer only where
+    fewer are other than zero.
+
+    An estimate is good where between 0.7 k and 2 k elements pass it: the k largest of them are sent, the others stay in
+    the memory. Where none is good, the selection is exact. On CUDA, where counting would stop the host, a bad estimate
+    is replaced by the nearest that is good for a sample of the gradient, and k elements are sent.
+    """
+
+    @abstractmethod
+    def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
+        """Estimates of the k-th largest magnitude of x (n,), each below the one before."""
+
+    @abstractmethod
+    def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
+        """Estimates (...,) of the k-th largest magnitude of each vector of x (..., n) on a GPU, without a host sync."""
+
+    def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
+        estimates, bound = partial(self.thresholds, k=k, context=context), partial(self.bound, k=k)
+        return top_k_by_estimate(x, k, estimates, bound)
+
+
+@dataclass(frozen=True)
+class DGC(Estimated, recordable=True):
+    """Deep Gradient Compression's selection: a threshold from a sample, then the largest elements that pass it
+    (Lin et al., ICLR 2018, https://arxiv.org/abs/1712.01887).
+
+    Pair it with `DGCMemory` for the paper's momentum correction and factor masking.
+    """
+
+    ratio: float = 0.01
+    value_bits: Literal[32, 4] = 32
+
+    def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
+        yield lower_bound(x, k, slack=0.0)
+
+    def bound(self, x: Tensor, sample: Sample, k: int) -> Tensor:
+        return sample.exceeded_by(1)
+
+
+@dataclass(frozen=True)
+class HardThreshold(Sparse, recordable=True):
+    """The elements of at least `threshold` in magnitude, up to the `ratio`·n largest of them (Dutta et al., AAAI
+    2020, https://arxiv.org/abs/1911.08250; Sahu et al., NeurIPS 2021, https://arxiv.org/abs/2108.00951).
+
+    The payload is as long as that of `ratio`·n elements, even where fewer pass.
+    """
+
+    threshold: float
+    """Of this rank's own gradients with its residual, before they are divided by the number of ranks."""
+    ratio: float = 0.01
+    value_bits: Literal[32, 4] = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.threshold > 0:
+            raise ValueError(f"threshold={self.threshold} lets zeros pass; use a magnitude such as threshold=0.001")
+
+    def select(self, x: Tensor, k: int, context: GroupContext) -> Tensor:
+        return at_least(x, self.threshold / context.world, k)[0]
+
+    def send(self, x: Tensor, payloads: Tensor, layout: Entries, context: GroupContext) -> None:
+        # select by the threshold, pack, and keep what is not sent
+        send_entries(x, payloads, layout, *at_least(x, self.threshold / context.world, layout.k))

@@ -1,0 +1,53 @@
+"""The interface of memories: error feedback, which keeps what was not sent of a gradient.
+
+A memory computes the vector x (n,) that is compressed: its residual plus the gradient, weighted by 1 / ranks. What the
+compressor leaves in x is the next residual. So residuals add up over the ranks to what the mean still lacks, and stay
+right when the number of ranks changes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from gradwire.compressors import Compressor, DoubleBuffer
+from gradwire.ops.lazy_sum import LazySum
+from gradwire.options import Options
+from gradwire.recordable import Recordable
+from gradwire.slots import Layout
+
+RESIDUAL = "residual"
+"""The name of the tensor that is compressed: this rank's part of what the mean still lacks."""
+
+
+class Memory(Options, Recordable, ABC):
+    """An error feedback algorithm: a frozen dataclass of its hyperparameters."""
+
+    flat_state: ClassVar[tuple[str, ...]] = (RESIDUAL,)
+    """The names of its tensors of gradient size, "residual" among them; none where nothing is kept."""
+    wants_sparse: ClassVar[bool] = False
+    """Works only with compressors that send coordinates exactly or not at all."""
+
+    @property
+    def error_feedback(self) -> bool:
+        """Whether it keeps what was not sent."""
+        return bool(self.flat_state)
+
+    def check(self, compressor: Compressor) -> None:
+        """Raises ValueError, naming a pairing that works, for a compressor whose error this memory cannot keep."""
+        if compressor.sign_vote:
+            raise ValueError(
+                f"{type(compressor).__name__} votes, so nothing can be taken out of a memory; "
+                "use memory=NoMemory(), or EFSignSGD() with Residual()"
+            )
+        if not compressor.biased and compressor.sparse:
+            raise ValueError(
+                f"{compressor} multiplies what it sends to be unbiased; use memory=NoMemory(), or rescale=False"
+            )
+
+    @abstractmethod
+    def add(self, flat: Mapping[str, DoubleBuffer], gradient: LazySum, layout: Layout, ranks: int) -> LazySum:
+        """The vector to compress: a sum into the residual's write buffer, of what the read buffers hold and the
+        `gradient` (n,), weighted for a mean over so many `ranks`. Writes all other buffers of `flat`, by name."""
+
+    def sent(self, flat: Mapping[str, DoubleBuffer]) -> None:
+        """Called once the next residual is what was not sent."""
