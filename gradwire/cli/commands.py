@@ -74,7 +74,6 @@ def train(
     from gradwire.cli import train_command
     from gradwire.cli.wanted import Wanted
 
-    # the recipe, and all else that the user wants
     recipe = {
         "steps": steps, "epochs": epochs, "optimizer": optimizer, "lr": lr, "momentum": momentum,
         "weight_decay": weight_decay, "schedule": schedule, "warm_up": warm_up, "clip": clip,
@@ -83,12 +82,10 @@ def train(
         configurations, options, controller, plan, model, preset, pretrained, task, folder, recipe, seed,
         checkpoint_every,
     )  # fmt: skip
-    # go on with what was begun, and nothing else
     if resume:
         defaults = [(shard, 1), (device, "cpu"), (out, Path("runs"))]
         others = [hosts, link, suite, *(given for given, default in defaults if given != default)]
         return train_command.resume(resume, wanted, others)
-    # a suite, or one task
     if suite:
         if shard > 1:
             raise typer.BadParameter("a suite trains with DDP: leave --shard out")

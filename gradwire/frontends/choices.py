@@ -123,6 +123,7 @@ class Choices:
 
     def mesh(self, own: Callable[[], Transport | Mesh], device: torch.device) -> Mesh:
         """The user's mesh, or one of the job's `own`. Raises ValueError where it cannot carry tensors on `device`."""
+        # process groups that were made for nothing are closed again
         mesh = Mesh.of(self.transport or own())
         try:
             mesh.check(device)

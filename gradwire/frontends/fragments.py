@@ -184,6 +184,7 @@ class Fragment:
     def grown(self, parameters: Mapping[str, Tensor]) -> "Fragment":
         """This fragment with more `parameters`, which begin at their anchors."""
         new = Fragment(parameters, self._schedule)
+        # what was trained before keeps its anchors and pseudo-gradients
         new.anchors |= self.anchors
         for mine in ("pseudo_gradients", "sent", "last_own"):
             for name, tensor in getattr(self, mine).items():
@@ -257,6 +258,7 @@ def fragments_of(
 def groups_of(plan: Plan, fragment: Collection[str]) -> list[int]:
     """The groups of a plan that have a fragment's parameters. Raises ValueError for a group that has others as well."""
     found = [index for index, group in enumerate(plan.groups) if any(name in fragment for name in group.slots)]
+    # a group is sent with its fragment: it can belong to one only
     for index in found:
         if strangers := [name for name in plan.groups[index].slots if name not in fragment]:
             raise ValueError(

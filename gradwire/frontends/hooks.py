@@ -97,6 +97,7 @@ class GradientHooks:
             self._model.register_forward_pre_hook(Hook(self._forward_begins), prepend=True),
             self._model.register_forward_hook(Hook(self._forward_ends)),
         )
+        # one hook for each parameter, with the number of its slot
         slots: dict[Tensor, int] = {self._parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
         self._registered.on_gradients(slots, lambda slot: partial(self._gradient_ready, slot))
 
@@ -157,6 +158,7 @@ class GradientHooks:
         """Makes the next step one of the parameters that are trained now, if there are any."""
         if not (self._runtime and self._trained and self._synchronising):
             return
+        # the runtime asks all ranks; a step that trains nothing changes nothing
         names = self._trained.now()
         if names and names != self._followed:
             self._runtime.follow(names)

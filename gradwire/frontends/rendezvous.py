@@ -44,9 +44,11 @@ class Rendezvous:
         if at_least < 1 or last_call_timeout <= 0:
             given = f"at_least={at_least}, last_call_timeout={last_call_timeout}"
             raise ValueError(f"{given}: wait for a rank or more, and for some time")
+        # the watchdog of NCCL would end the process while ranks are gone
         _check_watchdog(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
         self._store, self._timeout, self._backend = store, timeout, backend
         self._members = Members(store, at_least, last_call_timeout, timeout.total_seconds())
+        # the job that runs now, and what a rank hands on to the next one
         self._generation: Generation | None = None
         self._connections = Connections()
         self._resumed: Handle | None = None

@@ -116,6 +116,7 @@ def _check(gradients: Codec, weights: Codec, memory: Residual | None) -> None:
     check_type("memory", memory, (Residual,), "gw.Residual()")
     for codec, has_memory in (gradients, memory is not None), (weights, False):
         check_type("compressor", codec, (Compressor,), "gw.QSGD()")
+        # FSDP exchanges shards: a whole gradient's memory would need what sharding saves
         if codec.for_shards == "no" or (codec.for_shards == "with memory" and not has_memory):
             raise ValueError(
                 f"{codec} needs a memory, which for whole gradients takes what sharding saves; use gw.QSGD(), "

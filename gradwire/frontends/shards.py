@@ -93,6 +93,7 @@ class ShardsFrontEnd:
         self._undo = [undo for group in self._groups if (undo := only_inside_replicas(group))]
         self._hooks.hook_in(runtime)
         self._hooks.own(self._parameters.values(), "attach()")
+        # parameters that are replaced lose their hooks: looked for here
         model.register_forward_pre_hook(self._forward_begins, prepend=True)
         model.register_load_state_dict_post_hook(self._loaded)
 
@@ -147,6 +148,7 @@ class ShardsFrontEnd:
 
     def _check_same(self, module: nn.Module, runtime: Runtime) -> None:
         """Ends the job where parameters were replaced: new ones have no hooks."""
+        # while a pass has gathered them, the module has whole parameters instead
         reshard(module)
         present = dict(module.named_parameters())
         for name, parameter in self._parameters.items():
@@ -178,6 +180,7 @@ class Shards:
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
         assert is_sharded(parameter)
+        # a rank whose shard is empty has a slot of one element
         own = gradient if parameter.to_local().numel() else torch.zeros_like(parameter.to_local())
         parameter.grad = DTensor.from_local(
             own, parameter.device_mesh, parameter.placements, run_check=False,
@@ -284,6 +287,7 @@ def _check_fits(name: str, parameter: DTensor, replica: list[int], peers: list[i
 def _replicas_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> DeviceMesh:
     """The mesh that the model was wrapped on, if that has replicas."""
     parameter = next(iter(parameters.values()))
+    # HSDP: a mesh of two dimensions, of which the first has the replicas
     if is_sharded(parameter) and parameter.placements[0].is_replicate():
         return parameter.device_mesh
     raise ValueError(

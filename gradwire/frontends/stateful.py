@@ -197,6 +197,7 @@ class DistributedState:
     def _is_for_me(self, key: str) -> bool:
         if (owner := OWNER.search(key)) is None:
             return True
+        # a name without replica is for all; else for the replica that takes over the old one
         shard, replica, old = owner.groups()
         if replica is None:
             return shard == self._shard
@@ -238,6 +239,7 @@ def _is_flat(key: str) -> bool:
 def saved_in(checkpoint: str | Path | StorageReader) -> Saved:
     """The tensors of a checkpoint's Gradwire state. Raises ValueError where it has none, or several."""
     kinds = tensors_in(checkpoint)
+    # a state is known by its description
     folders = {path[:-1] for path in kinds if path[-1] == ABOUT}
     if len(folders) != 1:
         raise ValueError(

@@ -180,6 +180,7 @@ class DistributedRounds:
         if not is_sharded(saved):
             return saved
         dtype = saved.dtype.to_complex() if parameter.is_complex() else saved.dtype
+        # whole in the checkpoint; here this rank's shard of it
         own, made = self._placed[name].own(saved), torch.empty_like(parameter.detach(), dtype=dtype)
         real(local(made)).copy_(own)
         return made

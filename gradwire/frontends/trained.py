@@ -105,6 +105,7 @@ def on_one_device(model: nn.Module) -> Check:
     not of floating-point numbers."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
 
+    # asked for each parameter that is trained, now or once it is thawed
     def check(name: str, parameter: nn.Parameter) -> None:
         Slot.of(name, parameter)
         if trained and parameter.device != trained[0][1].device:

@@ -106,6 +106,7 @@ class Optimizer(torchft.Optimizer):
         runtime = self._choices.runtime(
             "torchft's Optimizer", own.parameters, own.slots, mesh, planned=own.planned, others=own.others, voted=True
         )
+        # with as many replicas as this quorum has
         self._front_end = self._new_front_end(mesh.ranks)
         self._front_end.hook_in(runtime)
         return runtime, self._front_end

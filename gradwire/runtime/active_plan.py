@@ -97,6 +97,7 @@ class ActivePlan:
         """The user's plan; slots that it lacks are planned as they would have been at first."""
         assert self._options.plan_for is not None
         made = self._options.plan_for(self._in_order(trained))
+        # a plan that a user installed keeps its groups; slots that it lacks get more
         if self._chosen is None:
             return made
         known = {name for group in self._chosen.groups for name in group.slots}

@@ -76,6 +76,7 @@ class HostExchange(GroupExchange):
 
 def exchanges_for(plan: Plan, store: Store, job: JobContext) -> list[GroupExchange]:
     """The exchanges of a plan's groups, for which the store is arranged."""
+    # where one group has a memory, a mean of any group that is not finite makes the step bad for all
     keeps_state = any(group.memory.error_feedback or group.compressor.flat_state for group in plan.groups)
     kind = HostExchange if job.mesh.host else ReplicaExchange
     return [

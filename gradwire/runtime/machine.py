@@ -67,6 +67,7 @@ class Arrivals:
         group = self._group_of[slot]
         self._absent[group].append(slot)
         self._missing[group] -= 1
+        # the last slot of a group completes it, whether it has a gradient or not
         if not self._missing[group]:
             self._complete(group, self._absent[group])
 

@@ -121,6 +121,7 @@ class Meeting:
 def _each_once(texts: Sequence[str]) -> str:
     """All ranks' hosts and facts as JSON, each one that several ranks have once: all ranks read it."""
     hosts, facts = dict[str, int](), dict[str, int]()
+    # by rank: the numbers of its host and of its facts
     ranks = [
         (hosts.setdefault(host, len(hosts)), facts.setdefault(json.dumps(own), len(facts)))
         for host, own in map(json.loads, texts)
@@ -237,6 +238,7 @@ def _sent(plan: Plan, slots: Sequence[Slot], world: int) -> Facts:
     by_name, counts = {slot.name: slot for slot in slots}, Counter[str]()
     for group in plan.groups:
         compressor, layout = group.compressor, Layout(tuple(by_name[name] for name in group.slots))
+        # sizes that depend on gradients are exchanged with them
         if sizes_follow_from_shapes(compressor):
             wires = (group.communicator.wire(compressor, layout, world, step) for step in range(compressor.period))
             counts[f"the bytes that {compressor} sends"] += sum(wire.wire_bytes for wire in wires)

@@ -30,8 +30,10 @@ class Monitor:
     def __init__(self, mesh: Mesh, executor: Executor) -> None:
         self._mesh, self._executor, self._closed = mesh, executor, threading.Event()
         self._period_s = period_s(mesh.ranks * len(mesh.axes))
+        # since when this thread waits, and the last pause of this process: its end and its seconds
         self._waits_since: float | None = None
         self._pause = (0.0, 0.0)
+        # last: the thread reads all of these
         self._thread = threading.Thread(target=self._watch, name="gradwire-monitor", daemon=True)
         self._thread.start()
 

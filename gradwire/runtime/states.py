@@ -29,6 +29,7 @@ class States:
     def save(self) -> checkpoint.StateDict:
         """A copy of this rank's state after the last whole step."""
         steps, plans, mesh = self._steps, self._plans, self._mesh
+        # the worker counts no step meanwhile: memories and step number belong together
         with steps.changing:
             steps.settle()
             skipped = steps.number - steps.taken
@@ -40,9 +41,11 @@ class States:
         then on no step counts, even if the worker is still in one."""
         with self._steps.changing:
             states = [self.save()]
+            # this rank has promised the step: the others may have counted it already
             if self._steps.promised:
                 self._steps.count()
                 states.append(self.save())
+            # no step counts from here on, even if the worker is in one
             self._steps.over = True
         return states
 
@@ -54,6 +57,7 @@ class States:
     def read(self, state: checkpoint.StateDict) -> checkpoint.Unpacked:
         """This rank's part of a state that all ranks load together; changes nothing yet. Raises ValueError, on all
         ranks, where one of them cannot load it, or where their states do not belong together."""
+        # loading is tried: a controller that has loaded is put back where ranks disagree
         before, read = self._plans.export(), list[checkpoint.Unpacked]()
 
         def facts() -> Mapping[str, str]:
@@ -65,6 +69,7 @@ class States:
             return whole.facts(sharded=SHARD in self._mesh.axes)
 
         try:
+            # all ranks meet here, and load all or none
             self._agreement.on(facts, "load_state_dict()")
         except (ValueError, AbsentRanks):
             self._plans.restore(before)
@@ -75,6 +80,7 @@ class States:
         """Goes on from the state that was read."""
         self._steps.number, self._steps.taken = read.step, read.step - read.about.skipped
         self._plans.load(read)
+        # the last step is final: nothing can be taken back into the loaded state
         self._steps.close()
         with self._steps.changing:
             self._steps.store.load(read.exported)

@@ -110,6 +110,7 @@ class Store:
         self.groups: list[StoredGroup] = []
         self._index = {slot.name: i for i, slot in enumerate(slots)}
         self._buffers = StateBuffers(self.slots, device)
+        # of plans before this one: small state by slot, and that of its group
         self._slot_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
         self._group_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
 
@@ -196,6 +197,7 @@ class Store:
         """Copies the small tensors of each group to its slots."""
         for stored in self.groups:
             for name, tensor in stored.group_state.changed.items():
+                # each slot keeps its group's state, for the groups of the next plan
                 for i in stored.slots:
                     self._group_tensors[i][name] = tensor.clone()
             for i, own in zip(stored.slots, stored.slot_state.slots, strict=True):

@@ -41,6 +41,7 @@ def only_inside_replicas(group: Any) -> Callable[[], None] | None:
     before = group.mesh_info
     if before.replicate_mesh_dim is None:
         return None
+    # FSDP decides by the class of the description whether it reduces over replicas
     if before.shard_mesh_dim is None:
         group.mesh_info = DataParallelMeshInfo(before.mesh, replicate_mesh_dim=before.replicate_mesh_dim)
     else:

@@ -109,6 +109,7 @@ class ProcessGroup(Transport):
         ranks = dist.get_process_group_ranks(parent)
         if len(ranks) % ranks_per_host:
             raise ValueError(f"{len(ranks)} ranks do not fill hosts of {ranks_per_host}; use a divisor of {len(ranks)}")
+        # consecutive ranks are on one host, as torchrun numbers them
         hosts = [ranks[first : first + ranks_per_host] for first in range(0, len(ranks), ranks_per_host)]
         return cls._table(hosts, HOST, parent)
 
@@ -215,6 +216,7 @@ class ProcessGroup(Transport):
             raise ValueError(
                 f"the process group has no backend for {device}; call init_process_group() with one that has"
             )
+        # gloo's point-to-point calls read host memory only
         if backend == "gloo" and device != torch.device("cpu"):
             raise ValueError('gloo sends no GPU memory from rank to rank; use init_process_group("nccl")')
 
@@ -234,6 +236,7 @@ class ProcessGroup(Transport):
             let_go(held)
 
     def close(self) -> None:
+        # once, and not after the job's own end has closed it
         group, self._group = self._group, None
         if group is None or not (self._apart or dist.is_initialized()):
             return
