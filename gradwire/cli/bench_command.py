@@ -93,7 +93,8 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
     try:
         with writing_to(folder, leads()):
             for cluster, setups in groupby(of, key=clusters.__getitem__):
-                with runner(cluster) as ranks:  # once for a cluster: ranks that run already can meet only once
+                with runner(cluster) as ranks:
+                    # once for a cluster: ranks that run already can meet only once
                     for setup in setups:
                         _time(specs[setup], ranks, partial(keep, setup), titles[setup])
     # show what there is, even where a set-up failed

@@ -36,7 +36,8 @@ def _ended_in_order() -> Iterator[None]:
     def leave(number: int, frame: object) -> None:
         sys.exit(128 + number)
 
-    deadly = [number for number in (SIGTERM, SIGHUP) if getsignal(number) == SIG_DFL]  # nohup has SIGHUP ignored
+    # nohup has SIGHUP ignored
+    deadly = [number for number in (SIGTERM, SIGHUP) if getsignal(number) == SIG_DFL]
     for number in deadly:
         signal(number, leave)
     try:

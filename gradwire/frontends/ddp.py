@@ -47,7 +47,8 @@ class DDPFrontEnd:
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._module = weakref.ref(ddp)  # DDP's C++ side holds this; the collector does not see that cycle
+        # DDP's C++ side holds this; the collector does not see that cycle
+        self._module = weakref.ref(ddp)
         self.ddp: Any = weakref.proxy(ddp)
         self.runtime: Runtime | None = None
         self._slot: dict[Tensor, int] = {}

@@ -44,7 +44,8 @@ class Whole:
     """Access to gradients of whole parameters, `p.grad`."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
-        if parameter.grad is not None and parameter.grad.is_conj():  # its memory has the conjugates
+        if parameter.grad is not None and parameter.grad.is_conj():
+            # its memory has the conjugates
             parameter.grad = parameter.grad.resolve_conj()
         return parameter.grad
 
@@ -166,7 +167,8 @@ class GradientHooks:
 
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
         # a gradient that this step does not reduce, or not yet
-        if self._trained and not self._trained.has(parameter):  # another optimizer's
+        if self._trained and not self._trained.has(parameter):
+            # another optimizer's
             return
         if not self._synchronising or self._places.accumulates(parameter):
             self._accumulated.add(slot)

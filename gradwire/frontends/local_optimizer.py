@@ -95,7 +95,8 @@ class LocalSteps(Wrapper):
         self._model, self._replica = model, replica
         self._fragments = parts = FragmentedModel(model, replica, fragments, choices.plan(replica.parameters))
 
-        def plan() -> Plan:  # on all ranks together: what one of them refuses, all refuse
+        def plan() -> Plan:
+            # on all ranks together: what one of them refuses, all refuse
             check_held(inner_optimizer, model)
             parts.cut()
             schedule_of(len(parts.names))

@@ -65,7 +65,8 @@ class Rendezvous:
         # leave the old group: this rank's state is kept; the others' collectives end, and they come here as well
         if handle is not None:
             self._leave(handle)
-        if error := sys.exception():  # its frames hold the group that is given up, and that its connections
+        if error := sys.exception():
+            # its frames hold the group that is given up, and that its connections
             traceback.clear_frames(error.__traceback__)
         if dist.is_initialized():
             self._connections.shut_down()

@@ -159,7 +159,8 @@ class Rounds:
         fragment = self.fragments[index]
         # it, with this replica's own part of the new round in place of the old
         gradients = fragment.exchange_own(1 / self.runtime.mesh.replica.world)
-        if not fragment.is_finite():  # this replica's own part; the others see it by the mean, a round later
+        if not fragment.is_finite():
+            # this replica's own part; the others see it by the mean, a round later
             self._skip()
         # send the new pseudo-gradients, which travel for a round
         self._send(index)

@@ -82,7 +82,8 @@ def compress_shards(
     all_gather = ShardAllGather(weights, links, seed)
     comms: list[_Comm] = []
     undo: list[Callable[[], None]] = []
-    for group in fsdp_groups(model):  # each has a residual of its own; buffers are shared
+    for group in fsdp_groups(model):
+        # each has a residual of its own; buffers are shared
         own = [None if comm.is_exact else copy(comm) for comm in (reduce_scatter, all_gather)]
         undo.append(replace_collectives(group, *own))
         comms += filter(None, own)
@@ -252,7 +253,8 @@ class ShardAllGather(_Comm):
         # shards of types that codecs do not take travel as they are
         output_tensor, input_tensor = _numbers(output_tensor), _numbers(input_tensor)
         world, n = group.size(), len(input_tensor)
-        if not input_tensor.is_floating_point():  # shards of several types, as bytes
+        if not input_tensor.is_floating_point():
+            # shards of several types, as bytes
             rows = Message.plain(output_tensor.view(world, n))
             return self._run(Gather(Message.plain(input_tensor), rows), group, input_tensor)
         # encode this rank's shard

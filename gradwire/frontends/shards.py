@@ -49,7 +49,8 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
     # the parameters that are trained now must be sharded inside the mesh's replicas
     check_free(trained.fit)
     now = trained.parameters()
-    if mesh.size(0) == 1:  # nothing to compress; a loaded residual goes into the next gradient
+    if mesh.size(0) == 1:
+        # nothing to compress; a loaded residual goes into the next gradient
         choices = StepChoices(
             compressor=FP32(), transport=choices.transport, scaler=choices.scaler, seed=choices.seed,
             find_unused_parameters=choices.find_unused_parameters,

@@ -73,7 +73,8 @@ class QuorumExchange:
             return
         try:
             self._meet()
-        except RuntimeError as error:  # a replica was lost meanwhile: no replica takes this step
+        except RuntimeError as error:
+            # a replica was lost meanwhile: no replica takes this step
             self.handle.leave()
             self._manager.report_error(error)
 

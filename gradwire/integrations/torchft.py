@@ -194,7 +194,8 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
                 self._average(runtime)
             except Interrupted as error:
                 self.manager.report_error(error)
-            if not self._fragment.is_finite():  # as all replicas see by this shard's mean
+            if not self._fragment.is_finite():
+                # as all replicas see by this shard's mean
                 self.manager.report_error(RuntimeError("a replica's pseudo-gradient is not finite"))
         # vote: outer step, or back to the shared parameters
         counts = self._exchange.vote()

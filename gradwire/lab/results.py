@@ -151,7 +151,8 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], in
     with path.open("rb") as file:
         file.seek(offset)
         for line in file:
-            if not line.endswith(b"\n"):  # it is being written: what comes next is not a line of its own
+            if not line.endswith(b"\n"):
+                # it is being written: what comes next is not a line of its own
                 return
             offset += len(line)
             yield json.loads(line), offset

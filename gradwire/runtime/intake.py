@@ -48,7 +48,8 @@ class StepFutures:
     def complete(self, ended: int, error: BaseException | None) -> None:
         """Completes the futures of the steps up to `ended`, and with an `error` all. One that is no Exception, such as
         SystemExit, is left to the thread that trains, to raise behind the framework's own end of the step."""
-        with self._changing:  # not while futures complete: callbacks run here, and may add others
+        with self._changing:
+            # not while futures complete: callbacks run here, and may add others
             done = [each for each in self._futures if error or each[0] <= ended]
             self._futures = [each for each in self._futures if not error and each[0] > ended]
         # outside the lock: a callback may add another future
@@ -57,7 +58,8 @@ class StepFutures:
                 future.set_result(buffer)
             elif isinstance(error, Exception):
                 future.set_exception(error)  # pyright: ignore[reportArgumentType]
-            else:  # a torch future takes no SystemExit; the framework goes on with NaN
+            else:
+                # a torch future takes no SystemExit; the framework goes on with NaN
                 future.set_result(buffer.fill_(torch.nan))
 
 

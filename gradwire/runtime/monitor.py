@@ -95,5 +95,6 @@ def close_all(ending: Ending, monitor: Monitor | None, executor: Executor, mesh:
     done = executor.close()
     if mesh and done:
         mesh.close()
-    elif mesh:  # the process ends in the middle of a step; closing would wait for ranks that wait for this one
+    elif mesh:
+        # the process ends in the middle of a step; closing would wait for ranks that wait for this one
         mesh.abort("a rank ended in the middle of a step")

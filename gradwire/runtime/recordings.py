@@ -120,7 +120,8 @@ class GroupRecordings:
         # graphs still write there when larger buffers take their place
         self._kept.append(before)
         made = [room.restore(contents) for room, contents in zip(rooms, before, strict=True)]
-        if any(made) and not self.why_not:  # they would hold what was never computed
+        if any(made) and not self.why_not:
+            # they would hold what was never computed
             self._tries += 1
             self.why_not = "its steps make new buffers" if self._tries == TRIES else ""
             self.clear()

@@ -195,7 +195,8 @@ def latency_of(profile: Profile) -> float:
     """Latency of a message where the profile was taken."""
     unit = over_link(profile.candidates, profile.hosts, 1.0, float("inf"))
     messages = {name: float(np.asarray(cost(np.zeros(1)))[0]) for name, cost in unit.items()}
-    if isinstance(profile.collectives.get("AllReduce"), CostTable):  # that of `all_reduce`, where trees have fewer
+    if isinstance(profile.collectives.get("AllReduce"), CostTable):
+        # that of `all_reduce`, where trees have fewer
         messages["AllReduce"] = 2 * min(profile.hosts - 1, depth(profile.hosts))
     fixed = {name: float(profile.collectives[name](np.zeros(1))[0]) for name in messages}
     return min(fixed[name] / count for name, count in messages.items())

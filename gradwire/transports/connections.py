@@ -50,7 +50,8 @@ class Connections:
                 with suppress(OSError), _duplicate(number) as connection:
                     # raises where it only listens: gloo's thread would not survive that
                     connection.getpeername()
-                    if _name(connection.fileno()) == name:  # gloo may have closed it, and the number be another's
+                    if _name(connection.fileno()) == name:
+                        # gloo may have closed it, and the number be another's
                         connection.shutdown(socket.SHUT_RDWR)
 
 

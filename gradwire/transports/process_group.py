@@ -240,7 +240,8 @@ class ProcessGroup(Transport):
         group, self._group = self._group, None
         if group is None or not (self._apart or dist.is_initialized()):
             return
-        if self._queues:  # its end waits for the other ranks; where garbage collection closes it, these may train on
+        if self._queues:
+            # its end waits for the other ranks; where garbage collection closes it, these may train on
             run_bounded([partial(close_group, group)], CLOSE_S)
         else:
             close_group(group)
@@ -261,7 +262,8 @@ class ProcessGroup(Transport):
     def lost(self, waits: bool) -> str | None:
         # gloo: has a rank left a reason that no wait has raised?
         if not self._queues:
-            with suppress(RuntimeError):  # the store's host is gone, as it may be when the job is over
+            with suppress(RuntimeError):
+                # the store's host is gone, as it may be when the job is over
                 return self._beside.get("failure", 0)
             return None
         # NCCL: beat, then look for an alarm, an error of NCCL's own, or a silent partner

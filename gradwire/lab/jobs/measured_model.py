@@ -114,7 +114,8 @@ class MeasuredModel:
         dense_bytes = steps * self._dense_bytes
         stats = self.handle.stats() if self.handle else None
         stats = stats or Stats(steps, 0 if self.silent else dense_bytes, dense_bytes, 0, 0, 0, 0)
-        stats = replace(stats, dense_bytes=dense_bytes) if self.local else stats  # those counted only rounds
+        # those counted only rounds
+        stats = replace(stats, dense_bytes=dense_bytes) if self.local else stats
         sent = self.peers.interface_bytes()
         start = self._interface_start
         return Totals.of(stats, None if sent is None or start is None else sent - start)

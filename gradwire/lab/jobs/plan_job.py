@@ -131,7 +131,8 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     # let the chosen one come into force
     for _ in range(IN_FORCE):
         next(steps)
-    if _plan(handle).native:  # a plan is to be traced, though DDP by itself may be faster
+    if _plan(handle).native:
+        # a plan is to be traced, though DDP by itself may be faster
         assert controller.dense_plan
         handle.replan(controller.dense_plan)
     for _ in range(SETTLE):

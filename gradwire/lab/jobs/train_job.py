@@ -61,7 +61,8 @@ class _Training:
 
     def run(self, log: Log) -> None:
         """Trains to the end, from the newest checkpoint if there is one."""
-        torch.manual_seed(self.spec.seed * self.peers.world + self.peers.rank)  # for dropout
+        # for dropout
+        torch.manual_seed(self.spec.seed * self.peers.world + self.peers.rank)
         # from the newest checkpoint on, with the batches that come after it
         start = self._resume() if self.spec.checkpoint_every else 0
         batches = self.task.batches(self.peers.rank, self.peers.world, self.spec.seed, start)

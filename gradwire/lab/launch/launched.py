@@ -27,7 +27,8 @@ def _translate_slurm(environment: MutableMapping[str, str]) -> None:
     first_host = _first_host(environment["SLURM_STEP_NODELIST"])
     # one port for all ranks of the step, without asking any
     job, step = (int(environment.get(f"SLURM_{name}_ID", "0")) for name in ("JOB", "STEP"))
-    port = 20000 + (job + _PORTS_BETWEEN_STEPS * step) % 20000  # the same on every rank
+    # the same on every rank
+    port = 20000 + (job + _PORTS_BETWEEN_STEPS * step) % 20000
     environment.setdefault("RANK", environment["SLURM_PROCID"])
     environment.setdefault("WORLD_SIZE", environment["SLURM_NTASKS"])
     environment.setdefault("LOCAL_RANK", environment.get("SLURM_LOCALID", "0"))

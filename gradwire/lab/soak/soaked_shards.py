@@ -58,7 +58,8 @@ class SoakedShards:
         for name, p in self._model.named_parameters():
             part = torch.zeros(p.shape, dtype=torch.double)
             if (kept := state.get(f"{name}{SEPARATOR}{RESIDUAL}")) is not None:
-                part.chunk(shards.size())[shards.get_local_rank()].copy_(kept)  # as FSDP cuts
+                # as FSDP cuts
+                part.chunk(shards.size())[shards.get_local_rank()].copy_(kept)
             parts.append(part.flatten())
         return _sum(torch.cat(parts))
 

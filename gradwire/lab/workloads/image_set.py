@@ -49,7 +49,8 @@ def crop_and_flip(images: Tensor, draw: numpy.random.Generator) -> Tensor:
     margin = max(1, pixels // _PADDED_SHARE)
     padded = functional.pad(images, (margin,) * 4)
     top, left = torch.from_numpy(draw.integers(2 * margin + 1, size=(2, count, 1)))
-    rows, columns = top + torch.arange(pixels), left + torch.arange(pixels)  # (samples, pixels)
+    # (samples, pixels)
+    rows, columns = top + torch.arange(pixels), left + torch.arange(pixels)
     # every other one mirrored
     mirrored = torch.from_numpy(draw.random((count, 1)) < 0.5)
     columns = torch.where(mirrored, columns.flip(1), columns)

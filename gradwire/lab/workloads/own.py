@@ -69,7 +69,8 @@ class Own(Task):
         for epoch in count():
             if hasattr(sampler := getattr(batches, "sampler", None), "set_epoch"):
                 sampler.set_epoch(epoch)  # pyright: ignore[reportOptionalMemberAccess]
-            with _drawing_from(seed + epoch):  # samplers draw their order when the first batch is asked for
+            with _drawing_from(seed + epoch):
+                # samplers draw their order when the first batch is asked for
                 iterator = iter(batches)
                 first = list(islice(iterator, 1))
             # the first batch was taken inside, so that its order follows the seed

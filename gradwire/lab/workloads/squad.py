@@ -120,7 +120,8 @@ def _best_spans(logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     allowed = torch.ones(length, length, dtype=torch.bool, device=logits.device).triu().tril(_LONGEST_ANSWER - 1)
     # the last token that is filled is [SEP]
     text = parts.bool() & functional.pad(mask[:, 1:], (0, 1)).bool()
-    pairs = logits[:, 0, :, None] + logits[:, 1, None, :]  # (windows, first, last)
+    # (windows, first, last)
+    pairs = logits[:, 0, :, None] + logits[:, 1, None, :]
     possible = allowed & text[:, :, None] & text[:, None, :]
     sureness, best = pairs.masked_fill(~possible, float("-inf")).flatten(1).max(1)
     return torch.stack([best // length, best % length], 1), sureness
