@@ -127,6 +127,7 @@ def costs(runs: Sequence[Run], narrow: bool = False) -> Figure:
 
 def _draw(panel: Axes, run: Run, metric: str, index: int, x: Callable[[Record], float]) -> None:
     evaluated = run.evaluated
+    # only steps at which the model was evaluated
     panel.plot(
         [x(record) for record in evaluated],
         [record.held_out[metric] for record in evaluated if record.held_out],

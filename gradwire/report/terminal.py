@@ -62,6 +62,7 @@ def _stacked(table: TextTable) -> Grid:
     grid = Grid(title=escape(table.title), title_justify="left", box=None, show_header=False)
     grid.add_column(justify="left", overflow="fold")
     grid.add_column(justify="left", overflow="fold")
+    # for windows that are narrower than the table
     for row in table.rows:
         grid.add_row(f"[bold]{escape(table.columns[0])}", f"[bold]{escape(row[0])}")
         for column, cell in zip(table.columns[1:], row[1:], strict=True):

@@ -98,6 +98,7 @@ def timings(timings: Sequence[Timing]) -> TextTable:
     columns += [*_sent_columns(timings[0].totals, "kB"), "fewer bytes"]
     rows = []
     for timing in timings:
+        # times of a step, and its bytes
         time = [*_spread(timing.step_ms), f"{timing.times_nocomm:.2f}"]
         time += _split_ms(timing.totals, timing.steps)
         sent = [*_sent(timing.totals, 1e3 * timing.steps), times(timing.totals.ratio)]

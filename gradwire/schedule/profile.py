@@ -107,6 +107,7 @@ class Profile:
 
     def problem(self) -> Problem:
         """The search's problem; its slots are this profile's, in this order."""
+        # a slot counts as ready once all before it are, as groups are runs of neighbours
         return Problem(
             ready_s=np.maximum.accumulate(np.array([slot.ready_s for slot in self.slots])),
             elements=np.array([float(slot.numel) for slot in self.slots]),
@@ -174,6 +175,7 @@ class Profile:
 
     def to_json(self) -> str:
         """The profile as JSON text; `from_json` reads it back."""
+        # candidates are written as a plan's groups, with their costs
         ways = json.loads(Plan(tuple(candidate.way for candidate in self.candidates)).to_json())["groups"]
         data = {
             "version": VERSION,

@@ -50,6 +50,7 @@ class Cluster:
             raise ValueError(f"{self.ranks} ranks on hosts of {self.gpus_per_host} GPUs exchange nothing; give 2 ranks")
         if self.ranks > self.gpus_per_host and self.ranks % self.gpus_per_host:
             raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
+        # times and rates that can be
         if not 0 <= self.latency_s < inf:
             raise ValueError(f"a message cannot take {1e6 * self.latency_s:g} µs beside its bytes; give 0 or more")
 
@@ -127,6 +128,7 @@ def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -
     named = dict(zip(names(there.candidates), found, strict=True))
     if plan:
         named[GIVEN] = evaluate(problem, there.choices(plan), regime)
+    # the search begins with all of these: its plan is never worse
     named[BEST] = search_progress(problem, regime, EPS, list(named.values()))
     return named
 
@@ -141,8 +143,10 @@ def _outcome(
 def inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
     """Seconds of an inner step, which sends nothing between hosts."""
     problem = profile.problem()
+    # each rank takes its inner steps by itself
     if cluster.gpus_per_host == 1 or cluster.ranks <= cluster.gpus_per_host:
         return problem.around_s + float(problem.ready_s[-1])
+    # the best that the GPUs of a host can do over their own links
     host = on_cluster(profile, dataclasses.replace(cluster, ranks=cluster.gpus_per_host))
     options = range(len(host.candidates))
     return min(baselines.best_buckets(host.problem(), regime, option, SIZES).step_s for option in options)
