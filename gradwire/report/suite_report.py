@@ -138,7 +138,7 @@ def _bars(axis: Axes, panel: Sequence[Result], narrow: bool) -> None:
     medians = [spread.median for spread in spreads]
     whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
     names = [result.timing.configuration for result in panel]
-    # grey where no compressor sends: plain DDP, and no communication
+    # grey for reductions without compression
     colours = ["#888888" if name.partition("@")[0] in DENSE else "#0072B2" for name in names]
     style = {"ecolor": "#444444", "capsize": 2}
     labels = [label(name, narrow) for name in names]
