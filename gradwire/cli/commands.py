@@ -119,6 +119,7 @@ def bench(
 
     timed = TimingOptions(steps, repeats, seed, device)
     sizes = {"layers": layers, "batch": batch, "size": size}
+    # a suite has configurations of its own
     if suite:
         own = [configurations, json_file, controller, plan]
         return bench_command.bench_suite(

@@ -16,7 +16,8 @@ from gradwire.lab.catalogue import catalogue
 from gradwire.lab.configuration import parse
 from gradwire.lab.jobs.bench_job import TimedSteps
 from gradwire.lab.launch.lab_cluster import LabCluster
-from gradwire.lab.launch.launch import RankFailed, launch
+from gradwire.lab.launch.launch import launch
+from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.launch.runner import _Launcher
 from gradwire.lab.network.network import Network, NetworkUnavailable
 from gradwire.lab.results import Totals
