@@ -108,6 +108,7 @@ class LowRank(MultiRound, Predictable):
     def vector(self, layout: Layout, side: int, dense: bool) -> Layout:
         """The vector that travels: the factors of one side, row by row, and then, where `dense`, the slots that are not
         factored."""
+        # rows of factors are matrices of one row, as codecs of blocks see them; vectors follow
         low, others = ([layout.slots[i] for batch in part for i in batch.slots] for part in self.batches(layout))
         vectors = [Slot(slot.name, (slot.numel,), (1,), torch.float32) for slot in others if dense]
         return Layout((*(row for slot in low for row in self._rows(slot, side)), *vectors))
@@ -118,7 +119,9 @@ class LowRank(MultiRound, Predictable):
         return [Slot(slot.name, (1, length), (length, 1), torch.float32)] * self.factor_rank(*slot.matrix)
 
     def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
+        # add up residual and gradient
         x = vector.total()
+        # dense at first
         if context.step < self.start_step:
             return self._reduce_dense(x, mean.vector(), context, reduce_codec)
         views = context.buffers.once((self, x.data_ptr()), lambda: Views(self, x, context))
@@ -261,6 +264,7 @@ def keep(name: str, factors: Factors, context: GroupContext) -> None:
     They are scaled to about 1: if they were as large as the gradient, their product with the next gradient could exceed
     float32.
     """
+    # replace zeros by the factors of before, and scale to 1/2 to 1
     if factors.sums:
         largest = backend_for(factors.sums[0]).renew(factors.sums, factors.before)
         context.slots.stage(name, factors.slot_sums, largest)

@@ -120,6 +120,7 @@ class Gradients:
         otherwise, or are of another type, are copied to scratch (n,) float32."""
         if self.whole is not None and self.whole.dtype in DTYPES:
             return self.whole
+        # convert the others in one call
         strange = self._strange
         if strange:
             targets = self.split.views(scratch)
@@ -161,6 +162,7 @@ class Gradients:
         if self.in_place is None:
             return None
         views: list[Tensor] = []
+        # as many matrices as each tensor holds
         left, starts = batch, self.split.starts
         while left.slots:
             holder = bisect_right(starts, left.start) - 1
@@ -182,7 +184,7 @@ class Gradients:
             tensor.fill_(torch.nan)
 
     def poison_where(self, nonfinite: Tensor) -> None:
-        """Adds `nonfinite` (1,), NaN or 0, to one element of each slot: so a GPU need not be asked which it is."""
+        """Adds `nonfinite` (1,), NaN or 0, to one element of each slot: so the host need not read it from a GPU."""
         add_each(self._firsts, [nonfinite] * len(self._firsts))
 
     @cached_property
@@ -207,6 +209,7 @@ def _follows(tensor: Tensor, last: Tensor) -> bool:
 
 def add_unless(total: Tensor, mean: Tensor, nonfinite: Tensor, scale: Scalar) -> None:
     """total += mean / scale, unless the step does not count: where `nonfinite` (1,) is NaN."""
+    # on a GPU without a host sync: it adds 0
     if total.device.type != "cpu":
         total.add_(torch.where(nonfinite.isnan(), 0, mean).div_(scale))
     elif not nonfinite.isnan():

@@ -17,8 +17,8 @@ from gradwire.ops.vectors import Gradient, Scalar
 class LazySum:
     """x (n,) = decay·old + weight·gradient, which is added up once, into `next` (n,), when it is first needed.
 
-    Where x is not finite, a CPU replaces it and its payload by zeros, so that what travels is harmless. A GPU is not
-    asked, and what it computes from x is dropped.
+    Where x is not finite, a CPU replaces it and its payload by zeros, so that what travels is harmless. On a GPU, where
+    that would need a host sync, results of the step are dropped later.
     """
 
     next: Tensor

@@ -57,6 +57,7 @@ def mean_and_peak(x: Tensor, scratch: Workspace) -> tuple[float, float]:
 def tail(x: Tensor, threshold: float, scratch: Workspace, *, logs: bool = False) -> Tail[float]:
     """Statistics of how x (n,) exceeds the threshold; the mean logarithm only where `logs`, for it costs most."""
     number, total, squares, log = 0, 0.0, 0.0, 0.0
+    # sums over all tiles
     for excess in _tiles(x, scratch):
         np.maximum(np.subtract(excess, np.float32(threshold), out=excess), 0, out=excess)
         number += int(np.count_nonzero(excess))
@@ -65,6 +66,7 @@ def tail(x: Tensor, threshold: float, scratch: Workspace, *, logs: bool = False)
         if logs:
             excess[excess == 0] = 1  # counts for nothing
             log += float(np.log(excess, out=excess).sum())
+    # moments
     if not number:
         return Tail(0, 0.0, 0.0, 0.0)
     mean = total / number

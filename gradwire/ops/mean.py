@@ -33,6 +33,7 @@ class Mean:
     def parts(self) -> Sequence[Tensor]:
         """The mean in vectors, n elements one after another, to be written. Several only where the backend writes to
         each; others would make a vector of all of them first."""
+        # in place, unless part of the mean is in the vector already
         in_place = self._gradients and self._vector is None and self._gradients.in_place
         return in_place if in_place and backend_for(in_place[0]).writes_anywhere else [self.vector()]
 

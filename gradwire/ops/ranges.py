@@ -58,6 +58,7 @@ def split(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> Iterator[
     """For each range between two edges its indices (≤ capacity,), ascending, and their values in x (n,): of more than
     `capacity` those of largest magnitude. On a CPU."""
     for start, end in pairwise(torch.searchsorted(indices, edges).tolist()):
+        # the indices of this range
         part = indices[start:end]
         if len(part) > capacity:
             part = largest(part, x[part].abs_(), capacity)
@@ -79,11 +80,13 @@ def split_on_device(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) ->
 def decode_ranges(rows: Tensor, out: Tensor, layout: Entries, bounds: Sequence[int], buffers: Workspace) -> None:
     """Writes the entries of payloads (ranges, ≥ nbytes) to the ranges of out (n,), zero elsewhere; indices count from
     the start of their range. All ranges have as many elements as the layout, or one less."""
+    # a GPU: all ranges at once
     if out.device.type != "cpu":
         indices, values = backend_for(rows).unpack_entries(rows, layout)
         indices = indices.view(len(rows), -1) + _edges(bounds, buffers)[:-1, None]
         out.zero_().index_add_(0, indices.view(-1), values)  # all indices differ, but for those of zeros
         return
+    # a CPU: range by range
     decode = backend_for(out).decode_entries
     for row, start in zip(rows, bounds, strict=False):  # a shorter range overlaps the next, which is written after it
         decode(row[None, None], out[start : start + layout.n], [layout])

@@ -17,5 +17,6 @@ def sampled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _thinned(matrix: Tensor) -> Tensor:
+    # equally many rows and columns are left out
     every = ceil(sqrt(matrix.numel() / ELEMENTS))
     return matrix[::every, ::every].float().clone()

@@ -1,5 +1,5 @@
-"""Selection by a threshold. A CPU counts the elements that pass, and selects exactly where an estimate was bad. A GPU
-is not asked, so there an estimate is clamped to the range that a sample shows to be good."""
+"""Selection by a threshold. A CPU counts the elements that pass, and selects exactly where an estimate was bad. On a
+GPU, where that would need a host sync, an estimate is clamped to the range that a sample shows to be good."""
 
 from collections.abc import Callable, Iterable
 from math import ceil, floor
@@ -46,10 +46,12 @@ def select_again(x: Tensor, threshold: float, k: int) -> tuple[Tensor, Tensor | 
 def at_least(x: Tensor, threshold: float, k: int) -> tuple[Tensor, Tensor]:
     """Ascending indices (..., ≤ k) and values of the k largest elements of each vector of x (..., n), on a CPU of one,
     that reach the threshold; on a GPU always k, of which those below the threshold have value 0."""
+    # a GPU selects exactly, and zeros what is below the threshold
     if not on_host(x.device):
         indices = backend_for(x).top_k(x, k)
         values = x.gather(-1, indices)
         return indices, values.masked_fill_(torch.lt(values.abs(), threshold), 0)
+    # a CPU selects among the elements that pass
     indices = largest_above(x.view(-1), threshold, k, int(MOST * k)).view(*x.shape[:-1], -1)
     return indices, x.gather(-1, indices)
 
@@ -68,7 +70,7 @@ def usable(threshold: Tensor, x: Tensor) -> float | None:
 
 
 def counted(values: Tensor) -> int | None:
-    """The number of values other than 0; None on a GPU, which is not asked."""
+    """The number of values other than 0; None on a GPU, where that would need a host sync."""
     return int(values.count_nonzero()) if on_host(values.device) else None
 
 
@@ -89,6 +91,8 @@ def _top_k_by_bound(x: Tensor, k: int, bounds: Tensor | float) -> Tensor:
     """Ascending indices (..., k) int64 of the k largest elements of each vector of x (..., n) that reach its bound
     (...,), on a GPU without a host sync. Of more than 2 k that reach it the first 2 k compete; of fewer than k all are
     chosen, and others besides."""
+    # candidates that reach the bound, and others where they are too few
     limits = bounds.contiguous() if isinstance(bounds, Tensor) else x.new_full(x.shape[:-1], bounds)
     indices, magnitudes = backend_for(x).candidates(x, limits, min(x.shape[-1], int(MOST * k)), k)
+    # the largest of them
     return indices.gather(-1, magnitudes.topk(k, sorted=False).indices).sort().values

@@ -27,6 +27,7 @@ def tiles(x: Tensor, block: int) -> list[tuple[int, int, int]]:
     shorter block."""
     n = len(x)
     rows_per_tile = max(1, tile_of(x) // block)
+    # whole blocks, then the shorter one
     whole = n // block
     found = [(row * block, min(rows_per_tile, whole - row), block) for row in range(0, whole, rows_per_tile)]
     if n % block:
@@ -38,6 +39,7 @@ def padded_rows(x: Tensor, width: int, scratch: Workspace) -> Iterator[tuple[int
     """Vectors x (m, n) as rows (m, ·, width), each time with the number of the first row; zeros fill up the last row.
     On a CPU, of one vector, as many rows at a time as fit its cache; on a GPU all."""
     (m, n), count = x.shape, -(-x.shape[1] // width)
+    # a GPU: all rows at once, padded if need be
     if x.device.type != "cpu":
         if count * width > n:
             padded = scratch.tensor("padded", (m, count * width))
@@ -46,6 +48,7 @@ def padded_rows(x: Tensor, width: int, scratch: Workspace) -> Iterator[tuple[int
             x = padded
         yield 0, x.view(m, count, width)
         return
+    # a CPU: tile by tile, of which the last may be padded
     for start, rows, filled in tiles(x[0], width):
         part = x[:, start : start + rows * filled].view(m, rows, filled)
         if filled < width:

@@ -92,11 +92,13 @@ def equal_layouts(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> En
 def equal_parts(x: Tensor, rows: Tensor, bounds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
     """The parts of x (n,) between `bounds` as matrices (m, length), with a row of `rows` for each part: on a CPU each
     part by itself; on a GPU all as long as the first, and then the last, where that is shorter."""
+    # a CPU: part by part
     if on_host(x.device):
         for row, (a, b) in zip(rows.split(1), pairwise(bounds), strict=False):
             if a < b:
                 yield x[None, a:b], row
         return
+    # a GPU: all parts of the first one's length, then the last
     length = max(1, bounds[1])
     whole = len(x) // length
     if whole:

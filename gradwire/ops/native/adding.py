@@ -22,10 +22,10 @@ class _Sum:
     def __init__(
         self, next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: float, n: int
     ) -> None:
-        self._segments = gradient_array(gradient_addresses(gradient, n))
+        self._parts = gradient_array(gradient_addresses(gradient, n))
         kept = 0 if old is None else address("old", old, n)
-        count = len(self._segments)
-        self.struct = AddendsStruct(address("next", next, n), kept, addressof(self._segments), count, decay, weight)
+        count = len(self._parts)
+        self.struct = AddendsStruct(address("next", next, n), kept, addressof(self._parts), count, decay, weight)
 
 
 def add_in(

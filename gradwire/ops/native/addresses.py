@@ -36,6 +36,7 @@ def matrices(name: str, batch: Tensor, factor: Tensor) -> tuple[int, MatricesStr
     rank of a factor (k, rank, ·) of theirs. Raises ValueError for other tensors."""
     if batch.dtype is torch.float32 and batch.dim() == 3 and batch.is_cpu:
         count, rows, columns = batch.shape
+        # a batch of none, or of one, may have any stride
         if batch.stride()[1:] == (columns, 1) or not count or batch[0].is_contiguous():
             return batch.data_ptr(), matrices_struct(count, rows, columns, batch.stride(0), factor.shape[1])
     raise refused(name, batch, "matrices (k, rows, columns) of torch.float32, each of them dense")

@@ -39,6 +39,7 @@ def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) ->
 
 def pack_entries(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
     """See the reference."""
+    # the library replaces values by what is sent of them
     sent = values.clone()
     for payload, places, own in zip(payloads, indices, sent, strict=True):
         _pack(payload, layout, places, own)

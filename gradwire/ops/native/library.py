@@ -118,6 +118,7 @@ def _load(file: Path) -> CDLL:
     found = ctypes.CDLL(str(file))
     if (abi := found.gw_abi()) != ABI:
         raise ValueError(f"the library has ABI {abi} and this version wants {ABI}: reinstall Gradwire")
+    # types of all functions, so that a wrong call fails in Python
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments

@@ -47,6 +47,7 @@ def top_k_each(matrices: Sequence[Tensor], k: int, axis: int) -> Sequence[Tensor
 
 def top_k_rows(matrix: Tensor, k: int) -> Tensor:
     """`top_k_each` of a matrix's rows."""
+    # the library writes k indices a row, without asking whether there are as many elements
     rows, length = matrix.shape
     if k > length:
         raise ValueError(f"k={k} of rows of {length} elements; use {length} or fewer")
@@ -60,6 +61,7 @@ def top_k_columns(matrix: Tensor, k: int) -> Tensor:
     """`top_k_each` of a matrix's columns."""
     rows, columns = matrix.shape
     chosen = torch.empty(columns, k, dtype=torch.int64, device="cpu")
+    # transpose strips that fit the cache, and select in their rows
     step = max(COLUMNS, TILE // rows)
     for start in range(0, columns, step):
         strip = matrix[:, start : start + step].contiguous()  # transposes many times faster than the matrix itself

@@ -28,7 +28,7 @@ class AddendsStruct(Structure):
     """`gw_addends`."""
 
     _fields_: ClassVar = [
-        ("next", c_void_p), ("old", c_void_p), ("segments", c_void_p), ("count", c_int64), ("decay", c_float),
+        ("next", c_void_p), ("old", c_void_p), ("parts", c_void_p), ("count", c_int64), ("decay", c_float),
         ("weight", c_float),
     ]  # fmt: skip
 
@@ -84,6 +84,7 @@ def blocks_struct(layout: Blocks) -> BlocksStruct:
     code = layout.code
     if min(layout.lengths, default=0) < 0 or code.bits not in BITS[code.kind]:
         raise ValueError(f"{layout} is no layout; lengths are 0 or more, and {code.kind} codes {BITS[code.kind]} bits")
+    # an array in C, which the struct points to
     lengths = (c_int64 * len(layout.lengths))(*layout.lengths)
     made = BlocksStruct(addressof(lengths), len(lengths), KINDS[code.kind], code.bits, code.top, code.block)
     made.kept_alive = lengths  # the struct has their address

@@ -22,7 +22,8 @@ def add_in(
     nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """Writes next (n,) = decay·old + weight·gradient, each operation rounded to float32; returns whether all of it is
-    finite. A GPU is not asked: there `nonfinite` (1,), which was 0, becomes NaN where it is not, and True is returned.
+    finite. On a GPU it returns True without a host sync, and `nonfinite` (1,), which was 0, becomes NaN where it is
+    not.
 
     next, old: (n,) float32; None for a zero `old` or gradient. `next` may be the gradient, or `old` where there is no
     gradient.
@@ -47,6 +48,7 @@ def gathered(next: Tensor, gradient: Gradient) -> Tensor | None:
     """The gradient as a float32 vector (n,); where it is none yet, it is gathered in `next`."""
     if gradient is None or (isinstance(gradient, Tensor) and gradient.dtype == torch.float32):
         return gradient
+    # zeros where there is none; all others in one call
     targets: list[Tensor] = []
     sources: list[Tensor] = []
     for start, part, length in placed_parts(gradient, len(next)):
@@ -64,6 +66,7 @@ def _add(part: Tensor, old: Tensor | None, gradient: Tensor | None, decay: float
     if gradient is None:
         torch.mul(old, decay, out=part) if old is not None else part.zero_()
         return
+    # weight·gradient, and then the residual
     torch.mul(gradient, weight, out=part)
     if old is None:
         return

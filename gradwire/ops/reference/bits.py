@@ -19,6 +19,7 @@ def pack_signs(x: Tensor, codes: Tensor, zero_is_plus: bool = True) -> None:
         plus = (np.greater_equal if zero_is_plus else np.greater)(x.numpy(), 0)
         codes.copy_(torch.from_numpy(np.packbits(plus, bitorder="little")))
         return
+    # a GPU: compare, then pack eight bits at a time
     bits = torch.zeros(8 * len(codes), dtype=torch.bool, device=x.device)
     (torch.ge if zero_is_plus else torch.gt)(x, 0, out=bits[: len(x)])
     pack_bits(bits, codes)
@@ -97,6 +98,7 @@ def unpack_codes(codes: Tensor, numbers: Tensor, bits: int) -> None:
 def pack_words(words: Tensor, bits: int, codes: Tensor) -> None:
     """Writes the low `bits` bits of each of words (..., k) to codes (..., k·bits/8) uint8, lowest first; k is a
     multiple of 8."""
+    # one bit per element, then eight to a byte
     spread = words.to(torch.int32).unsqueeze(-1) >> torch.arange(bits, dtype=torch.int32, device=words.device) & 1
     weights = 1 << torch.arange(8, dtype=torch.int32, device=words.device)
     codes.copy_((spread.flatten(-2).unflatten(-1, (-1, 8)) * weights).sum(-1))
@@ -104,6 +106,7 @@ def pack_words(words: Tensor, bits: int, codes: Tensor) -> None:
 
 def unpack_words(codes: Tensor, bits: int, k: int) -> Tensor:
     """The words (..., k) int64 that `pack_words` packed to codes (..., k·bits/8)."""
+    # one bit per element, then `bits` to a word
     spread = codes.unsqueeze(-1) >> torch.arange(8, device=codes.device, dtype=torch.uint8) & 1
     weights = 1 << torch.arange(bits, dtype=torch.int32, device=codes.device)
     return (spread.flatten(-2).unflatten(-1, (k, bits)) * weights).sum(-1)

@@ -50,6 +50,7 @@ def walk(x: Tensor, payload: Tensor, layout: Blocks) -> Iterator[tuple[Tensor, T
     code, start, block, byte = layout.code, 0, 0, layout.codes_at
     dtype, each = (torch.bfloat16, 1) if code.kind == "nearest" else (torch.float32, code.scale_bytes // 4)
     scales = payload[: layout.count * code.scale_bytes].view(dtype).view(layout.count, each)
+    # part by part, tile by tile; every part's codes begin with a byte of their own
     for length in layout.lengths:
         for _, rows, width in tiles(x[start : start + length], code.block):
             end, size = start + rows * width, ceil(rows * width * code.bits / 8)

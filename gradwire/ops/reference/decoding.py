@@ -56,11 +56,13 @@ def _sum_blocks(rows: Tensor, out: Tensor, layout: Blocks) -> None:
 
 def _sum_entries(payloads: Tensor, out: Tensor, layout: Entries) -> None:
     """Adds payloads (parts, ranks, ≥ nbytes) to out (parts, n), which is zero; on a CPU of one part."""
+    # a GPU: unpack all at once, add rank by rank
     if out.device.type != "cpu":
         indices, values = unpack_entry_rows(payloads.flatten(0, 1), layout)
         indices, values = (each.view(*payloads.shape[:2], -1) for each in (indices, values))
         for rank in range(payloads.shape[1]):
             out.scatter_add_(1, indices[:, rank], values[:, rank])
         return
+    # a CPU: payload by payload
     for row in payloads[0]:
         out[0].index_add_(0, *unpack_entries(row[None], layout))

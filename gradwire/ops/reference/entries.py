@@ -20,9 +20,11 @@ def pack_entries(payloads: Tensor, layout: Entries, indices: Tensor, values: Ten
     behind a row's last entry, are no entries."""
     if not layout.exact:
         return _pack_levels(payloads, layout, indices, values)
+    # values
     sent = payloads[:, layout.values_at : layout.nbytes].view(torch.float32)
     sent[:, : values.shape[1]].copy_(values)
     sent[:, values.shape[1] :].zero_()
+    # indices
     pack_place_rows(_places(payloads, layout), layout.places, indices, indices < layout.n)
     return values
 
@@ -79,6 +81,7 @@ def _values(payloads: Tensor, layout: Entries, indices: Tensor) -> Tensor:
     values = payloads[:, layout.values_at : layout.nbytes]
     if layout.exact:
         return values.view(torch.float32)[:, :m]
+    # sign and level by table, two to a byte, times the group's scale
     scales = payloads[:, : layout.places_at].view(torch.bfloat16).gather(1, indices // GROUP)
     table = _pairs(payloads.device)
     return torch.index_select(table, 0, values.reshape(-1).int()).view(rows, -1)[:, :m] * scales
@@ -115,6 +118,7 @@ def levels_and_edges(device: torch.device) -> tuple[Tensor, Tensor]:
     """The 8 levels, and the 7 edges half-way between them on a logarithmic scale."""
 
     def make() -> tuple[Tensor, Tensor]:
+        # in float64, so that rounding to float32 is the same everywhere
         exponents = torch.arange(8, dtype=torch.float64, device="cpu")
         levels, edges = torch.exp2(-0.75 * exponents), torch.exp2(-0.75 * (exponents[:7] + 0.5))
         return to_device(levels.float(), device), to_device(edges.float(), device)

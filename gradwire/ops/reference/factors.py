@@ -11,8 +11,10 @@ def renew(factors: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
     its largest element 1/2 to 1, which changes no bit of a basis made from it. Returns the largest magnitude that each
     had, batch after batch (matrices,), which is finite if, and only if, all its elements are."""
     largest = torch.cat([factor.abs().amax((1, 2)) for factor in factors])
+    # which are zero, and the powers of two, batch by batch
     counts = [len(factor) for factor in factors]
     zero, scales = (numbers[:, None, None].split(counts) for numbers in (largest.eq(0).float(), _to_one(largest)))
+    # without asking a GPU: 0 or 1 times the factor of before is added
     for factor, other, is_zero, scale in zip(factors, before, zero, scales, strict=True):
         factor.addcmul_(other, is_zero).mul_(scale)
     return largest

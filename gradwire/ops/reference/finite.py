@@ -1,4 +1,4 @@
-"""Checks for NaN and infinity: the answer is a bool on a CPU, a tensor () on a GPU, which is not asked."""
+"""Checks for NaN and infinity, without a host sync: the answer is a bool on a CPU, a tensor () on a GPU."""
 
 import torch
 from torch import Tensor

@@ -41,6 +41,7 @@ def lower_bound(x: Tensor, k: int, slack: float) -> float:
     if n <= SAMPLE:
         return TINY
     sample = np.abs(x.numpy()[:: n // SAMPLE | 1])  # an odd stride meets every column of a power-of-two row
+    # the sample's order statistic, and `slack` standard deviations of its count further down
     rank = k / n * len(sample)
     rank = max(1, int(rank + slack * rank**0.5 + slack))
     if rank >= len(sample):
@@ -61,6 +62,7 @@ def few_above(x: Tensor, bound: float, most: float, scratch: Workspace) -> tuple
     magnitude = scratch.tensor("magnitude", (TILE,)).numpy()
     mask = scratch.tensor("mask", (TILE,), torch.bool).numpy()
     found, sizes, total = [], [], 0
+    # tile by tile; stop as soon as there are too many
     for start, end in tile_bounds(x):
         m = np.abs(values[start:end], out=magnitude[: end - start])
         passing = np.greater_equal(m, limit, out=mask[: end - start])

@@ -42,6 +42,7 @@ def with_factors(out: Sequence[Tensor], p: Tensor, q: Tensor) -> Iterable[tuple[
     """Each tensor of a batch with its factors."""
     if len(out) == 1:
         return [(out[0], p, q)]
+    # the factors of as many matrices as each tensor has
     sizes = [len(part) for part in out]
     return zip(out, p.split(sizes), q.split(sizes), strict=True)
 

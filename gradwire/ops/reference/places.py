@@ -36,6 +36,7 @@ def unpack_places(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
     CPU raises ValueError for bytes that are no payload."""
     if payloads.device.type != "cpu":
         return unpack_place_rows(payloads, layout)
+    # a CPU: row by row, and checked
     found = [places_in(row, layout) for row in payloads]
     if any(each is None for each in found):
         raise no_payload(layout)
@@ -53,12 +54,14 @@ def padded_rows(found: Sequence[Tensor], k: int) -> tuple[Tensor, Tensor]:
 
 def places_in(payload: Tensor, layout: Places) -> Tensor | None:
     """The coordinates (≤ k,) int64 of a payload, None for bytes that are none; on a CPU."""
+    # entry j is the set bit number j
     upper, lower = _bits(payload[None], layout)
     places = upper[0].nonzero()[:, 0]
     m = len(places)
     if m > layout.k:
         return None
     ranks, digits = _constants(layout, 1, payload.device)
+    # upper bits from its place, lower bits as they are
     indices = (places - ranks[0, :m] << layout.low_bits).add_((lower[0, :m] * digits).sum(1))
     return None if m and int(indices.max()) >= layout.n else indices
 

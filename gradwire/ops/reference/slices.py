@@ -18,6 +18,7 @@ def top_k_rows(matrix: Tensor, k: int, scratch: Workspace) -> Tensor:
     the first of equal magnitudes win. On a CPU."""
     rows, length = matrix.shape
     chosen = torch.empty(rows, k, dtype=torch.int64, device="cpu")
+    # as many rows at a time as fit the cache
     step = max(1, TILE // length)
     for start in range(0, rows, step):
         part = matrix[start : start + step]
@@ -30,6 +31,7 @@ def top_k_columns(matrix: Tensor, k: int, scratch: Workspace) -> Tensor:
     """Row indices (columns, k) int64 of the k largest magnitudes of each column; see `top_k_rows`."""
     rows, columns = matrix.shape
     chosen = torch.empty(columns, k, dtype=torch.int64, device="cpu")
+    # as many columns at a time, transposed
     step = max(COLUMNS, TILE // rows)
     for start in range(0, columns, step):
         width = min(step, columns - start)

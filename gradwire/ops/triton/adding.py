@@ -33,6 +33,7 @@ class _Terms:
         self, next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar,
         nonfinite: Tensor | None,
     ) -> None:  # fmt: skip
+        # gather the gradient's tensors, in torch
         source = gathered(next, gradient)
         flag = scratch_on(next.device).tensor("nonfinite", (1,)) if nonfinite is None else nonfinite
         self.tensors = next, next if old is None else old, next if source is None else source.view(-1), flag
@@ -96,6 +97,7 @@ def add_quantise(
     """See the reference; all parts in one launch. One seed is enough for all, for an element's noise depends on its
     index. Bytes between and behind scales and codes stay as they were."""
     terms = _Terms(next, old, gradient, decay, weight, nonfinite)
+    # where each block lies, and how many a program takes
     code, (each, width) = layouts[0].code, shape_of(layouts[0])
     table, device = table_of(tuple(layouts), payloads.stride(0), payloads.device), payloads.device
     word, salt = seeds[0].on(device) if code.kind == "stochastic" else (table, 0)

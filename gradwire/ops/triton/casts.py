@@ -19,6 +19,7 @@ SIZE = 1024
 def cast_kernel(x, rows, n, length, stride, limit, KEEP: tl.constexpr, SIZE: tl.constexpr):
     """Casts SIZE of n elements to rows of `length`, `stride` elements from each other, clipped to ±limit; to KEEP the
     error, leaves it in x."""
+    # the row and columns of this program
     programs = tl.cdiv(length, SIZE)
     row = (tl.program_id(0) // programs).to(tl.int64)
     place = tl.program_id(0) % programs * SIZE + tl.arange(0, SIZE)

@@ -93,7 +93,6 @@ def quantise_kernel(
     """`add_quantise` of ROWS blocks. Noise is hashed from a `word` that counts steps and a `salt`."""
     row, known, start, width, byte = blocks_of_program(table, count, ROWS)
     at, live = elements_of_blocks(start, width, WIDTH)
-    # add up
     x = summed(old, gradient, at, live, decay, weight_of(weight, SCALED), HAS_OLD, HAS_GRADIENT)
     note_unless_finite(x, nonfinite)
     # quantise: signs with the mean magnitude
@@ -132,10 +131,9 @@ def quantise_kernel(
         number = to_nearest(number)
         sent = number * step[:, None]
         code = tl.where(live, number.to(tl.int32) & ((1 << BITS) - 1), 0)
-    # keep the error
+    # keep the error, and pack
     if KEEP:
         tl.store(next + at, x - sent, live)
-    # pack
     store_codes(code, payloads, byte, width, ROWS, WIDTH, BITS)
 
 

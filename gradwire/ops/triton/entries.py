@@ -101,6 +101,7 @@ def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) ->
 
 def _sum(rows: Tensor, out: Tensor, layout: Entries, ranks: int) -> None:
     """Writes the sum of `ranks` payloads, from row i on, to row i of out (m, n)."""
+    # programs of equal ranges of upper bits
     upper_at, words, low_words = _words_of(layout)
     payloads, low = rows[:, : layout.nbytes].view(torch.int32), layout.places.low_bits
     launching.launch(
@@ -124,6 +125,7 @@ def unpack_places(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
 
 def _unpack(payloads: Tensor, layout: Entries | Places, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Indices (payloads, k), and their values, or as int8 whether they are filled."""
+    # programs of equally many entries
     upper_at, words, low_words = _words_of(layout)
     rows = payloads[:, : layout.nbytes].view(torch.int32)
     indices = torch.empty(len(rows), layout.k, dtype=torch.int64, device=rows.device)

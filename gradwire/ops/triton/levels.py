@@ -11,6 +11,7 @@ from gradwire.ops.triton.places import GROUP, store_place
 @triton.jit
 def first_entry(indices, m, least):
     """The number of the first of m ascending indices that is `least` or more; m where none is."""
+    # bisect
     low, high = 0, m
     while low < high:
         middle = (low + high) // 2

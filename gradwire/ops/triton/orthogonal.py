@@ -49,6 +49,7 @@ def inverse_of_root(gram, RANK: tl.constexpr):
     """The lower triangular W with W gram Wᵀ = 1, by Gaussian elimination."""
     row, column = tl.arange(0, RANK)[:, None], tl.arange(0, RANK)[None, :]
     inverse = tl.where(row == column, 1.0, 0.0).to(tl.float64)
+    # eliminate column by column, and apply the same to the identity
     for i in range(RANK):
         left = tl.sum(tl.where(row == i, gram, 0.0), 0)[None, :]
         done = tl.sum(tl.where(row == i, inverse, 0.0), 0)[None, :]
@@ -118,10 +119,12 @@ def orthogonalize(factors: Sequence[Tensor]) -> None:
     batches lie one after another."""
     if not factors:
         return
+    # long rows, by torch
     rows, table = max(factor.shape[1] for factor in factors), table_of(factors, LONGEST)
     reference.orthogonal.orthogonalize([factor for factor in factors if rows > MOST or factor.shape[2] > LONGEST])
     if rows > MOST or not table.numel():
         return
+    # all others in one launch
     rank = 16 if rows <= 16 else MOST
     launching.launch(
         orthonormal_kernel, table.shape[1], vector_of(factors), table, table.shape[1], RANK=rank, SIZE=ELEMENTS // rank

@@ -62,6 +62,7 @@ def ends_kernel(ends, rows, stride, words, SIZE: tl.constexpr):
     """Counts the entries up to the end of each of a row's `words` upper words: ends (rows, words) int32."""
     row = tl.program_id(0).to(tl.int64)
     before = 0
+    # a running sum over the words
     for start in range(0, words, SIZE):
         at = start + tl.arange(0, SIZE)
         counts = set_bits(tl.load(rows + row * stride + at, at < words, 0).to(tl.int64) & 0xFFFFFFFF)
@@ -78,6 +79,7 @@ def entries_before(ends, word, words):
 @triton.jit
 def first_word(ends, words, zeros):
     """The number of the first word with so many zeros before its end; `words` where there is none."""
+    # bisect
     low, high = 0, words
     while low < high:
         middle = (low + high) // 2
@@ -104,6 +106,7 @@ def value_of(payload, values, levels, index, entry, live, BITS: tl.constexpr):
     if BITS == 32:
         value = tl.load(values.to(tl.pointer_type(tl.float32)) + entry, live, 0.0)
     else:
+        # sign and level, two to a byte, times the group's scale
         code = (tl.load(values + (entry >> 3), live, 0) >> (4 * (entry & 7)).to(tl.int32)) & 15
         scale = tl.load(payload.to(tl.pointer_type(tl.bfloat16)) + index // GROUP, live, 0.0).to(tl.float32)
         level = tl.load(levels + (code & 7), live, 0.0)

@@ -78,11 +78,13 @@ def project_kernel(matrices, p, q, table, count, TO_ROWS: tl.constexpr, RANK: tl
 def product_kernel(matrices, p, q, table, count, SUBTRACT: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr):
     """M = Pᵀ Q for (SIZE, SIZE) elements of one matrix or, to SUBTRACT it, M -= Pᵀ Q."""
     matrix, p, q, rows, columns, rank, row, column = of_program(matrices, p, q, table, count)
+    # the product of two thin tiles
     left, left_live = part_of(p, rank, rows, row, RANK, SIZE)
     right, right_live = part_of(q, rank, columns, column, RANK, SIZE)
     transposed = tl.trans(tl.load(left, left_live, 0.0))
     tile = tl.dot(transposed, tl.load(right, right_live, 0.0), input_precision="ieee")
     at, live = tile_of(matrix, rows, columns, row, column, SIZE)
+    # write it, or subtract it
     if SUBTRACT:
         tile = tl.load(at, live, 0.0) - tile
     tl.store(at, tile, live)
@@ -116,11 +118,13 @@ def _launch(
     **constants: bool,
 ) -> None:  # fmt: skip
     """Launches programs for SIZE rows, or SIZE columns, or both, of each matrix; none for sums that are too long."""
+    # where the matrices lie, from the first one on
     first = matrices[0].storage_offset()
     places: tuple[Any, ...] = tuple(
         (matrix.storage_offset() - first, matrix.stride(0), *matrix.shape) for matrix in matrices
     )
     ranks = tuple(factor.shape[1] for factor in p)
+    # a program for each tile, found in a table
     layout = places, ranks, by_row, by_column
     table = scratch_on(p[0].device).once(("products", *layout), lambda: _table(*layout, p[0].device))
     end = max(start + (count - 1) * stride + rows * columns for start, stride, count, rows, columns in places)
@@ -137,9 +141,11 @@ def _table(
     """The table for batches of matrices, by first element, stride, number, rows and columns (`places`), and rank."""
     found, p, q = [], 0, 0
     for (start, stride, count, rows, columns), rank in zip(places, ranks, strict=True):
+        # first rows and columns of the programs of one matrix
         firsts = (np.arange(0, n, SIZE if by else n) for n, by in ((rows, by_row), (columns, by_column)))
         grid = np.stack(np.meshgrid(*firsts, indexing="ij")).reshape(2, -1)
         long = (not by_row and rows > LONGEST) or (not by_column and columns > LONGEST)
+        # the same for each matrix of the batch
         for _ in range(count):
             of_matrix = np.array([start, rows, columns, rank, p, q])[:, None]
             if not long:

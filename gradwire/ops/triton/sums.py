@@ -22,6 +22,7 @@ def weight_of(weight, SCALED: tl.constexpr):
 @triton.jit
 def summed(old, gradient, at, live, decay, weight, HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr):
     """decay·old + weight·gradient at these indices; zeros where they are not `live`."""
+    # weight·gradient, and then the residual
     total = tl.zeros(at.shape, tl.float32)
     if HAS_GRADIENT:
         total = tl.load(gradient + at, live, 0.0).to(tl.float32) * weight

@@ -32,6 +32,7 @@ def _table(layouts: tuple[Blocks, ...], stride: int, device: torch.device) -> Te
 def _blocks_of(layout: Blocks) -> Iterator[np.ndarray]:
     """The table of one layout by itself, part by part."""
     code, start, byte, scale = layout.code, 0, layout.codes_at, 0
+    # part by part; every part's codes begin with a byte of their own
     for length in layout.lengths:
         firsts = np.arange(0, length, code.block)
         scales = scale + code.scale_bytes * np.arange(len(firsts))

@@ -17,8 +17,10 @@ def differences(device: torch.device) -> str:
     """The names of the trials whose results are wrong on this device; "" where all are right. Waits for the device.
 
     The host computes the right results: a GPU's own products may be set to round to fewer bits."""
+    # the same numbers here and on the host
     host = torch.randn(2, N, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
     here = host.to(device)
+    # compare
     wrong = [
         name
         for name, run in RUNS.items()
@@ -74,6 +76,7 @@ def _products(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
         gradient[:300] / 10,
     )
     matrices, products = ([x[:800].view(2, 10, 40), x[800:].view(1, 15, 12)] for x in (left, right))
+    # views of two batches
     lower, upper = [p[:60].view(2, 3, 10), p[60:].view(1, 5, 15)], [q[:240].view(2, 3, 40), q[240:].view(1, 5, 12)]
     kernels.project(matrices, upper, lower, ROWS)
     kernels.multiply([[product] for product in products], lower, upper, subtract=False)

@@ -25,6 +25,7 @@ def pack_words_kernel(words, codes, count, rows, stride, k, nbytes, BITS: tl.con
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     row, byte = at // nbytes, at % nbytes
     code = tl.zeros((SIZE,), tl.int32)
+    # each of a byte's bits from the word that has it
     for i in tl.static_range(8):
         bit = 8 * byte + i
         word = tl.load(words + row * k + bit // BITS, at < count, 0).to(tl.int32)
@@ -39,6 +40,7 @@ def unpack_words_kernel(codes, words, count, rows, stride, k, nbytes, BITS: tl.c
     row = at // k
     codes += place_of(row, rows, stride, nbytes)
     word = tl.zeros((SIZE,), tl.int32)
+    # each of a word's bits from the byte that has it
     for i in tl.static_range(BITS):
         bit = at % k * BITS + i
         code = tl.load(codes + bit // 8, at < count, 0).to(tl.int32)
