@@ -20,7 +20,7 @@ class Communicator(Options, Recordable, ABC):
     the number of ranks, so that the sum over the ranks is the mean."""
 
     name: ClassVar[str]
-    """As users write it."""
+    """The class's name, for errors."""
 
     def check(self, compressor: Compressor) -> None:
         """Raises ValueError, naming a pairing that works, for a compressor that this one cannot reduce."""

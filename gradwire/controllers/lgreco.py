@@ -136,10 +136,10 @@ class LGreCo(Controller):
         self._choices = {name: self._choices_for(given) for name, given in self._given.items()}
         # squared errors by choice, of the layers measured so far
         self._curves: dict[str, list[float]] = {}
-        self._looks = self._cut()
+        self._looks = self._divided()
         self._first: int | None = None
 
-    def _cut(self) -> list[list[tuple[int, str]]]:
+    def _divided(self) -> list[list[tuple[int, str]]]:
         """The layers to measure in each step, as many as a message holds, with the place of their first number."""
         looks: list[list[tuple[int, str]]] = []
         at = MESSAGE_NUMBERS
