@@ -10,6 +10,7 @@ from gradwire.cli import main
 from gradwire.collective import Collective, Sum
 from gradwire.lab.doctor import examination, joining, process_groups
 from gradwire.lab.doctor.facts import GPU, GPUS, facts_here
+from gradwire.lab.doctor.findings import Finding
 from gradwire.lab.doctor.site import Groups, Site
 from gradwire.transports import Done, Pending, Transport
 
@@ -70,33 +71,44 @@ def no_library() -> None:
         os.environ["GRADWIRE_KERNELS"] = __file__
 
 
-def lost() -> None:
-    """The rank ends before the store's check; the others wait for it for 2 s."""
+def lost(rank: int = 1) -> None:
+    """A rank ends in the store's check; the other waits for it for 2 s."""
+
+    def check(site: Site) -> list[Finding]:
+        os._exit(0)
+
     joining.PATIENCE_S = 2.0
-    if second():
-        ends = examination.Check(lambda site: os._exit(0))
-        examination.CHECKS["store"] = ends
+    if os.environ["RANK"] == str(rank):
+        examination.CHECKS["store"] = examination.Check(check)
+
+
+def first_lost() -> None:
+    lost(0)
 
 
 def stuck() -> None:
     """The rank begins no collective; each check may take 4 s."""
+
+    def check(site: Site) -> list[Finding]:
+        Event().wait()
+        return []
+
     examination.LIMIT_S = 4.0
     if second():
-        waits = examination.Check(lambda site: Event().wait(), carried=True)
-        examination.CHECKS["collectives"] = waits
+        examination.CHECKS["collectives"] = examination.Check(check, carried=True)
 
 
 def raises() -> None:
     """The rank's collectives fail with an error of its own."""
 
-    def check(site: Site) -> None:
+    def check(site: Site) -> list[Finding]:
         raise OSError("the card has melted")
 
     if second():
         examination.CHECKS["collectives"] = examination.Check(check, carried=True)
 
 
-FAULTS = (other_torch, harmful_variable, shared_gpu, wrong_sums, no_library, lost, stuck, raises)
+FAULTS = (other_torch, harmful_variable, shared_gpu, wrong_sums, no_library, lost, first_lost, stuck, raises)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -47,7 +47,7 @@ def ended_ranks(
 ) -> list[Ended]:  # fmt: skip
     """How each of so many ranks that run `python *argv` has ended; some may fail."""
     _store, environments = _meeting_place(world)
-    return _run([own | env for own in environments], argv, imports, ROOT, timeout_s)
+    return _run([{**own, **env} for own in environments], argv, imports, ROOT, timeout_s)
 
 
 def _meeting_place(world: int) -> tuple[dist.TCPStore, list[dict[str, str]]]:

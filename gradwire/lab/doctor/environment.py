@@ -7,20 +7,19 @@ from gradwire.lab.doctor.variables import VARIABLES
 
 
 def check(site: Site) -> list[Finding]:
-    """What this rank's variables do, of those in docs/gpu.md."""
+    """The effects of this rank's variables, of those in docs/gpu.md."""
     facts = site.everyone[site.rank]
-    there = {name: facts[name] for name in VARIABLES if name in facts}
-    harms = {name: VARIABLES[name].harm(value) for name, value in there.items()}
-    found = [
-        Finding(name, False, f"{there[name]} does harm: {harm}", VARIABLES[name].remedy)
-        for name, harm in harms.items()
-        if harm
-    ]
-    found += [Finding(name, True, f"is {there[name]}") for name, harm in harms.items() if not harm]
-    if facts[DEVICE] == "cuda":
-        found += [
-            Finding(name, True, "is not set", rule.hint)
-            for name, rule in VARIABLES.items()
-            if rule.hint and name not in there
-        ]
-    return found or [Finding("variables", True, "none is set that docs/gpu.md speaks about; CPUs need none")]
+    found = [_about(name, facts.get(name), facts[DEVICE] == "cuda") for name in VARIABLES]
+    there = [finding for finding in found if finding]
+    return there or [Finding("variables", True, "none is set that docs/gpu.md speaks about; CPUs need none")]
+
+
+def _about(name: str, value: str | None, on_gpu: bool) -> Finding | None:
+    """The finding about a variable; None where there is nothing to say."""
+    rule = VARIABLES[name]
+    if value and (harm := rule.harm(value)):
+        return Finding(name, False, f"{value} does harm: {harm}", rule.remedy)
+    hint = rule.hint_for(value) if on_gpu else ""
+    if value is None and not hint:
+        return None
+    return Finding(name, True, "is not set" if value is None else f"is {value}", hint)

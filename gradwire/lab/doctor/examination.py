@@ -74,7 +74,7 @@ class Listener(Protocol):
 def examine(site: Site, listener: Listener) -> None:
     """Runs all checks on this rank; on each, at the same time. Ends early where a rank does not come, which is a
     finding on all others. `site.works` is false where something still hangs: then end the process at once."""
-    meeting, name = site.meeting("main"), "which ranks come"
+    meeting, name = site.meeting("main"), "ranks"
     try:
         listener.begins(name)
         site.everyone = [dict(facts) for facts in meeting.gather({"call": name} | facts_here(site.device))]
@@ -89,25 +89,25 @@ def examine(site: Site, listener: Listener) -> None:
     except RuntimeError as error:
         site.works = False
         first_is_lost = not isinstance(error, AbsentRanks) or 0 in error.ranks
-        listener.ended(name, _lost(error, name, site), first_is_lost)
+        listener.ended(name, _lost(error, site), first_is_lost)
 
 
 def _read(text: str) -> list[Finding]:
     return [Finding(**each) for each in json.loads(text)]
 
 
-def _lost(error: RuntimeError, name: str, site: Site) -> Finding:
+def _lost(error: RuntimeError, site: Site) -> Finding:
     if not isinstance(error, AbsentRanks):  # the store is gone
-        return Finding("ranks", False, str(error), LOST)
+        return Finding("meeting", False, str(error), LOST)
     hosts = site.hosts if site.everyone else []
-    words = f"{at_ranks(error.ranks, hosts)} did not come to the end of this check ({name}) in {site.patience_s:.0f} s"
-    return Finding("ranks", False, words, LOST)
+    words = f"{at_ranks(error.ranks, hosts)} did not come to the end of this check within {site.patience_s:.0f} s"
+    return Finding("meeting", False, words, LOST)
 
 
 def _result(name: str, check: Check, site: Site) -> tuple[list[Finding], bool]:
     """This rank's findings, and whether the groups still work: checks after a wrong result would not agree."""
     if check.carried and not (site.works and site.groups):
-        return [Finding(name, None, "not checked: the process groups do not work")], site.works
+        return [Finding("not checked", None, "the process groups do not work")], site.works
     answer, site.doing = Future[list[Finding]](), ""
     thread = threading.Thread(target=_answer, args=(answer, partial(check.run, site), site.device), daemon=True)
     thread.start()

@@ -9,6 +9,7 @@ from time import monotonic, sleep
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gradwire.lab.doctor.examination import LIMIT_S
 from gradwire.lab.doctor.site import Site
@@ -58,18 +59,18 @@ def joined(device: torch.device) -> Iterator[Site]:
             _leave_store(site)
 
 
-def _store(rank: int, world: int) -> dist.Store:
+def _store(rank: int, world: int) -> Store:
     """The store of rank 0, or of torchrun's agent. It does not wait for the others: meetings do, and name them."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     leads = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     timeout = timedelta(seconds=PATIENCE_S)
     try:
-        store = dist.TCPStore(host, port, world, leads, timeout, wait_for_workers=False, multi_tenant=True)
+        store = TCPStore(host, port, world, leads, timeout, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
-        reason = next(iter(str(error).splitlines()), "")
+        reason = next(iter(str(error).splitlines()), "").rstrip(".")
         words = f"rank {rank} (host {gethostname()}) cannot reach the store at {host}:{port}"
         raise OSError(f"{words}: {reason}; give all ranks one MASTER_ADDR, and a MASTER_PORT that is free") from error
-    return dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _leave_groups(site: Site) -> None:

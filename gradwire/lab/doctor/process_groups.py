@@ -4,6 +4,7 @@ from collections import Counter
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gradwire.lab.doctor.facts import CURRENT, DEVICE, GPU, GPUS, HOST, LOCAL_RANK, NONE, Facts, hosts_of, ranks_by
 from gradwire.lab.doctor.findings import Finding, at_ranks
@@ -41,7 +42,7 @@ def _why_none(site: Site) -> str:
 def open_groups(site: Site) -> Groups:
     """The groups of all ranks and, where that is more, of the axes of hosts."""
     backend = "nccl" if site.device.type == "cuda" else "gloo"
-    store = dist.PrefixStore("gradwire/doctor/groups", site.store)
+    store = PrefixStore("gradwire/doctor/groups", site.store)
     timeout = timedelta(seconds=TIMEOUT_S)
     dist.init_process_group(backend, store=store, rank=site.rank, world_size=site.world, timeout=timeout)
     everyone, size = ProcessGroup.own(), _ranks_per_host(hosts_of(site.everyone))

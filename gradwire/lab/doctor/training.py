@@ -46,6 +46,7 @@ def _found(name: str, trained: Trained) -> Finding:
 def _trained(site: Site, name: str) -> Trained:
     generator = torch.Generator().manual_seed(site.rank)
     inputs, labels = torch.randn(BATCH, WIDTH, generator=generator), torch.randint(10, (BATCH,), generator=generator)
+    site.doing = f"before the first step of training, {name}"
     ddp = DistributedDataParallel(_model().to(site.device))
     handle = None if name == "dense" else attach(ddp, name, transport=site.carrying.mesh)
     optimizer, times, loss = SGD(ddp.parameters(), lr=0.01), list[float](), inputs

@@ -9,11 +9,16 @@ LEAST_CONNECTIONS = 8
 @dataclass(frozen=True)
 class Variable:
     """A rule about one variable: `harm` says why a value is wrong ("" where it is not), `remedy` what to set instead.
-    `hint` is for GPUs, where the variable is not set."""
+    `hint` is for GPUs, where the variable is not set, or not to the value that it `wants`."""
 
     harm: Callable[[str], str] = lambda value: ""
     remedy: str = ""
     hint: str = ""
+    wants: str = ""
+
+    def hint_for(self, value: str | None) -> str:
+        """The hint for a value, None where it is not set."""
+        return self.hint if value is None or (self.wants and value != self.wants) else ""
 
 
 def _async(value: str) -> str:
@@ -33,9 +38,12 @@ VARIABLES = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": Variable(
         _async,
         "unset TORCH_NCCL_ASYNC_ERROR_HANDLING, or set it to 0 with elastic=True",
-        "for elastic=True or Rendezvous: TORCH_NCCL_ASYNC_ERROR_HANDLING=0",
+        "for elastic=True or Rendezvous: TORCH_NCCL_ASYNC_ERROR_HANDLING=0 (torchrun sets 1)",
+        wants="0",
     ),
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": Variable(hint="for elastic=True or Rendezvous: TORCH_NCCL_DUMP_ON_TIMEOUT=0"),
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": Variable(
+        hint="for elastic=True or Rendezvous: TORCH_NCCL_DUMP_ON_TIMEOUT=0", wants="0"
+    ),
     "TORCH_DISTRIBUTED_DEBUG": Variable(_detail, "unset TORCH_DISTRIBUTED_DEBUG, or set it to INFO"),
     "CUDA_DEVICE_MAX_CONNECTIONS": Variable(_connections, "unset CUDA_DEVICE_MAX_CONNECTIONS, or set it to 8 or more"),
     "NCCL_DEBUG": Variable(hint="NCCL_DEBUG=WARN has NCCL say which link or peer failed"),
