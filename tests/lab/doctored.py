@@ -72,14 +72,14 @@ def no_library() -> None:
 
 
 def lost(rank: int = 1) -> None:
-    """A rank ends in the store's check; the other waits for it for 2 s."""
+    """A rank ends in a check; the other waits for it for 8 s."""
 
     def check(site: Site) -> list[Finding]:
         os._exit(0)
 
-    joining.PATIENCE_S = 2.0
+    joining.PATIENCE_S = 8.0
     if os.environ["RANK"] == str(rank):
-        examination.CHECKS["store"] = examination.Check(check)
+        examination.CHECKS["environment"] = examination.Check(check)
 
 
 def first_lost() -> None:
@@ -87,13 +87,13 @@ def first_lost() -> None:
 
 
 def stuck() -> None:
-    """The rank begins no collective; each check may take 4 s."""
+    """The rank begins no collective; each check may take 8 s."""
 
     def check(site: Site) -> list[Finding]:
         Event().wait()
         return []
 
-    examination.LIMIT_S = 4.0
+    examination.LIMIT_S = 8.0
     if second():
         examination.CHECKS["collectives"] = examination.Check(check, carried=True)
 
