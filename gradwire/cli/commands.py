@@ -187,7 +187,7 @@ def doctor(
     link: a.Rate = None,
     device: a.DoctorDevice = None,
 ) -> None:
-    """Check this cluster, under torchrun or Slurm, or ranks started here; print what is wrong and what helps."""
+    """Check this cluster, under torchrun or Slurm, or ranks started here; print faults, each with a remedy."""
     from gradwire.cli import doctor_command
 
     doctor_command.doctor(ranks, hosts, link, device)

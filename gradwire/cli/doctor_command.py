@@ -26,13 +26,14 @@ WRONG = 1
 
 
 def doctor(ranks: int | None, hosts: int | None, link: str | None, device: str | None) -> None:
-    """Examines the ranks that were started, or starts some here. Ends with exit code 1 where something is wrong."""
+    """Examines the ranks that were started, or starts some here. Ends with exit code 1 where there is a fault."""
     if not is_launched():
         return _start(ranks, hosts, link, device)
     with mistakes():
         if ranks or hosts or link:
             raise ValueError("these ranks were started already: leave --ranks, --hosts and --link out")
         here = device_here(kind_of(device))
+    # examine the cluster from this rank
     shown = _Shown() if leads() else _Silent()
     with mistakes(), joined(here) as site:
         examine(site, shown)
@@ -58,7 +59,7 @@ def _start(ranks: int | None, hosts: int | None, link: str | None, device: str |
         try:
             launch(["-m", "gradwire", "doctor", "--device", kind], cluster.ranks, network=network)
         except RankFailed as failed:
-            if (failed.rank, failed.exit_code) != (0, WRONG):  # rank 0 has shown what is wrong
+            if (failed.rank, failed.exit_code) != (0, WRONG):  # rank 0 has shown the faults
                 raise
             raise typer.Exit(WRONG) from failed
 

@@ -1,4 +1,4 @@
-"""What `gradwire doctor` prints: text of 100 columns at most, which can be pasted into an issue."""
+"""The report of `gradwire doctor`: text of 100 columns at most, which can be pasted into an issue."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import wrap

@@ -76,13 +76,16 @@ def examine(site: Site, listener: Listener) -> None:
     finding on all others. `site.works` is false where something still hangs: then end the process at once."""
     meeting, name = site.meeting("main"), "ranks"
     try:
+        # the ranks meet, and learn each other's facts
         listener.begins(name)
         site.everyone = [dict(facts) for facts in meeting.gather({"call": name} | facts_here(site.device))]
         listener.met(site)
         for name, check in CHECKS.items():
+            # each rank runs the check by itself
             listener.begins(name)
             own, works = _result(name, check, site)
             facts = {"call": name, "works": str(works), "findings": json.dumps([asdict(each) for each in own])}
+            # they meet, and share their findings
             everyone = meeting.gather(facts)
             site.works = all(own["works"] == "True" for own in everyone)
             listener.found(name, merged([_read(own["findings"]) for own in everyone], site.hosts))

@@ -27,8 +27,8 @@ def at_ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
 
 
 def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[Finding]:
-    """The findings of all ranks by name: what is well once, as the first rank says it; what is not with the ranks that
-    found it, once for all that say the same."""
+    """The findings of all ranks by name: a good one once, in the first rank's words; a fault with the ranks that found
+    it, once for all ranks with the same words."""
     names = dict.fromkeys(finding.name for own in by_rank for finding in own)
     return [each for name in names for each in _of_name(name, by_rank, hosts)]
 

@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from gradwire.lab.doctor.examination import LIMIT_S
 from gradwire.lab.doctor.site import Site
-from gradwire.transports.bounded import run_bounded
+from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.torch_store import TorchStore
 
 PATIENCE_S = LIMIT_S + 10

@@ -10,7 +10,7 @@ from gradwire.collective import HOST, REPLICA, Collective, Message, Sum
 from gradwire.lab.doctor.facts import Facts, names_of
 from gradwire.runtime.meeting import Meeting
 from gradwire.transports import Mesh, Pending, Transport
-from gradwire.transports.bounded import run_bounded
+from gradwire.transports.bounded_calls import run_bounded
 from gradwire.transports.torch_store import TorchStore
 
 ALL, INSIDE, BETWEEN = "all ranks", "inside hosts", "between hosts"

@@ -44,31 +44,40 @@ def _found(name: str, trained: Trained) -> Finding:
 
 
 def _trained(site: Site, name: str) -> Trained:
-    generator = torch.Generator().manual_seed(site.rank)
-    inputs, labels = torch.randn(BATCH, WIDTH, generator=generator), torch.randint(10, (BATCH,), generator=generator)
+    # the model, its replicas under DDP, and compression
     site.doing = f"before the first step of training, {name}"
     ddp = DistributedDataParallel(_model().to(site.device))
     handle = None if name == "dense" else attach(ddp, name, transport=site.carrying.mesh)
-    optimizer, times, loss = SGD(ddp.parameters(), lr=0.01), list[float](), inputs
     try:
-        while len(times) < STEPS:
-            site.doing = f"in step {len(times)} of training, {name}"
-            synchronize(site.device)
-            began = perf_counter()
-            optimizer.zero_grad()
-            loss = _backward(ddp, inputs.to(site.device), labels.to(site.device))
-            optimizer.step()
-            synchronize(site.device)
-            times.append(perf_counter() - began)
-            if site.most(sum(times)) > site.world * ENOUGH_S:
-                break
+        times, loss = _steps(site, name, ddp)
     finally:
         if handle:
             handle.detach()
+    # compare the replicas
     held = {name: parameter.detach() for name, parameter in ddp.module.named_parameters()}
     finite = all(bool(tensor.isfinite().all()) for tensor in (loss, *held.values()))
     different = differences(held, Mesh.of(site.carrying.everyone), site.device)
     return Trained(1e3 * median(times[WARM_UP:] or times), finite, str(different[0]) if different else "")
+
+
+def _steps(site: Site, name: str, ddp: nn.Module) -> tuple[list[float], Tensor]:
+    """The steps' times and the last loss. All ranks stop together where steps take long."""
+    generator = torch.Generator().manual_seed(site.rank)
+    inputs = torch.randn(BATCH, WIDTH, generator=generator).to(site.device)
+    labels = torch.randint(10, (BATCH,), generator=generator).to(site.device)
+    optimizer, times, loss = SGD(ddp.parameters(), lr=0.01), list[float](), inputs
+    while len(times) < STEPS:
+        site.doing = f"in step {len(times)} of training, {name}"
+        synchronize(site.device)
+        began = perf_counter()
+        loss = _backward(ddp, inputs, labels)
+        optimizer.step()
+        optimizer.zero_grad()
+        synchronize(site.device)
+        times.append(perf_counter() - began)
+        if site.most(sum(times)) > site.world * ENOUGH_S:
+            break
+    return times, loss
 
 
 def _backward(ddp: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
