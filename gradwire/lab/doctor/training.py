@@ -19,7 +19,7 @@ from gradwire.transports import Mesh
 COMPRESSED = "topk:0.01+residual"
 STEPS, WARM_UP, ENOUGH_S = 12, 2, 5.0
 WIDTH, BATCH = 256, 16
-REMEDY = "first mend what is wrong above; then gw.attach(ddp, 'bf16') shows whether a cast alone works"
+REMEDY = "first mend the faults above; then gw.attach(ddp, 'bf16') shows whether a cast alone works"
 
 
 @dataclass(frozen=True)
