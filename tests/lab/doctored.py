@@ -3,6 +3,7 @@
 import os
 import sys
 from threading import Event
+from time import monotonic
 
 import torch
 
@@ -98,6 +99,12 @@ def stuck() -> None:
         examination.CHECKS["collectives"] = examination.Check(check, carried=True)
 
 
+def late() -> None:
+    """The clock of a rank runs a million times too fast, so that its first check takes all the time that there is."""
+    if second():
+        examination.monotonic = lambda: 1e6 * monotonic()
+
+
 def raises() -> None:
     """The rank's collectives fail with an error of its own."""
 
@@ -108,7 +115,7 @@ def raises() -> None:
         examination.CHECKS["collectives"] = examination.Check(check, carried=True)
 
 
-FAULTS = (other_torch, harmful_variable, shared_gpu, wrong_sums, no_library, lost, first_lost, stuck, raises)
+FAULTS = (other_torch, harmful_variable, shared_gpu, wrong_sums, no_library, lost, first_lost, late, stuck, raises)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -57,11 +57,12 @@ FAULTS = {
         "WRONG collectives [rank 1 (host ", "did not end within 8 s", "in the all-reduce of 1 elements along all ranks",
         "latency and bandwidth - not checked: the process groups do not work",
     ],
+    "late": ["environment WRONG not checked: the checks before it took ", "while the hosts are idle"],
     "raises": ["the card has melted", "rank 1 (host ", "training - not checked"],
 }  # fmt: skip
 
 
-TOGETHER = ["other_torch harmful_variable no_library", "shared_gpu", "wrong_sums", "lost", "raises",
+TOGETHER = ["other_torch harmful_variable no_library", "shared_gpu", "wrong_sums", "lost", "late", "raises",
             pytest.param("stuck", marks=pytest.mark.long)]  # fmt: skip
 
 

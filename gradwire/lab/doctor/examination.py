@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
+from time import monotonic
 from typing import NamedTuple, Protocol
 
 import torch
@@ -27,6 +28,8 @@ from gradwire.runtime.meeting import AbsentRanks
 
 LIMIT_S = 30.0
 """How long one check may take."""
+LAST_BEGIN_S = 90.0
+"""No check begins later than this on any rank, so that two minutes are enough for all."""
 ABORT_S = 5.0
 LOST = "look at that rank's own output and its host; a firewall, an address or a port may keep it away"
 STUCK = "NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: hosts may have no network in common"
@@ -74,7 +77,7 @@ class Listener(Protocol):
 def examine(site: Site, listener: Listener) -> None:
     """Runs all checks on this rank; on each, at the same time. Ends early where a rank does not come, which is a
     finding on all others. `site.works` is false where something still hangs: then end the process at once."""
-    meeting, name = site.meeting("main"), "ranks"
+    meeting, name, began, spent = site.meeting("main"), "ranks", monotonic(), 0.0
     try:
         # the ranks meet, and learn each other's facts
         listener.begins(name)
@@ -83,16 +86,24 @@ def examine(site: Site, listener: Listener) -> None:
         for name, check in CHECKS.items():
             # each rank runs the check by itself
             listener.begins(name)
-            own, works = _result(name, check, site)
+            own, works = _result(name, check, site) if spent < LAST_BEGIN_S else ([_late(spent)], site.works)
             facts = {"call": name, "works": str(works), "findings": json.dumps([asdict(each) for each in own])}
+            facts["spent"] = str(monotonic() - began)
             # they meet, and share their findings
             everyone = meeting.gather(facts)
             site.works = all(own["works"] == "True" for own in everyone)
+            spent = max(float(own["spent"]) for own in everyone)
             listener.found(name, merged([_read(own["findings"]) for own in everyone], site.hosts))
     except RuntimeError as error:
         site.works = False
         first_is_lost = not isinstance(error, AbsentRanks) or 0 in error.ranks
         listener.ended(name, _lost(error, site), first_is_lost)
+
+
+def _late(spent: float) -> Finding:
+    return Finding(
+        "not checked", False, f"the checks before it took {spent:.0f} s", "try again while the hosts are idle"
+    )
 
 
 def _read(text: str) -> list[Finding]:
