@@ -18,6 +18,8 @@ SHARD = "shard"
 """The axis of the ranks that hold one replica together. Nothing is reduced along it but what all ranks must know."""
 
 FLAG_BYTES = 4
+ALIGNED = 16
+"""Bytes."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -59,8 +61,9 @@ class Message:
 
 
 def framed(size: int) -> int:
-    """The bytes of a row of `size` bytes and its flag; rows start on multiples of 4 bytes."""
-    return -(-size // 4) * 4 + FLAG_BYTES
+    """The bytes of a row of `size` bytes and its flag. Rows start on multiples of 16 bytes: NCCL moves others byte by
+    byte."""
+    return -(-(size + FLAG_BYTES) // ALIGNED) * ALIGNED
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -84,7 +84,8 @@ class ActivePlan:
                 "a step after requires_grad has changed",
             )  # fmt: skip
         except AbsentRanks as error:
-            raise AbsentRanks(f"requires_grad of {changed!r} has changed on some ranks alone: {error}") from error
+            why = f"requires_grad of {changed!r} has changed on some ranks alone: {error}"
+            raise AbsentRanks(why, error.ranks) from error
 
     def follow(self, plan: Plan) -> None:
         """Puts a plan in force for the parameters that are trained now."""

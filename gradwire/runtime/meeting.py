@@ -44,7 +44,11 @@ class Disagreement(ValueError):
 
 
 class AbsentRanks(RuntimeError):
-    """Some ranks did not come to a meeting; all others raise this, as for any rank that is lost."""
+    """Some `ranks` did not come to a meeting; all others raise this, as for any rank that is lost."""
+
+    def __init__(self, message: str, ranks: Sequence[int]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 class Meeting:
@@ -84,7 +88,7 @@ class Meeting:
         # every rank reads the same answer
         answer = json.loads(self._answer(key))
         if "absent" in answer:
-            raise AbsentRanks(_absent(answer["absent"], self._call, answer["waited"]))
+            raise AbsentRanks(_absent(answer["absent"], self._call, answer["waited"]), answer["absent"])
         self.hosts = [answer["hosts"][host] for host, _ in answer["ranks"]]
         return [answer["facts"][facts] for _, facts in answer["ranks"]]
 

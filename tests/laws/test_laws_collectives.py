@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.collective import Message, framed
 from gradwire.communicators.communicator import SparseCommunicator
 from gradwire.communicators.global_top_k import merge
 from gradwire.communicators.wire import Wire
@@ -113,7 +114,19 @@ def test_split_gather_is_dense_where_entries_would_be_more():
     )
     wire = gw.SplitGather(1, 4).wire(gw.TopK(0.3), Layout.vector(1 << 20), 4)
     entries = Entries(1 << 18, -(-int(0.3 * (1 << 20)) // 4)).nbytes
-    assert wire == Wire(6, 3 * (entries + 4) + 3 * ((1 << 20) + 4))
+    assert wire == Wire(6, 3 * framed(entries) + 3 * framed(1 << 20))
+
+
+@pytest.mark.parametrize("size", [0, 1, 11, 12, 13, 1 << 20])
+def test_rows_start_on_multiples_of_16_bytes_and_end_with_their_flags(size: int):
+    message = Message.of_bytes(torch.zeros(3, framed(size), dtype=torch.uint8), size)
+    assert message.flags is not None
+    assert size + 4 <= framed(size) <= size + 4 + 15
+    for row in range(3):
+        message.flags[row] = 1.0
+        assert message.row(row).whole.data_ptr() - message.whole.data_ptr() == row * framed(size)
+    assert framed(size) % 16 == 0
+    assert not message.body.any()
 
 
 @pytest.mark.parametrize("gradient", [normal, crowded])

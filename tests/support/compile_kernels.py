@@ -98,7 +98,7 @@ def main(capability: int) -> None:
     compiled(places.ends_kernel, rows, {"SIZE": entries.SIZE}, capability)
     vectors = {"x": F, "bounds": F, "counts": WORDS, "ends": WORDS, "indices": "*i64", "magnitudes": F, "n": "i32"}
     for kernel in (bounded.count_kernel, bounded.candidates_kernel):
-        compiled(kernel, vectors | {"room": "i32", "k": "i32"}, {"SIZE": bounded.SIZE}, capability)
+        compiled(kernel, vectors | {"capacity": "i32", "k": "i32"}, {"SIZE": bounded.SIZE}, capability)
     thin = {"factors": F, "before": F, "largest": F, "table": "*i64", "count": "i32"}
     compiled(factors.renew_kernel, thin, {"SIZE": factors.SIZE}, capability)
     for rank in (16, factors.MOST):
