@@ -40,7 +40,9 @@ class Case:
 
     @property
     def conserves(self) -> bool:
-        return self.memory.error_feedback and not getattr(self.communicator, "over_senders", False)
+        """Means and residuals add up to gradients and residuals before: nothing is lost."""
+        limited = getattr(self.memory, "limit", None) is not None
+        return self.memory.error_feedback and not limited and not getattr(self.communicator, "over_senders", False)
 
     def __str__(self) -> str:
         parts = (self.compressor, self.memory, self.communicator)
