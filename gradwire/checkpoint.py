@@ -67,6 +67,7 @@ class Unpacked:
     def facts(self, sharded: bool = False) -> dict[str, str]:
         """The facts in which all ranks' states are equal; where they are `sharded`, small tensors may differ."""
         exported = {} if sharded else self.exported
+        # small tensors and the controller's state are the same on all ranks, and hashed
         common = {key_of(name, key): t for name, key, t in _each(exported) if key.startswith(SHARED)}
         common |= {SEPARATOR + key: tensor for key, tensor in self.job.items()}
         return {
@@ -80,12 +81,14 @@ class Unpacked:
     def of_rank(self, rank: int, ranks: int) -> "Unpacked":
         """The part that one of `ranks` ranks loads. Raises ValueError, naming the call that works, without one."""
         about = self.about
+        # from a state of all ranks, which rank 0 alone has
         if about.gathered and about.rank == 0:
             return self._part(rank, ranks)
         if about.gathered:
             raise ValueError(
                 f"rank {about.rank} has nothing of a state of all ranks; save what rank 0 got, and load that"
             )
+        # from this rank's own
         if (about.rank, about.ranks) == (rank, ranks):
             return self
         load = "load each rank's own" if about.ranks == ranks else f"load gw.reshard([every rank's], {ranks})[{rank}]"
@@ -97,6 +100,7 @@ class Unpacked:
     def check(self, slots: Sequence[Slot], others: Collection[str]) -> None:
         """Raises ValueError for a parameter that the model lacks or has in another shape. Drops `others`."""
         shapes = {slot.name: slot.shape for slot in slots}
+        # parameters that the model has, and does not reduce, are left out
         for name in others:
             self.exported.pop(name, None)
         for name, key, tensor in _each(self.exported):
@@ -119,6 +123,7 @@ class Unpacked:
         before = predecessors(rank, ranks, self.about.ranks)
 
         def part(key: str, tensor: Tensor) -> Tensor:
+            # equal on all ranks; else one old rank's, or the sum of several
             if key.startswith(SHARED):
                 return tensor
             return tensor[before.own] if key.startswith(GROUP) else tensor[before.memories].sum(0)
@@ -219,6 +224,7 @@ def _read_about(state: Mapping[str, Tensor]) -> tuple[About, dict[str, Any]]:
     fields = json.loads(bytes(state[ABOUT].tolist()))
     if fields["format"] != FORMAT:
         raise ValueError("it is of another format")
+    # what each tensor was: its checksum, type and shape
     kinds = {key: [saved_sum, *kind] for key, (saved_sum, *kind) in fields["tensors"].items()}
     skipped, order = fields["skipped"], names(fields["order"])
     about = About(fields["rank"], fields["ranks"], fields["plan"], order, skipped, fields["gathered"])
@@ -237,10 +243,12 @@ def _check_tensors(tensors: Mapping[str, Tensor], kinds: Mapping[str, Any]) -> N
         if key not in kinds or (SEPARATOR not in key and key != STEP):
             raise ValueError(f"this is no Gradwire state (what is {key!r}?); pass what handle.state_dict() returned")
         saved_sum, *saved = kinds[key]
+        # of the same type and shape, with the same numbers
         if (kind := _kind(tensors[key])) != saved:
             raise ValueError(f"the state's {key!r} is {kind}, and was {saved} when it was saved; pass it as it was")
         if _sum_of(tensors[key]) != saved_sum:
             raise ValueError(f"the state's {key!r} has other numbers than were saved under this key; pass it as it was")
+        # state of gradient size must be finite: it would spoil every later step
         if not key.startswith(SEPARATOR) and not tensors[key].isfinite().all():
             raise ValueError(f"the state's {key!r} is not finite; go on from an earlier checkpoint")
 

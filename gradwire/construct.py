@@ -78,7 +78,11 @@ def _parts(value: Any) -> list[str]:
 def _written(value: Any) -> str:
     if is_dataclass(value):
         return "/".join([type(value).__name__.lower(), *_parts(value)])
-    return str(value).lower() if isinstance(value, bool | None) else str(value)
+    match value:
+        case None | True | False:
+            return str(value).lower()
+        case _:
+            return str(value)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> ValueError:

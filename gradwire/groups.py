@@ -22,6 +22,14 @@ MB = 1 << 20
 class Grouping(ABC):
     """A way to cut a plan's groups anew; groups that travel uncompressed stay as planned."""
 
+    @property
+    def bucket_mb(self) -> float | None:
+        """The size of DDP's own buckets that amounts to the same, in megabytes; None where there is none."""
+        return None
+
+    def check(self, compressor: Compressor) -> None:  # noqa: B027
+        """Raises ValueError for a compressor that cannot be grouped in this way."""
+
     @abstractmethod
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
         """`plan` with the slots that `compressor` compresses grouped in this way. Raises ValueError where it cannot
@@ -31,6 +39,7 @@ class Grouping(ABC):
 def of(*, megabytes: float | None = None, count: int | None = None) -> Grouping:
     """Groups of at most so many megabytes of gradient, where 0 is every tensor by itself; or so many groups, with
     equally many tensors each. Raises ValueError for both or neither."""
+    # exactly one of the two
     if (megabytes is None) == (count is None):
         raise ValueError("a group's size or the number of groups is needed; use groups.of(megabytes=25) or of(count=4)")
     if megabytes is not None:
@@ -60,6 +69,10 @@ class Filled(Grouping):
 
     megabytes: float
     """Millions of bytes, as DDP counts them: of 2^20."""
+
+    @property
+    def bucket_mb(self) -> float:
+        return self.megabytes
 
     def regroup(self, plan: Plan, slots: Sequence[Slot], compressor: Compressor) -> Plan:
         parts: list[list[Slot]] = [[]]

@@ -85,6 +85,7 @@ def _run(job: "Job", spec: "Spec", cluster: "LabCluster") -> list[dict[str, Any]
     from gradwire.lab.launch.launched import is_launched
     from gradwire.lab.launch.runner import runner
 
+    # ranks of a launched job cannot start others
     if is_launched():
         raise ValueError("this starts ranks of its own: call it where none run, or use torchrun -m gradwire")
     lines: list[dict[str, Any]] = []

@@ -45,16 +45,19 @@ def _annotations(cls: Any) -> list[tuple[str, Any, Any]]:
 
 def _fits(value: Any, annotation: Any) -> bool:
     """Whether a value is one of an option's annotation; annotations that are none of those below fit every value."""
+    # bool is an int in Python, and True == 1: types are compared too
     if get_origin(annotation) is Literal:
         return any(type(value) is type(choice) and value == choice for choice in get_args(annotation))
     if NoneType in get_args(annotation):
         return value is None or all(_fits(value, kind) for kind in _others(annotation))
+    # annotations that are not checked
     if annotation not in _KINDS and not (isclass(annotation) and issubclass(annotation, Options)):
         return True
     if not isinstance(value, (int, float) if annotation is float else annotation):
         return False
+    # what kernels take as a C integer
     largest = _LARGEST.get(annotation)
-    return largest is None or (not isinstance(value, bool) and -largest <= value <= largest)
+    return largest is None or (value is not True and value is not False and -largest <= value <= largest)
 
 
 def _wanted(annotation: Any) -> str:
@@ -68,7 +71,7 @@ def _wanted(annotation: Any) -> str:
 
 def names(value: Any) -> tuple[str, ...]:
     """A list of names that was read from JSON. Raises TypeError for anything else."""
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):  # pyright: ignore
+    if not isinstance(value, list) or not all(_fits(name, str) for name in value):  # pyright: ignore
         raise TypeError(f"{value!r} are no names")
     return tuple(value)  # pyright: ignore
 

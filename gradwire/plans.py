@@ -115,6 +115,7 @@ class Plan:
 
     def check(self, slots: Sequence[Slot]) -> None:
         """Raises ValueError, naming the parameter, where plan and model do not fit."""
+        # every slot of the model is in one group, and in no other
         planned = [name for group in self.groups for name in group.slots]
         known = {slot.name for slot in slots}
         if self.native:

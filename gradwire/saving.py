@@ -13,10 +13,12 @@ def save(state: Mapping[str, Any], path: str | Path) -> None:
     host crashes, the file is the old one or the new one, whole. `torch.load(path, weights_only=True)` reads it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # in the same folder: a rename is atomic within one file system
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
         torch.save(dict(state), file)
         file.flush()
+        # the content is on the disk before it gets the name, and the name before we return
         os.fsync(file.fileno())
     partial.replace(path)
     sync(path.parent)

@@ -47,7 +47,8 @@ class Slot:
             raise ValueError(f"parameter {name!r} is the conjugate of another tensor; make it of .resolve_conj()")
         # the gradient of a dense parameter lies in memory as the parameter does
         like = torch.empty_like(parameter, device="meta")
-        if like.stride() != parameter.stride():  # it has gaps: autograd makes its gradient row by row
+        if like.stride() != parameter.stride():
+            # it has gaps: autograd makes its gradient row by row
             like = like.new_empty(like.shape)
         like = real(like)
         if not like.is_floating_point():

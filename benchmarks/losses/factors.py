@@ -2,7 +2,7 @@
 
     python benchmarks/losses/factors.py                          # a quarter of an hour on one core
     python benchmarks/losses/factors.py --ways "dense;4 bits" --seeds 0 --workers 2
-    python benchmarks/losses/factors.py --engine --seeds 0       # two ranks over gloo, `gw.attach`
+    python benchmarks/losses/factors.py --engine --seeds 0  # two ranks over gloo, and ways that Gradwire has
 
 One process plays the workers, as `feedback.py` does: embedding, GRU and head of width 128 (164,864 parameters) on the
 standard library's sources, 300 steps of 16 windows of 32 bytes, dense's best rate of 0.002, 0.004 and 0.008 for AdamW.

@@ -101,3 +101,11 @@ Minutes = Annotated[float, typer.Option(help="for how long faults strike the ran
 Faults = Annotated[str, typer.Option(help="which ones, separated by commas")]
 SoakHosts = Annotated[int, typer.Option(min=2, help="ranks, each on a host of its own where there is a link")]
 FaultSeed = Annotated[int, typer.Option("--seed", help="of the faults: the same seed draws the same ones")]
+
+DoctorRanks = Annotated[
+    int | None, typer.Option("--ranks", min=1, help="to start here; by default 2, or one for each GPU")
+]
+DoctorHosts = Annotated[
+    int | None, typer.Option("--hosts", help="emulated hosts that share them, with --link; by default one for each")
+]
+DoctorDevice = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default cuda where there is a GPU")]

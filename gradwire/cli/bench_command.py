@@ -63,6 +63,7 @@ def _show_setup(
     timings = summarize(samples)
     turns = f"{timed.repeats} x {timed.steps} steps"
     heading = f"{setup.title}, {cluster}: {turns}; ms per step, where wires that overlap add up"
+    # the heading, the table, and the same as JSON with all samples
     console().print(heading, highlight=False, markup=False)
     show(text_table.timings(timings))
     if json_file:
@@ -92,7 +93,8 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
     try:
         with writing_to(folder, leads()):
             for cluster, setups in groupby(of, key=clusters.__getitem__):
-                with runner(cluster) as ranks:  # once for a cluster: ranks that run already can meet only once
+                with runner(cluster) as ranks:
+                    # once for a cluster: ranks that run already can meet only once
                     for setup in setups:
                         _time(specs[setup], ranks, partial(keep, setup), titles[setup])
     # show what there is, even where a set-up failed

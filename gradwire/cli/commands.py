@@ -1,4 +1,4 @@
-"""The commands list, train, bench, plan, simulate, soak and demo, whose modules are loaded when they are called."""
+"""The commands of `gradwire`, whose modules are loaded when they are called."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -119,6 +119,7 @@ def bench(
 
     timed = TimingOptions(steps, repeats, seed, device)
     sizes = {"layers": layers, "batch": batch, "size": size}
+    # a suite has configurations of its own
     if suite:
         own = [configurations, json_file, controller, plan]
         return bench_command.bench_suite(
@@ -178,6 +179,19 @@ def soak(
     from gradwire.cli import soak_command
 
     soak_command.soak(minutes, faults, hosts, link, seed, out)
+
+
+@app.command()
+def doctor(
+    ranks: a.DoctorRanks = None,
+    hosts: a.DoctorHosts = None,
+    link: a.Rate = None,
+    device: a.DoctorDevice = None,
+) -> None:
+    """Check this cluster, under torchrun or Slurm, or ranks started here; print faults, each with a remedy."""
+    from gradwire.cli import doctor_command
+
+    doctor_command.doctor(ranks, hosts, link, device)
 
 
 @app.command()

@@ -9,6 +9,7 @@ import typer
 
 from gradwire.cli.commands import app
 from gradwire.cli.plain import spell_out
+from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.network.network import NetworkUnavailable
 
 
@@ -24,13 +25,7 @@ def run(arguments: list[str] | None) -> int:
             return _fail(mistake.format_message(), 2)
         except NetworkUnavailable as mistake:
             return _fail(str(mistake), 2)
-        except OSError as failure:
-            return _fail(str(failure), 1)
-        except RuntimeError as failure:
-            from gradwire.lab.launch.launch import RankFailed  # loads torch
-
-            if not isinstance(failure, RankFailed):
-                raise
+        except (OSError, RankFailed) as failure:
             return _fail(str(failure), 1)
 
 
@@ -41,7 +36,8 @@ def _ended_in_order() -> Iterator[None]:
     def leave(number: int, frame: object) -> None:
         sys.exit(128 + number)
 
-    deadly = [number for number in (SIGTERM, SIGHUP) if getsignal(number) == SIG_DFL]  # nohup has SIGHUP ignored
+    # nohup has SIGHUP ignored
+    deadly = [number for number in (SIGTERM, SIGHUP) if getsignal(number) == SIG_DFL]
     for number in deadly:
         signal(number, leave)
     try:

@@ -17,13 +17,16 @@ from gradwire.report import depth
 def show(name: str | None) -> None:
     """Prints everything, all of one kind, or one thing in depth. Raises a mistake for an unknown name."""
     kinds = catalogue()
+    # everything, in brief
     if name is None:
         for kind, entries in kinds.items():
             _show_kind(kind, entries, brief=True)
         return console().print(f"`gradwire list topk` shows one in depth. Kernels: {in_use()}.", highlight=False)
+    # one kind, with options and papers
     if name.lower().capitalize() in kinds:
         kind = name.lower().capitalize()
         return _show_kind(kind, kinds[kind], brief=False)
+    # one thing, or several of the same name
     with mistakes():
         for kind, entry in found(name.lower()):
             _show_one(kind, entry)
@@ -46,15 +49,18 @@ def _description(entry: CatalogueEntry, brief: bool) -> RenderableType:
 
 
 def _show_one(kind: str, entry: CatalogueEntry) -> None:
+    # name and description
     there = console()
     there.print(f"[bold]{escape(entry.name)}[/bold], one of the {kind.lower()}\n", highlight=False)
     there.print(entry.text, highlight=False, markup=False)
+    # paper, options and what it goes with
     grid = Grid(box=None, show_header=False)
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for name, text in depth.facts(entry).items():
         grid.add_row(name, escape(text))
     there.print("", grid, sep="\n")
+    # the bytes that it sends
     if sent := depth.sent(entry):
         show_table(sent)
         there.print(" ".join(depth.SENT_NOTE.split()), highlight=False)

@@ -2,7 +2,7 @@
 
 import codecs
 import sys
-from io import TextIOWrapper
+from contextlib import suppress
 from typing import Any
 
 _PLAIN = {"×": "x", "µ": "u", "·": "*", "≤": "<=", "≥": ">=", "±": "+-", "²": "^2", "ᵀ": "^T", "…": "..."}
@@ -12,8 +12,8 @@ def spell_out() -> None:
     """Standard output and error show plainer characters for those that they cannot encode, instead of failing."""
     codecs.register_error("gradwire", _spelled)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="gradwire")
+        with suppress(AttributeError):  # a stream that somebody put in its place
+            stream.reconfigure(errors="gradwire")  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _spelled(error: Any) -> tuple[str, int]:

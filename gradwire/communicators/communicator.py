@@ -20,7 +20,7 @@ class Communicator(Options, Recordable, ABC):
     the number of ranks, so that the sum over the ranks is the mean."""
 
     name: ClassVar[str]
-    """As users write it."""
+    """The class's name, for errors."""
 
     def check(self, compressor: Compressor) -> None:
         """Raises ValueError, naming a pairing that works, for a compressor that this one cannot reduce."""
@@ -95,17 +95,20 @@ class SparseCommunicator(Communicator):
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
+        # no indices need to travel
         if compressor.sparse and compressor.summable:
             raise ValueError(
                 f"{type(compressor).__name__}'s ranks share their indices already; pair it with AllReduce(), not "
                 f"{self.name}()"
             )
+        # no indices to send
         if not isinstance(compressor, Sparse):
             other = "AllReduce" if compressor.summable else "AllGather"
             raise ValueError(
                 f"{self.name}() moves elements by their indices, and {type(compressor).__name__} shows none; "
                 f"pair it with {other}(), or {self.name}() with TopK()"
             )
+        # sums of codes are no codes
         if self.sums_values and compressor.value_bits != 32:
             raise ValueError(
                 f"{self.name}() adds up values in flight, which value_bits={compressor.value_bits} are not; "

@@ -60,6 +60,7 @@ class GlobalTopK(SparseCommunicator, recordable=True):
 def partners(rank: int, world: int, level: int) -> tuple[int | None, int | None]:
     """The rank that `rank` sends to, and the one that it receives from, at a level of the tree whose root is rank 0;
     None where it does not."""
+    # at each level half of the ranks that are left send to the other half
     stride = 1 << level
     if rank % (2 * stride) == stride:
         return rank - stride, None

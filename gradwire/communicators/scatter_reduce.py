@@ -26,6 +26,7 @@ class ScatterReduce(SummingCommunicator, recordable=True):
 
     def check(self, compressor: Compressor) -> None:
         super().check(compressor)
+        # a sum of votes has a zero, which a bit has not
         if compressor.sign_vote:
             raise ValueError(
                 f"{type(compressor).__name__}'s vote may be a tie, which a second compression would make a plus; "
@@ -56,7 +57,7 @@ class ScatterReduce(SummingCommunicator, recordable=True):
         again = context.message("again", max(sizes))
         if a < b:
             size, part = sizes[context.rank], context.part(a, b)
-            total = context.buffers.tensor("chunk", (b - a,))
+            total = context.buffers.tensor("part", (b - a,))
             codec.decode(receive.body[None, :, :size], Mean.of(total), part.whole)
             codec.encode(LazySum.of(total), again.body[None, :size], part.whole)
             # keep what was not sent of the sum

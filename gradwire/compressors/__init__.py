@@ -1,7 +1,7 @@
 """Compressors: one file per family."""
 
+from gradwire.compressors.acp_sgd import ACPSGD
 from gradwire.compressors.all_dimension import AllDimensionTopK
-from gradwire.compressors.alternating import ACPSGD
 from gradwire.compressors.chunked import ChunkTopK
 from gradwire.compressors.compressor import (
     Codec,
@@ -19,9 +19,10 @@ from gradwire.compressors.dense import BF16, FP16, FP32, Cast
 from gradwire.compressors.estimated import DGC, Estimated, HardThreshold
 from gradwire.compressors.gaussian_k import GaussianK
 from gradwire.compressors.interleaved import Interleaved
-from gradwire.compressors.low_rank import LowRank, PowerSGD
+from gradwire.compressors.low_rank import LowRank
 from gradwire.compressors.multi_level import MultiLevel
 from gradwire.compressors.nearest import Quantized
+from gradwire.compressors.power_sgd import PowerSGD
 from gradwire.compressors.quantized import QSGD, TernGrad
 from gradwire.compressors.red_sync import RedSync
 from gradwire.compressors.reused import ReusedThreshold

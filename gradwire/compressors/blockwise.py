@@ -15,9 +15,9 @@ from gradwire.slots import Layout
 
 
 class Blockwise(Codec):
-    """Payload: scales, then a code per element, packed: see `gradwire.ops.formats.Blocks`.
+    """A codec whose payload is scales, then a packed code per element: see `gradwire.ops.formats.Blocks`.
 
-    A scale per block of neighbours, not per group, for three reasons: layers of different magnitude do not
+    A block of neighbours has a scale of its own, not the group, for three reasons: layers of different magnitude do not
     share one, the error does not grow with the group, and a tile is read once while it is in cache.
     """
 

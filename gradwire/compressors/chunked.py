@@ -119,6 +119,7 @@ class ChunkTopK(Rowwise, Selective, recordable=True):
         chunks = self.chunks(n)
         if len(payloads) == 1:
             payloads = payloads.as_strided(payloads.shape, (0, 1))  # of any length: there is no next row to find
+        # split into the fields, and view each by chunk
         sizes = [chunks * SCALE.itemsize * self.levels, chunks * self.k * self.place_bits // 8, chunks * self.k // 8]
         scales, places, signs = payloads[:, : sum(sizes)].split(sizes, 1)
         return _Fields(

@@ -78,7 +78,7 @@ class Compressor(Options, Recordable, ABC):
 
 
 class Predictable(Compressor):
-    """A compressor whose messages follow from layout and step alone, and that knows its error on a slot sent alone."""
+    """A compressor whose messages follow from layout and step alone, and that can compute its error on a slot."""
 
     @abstractmethod
     def messages(self, layout: Layout, step: int) -> "Sequence[tuple[Codec, Layout]]":
@@ -122,6 +122,7 @@ class Codec(Predictable):
 
     def _square_error(self, x: Tensor, slot: Slot) -> float:
         """The square norm of what `encode` leaves."""
+        # encode a copy, and measure what is left
         context = context_for(Layout((slot,)), self, x.device)
         size = self.group_bytes(context.layout, 0)
         payload = torch.zeros(size // 4 * 4 + 4, dtype=torch.uint8, device=x.device)[:size]
@@ -210,6 +211,7 @@ class MultiRound(Compressor):
 
 def context_for(layout: Layout, compressor: Compressor, device: torch.device) -> GroupContext:
     """The context of a rank alone, with fresh state: for using a compressor without a job."""
+    # the state that a job would keep
     generator = torch.Generator().manual_seed(0)
     slots = [compressor.init_slot(*slot.matrix, generator) for slot in layout.slots]
     buffers = Workspace(device)

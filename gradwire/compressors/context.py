@@ -136,8 +136,10 @@ class GroupState:
 
     def commit(self) -> None:
         """Makes what was staged the state: the step was good. What is not finite is dropped."""
+        # copies from a GPU have come by now
         finite = {name: value for name, value in self._staged.items() if value.isfinite().all()}
         self._before = self._tensors, self._changed
+        # new tensors, so that the old ones stay for `take_back`
         after = {name: self._tensors[name].clone().copy_(value) for name, value in finite.items()}
         self._tensors, self._changed = self._tensors | after, self._changed.union(after)
         self.forget()

@@ -21,7 +21,6 @@ from gradwire.ops.formats import nearest
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.matrices import Batch, batches
 from gradwire.ops.mean import Mean
-from gradwire.ops.noise import uniform
 from gradwire.ops.reference.low_rank import COLUMNS, ROWS
 from gradwire.slots import Layout, Slot
 from gradwire.torch_private.foreach import copy_each, zero_each
@@ -109,6 +108,7 @@ class LowRank(MultiRound, Predictable):
     def vector(self, layout: Layout, side: int, dense: bool) -> Layout:
         """The vector that travels: the factors of one side, row by row, and then, where `dense`, the slots that are not
         factored."""
+        # rows of factors are matrices of one row, as codecs of blocks see them; vectors follow
         low, others = ([layout.slots[i] for batch in part for i in batch.slots] for part in self.batches(layout))
         vectors = [Slot(slot.name, (slot.numel,), (1,), torch.float32) for slot in others if dense]
         return Layout((*(row for slot in low for row in self._rows(slot, side)), *vectors))
@@ -119,7 +119,9 @@ class LowRank(MultiRound, Predictable):
         return [Slot(slot.name, (1, length), (length, 1), torch.float32)] * self.factor_rank(*slot.matrix)
 
     def reduce(self, vector: LazySum, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
+        # add up residual and gradient
         x = vector.total()
+        # dense at first
         if context.step < self.start_step:
             return self._reduce_dense(x, mean.vector(), context, reduce_codec)
         views = context.buffers.once((self, x.data_ptr()), lambda: Views(self, x, context))
@@ -262,48 +264,7 @@ def keep(name: str, factors: Factors, context: GroupContext) -> None:
     They are scaled to about 1: if they were as large as the gradient, their product with the next gradient could exceed
     float32.
     """
+    # replace zeros by the factors of before, and scale to 1/2 to 1
     if factors.sums:
         largest = backend_for(factors.sums[0]).renew(factors.sums, factors.before)
         context.slots.stage(name, factors.slot_sums, largest)
-
-
-@dataclass(frozen=True)
-class PowerSGD(LowRank, recordable=True):
-    """One step of subspace iteration per training step, warm-started (Vogels et al., NeurIPS 2019,
-    https://arxiv.org/abs/1905.13727). Wants `memory.Residual`.
-
-    P = Q Mᵀ is summed over the ranks and made orthonormal, then Q = P M is summed. The error kept is that of this
-    rank's own M (local error feedback), which gives the same averaged update as the paper's. The codes' error in P
-    only tilts the basis, for all ranks make the same one orthonormal; their error in Q is part of the error kept.
-    """
-
-    rounds: ClassVar[int] = 2
-
-    def init_slot(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
-        r = self.factor_rank(rows, columns)
-        return {"q": uniform((r, columns), generator)} if r else {}
-
-    def _vectors(self, layout: Layout, step: int) -> Sequence[Layout]:
-        return [self.vector(layout, ROWS, dense=True), self.vector(layout, COLUMNS, dense=False)]
-
-    def _reduce_factors(self, views: Views, mean: Mean, context: GroupContext, reduce_codec: ReduceCodec) -> Reduction:
-        p, q = views.p, views.q
-        # warm start: Q of the step before
-        copy_each(q.slots_before, context.slots.all("q"))
-        # project: P = Q Mᵀ
-        views.project(q.before, p)
-        # sum P, and the slots that are not factored, over the ranks
-        yield from p.reduce(context, reduce_codec, views.dense, sent=False)
-        # orthonormalise P
-        views.ops.orthogonalize(p.sums)
-        # project: Q = P M
-        views.project(p.sums, q)
-        # sum Q over the ranks
-        yield from q.reduce(context, reduce_codec)
-        # the mean: Pᵀ Q
-        views.write(p.dense_sums, mean)
-        # keep the error of this rank's own product
-        if context.error_feedback:
-            views.subtract(p.sums, q.sent)
-        # the next step starts from Q
-        keep("q", q, context)

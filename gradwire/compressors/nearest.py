@@ -46,6 +46,7 @@ def _merged(lengths: Iterable[int], block: int) -> Iterator[int]:
     total = 0
     for length in lengths:
         total += length
+        # a part that does not end with a block: the next one starts a block of its own
         if total % block:
             yield total
             total = 0

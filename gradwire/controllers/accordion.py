@@ -48,6 +48,7 @@ class Accordion(Controller):
             raise ValueError(f"interval={self.interval} counts steps; use 1 or more, e.g. interval=100")
         if not self.threshold > 0:
             raise ValueError(f"threshold={self.threshold} finds every interval critical; use e.g. threshold=0.5")
+        # state: the user's plan, the interval's first step, the largest rate, each layer's regime
         self._origin = Plan(())
         self._began, self._rate = 0, 0.0
         self._layers: dict[str, _Layer] = {}
@@ -113,8 +114,10 @@ class Accordion(Controller):
             self._layers[name] = _Layer(norm, bool(high), None if total is None else total.clone())
 
     def _close(self, seen: Observation, reason: str, dropped: bool) -> None:
+        # each layer's regime follows from its own sum
         for layer in self._layers.values():
             layer.close(dropped, self.threshold)
+        # the next interval
         self._began = seen.step + 1
         high = sum(layer.high for layer in self._layers.values())
         text = f"{reason}: {len(self._layers) - high} layers low, {high} high"
@@ -125,6 +128,7 @@ class Accordion(Controller):
             setting = setting_of(group.compressor)
             if setting not in ("ratio", "rank"):
                 return group.compressor
+            # by the layer's regime
             layer = self._layers.get(name)
             value = self.high if layer and layer.high else self.low
             return with_options(group.compressor, {setting: int(value) if setting == "rank" else value})

@@ -132,6 +132,7 @@ class CAT(Controller):
             )
         self._reading = Reading(self.gain)
         self._factors = spaced(self.min_factor, self.max_factor, "geometric")
+        # measurements by factor, the factor in force, and for how many steps it is
         self._shown = [FactorStats() for _ in self._factors]
         self._origin, self._index, self._stayed, self._slow, self._sent = Plan(()), 0, 0, 0, 0.0
         self._marked_s: float | None = None
@@ -171,6 +172,7 @@ class CAT(Controller):
             return None
         if seconds > 0 and self._stayed > 2:  # the first are those of the factor before, of its new plan and norms
             self._time(seen.step, seconds / seen.ranks, timed / seen.ranks)
+        # shares of the least factor and of this one; the levels hold both
         shown = self._shown[self._index]
         self._shown[0].share, shown.share = max(first / whole, 1e-9), max(second / whole, 1e-9)
         if self._stayed < SETTLE_STEPS or isnan(shown.seconds):
@@ -204,6 +206,7 @@ class CAT(Controller):
         self._slow = self._slow + 1 if self._shown[self._index].slower(seconds, wire_bytes) else 0
         if self._slow == DRIFT_STEPS:
             self._slow, self._shown = 0, [FactorStats() for _ in self._factors]
+        # a slow step does not count: it may be an outlier, or begin a drift
         if not self._slow:
             self._shown[self._index].time(seconds, wire_bytes)
             self._shown[self._index].step = step
@@ -223,8 +226,10 @@ class CAT(Controller):
 
     def _model(self, step: int, dense_bytes: float) -> tuple[Costs, dict[float, float]]:
         """Costs and known shares, from measurements of the last REVISIT_STEPS steps."""
+        # recent measurements alone: norms and links change
         pairs = zip(self._factors, self._shown, strict=True)
         recent = [(factor, seen) for factor, seen in pairs if step - seen.step <= REVISIT_STEPS]
+        # fit the costs; factor 1 sends everything
         alpha, beta = fit([(seen.wire_bytes, seen.seconds) for _, seen in recent])
         return Costs(alpha, beta, dense_bytes), {1.0: 1.0} | {factor: seen.share for factor, seen in recent}
 

@@ -118,7 +118,7 @@ class Controller(Options, ABC):
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in plain)})"
 
     def begin(self, plan: Plan) -> Plan:
-        """The plan to start with, instead of the user's `plan`; asked once more when the order of gradients is known,
+        """The plan to start with, instead of the user's `plan`; called once more when the order of gradients is known,
         and where a user replans or resumes."""
         return plan
 

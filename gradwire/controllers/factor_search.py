@@ -60,6 +60,7 @@ class FactorSearch:
 
     def explore(self) -> None:
         """Begins anew at the smallest factor."""
+        # nothing is known of any factor
         self.index, self.frozen = 0, False
         self.shares = [nan] * len(self.factors)
         self.seconds = [nan] * len(self.factors)
@@ -78,6 +79,7 @@ class FactorSearch:
     def judge(self, share: float, seconds: float) -> str:
         """Moves on after a window in which the factor in force had this share and steps took `seconds`; returns the
         reason."""
+        # a gain that is too small ends the search
         share = min(share, self.most(self.index))
         if self.reading.of(share) < self.least_gain:
             return self._freeze(f"the gain at {self.factor:g}x is too small")
@@ -102,10 +104,12 @@ class FactorSearch:
     def reconsider(self, share: float) -> bool:
         """Steps back to a smaller factor where that is the better one, now that `share` is sent; returns whether. A
         residual may take longer than a window to fill, and the gain is less once it is full."""
+        # gain per second of this factor, now, and of smaller ones, as measured
         before = self.index
         self.shares[before] = min(share, self.most(before))
         now, *smaller = self.throughputs[before::-1]
         too_small = self.reading.of(share) < self.least_gain
+        # settle again where one of them is better
         if any(too_small or now < t * (1 - self.tolerance) for t in smaller if not isnan(t)):
             self._stay(before - 1 if too_small else before)
         return self.index < before
@@ -118,6 +122,7 @@ class FactorSearch:
         tried = [i for i in range(index) if not isnan(self.shares[i])]
         if not tried:
             return 1.0
+        # the delay grows in proportion to the factor
         return share_of(delay_of(self.shares[tried[-1]]) * self.factors[index] / self.factors[tried[-1]])
 
     def _time(self, seconds: float) -> None:
@@ -136,5 +141,6 @@ class FactorSearch:
         """Settles on the best factor up to the index `largest`; within the tolerance on the smallest."""
         tried = {index: t for index, t in enumerate(self.throughputs[: largest + 1]) if not isnan(t)}
         best = max(tried.values(), default=0.0)
+        # the smallest factor within the tolerance of the best
         near = [index for index, throughput in tried.items() if throughput >= best * (1 - self.tolerance)]
         self.index, self.frozen = min(near, default=0), True

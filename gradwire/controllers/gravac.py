@@ -84,8 +84,10 @@ class GraVAC(Controller):
             raise ValueError(f"min_gain={self.min_gain} is no share; it lies in [0, 1]")
         if not 0 < self.smoothing <= 1:
             raise ValueError(f"smoothing={self.smoothing} is no weight of a step; it lies in (0, 1], e.g. 0.32")
+        # the gain and its least value
         self._reading = Reading(self.gain, HORIZON_WINDOWS * self.window)
         least = self._reading.least if self.min_gain is None else self.min_gain
+        # the search, the window in progress, and the guard
         factors = spaced(self.min_factor, self.max_factor, self.scaling)
         self._factors = FactorSearch(factors, self.tolerance, self._reading, least)
         self._window, self._guard = Window(self.window), Guard()
@@ -170,20 +172,25 @@ class GraVAC(Controller):
     def _close_window(self, seen: Observation) -> None:
         """Moves on after a full window."""
         summary, before = self._window.summarize(seen.ranks), (self._factors.factor, self._factors.frozen)
+        # gain per second in this window
         gain = self._reading.of(summary.sent)
         throughput = gain / summary.seconds
+        # move on
         text = self._judge(summary)
         self.decisions.append(Decision(seen.next_step, text, summary.factor, gain, throughput))
         self._window.rows.clear()
+        # another factor, or a search that goes on: measurements begin anew
         if (self._factors.factor, True) != before or not self._factors.frozen:
             self._begin_anew()
 
     def _judge(self, summary: Summary) -> str:
+        # accuracy first
         if rise := self._guard.notice(summary.loss, summary.loss_error, delay_of(summary.sent)):
             self._factors.step_back()
             text = f"{rise}: step back to {self._factors.factor:g}x"
             logger.warning("GraVAC: %s", text)
             return text
+        # then watch a factor that is settled on, or search further
         if self._factors.frozen:
             return self._watch(summary)
         return self._factors.judge(summary.held, summary.seconds)

@@ -26,9 +26,11 @@ class Guard:
 
     def notice(self, loss: float, error: float, residual: float) -> str | None:
         """A sentence about a sudden rise in this window, or None. `residual` is relative to what is sent."""
+        # replace the window before by this one
         before, self.loss = self.loss, loss
         noise, self.error = hypot(self.error, error), error
         left, self.residual = self.residual, residual
+        # compare
         if not isnan(before) and loss > max(LOSS_RISE * before, before + 3 * noise):
             return f"the loss rose from {before:.4g} to {loss:.4g}"
         if not isnan(left) and residual > RESIDUAL_RISE * max(left, 1):

@@ -128,20 +128,23 @@ class LGreCo(Controller):
             self._curves[name], curves = curves[:size], curves[size:]
 
     def _begin_layers(self, plan: Plan) -> None:
+        # the layers that are measured, with the compressor given and their choices
         self._origin = plan
         compressors = {name: group.compressor for group in plan.groups for name in group.slots}
         self._given = {name: compressor for name, compressor in compressors.items() if _measured(compressor)}
         self._names = list(self._given)
         self._choices = {name: self._choices_for(given) for name, given in self._given.items()}
+        # squared errors by choice, of the layers measured so far
         self._curves: dict[str, list[float]] = {}
-        self._looks = self._cut()
+        self._looks = self._divided()
         self._first: int | None = None
 
-    def _cut(self) -> list[list[tuple[int, str]]]:
+    def _divided(self) -> list[list[tuple[int, str]]]:
         """The layers to measure in each step, as many as a message holds, with the place of their first number."""
         looks: list[list[tuple[int, str]]] = []
         at = MESSAGE_NUMBERS
         for name in self._names:
+            # two numbers of a message are bytes and seconds on the wire
             if at + len(self._choices[name]) > MESSAGE_NUMBERS - 2:
                 looks.append([])
                 at = 0
@@ -151,6 +154,7 @@ class LGreCo(Controller):
 
     def _looked_at(self, step: int) -> list[tuple[int, str]]:
         """The layers that are measured in a step, with the place of their first number."""
+        # residuals fill for a while before the first look
         if self._first is None:
             self._first = step + self.interval // 10
         if step < self._first or not self._looks:
@@ -191,6 +195,7 @@ class LGreCo(Controller):
     def _byte_budget(self, uniform: float, seen: Observation) -> float:
         if self.budget == "bytes" or not self._wire[1]:
             return self.limit if self.limit and self.budget == "bytes" else uniform
+        # payload bytes and bytes on the wire of a step by the plan given
         slots = {slot.name: slot for slot in seen.slots}
         sent = payload = 0
         for group in self._origin.groups:
@@ -198,7 +203,8 @@ class LGreCo(Controller):
             if _measured(group.compressor):
                 sent += wire_bytes(group, layout, seen.replicas)
                 payload += sum(group.compressor.slot_bytes(slot) for slot in layout.slots)
-        # one host alone has no link between hosts to heed
+        # bytes per second of the wire, times the budget's seconds, times payload over wire bytes
+        # (0 bytes for one host alone, which has no link between hosts)
         return (self.limit or 0.0) * self._wire[0] / self._wire[1] * payload / sent if sent else uniform
 
 
@@ -208,13 +214,15 @@ def _measured(compressor: Compressor) -> TypeGuard[Predictable]:
 
 
 def _around(given: Predictable) -> list[Predictable]:
+    """The default choices of a layer, given its compressor."""
     setting = setting_of(given)
+    # quantisers have no setting that scales
     if setting not in SCALES:
         return [TernGrad(), QSGD(), FP16()]
     value: Any = getattr(given, setting)
     if setting == "ratio":
         values = [min(1.0, value * scale) for scale in SCALES[setting]]
-    elif value < 1:  # the share of a matrix's shorter side
+    elif value < 1:  # relative to a matrix's shorter side
         values = [value * scale for scale in SCALES[setting] if value * scale < 1]
     else:
         values = [max(1, round(value * scale)) for scale in SCALES[setting]]
@@ -225,6 +233,7 @@ def _joined(plan: Plan) -> Plan:
     """The plan, or one with all layers of equal compression in a group where it has too many groups."""
     if len(plan.groups) <= MOST_GROUPS:
         return plan
+    # the layers of each way to compress
     names: dict[tuple[Any, ...], list[str]] = {}
     for group in plan.groups:
         names.setdefault((group.compressor, group.memory, group.communicator), []).extend(group.slots)

@@ -15,6 +15,7 @@ def recompress(plan: Plan, compressor_of: Callable[[Group, str], Compressor]) ->
 
 
 def _parts(group: Group, compressor_of: Callable[[Group, str], Compressor]) -> list[Group]:
+    # the parameters of each compressor, in order
     names: dict[Compressor, list[str]] = {}
     for name in group.slots:
         names.setdefault(compressor_of(group, name), []).append(name)

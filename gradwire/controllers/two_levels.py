@@ -15,11 +15,13 @@ def with_levels(
 ) -> Plan:
     """A copy of the plan whose sparsifiers send `factor` times fewer elements where that gains `least_gain`, else
     `smaller` times fewer where that does, else everything; gains are smoothed as `MultiLevel` says."""
+    # the share of the norm that gives the least gain
     least = reading.share(least_gain)
 
     def compressor_of(group: Group, name: str) -> Compressor:
         if not _selects(group.compressor):
             return group.compressor
+        # first level: the smaller factor; second: the larger one
         first = with_options(group.compressor, {"ratio": 1 / smaller})
         return MultiLevel(first, factor / smaller, least, reading.measure, smoothing)
 
@@ -35,12 +37,14 @@ def levels_of(seen: StepView) -> Iterator[tuple[MultiLevel, GroupView]]:
 
 def check_levels(plan: Plan, controller: str) -> None:
     """Raises ValueError, naming the call that works, where the plan's groups cannot have levels for a `controller`."""
+    # some group has a sparsifier
     leveled = [group for group in plan.groups if _selects(group.compressor)]
     if not leveled:
         raise ValueError(
             f"{controller} needs the norms of a sparsifier's selections, and {plan.groups[0].compressor} gives none; "
             f"use attach(ddp, TopK(0.1), controller={controller}())"
         )
+    # each has a residual, and a collective that sends levels
     for group in leveled:
         if not group.memory.error_feedback:
             raise ValueError(f"{controller}'s gain is that of gradient and residual; use memory=Residual()")

@@ -46,6 +46,7 @@ class WarmUp(Controller):
             self._check_ratios(plan)
 
     def _check_bits(self, plan: Plan) -> None:
+        # there must be a residual for what the bits lose
         if not any(map(self._warms, plan.groups)):
             raise ValueError(
                 f"WarmUp(bits={self.bits}) keeps what it does not send, and {plan.groups[0].compressor} has no memory; "
@@ -57,6 +58,7 @@ class WarmUp(Controller):
             )
 
     def _check_ratios(self, plan: Plan) -> None:
+        # there must be a ratio to change
         ratios = [_ratio(group.compressor) for group in plan.groups if has(group.compressor, "ratio")]
         if not ratios:
             raise ValueError(
@@ -69,6 +71,7 @@ class WarmUp(Controller):
                     f"the first dense={self.dense} steps send all, of which DGCMemory keeps no momentum; "
                     "use WarmUp(dense=0)"
                 )
+        # which falls
         if self.start <= max(ratios):
             raise ValueError(
                 f"start={self.start} sends no more than the compressor's ratio={max(ratios)}; "
@@ -104,6 +107,7 @@ class WarmUp(Controller):
         def compressor_of(group: Group, name: str) -> Compressor:
             if not self._warms(group):
                 return group.compressor
+            # dense steps, then bits or stages of ratios, then as given
             if self._done < self.dense:
                 return FP32()
             if self._first:

@@ -76,6 +76,7 @@ class Window:
         # leave out steps that settle, then sum
         rows = self.rows[self.steps // 4 :]
         whole, held, sent, sent_elements, elements, *_ = map(sum, zip(*rows, strict=True))
+        # each step's means over the ranks
         seconds = [row.seconds / ranks for row in rows if row.seconds > 0]
         losses = [row.loss / row.losses for row in rows if row.losses]
         return Summary(

@@ -48,8 +48,10 @@ def attach(
     no sense, for ranks that differ, where hooks are taken already, for DDP with mixed precision of its own, and for a
     mesh that does not fit the model; RuntimeError where a rank does not come.
     """
+    # options by themselves, before anything is looked at
     choices = StepChoices.of(compressor, **options)
     choices.check()
+    # the model: FSDP2's is wrapped itself, any other is to be in DDP
     if not isinstance(model, nn.Module):
         raise ValueError(f"attach() takes a model, not {model!r}; pass DistributedDataParallel(model)")
     model = uncompiled(model)
@@ -69,7 +71,8 @@ def _attach_ddp(ddp: nn.Module, choices: StepChoices) -> Handle:
     if not managed <= {*ddp.module.parameters()}:
         raise ValueError("DDP reduces a parameter that the model has no more; make DDP anew, after the last change")
     parameters, others = parameters_of(ddp.module, managed.__contains__)
-    check_free(parameters, beside=KIND)  # an earlier DDP of the same module may not be collected yet
+    # an earlier DDP of the same module may not be collected yet
+    check_free(parameters, beside=KIND)
     # open a process group; with one rank nothing is sent, and DDP keeps its reducer
     mesh = choices.mesh(partial(ProcessGroup.own, ddp.process_group), device_of(parameters))
     if mesh.ranks == 1 and not choices.elastic:
@@ -94,7 +97,8 @@ def _attach_alone(model: nn.Module, choices: StepChoices) -> Handle:
     if choices.transport is not None or world_size() > 1:
         raise ValueError(f"attach() takes a DistributedDataParallel, not {type(model).__name__}; wrap the model first")
     parameters, _ = parameters_of(model)
-    choices.plan(parameters)(slots_of(parameters))  # raises as it would with several ranks
+    # raises as it would with several ranks
+    choices.plan(parameters)(slots_of(parameters))
     return Handle(None, Nothing(parameters.values()))
 
 

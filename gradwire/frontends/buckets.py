@@ -137,6 +137,7 @@ def left_alone(ddp: DistributedDataParallel, managed: Collection[Tensor]) -> str
     """A remark about parameters that need a gradient and are not in DDP's buckets, which have the `managed` ones."""
     others = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad and p not in managed}
     delayed = {*delayed_by(ddp)}
+    # two kinds: DDP sends some itself, later; the others stay this rank's own
     late = [repr(name) for name, p in others.items() if p in delayed]
     local = [repr(name) for name, p in others.items() if p not in delayed]
     remarks = [f"DDP by itself reduces {', '.join(late)}"] if late else []

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from inspect import isclass
 from typing import Any, Self, TypedDict
 
 import torch
@@ -77,11 +78,13 @@ class Choices:
     def of(cls, compressor: Compressor | Plan | str | None, **options: Any) -> Self:
         """The choices that a user's arguments make. A text is read by `gradwire.notation`. Raises TypeError for an
         unknown option, and ValueError for a text that cannot be read or that names a part which an option names too."""
+        # by name, so that a wrong one is refused before anything is made
         names = [field.name for field in fields(cls)][1:]
         if unknown := options.keys() - names:
             raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(names)}")
         if not isinstance(compressor, str):
             return cls(compressor=compressor, **options)
+        # a text's parts take the place of options
         parts, groups = read(compressor)
         named = {name: part for name, part in {**parts._asdict(), "groups": groups}.items() if part is not None}
         if twice := [name for name in named if options.get(name) is not None]:
@@ -91,12 +94,14 @@ class Choices:
     def check(self) -> None:
         """Raises ValueError, naming the call that works, for values of the wrong type, and for options that contradict
         each other."""
+        # each option by itself
         check_type("compressor", self.compressor, (Compressor, Plan), "gw.TopK(0.01)")
         check_type("memory", self.memory, (Memory,), "gw.Residual()")
         check_type("communicator", self.communicator, (Communicator,), "gw.AllGather()")
         check_type("groups", self.groups, (Grouping,), "gw.groups.of(megabytes=25)")
         check_type("transport", self.transport, (Transport, Mesh), "gw.ProcessGroup.own()")
         check_type("seed", self.seed, (int,), "0")
+        # options that exclude each other
         if self.dense is not None and not callable(self.dense):
             raise ValueError(f"dense={self.dense!r} is no function; pass e.g. dense=lambda name, parameter: True")
         if self.fixed_plan and (self.memory or self.communicator or self.dense or self.groups):
@@ -118,6 +123,7 @@ class Choices:
 
     def mesh(self, own: Callable[[], Transport | Mesh], device: torch.device) -> Mesh:
         """The user's mesh, or one of the job's `own`. Raises ValueError where it cannot carry tensors on `device`."""
+        # process groups that were made for nothing are closed again
         mesh = Mesh.of(self.transport or own())
         try:
             mesh.check(device)
@@ -166,7 +172,8 @@ class StepChoices(Choices):
             raise ValueError("fidelity bounds what the automatic plan may lose; leave the compressor out, or fidelity")
         if self.elastic and self.compressor is None:
             raise ValueError("elastic=True cannot find a plan meanwhile; name a compressor, such as gw.TopK(0.01)")
-        self.controlled_by()  # what Auto refuses is refused before anything is opened
+        # what Auto refuses is refused before anything is opened
+        self.controlled_by()
 
     def controlled_by(self) -> Controller | None:
         """The controller that changes the plan while training: `Auto`, where no compressor is named."""
@@ -216,7 +223,7 @@ def _planned(
 
 def check_type(name: str, value: object, kinds: tuple[type, ...], example: str) -> None:
     """Raises ValueError, naming an argument that works, for one of another type than these; None passes."""
-    if isinstance(value, type) and issubclass(value, kinds):
+    if isclass(value) and issubclass(value, kinds):
         raise ValueError(f"{name}={value.__name__} is a class; pass an object, such as {name}={example}")
     if value is not None and not isinstance(value, kinds):
         raise ValueError(f"{name}={value!r} is no {kinds[0].__name__}; pass one, such as {name}={example}")
@@ -232,10 +239,12 @@ def parameters_of(
     """The parameters that are reduced, by name, and the names of the others, including empty ones.
 
     Raises ValueError where there is none, and where they lie on several devices."""
+    # those that need a gradient and have elements
     named = dict(module.named_parameters())
     reduced = {name: p for name, p in named.items() if reduces(p) and p.numel()}
     if not reduced:
         raise ValueError("the model has no parameter that needs a gradient, so there is nothing to reduce")
+    # on one device, which the process group's backend must serve
     places = {p.device: name for name, p in reduced.items()}
     if len(places) > 1:
         (one, other), *_ = zip(places.items(), list(places.items())[1:], strict=False)

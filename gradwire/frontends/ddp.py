@@ -47,7 +47,8 @@ class DDPFrontEnd:
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._module = weakref.ref(ddp)  # DDP's C++ side holds this; the collector does not see that cycle
+        # DDP's C++ side holds this; the collector does not see that cycle
+        self._module = weakref.ref(ddp)
         self.ddp: Any = weakref.proxy(ddp)
         self.runtime: Runtime | None = None
         self._slot: dict[Tensor, int] = {}
@@ -79,7 +80,8 @@ class DDPFrontEnd:
     @classmethod
     def _of_copy(cls, ddp: DistributedDataParallel) -> "DDPFrontEnd":
         front_end = cls(ddp)
-        front_end._native = True  # its reducer is new, without the hook that it lists
+        # its reducer is new, without the hook that it lists
+        front_end._native = True
         return front_end
 
     def hook_in(self, runtime: Runtime, parameters: dict[str, nn.Parameter], managed: Collection[Tensor]) -> None:

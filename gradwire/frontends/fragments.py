@@ -16,8 +16,10 @@ Fragments = int | Sequence[nn.Module]
 
 def cut(model: nn.Module, parameters: Mapping[str, nn.Parameter], fragments: Fragments) -> list[tuple[str, ...]]:
     """The names of each fragment's parameters. Raises ValueError where they do not make up the model."""
+    # a count: about equal parts
     if isinstance(fragments, int):
         return _cut_evenly(parameters, fragments)
+    # modules: each has some parameters, all of them cover the model, no two overlap
     names = {id(p): name for name, p in parameters.items()}
     parts = [tuple(names[id(p)] for p in module.parameters() if id(p) in names) for module in fragments]
     covered = [name for part in parts for name in part]
@@ -44,7 +46,8 @@ def _cut_evenly(parameters: Mapping[str, nn.Parameter], count: int) -> list[tupl
     # one parameter at least for each fragment that follows, and as near to an equal part as can be
     while len(parts) < count - 1:
         share, size, end = left / (count - len(parts)), 0, 0
-        most = len(names) - (count - len(parts) - 1)  # one at least for each that follows
+        # one at least for each that follows
+        most = len(names) - (count - len(parts) - 1)
         while end < most and (end == 0 or size + sizes[names[end]] / 2 <= share):
             size += sizes[names[end]]
             end += 1
@@ -87,7 +90,8 @@ class FragmentedModel:
     def plan(self, slots: list[Slot]) -> Plan:
         """One plan, of the groups of each fragment planned by itself."""
         groups = [g for part in self.names for g in self._plan([slot for slot in slots if slot.name in part]).groups]
-        return Plan(tuple(dict.fromkeys(groups)))  # a user's plan is the same for all fragments
+        # a user's plan is the same for all fragments
+        return Plan(tuple(dict.fromkeys(groups)))
 
     def check_fits(self, plan: Plan) -> None:
         """Raises ValueError for a plan with a group of several fragments."""
@@ -115,6 +119,7 @@ class Schedule:
     """A fragment's mean is used when it is sent the next time."""
 
     def __post_init__(self) -> None:
+        # fragments are sent at different steps of a round
         if self.inner_steps < self.fragments:
             raise ValueError(
                 f"inner_steps={self.inner_steps} are fewer than the {self.fragments} fragments, which are sent one "
@@ -160,14 +165,17 @@ class Fragment:
 
     def __init__(self, parameters: Mapping[str, Tensor], schedule: Schedule) -> None:
         self.parameters, self._schedule = parameters, schedule
+        # anchors: what all replicas share, in float32 or wider, so that small outer steps are not lost
         self.anchors = {
             name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
             for name, p in parameters.items()
         }
+        # pseudo-gradients side by side, so that one look tells whether all are finite
         layout = Layout(tuple(Slot.of(name, anchor) for name, anchor in self.anchors.items()))
         device = next(iter(self.anchors.values())).device
         self._flat = torch.zeros(layout.numel, dtype=torch.float32, device=device)
         self.pseudo_gradients = dict(zip(parameters, layout.views(self._flat), strict=True))
+        # copies that only some schedules need
         self.sent = {name: p.detach().clone() for name, p in parameters.items()} if schedule.keeps_sent else {}
         own = self.pseudo_gradients if schedule.eager else {}
         self.last_own = {name: torch.zeros_like(gradient) for name, gradient in own.items()}
@@ -176,6 +184,7 @@ class Fragment:
     def grown(self, parameters: Mapping[str, Tensor]) -> "Fragment":
         """This fragment with more `parameters`, which begin at their anchors."""
         new = Fragment(parameters, self._schedule)
+        # what was trained before keeps its anchors and pseudo-gradients
         new.anchors |= self.anchors
         for mine in ("pseudo_gradients", "sent", "last_own"):
             for name, tensor in getattr(self, mine).items():
@@ -221,6 +230,7 @@ class Fragment:
     def merge(self, mix: float | None) -> None:
         """Sets parameters to mix·parameter + (1 - mix)·anchor, or, where `mix` is None, to the anchor plus their steps
         since they were sent."""
+        # three rules: a mixture, the anchor plus what was trained since, or the anchor itself
         for name, parameter in self.parameters.items():
             anchor = self.anchors[name]
             if mix is not None:
@@ -248,6 +258,7 @@ def fragments_of(
 def groups_of(plan: Plan, fragment: Collection[str]) -> list[int]:
     """The groups of a plan that have a fragment's parameters. Raises ValueError for a group that has others as well."""
     found = [index for index, group in enumerate(plan.groups) if any(name in fragment for name in group.slots)]
+    # a group is sent with its fragment: it can belong to one only
     for index in found:
         if strangers := [name for name in plan.groups[index].slots if name not in fragment]:
             raise ValueError(

@@ -42,6 +42,7 @@ def go_on(handle: Handle, common: StateDict, own: StateDict | None, rank: int, r
 
 def _with_memories(first: Unpacked, own: Exported) -> StateDict:
     """The state of one rank, with this rank's own memories."""
+    # memories are this rank's; what is equal on all ranks comes from the first
     exported = {
         name: first.exported.get(name, {})
         | {key: t for key, t in own.get(name, {}).items() if not key.startswith(SHARED)}

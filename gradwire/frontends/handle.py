@@ -169,6 +169,7 @@ class Handle:
         # from here on every call finds the idle runtime
         runtime, self._runtime = self._runtime, Idle()
         front_end, self._front_end = self._front_end, None
+        # the state is taken before hooks go, while the step is as it was left
         states = runtime.leave()
         if front_end:
             front_end.unhook()

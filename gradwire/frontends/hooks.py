@@ -44,7 +44,8 @@ class Whole:
     """Access to gradients of whole parameters, `p.grad`."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
-        if parameter.grad is not None and parameter.grad.is_conj():  # its memory has the conjugates
+        if parameter.grad is not None and parameter.grad.is_conj():
+            # its memory has the conjugates
             parameter.grad = parameter.grad.resolve_conj()
         return parameter.grad
 
@@ -79,9 +80,11 @@ class GradientHooks:
         group: dist.ProcessGroup | None = None,
         trained: TrainedParameters | None = None,
     ) -> None:
+        # kept for the whole job
         self.detached, self._group, self._trained = False, group, trained
         self._followed = trained.now() if trained else []
         self._parameters, self._model, self._places, self._find_unused = parameters, model, places, find_unused
+        # kept for one step: which gradients have been accumulated, whether DDP synchronises in it
         self._runtime: Runtime | None = None
         self._accumulated: set[int] = set()
         self._synchronising = True
@@ -95,6 +98,7 @@ class GradientHooks:
             self._model.register_forward_pre_hook(Hook(self._forward_begins), prepend=True),
             self._model.register_forward_hook(Hook(self._forward_ends)),
         )
+        # one hook for each parameter, with the number of its slot
         slots: dict[Tensor, int] = {self._parameters[slot.name]: index for index, slot in enumerate(runtime.slots)}
         self._registered.on_gradients(slots, lambda slot: partial(self._gradient_ready, slot))
 
@@ -155,6 +159,7 @@ class GradientHooks:
         """Makes the next step one of the parameters that are trained now, if there are any."""
         if not (self._runtime and self._trained and self._synchronising):
             return
+        # the runtime asks all ranks; a step that trains nothing changes nothing
         names = self._trained.now()
         if names and names != self._followed:
             self._runtime.follow(names)
@@ -162,7 +167,8 @@ class GradientHooks:
 
     def _gradient_ready(self, slot: int, parameter: Tensor) -> None:
         # a gradient that this step does not reduce, or not yet
-        if self._trained and not self._trained.has(parameter):  # another optimizer's
+        if self._trained and not self._trained.has(parameter):
+            # another optimizer's
             return
         if not self._synchronising or self._places.accumulates(parameter):
             self._accumulated.add(slot)

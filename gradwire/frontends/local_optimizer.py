@@ -95,7 +95,8 @@ class LocalSteps(Wrapper):
         self._model, self._replica = model, replica
         self._fragments = parts = FragmentedModel(model, replica, fragments, choices.plan(replica.parameters))
 
-        def plan() -> Plan:  # on all ranks together: what one of them refuses, all refuse
+        def plan() -> Plan:
+            # on all ranks together: what one of them refuses, all refuse
             check_held(inner_optimizer, model)
             parts.cut()
             schedule_of(len(parts.names))
@@ -168,7 +169,8 @@ class LocalSteps(Wrapper):
         reshard(self._model)
         with self._rounds.shared_parameters():
             yield
-            reshard(self._model)  # FSDP may have gathered parameters inside
+            # FSDP may have gathered parameters inside
+            reshard(self._model)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters of the model, which take part in rounds from now on. Raises ValueError for others, and for

@@ -48,6 +48,7 @@ def replica_of(
     """A rank's whole model; or with a `mesh`, or where fully_shard has wrapped it, one that several ranks hold.
 
     Raises ValueError, naming the call that works, where model and mesh do not fit."""
+    # every rank holds the whole model, as with DDP
     if mesh is None and not is_fsdp(model):
         trained = TrainedParameters(model, on_one_device(model), optimizer)
         trained.parameters()

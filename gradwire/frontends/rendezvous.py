@@ -44,9 +44,11 @@ class Rendezvous:
         if at_least < 1 or last_call_timeout <= 0:
             given = f"at_least={at_least}, last_call_timeout={last_call_timeout}"
             raise ValueError(f"{given}: wait for a rank or more, and for some time")
+        # the watchdog of NCCL would end the process while ranks are gone
         _check_watchdog(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
         self._store, self._timeout, self._backend = store, timeout, backend
         self._members = Members(store, at_least, last_call_timeout, timeout.total_seconds())
+        # the job that runs now, and what a rank hands on to the next one
         self._generation: Generation | None = None
         self._connections = Connections()
         self._resumed: Handle | None = None
@@ -63,7 +65,8 @@ class Rendezvous:
         # leave the old group: this rank's state is kept; the others' collectives end, and they come here as well
         if handle is not None:
             self._leave(handle)
-        if error := sys.exception():  # its frames hold the group that is given up, and that its connections
+        if error := sys.exception():
+            # its frames hold the group that is given up, and that its connections
             traceback.clear_frames(error.__traceback__)
         if dist.is_initialized():
             self._connections.shut_down()

@@ -61,9 +61,11 @@ class Rounds:
     ) -> None:
         self.runtime, self.fragments, self.schedule = runtime, fragments, schedule
         self.inner = inner
+        # one outer optimizer for the anchors of all fragments
         self.outer = outer([anchor for fragment in fragments for anchor in fragment.anchors.values()])
         self._parameters, self._local, self._undo = replica.parameters, replica.local, replica.isolate()
         self._trained = replica.trained
+        # the number of the inner step, and the fragments whose reductions are under way
         self.step, self.detached = 0, False
         self.under_way = {}
         runtime.fix_places(True)
@@ -157,7 +159,8 @@ class Rounds:
         fragment = self.fragments[index]
         # it, with this replica's own part of the new round in place of the old
         gradients = fragment.exchange_own(1 / self.runtime.mesh.replica.world)
-        if not fragment.is_finite():  # this replica's own part; the others see it by the mean, a round later
+        if not fragment.is_finite():
+            # this replica's own part; the others see it by the mean, a round later
             self._skip()
         # send the new pseudo-gradients, which travel for a round
         self._send(index)
@@ -185,6 +188,7 @@ class Rounds:
     @contextmanager
     def shared_parameters(self) -> Iterator[None]:
         """A context in which parameters are the anchors."""
+        # the own values are set aside, and put back whatever happens inside
         own = [p.detach().clone() for fragment in self.fragments for p in fragment.parameters.values()]
         for fragment in self.fragments:
             fragment.reset()

@@ -82,12 +82,14 @@ def compress_shards(
     all_gather = ShardAllGather(weights, links, seed)
     comms: list[_Comm] = []
     undo: list[Callable[[], None]] = []
-    for group in fsdp_groups(model):  # each has a residual of its own; buffers are shared
+    for group in fsdp_groups(model):
+        # each has a residual of its own; buffers are shared
         own = [None if comm.is_exact else copy(comm) for comm in (reduce_scatter, all_gather)]
         undo.append(replace_collectives(group, *own))
         comms += filter(None, own)
     for module in fsdp_modules(model) if memory else ():
-        module.set_reduce_scatter_unused_params(True)  # so that a gradient's place never changes
+        # so that a gradient's place never changes
+        module.set_reduce_scatter_unused_params(True)
     return ShardCompression(comms, undo)
 
 
@@ -115,6 +117,7 @@ def _check(gradients: Codec, weights: Codec, memory: Residual | None) -> None:
     check_type("memory", memory, (Residual,), "gw.Residual()")
     for codec, has_memory in (gradients, memory is not None), (weights, False):
         check_type("compressor", codec, (Compressor,), "gw.QSGD()")
+        # FSDP exchanges shards: a whole gradient's memory would need what sharding saves
         if codec.for_shards == "no" or (codec.for_shards == "with memory" and not has_memory):
             raise ValueError(
                 f"{codec} needs a memory, which for whole gradients takes what sharding saves; use gw.QSGD(), "
@@ -150,6 +153,7 @@ class _Comm:
 
     def _context(self, n: int, group: dist.ProcessGroup, device: torch.device) -> GroupContext:
         """The context for parts of n elements, with buffers that are kept."""
+        # once for each size and process group: buffers are kept
         key = (n, group)
         if key not in self._contexts:
             fresh = context_for(Layout.vector(n), self._codec, device)
@@ -249,7 +253,8 @@ class ShardAllGather(_Comm):
         # shards of types that codecs do not take travel as they are
         output_tensor, input_tensor = _numbers(output_tensor), _numbers(input_tensor)
         world, n = group.size(), len(input_tensor)
-        if not input_tensor.is_floating_point():  # shards of several types, as bytes
+        if not input_tensor.is_floating_point():
+            # shards of several types, as bytes
             rows = Message.plain(output_tensor.view(world, n))
             return self._run(Gather(Message.plain(input_tensor), rows), group, input_tensor)
         # encode this rank's shard

@@ -49,7 +49,8 @@ def attach_shards(model: nn.Module, choices: StepChoices, mesh: DeviceMesh | Non
     # the parameters that are trained now must be sharded inside the mesh's replicas
     check_free(trained.fit)
     now = trained.parameters()
-    if mesh.size(0) == 1:  # nothing to compress; a loaded residual goes into the next gradient
+    if mesh.size(0) == 1:
+        # nothing to compress; a loaded residual goes into the next gradient
         choices = StepChoices(
             compressor=FP32(), transport=choices.transport, scaler=choices.scaler, seed=choices.seed,
             find_unused_parameters=choices.find_unused_parameters,
@@ -93,6 +94,7 @@ class ShardsFrontEnd:
         self._undo = [undo for group in self._groups if (undo := only_inside_replicas(group))]
         self._hooks.hook_in(runtime)
         self._hooks.own(self._parameters.values(), "attach()")
+        # parameters that are replaced lose their hooks: looked for here
         model.register_forward_pre_hook(self._forward_begins, prepend=True)
         model.register_load_state_dict_post_hook(self._loaded)
 
@@ -147,6 +149,7 @@ class ShardsFrontEnd:
 
     def _check_same(self, module: nn.Module, runtime: Runtime) -> None:
         """Ends the job where parameters were replaced: new ones have no hooks."""
+        # while a pass has gathered them, the module has whole parameters instead
         reshard(module)
         present = dict(module.named_parameters())
         for name, parameter in self._parameters.items():
@@ -178,6 +181,7 @@ class Shards:
 
     def put(self, parameter: Tensor, gradient: Tensor) -> None:
         assert is_sharded(parameter)
+        # a rank whose shard is empty has a slot of one element
         own = gradient if parameter.to_local().numel() else torch.zeros_like(parameter.to_local())
         parameter.grad = DTensor.from_local(
             own, parameter.device_mesh, parameter.placements, run_check=False,
@@ -229,12 +233,15 @@ def fitting(
 ) -> tuple[TrainedParameters, DeviceMesh]:
     """The sharded parameters, of those that an `optimizer` holds if one is given, and the mesh of all ranks, by default
     the one that the model was wrapped on. Raises ValueError, naming the call that works, where they do not fit."""
+    # a wrapped model, as FSDP keeps it between passes
     if not is_fsdp(model):
         raise ValueError(f"mesh= is for models that fully_shard has wrapped, not {type(model).__name__}; use {RECIPE}")
     reshard(model)
     parameters, _ = parameters_of(model)
+    # the mesh of all ranks, and the parameters that are sharded inside its replicas
     mesh = _replicas_of(model, parameters) if mesh is None else mesh
     trained = TrainedParameters(model, checked_on(mesh), optimizer)
+    # the hooks that will be registered must be the only ones
     for name, parameter in trained.parameters().items():
         if has_gradient_hooks(parameter):
             raise ValueError(
@@ -249,6 +256,7 @@ def checked_on(mesh: DeviceMesh) -> Check:
     Raises ValueError for a mesh without this rank."""
     # this rank's replica, and the ranks that hold the same shard of the others
     ranks = mesh.mesh.reshape(mesh.size(0), -1)  # (replicas, ranks of each)
+    # the rank's place: its replica, and its place in that
     place = (ranks == dist.get_rank()).nonzero()
     if not len(place):
         raise ValueError(f"rank {dist.get_rank()} is not in the mesh {mesh.mesh.tolist()}; use {RECIPE}")
@@ -267,6 +275,7 @@ def checked_on(mesh: DeviceMesh) -> Check:
 
 def _check_fits(name: str, parameter: DTensor, replica: list[int], peers: list[int]) -> None:
     own = parameter.device_mesh
+    # every sharded dimension must lie inside this replica, or across the same places of all
     for dim, placement in enumerate(parameter.placements):
         ranks = dist.get_process_group_ranks(own.get_group(dim))
         if not set(ranks) <= set(replica) and not (placement.is_replicate() and ranks == peers):
@@ -279,6 +288,7 @@ def _check_fits(name: str, parameter: DTensor, replica: list[int], peers: list[i
 def _replicas_of(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> DeviceMesh:
     """The mesh that the model was wrapped on, if that has replicas."""
     parameter = next(iter(parameters.values()))
+    # HSDP: a mesh of two dimensions, of which the first has the replicas
     if is_sharded(parameter) and parameter.placements[0].is_replicate():
         return parameter.device_mesh
     raise ValueError(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -92,7 +92,7 @@ class Placed:
         return or_zero(rows.to_local().sum(0))
 
     def _rows(self, local: Tensor, replicas: int) -> DTensor:
-        cuts = [Shard(cut.dim + 1) if isinstance(cut, Shard) else cut for cut in self.cuts]
+        cuts = [Shard(cast(Shard, cut).dim + 1) if cut.is_shard() else cut for cut in self.cuts]
         return self._cut(local, (replicas, *self.shape), [Shard(0), *cuts])
 
     def _cut(self, local: Tensor, shape: tuple[int, ...], cuts: list[Placement]) -> DTensor:
@@ -197,6 +197,7 @@ class DistributedState:
     def _is_for_me(self, key: str) -> bool:
         if (owner := OWNER.search(key)) is None:
             return True
+        # a name without replica is for all; else for the replica that takes over the old one
         shard, replica, old = owner.groups()
         if replica is None:
             return shard == self._shard
@@ -238,6 +239,7 @@ def _is_flat(key: str) -> bool:
 def saved_in(checkpoint: str | Path | StorageReader) -> Saved:
     """The tensors of a checkpoint's Gradwire state. Raises ValueError where it has none, or several."""
     kinds = tensors_in(checkpoint)
+    # a state is known by its description
     folders = {path[:-1] for path in kinds if path[-1] == ABOUT}
     if len(folders) != 1:
         raise ValueError(

@@ -50,10 +50,12 @@ class DistributedRounds:
         self._rounds, self._replica, self._load_inner, self._saved = rounds, replica, load_inner, saved
         if rounds.schedule.eager:
             raise ValueError("with eager=True every replica has anchors of its own; save state_dict() on every rank")
+        # parameters of the rounds, with their places
         shared = {name for fragment in rounds.fragments for name in fragment.parameters}
         self._placed = {name: placed for name, placed in replica.placed().items() if name in shared}
         self._local = {name: tensor for name, tensor in replica.local.items() if name in shared}
         self._memory = DistributedState(rounds.runtime, self._placed, saved.get(MEMORY, {}))
+        # the old replica as which this one goes on
         mesh = rounds.runtime.mesh
         replicas = sum(folder.startswith(REPLICA) for folder in saved) or mesh.replica.world
         self._own = f"{REPLICA}{predecessors(mesh.replica.rank, mesh.replica.world, replicas).own}"
@@ -143,6 +145,7 @@ class DistributedRounds:
         """An optimizer's state: its tensors, and a text of all else."""
         names, tensors = list(held), Tensors()
         rest: dict[str, dict[str, Any]] = {}
+        # tensors under the parameter's name, all else as one text
         for index, kept in state["state"].items():
             for key, value in kept.items():
                 if isinstance(value, Tensor):
@@ -161,6 +164,7 @@ class DistributedRounds:
         """The inverse of `_optimizer`."""
         facts = json.loads(text_of(saved[kind]))
         state: dict[int, dict[str, Any]] = {}
+        # tensors of this parameter, like this rank's own
         for index, (name, parameter) in enumerate(held.items()):
             prefix = key_of(name, f"{kind}/")
             kept = {
@@ -168,6 +172,7 @@ class DistributedRounds:
             }
             if kept := facts["state"].get(name, {}) | kept:
                 state[index] = kept
+        # JSON has made lists of tuples, such as Adam's betas
         groups = [{k: tuple(v) if isinstance(v, list) else v for k, v in group.items()} for group in facts["groups"]]
         return {"state": state, "param_groups": groups}
 
@@ -175,6 +180,7 @@ class DistributedRounds:
         if not is_sharded(saved):
             return saved
         dtype = saved.dtype.to_complex() if parameter.is_complex() else saved.dtype
+        # whole in the checkpoint; here this rank's shard of it
         own, made = self._placed[name].own(saved), torch.empty_like(parameter.detach(), dtype=dtype)
         real(local(made)).copy_(own)
         return made
@@ -193,6 +199,7 @@ def _refuse(value: object) -> NoReturn:
 
 def _check(saved: Saved, placed: Mapping[str, Placed]) -> None:
     """Raises ValueError where a checkpoint has other parameters."""
+    # by parameter, the shape of its anchor
     there = {split(key)[0]: tuple(kind.size) for key, kind in saved.items() if key.endswith(ANCHOR)}
     here = {name: one.shape for name, one in placed.items()}
     for name in here | there:
@@ -205,12 +212,14 @@ def _check(saved: Saved, placed: Mapping[str, Placed]) -> None:
 
 def rounds_in(checkpoint: str | Path | StorageReader) -> dict[str, Saved]:
     """The tensors of a checkpoint's local steps, by folder. Raises ValueError where it has none, or several."""
+    # the folder in which the state was saved, under whatever name
     kinds = tensors_in(checkpoint)
     roots = {path[:-2] for path in kinds if path[-2:] == (SHARED, ROUND)}
     if len(roots) != 1:
         raise ValueError(
             f'the checkpoint has {len(roots)} states of local steps; save one, {{"local_steps": optimizer.stateful()}}'
         )
+    # its tensors, by the folders inside
     folders: dict[str, dict[str, TensorStorageMetadata]] = {}
     for path, kind in kinds.items():
         if path[:-2] in roots:

@@ -23,10 +23,13 @@ class TrainedParameters:
 
     def __init__(self, model: nn.Module, check: Check, optimizer: Optimizer | None = None) -> None:
         named = dict(model.named_parameters())
+        # empty parameters are never trained
         full = {name: p for name, p in named.items() if p.numel()}
         self._check, self._optimizer = check, optimizer
+        # those that could be reduced, if they were trained
         self.fit = {name: p for name, p in full.items() if _fits(name, p, check)}
         self.others = named.keys() - self.fit.keys()
+        # with an optimizer, only those that it holds
         self._full = self._watched = full
         self._held: set[int] = {id(p) for p in full.values()}
         self._count = -1
@@ -74,13 +77,16 @@ def held_by(optimizer: Optimizer) -> Iterable[nn.Parameter]:
 def add_to(optimizer: Optimizer, param_group: dict[str, Any], trained: TrainedParameters) -> Sequence[Tensor]:
     """Adds a group of the model's parameters to an optimizer, and returns them. Raises ValueError for others, and for
     those that are averaged already."""
+    # torch takes one tensor, some, or pairs of name and tensor
     given = param_group["params"]
     given = [given] if isinstance(given, Tensor) else list(given)
     added = [each[1] if isinstance(each, tuple) else each for each in given]
+    # they must be known to the job, and no other job's
     names = {id(p): name for name, p in trained.fit.items()}
     if any(id(parameter) not in names for parameter in added):
         raise ValueError("the group has a parameter that the model had not when it was wrapped; wrap it anew")
     check_free({names[id(p)]: p for p in added})
+    # the wrapped optimizer steps them from now on
     optimizer.add_param_group({**param_group, "params": given})
     return added
 
@@ -99,6 +105,7 @@ def on_one_device(model: nn.Module) -> Check:
     not of floating-point numbers."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
 
+    # asked for each parameter that is trained, now or once it is thawed
     def check(name: str, parameter: nn.Parameter) -> None:
         Slot.of(name, parameter)
         if trained and parameter.device != trained[0][1].device:

@@ -30,6 +30,7 @@ class CompressionCallback(TrainerCallback):
         self._model: nn.Module | None = None
         self._from: str | None = None
         self._train = trainer.train
+        # the Trainer tells no callback from where it resumes: `train` is asked for it
         trainer.train = self._noting_checkpoint
 
     def on_train_begin(

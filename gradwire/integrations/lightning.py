@@ -29,12 +29,14 @@ class GradientCompression(lightning.Callback):
         """Attaches to the strategy's model, which exists by now, and loads a checkpoint's state."""
         model = trainer.strategy.model
         assert model is not None
+        # once for each model: Lightning may train several times
         if model is not self._model:
             self._options.setdefault("scaler", getattr(trainer.precision_plugin, "scaler", None))
             self.handle = attach(model, self._compressor, **self._options)
             self._model = model
             for optimizer in trainer.optimizers:
                 optimizer.register_step_post_hook(self._stepped)
+        # the state of a checkpoint that was loaded before there was a job
         if self._loaded and self.handle:
             self.handle.load_state_dict(self._loaded)
         self._loaded = {}

@@ -73,7 +73,8 @@ class QuorumExchange:
             return
         try:
             self._meet()
-        except RuntimeError as error:  # a replica was lost meanwhile: no replica takes this step
+        except RuntimeError as error:
+            # a replica was lost meanwhile: no replica takes this step
             self.handle.leave()
             self._manager.report_error(error)
 
@@ -162,6 +163,7 @@ def _check(state: Mapping[str, Any], keys: set[str], manager: Any) -> None:
     which the manager goes on."""
     if keys - state.keys():
         raise ValueError(f"the state lacks {min(keys - state.keys())!r}; pass what exchange_state() returned")
+    # the shard that this rank has, after the step from which the manager goes on
     if state["shard"] != _shard(manager):
         raise ValueError(f"the state is that of shard {state['shard']}; this rank has {_shard(manager)}: load its own")
     if state["step"] != manager.current_step():

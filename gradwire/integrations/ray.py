@@ -13,7 +13,8 @@ from gradwire.frontends import Handle, attach
 from gradwire.plans import Plan
 from gradwire.saving import save
 
-train: Any = import_module("ray.train")  # by name, for Ray is not among what development needs
+# by name, for Ray is not among what development needs
+train: Any = import_module("ray.train")
 FILE = "gradwire.pt"
 
 

@@ -29,7 +29,8 @@ from gradwire.runtime.job_options import JobOptions
 from gradwire.runtime.runtime import Runtime
 from gradwire.transports import Mesh
 
-torchft: Any = import_module("torchft")  # by name, for it is not among what development needs
+# by name, for it is not among what development needs
+torchft: Any = import_module("torchft")
 
 
 class Optimizer(torchft.Optimizer):
@@ -105,6 +106,7 @@ class Optimizer(torchft.Optimizer):
         runtime = self._choices.runtime(
             "torchft's Optimizer", own.parameters, own.slots, mesh, planned=own.planned, others=own.others, voted=True
         )
+        # with as many replicas as this quorum has
         self._front_end = self._new_front_end(mesh.ranks)
         self._front_end.hook_in(runtime)
         return runtime, self._front_end
@@ -192,7 +194,8 @@ class FaultTolerantLocalSteps(torchft.Optimizer):
                 self._average(runtime)
             except Interrupted as error:
                 self.manager.report_error(error)
-            if not self._fragment.is_finite():  # as all replicas see by this shard's mean
+            if not self._fragment.is_finite():
+                # as all replicas see by this shard's mean
                 self.manager.report_error(RuntimeError("a replica's pseudo-gradient is not finite"))
         # vote: outer step, or back to the shared parameters
         counts = self._exchange.vote()

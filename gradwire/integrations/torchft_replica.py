@@ -86,7 +86,8 @@ class ReplicaGradients(GradientHooks):
         # one number is enough to see whether the step was good: a bad one makes all means NaN
         present = [local(p.grad) for p in self._parameters.values() if p.grad is not None]
         smallest = min((each for each in present if each.numel()), key=Tensor.numel, default=None)
-        if smallest is not None and not smallest.isfinite().all():  # where there are memories, then none of them is
+        if smallest is not None and not smallest.isfinite().all():
+            # where there are memories, then none of them is
             self._report(RuntimeError("the means of this step are not finite; it counts for no replica"))
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:

@@ -22,16 +22,20 @@ _CITATION = re.compile(r"\s*\(([^()]*\b(?:19|20)\d\d\b[^()]*|https?://[^()]*)\)"
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """One thing to choose."""
+    """An entry of the catalogue: a thing to choose, with its description."""
 
     name: str
     """On the command line."""
     summary: str
+    """One sentence."""
     family: str = ""
+    """A compressor's, by which the list is sorted."""
     paper: str = ""
+    """A citation."""
     defaults: str = ""
     """Its options with their defaults."""
     cls: type[Any] | None = None
+    """Its class, for its docstring; None for a row of a table."""
 
     @property
     def text(self) -> str:
@@ -42,6 +46,7 @@ class CatalogueEntry:
 
 def catalogue() -> dict[str, list[CatalogueEntry]]:
     """All entries by kind."""
+    # only dataclasses have options that can be listed
     controllers = {name: cls for name, cls in exported(Controller).items() if is_dataclass(cls)}
     return {
         "Compressors": sorted(_entries(exported(Compressor)), key=lambda entry: _FAMILIES.index(entry.family)),
@@ -62,6 +67,7 @@ def catalogue() -> dict[str, list[CatalogueEntry]]:
 
 def found(name: str) -> list[tuple[str, CatalogueEntry]]:
     """All entries of this name, with their kinds: gravac is a controller and a suite. Raises ValueError for none."""
+    # a name may stand in several kinds
     entries = [(kind, entry) for kind, own in catalogue().items() for entry in own]
     if named := [(kind, entry) for kind, entry in entries if entry.name == name]:
         return named
@@ -76,6 +82,7 @@ _FAMILIES = [_CASTS, _QUANTIZED, _SIGNS, _SPARSE, _LOW_RANK, ""]
 
 
 def _family(cls: type) -> str:
+    # by base class first; the rest by what a codec sends
     if not issubclass(cls, Compressor):
         return ""
     if issubclass(cls, Cast | LowRank):
@@ -90,6 +97,7 @@ def _entries(classes: dict[str, type[Any]]) -> list[CatalogueEntry]:
 
 
 def _entry(name: str, cls: type) -> CatalogueEntry:
+    # the first sentence of the docstring, and the citation wherever in it
     paragraph = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
     whole = " ".join((inspect.getdoc(cls) or "").split())
     citation = _CITATION.search(whole)

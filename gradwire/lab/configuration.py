@@ -24,7 +24,7 @@ from gradwire.compressors import Compressor
 from gradwire.construct import construct
 from gradwire.controllers import Controller
 from gradwire.frontends import Handle, LocalSteps, Outer, attach
-from gradwire.groups import Filled, Grouping, Partial
+from gradwire.groups import Grouping
 from gradwire.lab.local import LOCAL, Local
 from gradwire.memories import Memory
 from gradwire.notation import read_grouping, read_parts
@@ -42,13 +42,17 @@ class Configuration:
     """One way to reduce gradients; without a compressor, plain DDP or no reduction."""
 
     text: str
+    """As it was read."""
     compressor: Compressor | None = None
     memory: Memory | None = None
     communicator: Communicator | None = None
     grouping: Grouping | None = None
+    """How gradients are grouped; by default as the compressor's plan has them."""
     controller: Controller | None = None
     plan: Plan | None = None
+    """A plan that was saved, in place of all the above."""
     local: Local | None = None
+    """Local steps, after which pseudo-gradients are reduced."""
 
     @property
     def silent(self) -> bool:
@@ -58,7 +62,7 @@ class Configuration:
     @property
     def bucket_mb(self) -> float | None:
         """The size of DDP's buckets; None for its own."""
-        return self.grouping.megabytes if isinstance(self.grouping, Filled) and not self.compressor else None
+        return self.grouping.bucket_mb if self.grouping and not self.compressor else None
 
     @property
     def every(self) -> int:
@@ -80,8 +84,10 @@ class Configuration:
         self, ddp: DistributedDataParallel, transport: Transport, seed: int, controller: Controller | None = None
     ) -> Handle | None:
         """Makes a fresh `ddp` reduce in this way; None where Gradwire has no part in it."""
+        # no communication at all: the measure of what communication costs
         if self.silent:
             ddp.register_comm_hook(None, noop_hook)
+        # a plan, or one way for all groups
         if self.plan:
             return attach(ddp, self.plan, transport=transport, seed=seed)
         if self.compressor is None:
@@ -97,6 +103,7 @@ class Configuration:
         """Makes replicas of a sharded `model` reduce in this way; None where Gradwire has no part in it."""
         if self.plan:
             return attach(model, self.plan, mesh=mesh, seed=seed)
+        # plain DDP or FSDP, and local rounds, attach nothing to the backward pass
         if self.compressor is None or self.local:
             return None
         return attach(
@@ -124,22 +131,25 @@ def parse(text: str) -> Configuration:
     Raises ValueError for an unknown name, a value that does not fit, and a pairing that makes no sense."""
     if text.startswith(PLAN):
         return Configuration(text, plan=Plan.load(text.removeprefix(PLAN)))
+    # a plan, or groups and parts
     parts, at, groups = text.lower().partition("@")
     grouping = read_grouping(groups) if at else None
     local, (head, *others) = _local(parts.split("+"))
+    # without a compressor there is nothing to combine
     if head in (*DENSE, NOCOMM):
         if local:
             raise ValueError(f"{text!r} cannot be: write {LOCAL} alone, which sends float32, or +compressor after it")
         if others:
             raise ValueError(f"{head} has no memory and no communicator: write {head} alone, not {text!r}")
-        if grouping and (head == NOCOMM or not isinstance(grouping, Filled)):
+        if grouping and (head == NOCOMM or grouping.bucket_mb is None):
             raise ValueError(f"{text!r} cannot be: only dense and compressors have groups, those of dense in MB")
         return Configuration(text.lower(), grouping=grouping)
+    # what does not fit together is refused here, not on the ranks
     compressor, memory, communicator, controller = read_parts(text, head, others, (*DENSE, NOCOMM, LOCAL))
     group = Group(
         (), compressor, memory or default_memory(compressor), communicator or default_communicator(compressor)
     )
-    if isinstance(grouping, Partial):
+    if grouping:
         grouping.check(compressor)
     if local and controller:
         raise ValueError(f"{text!r} cannot be: controllers are for exchanges of every step, leave {others[-1]} out")

@@ -18,6 +18,7 @@ def imported(text: str) -> Callable[[], Any]:
     module, colon, name = text.rpartition(":")
     if not colon or not module or not name:
         raise ValueError(f"{text!r} names no function: write module:name or file.py:name, such as my.module:make")
+    # import the module, then look the name up
     function = getattr(_module(module), name, None)
     if function is None:
         raise ValueError(f"{module} has no function {name!r}")
@@ -29,6 +30,7 @@ def imported(text: str) -> Callable[[], Any]:
 def named(function: Callable[[], Any]) -> str:
     """The text by which `imported` finds a function. Raises ValueError for a function that no other process can
     import."""
+    # a function of the script that runs is found by its file
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     main = getattr(sys.modules["__main__"], "__file__", None)
     if not module or not name.isidentifier() or (module == "__main__" and main is None):
@@ -40,6 +42,7 @@ def named(function: Callable[[], Any]) -> str:
 def _module(text: str) -> ModuleType:
     if text.endswith(".py"):
         return _of_file(Path(text))
+    # modules beside the working folder can be imported, too
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -57,7 +60,8 @@ def _of_file(path: Path) -> ModuleType:
     assert spec.loader
     module = module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.resolve().parent))  # as where Python runs a script
+    # as where Python runs a script
+    sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
     except ImportError as error:

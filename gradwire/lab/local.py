@@ -19,13 +19,18 @@ class Local:
     + (1 - mix)·shared, as in `gradwire.LocalSteps`."""
 
     inner_steps: int = 500
+    """Steps of a round."""
     lr: float = DILOCO.lr
     momentum: float = DILOCO.momentum
     fragments: int = 1
+    """Parts of the model that take turns."""
     delay: int = 0
+    """Inner steps until a mean is used."""
     mix: float | None = None
+    """The fraction of a replica's own parameters that is kept."""
 
     def __post_init__(self) -> None:
+        # refuses numbers that do not fit together
         Schedule(self.inner_steps, self.fragments, self.delay, self.mix)
         if self.lr <= 0 or not 0 <= self.momentum < 1:
             raise ValueError(f"lr={self.lr} and momentum={self.momentum} are no outer step; use lr=0.7,momentum=0.9")

@@ -55,6 +55,7 @@ class Record:
     """State of a training run after `step`."""
 
     step: int
+    """Steps made so far."""
     wall_s: float
     """Rank 0's time in steps: evaluating and recording stop the clock."""
     loss: float
@@ -85,11 +86,15 @@ class Spread:
     """Median and quartiles."""
 
     median: float
+    """Of the samples."""
     low: float
+    """The first quartile."""
     high: float
+    """The third quartile."""
 
     @classmethod
     def of(cls, samples: list[float]) -> Self:
+        # one sample is its own quartile
         low, median, high = quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
         return cls(median, low, high)
 
@@ -111,6 +116,7 @@ class Run:
     """One configuration's training run so far."""
 
     configuration: str
+    """As text."""
     records: list[Record] = field(default_factory=list)
 
     @property
@@ -141,10 +147,12 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], in
     """The complete JSON lines after byte `offset`, each with the offset that follows it."""
     if not path.exists():
         return
+    # whole lines only: rank 0 may be writing the last one
     with path.open("rb") as file:
         file.seek(offset)
         for line in file:
-            if not line.endswith(b"\n"):  # it is being written: what comes next is not a line of its own
+            if not line.endswith(b"\n"):
+                # it is being written: what comes next is not a line of its own
                 return
             offset += len(line)
             yield json.loads(line), offset

@@ -72,6 +72,8 @@ class DGCMemory(Memory, recordable=True):
         """Scales each slot's gradient in x (n,), which is divided by `ranks`, to the largest norm."""
         assert self.clip is not None
         parts = layout.parts(x)
+        # a rank's gradient is clipped at clip / sqrt(ranks), and x is divided by the ranks
         limit = self.clip / (ranks * sqrt(ranks))
+        # scale down where the norm is larger
         norms = norms_of(parts)
         scale_each_by(parts, (limit / norms.clamp_min(limit)).unbind())

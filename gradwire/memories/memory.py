@@ -34,11 +34,13 @@ class Memory(Options, Recordable, ABC):
 
     def check(self, compressor: Compressor) -> None:
         """Raises ValueError, naming a pairing that works, for a compressor whose error this memory cannot keep."""
+        # a vote estimates no gradient
         if compressor.sign_vote:
             raise ValueError(
                 f"{type(compressor).__name__} votes, so nothing can be taken out of a memory; "
                 "use memory=NoMemory(), or EFSignSGD() with Residual()"
             )
+        # a rescaled value is larger than what is left to subtract it from
         if not compressor.biased and compressor.sparse:
             raise ValueError(
                 f"{compressor} multiplies what it sends to be unbiased; use memory=NoMemory(), or rescale=False"

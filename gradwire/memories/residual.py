@@ -1,4 +1,4 @@
-"""Plain error feedback."""
+"""Error feedback."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +20,9 @@ class Residual(Memory, recordable=True):
     decay: float = 1.0
     """Multiplies the residual before that, in (0, 1]."""
     limit: float | None = None
-    """The largest norm of a group's residual after a step, as a multiple of the one before: a longer one is scaled
-    down, and what that takes away is lost. One that follows a residual of zeros has no limit."""
+    """The most that a step's residual is longer than the one before it, by their norms, so that one batch of huge
+    gradients does not come back for many steps; it is scaled down to that, and the rest is lost. A group's first
+    residual has no limit, nor has one that follows zeros."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,7 +37,8 @@ class Residual(Memory, recordable=True):
 
     def sent(self, flat: Mapping[str, DoubleBuffer]) -> None:
         if self.limit is not None:
-            # scale the next residual down to limit·‖residual‖
-            before, after = norms_of(flat[RESIDUAL]).unbind()
-            share = torch.where(before > 0, self.limit * before / after, 1.0)
-            flat[RESIDUAL].write.mul_(share.nan_to_num(1.0).clamp(max=1.0))
+            # limit·|old| / |new|, where it is below 1
+            residual = flat[RESIDUAL]
+            old, new = norms_of([residual.read, residual.write]).unbind()
+            scale = torch.where(old > 0, self.limit * old / new, 1.0)
+            residual.write.mul_(scale.nan_to_num(1.0).clamp(max=1.0))

@@ -1,5 +1,5 @@
-"""What algorithms compute with: plain functions of tensors. Which implementation runs on which device is chosen here.
+"""The operations of algorithms: plain functions of tensors. The implementation is chosen by device, here alone.
 
-`reference` defines the passes over a gradient in torch, `native` is the same in C++ for CPUs; `formats` says how their
-payloads are laid out.
+`backend` is the record of all functions that have several implementations: `reference` defines them in torch, `native`
+is C++ for CPUs, `triton` for GPUs. `formats` and `entries` are the layouts of payloads.
 """

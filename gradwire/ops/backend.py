@@ -3,7 +3,7 @@
 `REFERENCE` is the definition in torch and runs where nothing faster does, `NATIVE` is C++ for CPUs, and `TRITON`, in
 `gradwire.ops.triton` because that library may be missing, is for GPUs. What one of them lacks it inherits.
 
-A vector has n elements; `rows` are several vectors, or payloads (rows, ≥ nbytes) uint8, that are worked on together.
+A vector has n elements; `rows` are several vectors, or payloads (rows, ≥ nbytes) uint8, in one call.
 """
 
 import os
@@ -17,25 +17,26 @@ from torch import Tensor
 from gradwire.ops import native, noise, reference
 
 Selected = tuple[Tensor, Tensor]
+"""Indices int64, and values, magnitudes or whether they are used, of selected elements."""
 
 
 @dataclass(frozen=True)
 class Backend:
     """The functions that algorithms compute with. The reference's docstrings define them."""
 
-    # the next residual, alone or with what encodes it: of one part, or of several parts of a vector that is there
+    # the next residual, by itself, or encoded in the same pass
     add_in: Callable[..., bool] = reference.adding.add_in
     add_select: Callable[..., bool] = reference.adding.add_select
     add_quantise: Callable[..., bool] = reference.adding.add_quantise
     mask_zeros: Callable[[Tensor, Tensor], None] = reference.masking.mask_zeros
 
-    # payloads (parts, ranks, bytes) to the sum of each part, and casts
+    # sums of payloads (parts, ranks, bytes) over the ranks, and casts
     decode_blocks: Callable[..., None] = reference.decoding.decode_blocks
     decode_entries: Callable[..., None] = reference.decoding.decode_entries
     cast_parts: Callable[..., None] = reference.casting.cast_parts
     sum_casts: Callable[[Tensor, Tensor, Sequence[int]], None] = reference.casting.sum_casts
 
-    # elements with their places, row by row
+    # elements with their indices, row by row
     pack_entries: Callable[..., Tensor] = reference.entries.pack_entries
     move_entries: Callable[..., None] = reference.entries.move_entries
     unpack_entries: Callable[..., Selected] = reference.entries.unpack_entries
@@ -54,7 +55,7 @@ class Backend:
     pack_words: Callable[[Tensor, int, Tensor], None] = reference.bits.pack_words
     unpack_words: Callable[[Tensor, int, int], Tensor] = reference.bits.unpack_words
 
-    # batches of matrices with thin factors
+    # products of batches of matrices with thin factors, and orthonormal bases
     project: Callable[..., None] = reference.low_rank.project
     multiply: Callable[..., None] = reference.low_rank.multiply
     orthogonalize: Callable[[Sequence[Tensor]], None] = reference.orthogonal.orthogonalize
@@ -112,6 +113,7 @@ def on_gpu(device: torch.device) -> tuple[Backend | None, str]:
         from gradwire.ops.triton import TRITON
         from gradwire.ops.triton.trial import differences
 
+        # try them once on this device
         wrong = differences(device)
     except Exception as error:  # no Triton, no compiler for its launcher, a GPU that it does not know, ...
         return None, f"Triton cannot be used: {type(error).__name__}: {error}"
@@ -119,7 +121,7 @@ def on_gpu(device: torch.device) -> tuple[Backend | None, str]:
 
 
 def in_use() -> str:
-    """The implementations in use on this machine, and why, for people."""
+    """The implementations in use on this machine, with the reasons, as text."""
     cpu = f"{'native' if native.available() else 'torch'} ({native.reason()})"
     if not torch.cuda.is_available():
         return cpu

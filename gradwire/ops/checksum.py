@@ -7,17 +7,18 @@ import torch
 from torch import Tensor
 
 PART = 1 << 18
-"""Elements that are added up at a time; scratch memory is 8 bytes for each."""
+"""Elements of a sum at a time; scratch memory is 8 bytes for each."""
 _FACTOR = 0x5851F42D4C957F2D
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """Of a tensor's bits in the order in which they lie in memory, an int64 () on its device: the sum, modulo 2^64, of
-    its integers times fixed random odd numbers. One element that differs is always seen; several cancel in one of 2^32
-    cases (multilinear hashing: Lemire and Kaser, The Computer Journal 2014, https://arxiv.org/abs/1202.4961)."""
+    """The checksum of a tensor's bits in the order in which they lie in memory, int64 () on its device: the sum, modulo
+    2^64, of its integers times fixed random odd numbers. One element that differs is always seen; several cancel in one
+    of 2^32 cases (multilinear hashing: Lemire and Kaser, The Computer Journal 2014, https://arxiv.org/abs/1202.4961)."""
     integers = _in_memory_order(tensor.detach()).view(_INTEGERS[tensor.element_size()])
     total, factors = torch.zeros((), dtype=torch.int64, device=tensor.device), _factors(tensor.device)
+    # a polynomial in _FACTOR of the parts' sums, so that parts do not commute
     for part in integers.split(PART):
         total = total * _FACTOR + (part * factors[: part.numel()]).sum()
     return total

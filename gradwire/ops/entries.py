@@ -1,4 +1,4 @@
-"""How some of n elements travel: where they are, with or without their values."""
+"""The layouts of payloads of some of n elements: their indices, with or without their values."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +10,10 @@ GROUP = 1024
 
 @dataclass(frozen=True)
 class Places:
-    """Room for up to `k` of n coordinates, n > 0, in about 2 + log2(n/k) bits each, by Elias and Fano (Elias, J. ACM
-    1974, https://doi.org/10.1145/321812.321820). Coordinates ascend.
+    """The layout of up to k ascending coordinates below n, in about 2 + log2(n/k) bits each, by Elias and Fano (Elias,
+    J. ACM 1974, https://doi.org/10.1145/321812.321820).
 
-    Payload, each part filled up to 4 bytes, the first element lowest:
+    Payload, each field filled up to 4 bytes, the first element lowest:
 
     upper: k + (n >> l) + 1 bits; bit (index >> l) + j is set for coordinate j; l = floor(log2(n / k)).
     lower: k·l bits, the l lower bits of each coordinate.
@@ -22,7 +22,9 @@ class Places:
     """
 
     n: int
+    """Elements of the vector, 1 or more."""
     k: int
+    """The capacity."""
     value_bits: ClassVar[int] = 0
     places_at: ClassVar[int] = 0
     """The byte where the coordinates begin."""
@@ -50,10 +52,9 @@ class Places:
 
 @dataclass(frozen=True)
 class Entries:
-    """Room for up to `k` of n elements, with float32 values (`value_bits` 32), or with signs and one of 8 levels, a
-    factor of 2^0.75 apart (4).
+    """The layout of up to k of n elements with their values.
 
-    Payload, each part filled up to 4 bytes:
+    Payload, each field filled up to 4 bytes:
 
     scales: with levels ceil(n / 1024) bfloat16, the largest magnitude of each 1,024 elements; 0 where none is sent.
     places: see `Places`.
@@ -61,12 +62,15 @@ class Entries:
     """
 
     n: int
+    """Elements of the vector."""
     k: int
+    """The capacity."""
     value_bits: Literal[32, 4] = 32
+    """Of a value: 32 are float32; 4 are a sign and one of 8 levels, each 2^-0.75 of the one before."""
 
     @property
     def exact(self) -> bool:
-        """Whether values travel whole."""
+        """Whether values travel in float32."""
         return self.value_bits == 32
 
     @cached_property
@@ -91,5 +95,5 @@ class Entries:
 
 
 def in_words(bits: int) -> int:
-    """The bytes of as many words of 32 bits as so many bits fill."""
+    """The bytes of so many bits, filled up to words of 32 bits."""
     return -(-bits // 32) * 4

@@ -1,4 +1,4 @@
-"""How blocks of codes lie in a payload, with their scales."""
+"""The layout of payloads of blocks: scales, and a code per element."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,12 +7,12 @@ from typing import Literal
 Kind = Literal["nearest", "stochastic", "sign", "one bit"]
 
 LONGEST_BLOCK = 1 << 24
-"""Elements that may share a scale; kernels need room for as many."""
+"""Elements that may share a scale; kernels have scratch memory for as many."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """How a block of `block` elements becomes one or two scales and a code of `bits` bits per element.
+    """A quantiser of blocks: one or two scales per block, and a code per element.
 
     nearest: code = round(x / scale) within ±top, scale = max|x| / top in bfloat16.
     stochastic: code = round(x · top / scale + noise), scale = max|x| in float32.
@@ -24,8 +24,11 @@ class Code:
 
     kind: Kind
     bits: int
+    """Of a code."""
     top: int
+    """The largest code."""
     block: int
+    """Elements of a block, a multiple of 8."""
 
     def __post_init__(self) -> None:
         if not 8 <= self.block <= LONGEST_BLOCK or self.block % 8:
@@ -72,34 +75,36 @@ def one_bit(block: int = 4096) -> Code:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Segments of `lengths` elements, each cut into blocks of its own; the last block of a segment may be shorter.
+    """The layout of a vector's payload: its parts are divided into blocks, of which the last may be shorter. So no
+    scale spans two parts, such as slots.
 
-    So no scale spans two slots. Payload: the scales of all blocks, then from `codes_at` the codes of all blocks. A
-    segment's codes begin with a byte of their own. Codes of `nearest` begin at a multiple of 16 bytes.
+    Payload: the scales of all blocks, then from `codes_at` the codes of all blocks. A part's codes begin with a byte of
+    their own. Codes of `nearest` begin at a multiple of 16 bytes.
     """
 
     lengths: tuple[int, ...]
+    """Elements of each part."""
     code: Code
 
     @cached_property
     def numel(self) -> int:
-        """Elements of all segments."""
+        """Elements of all parts."""
         return sum(self.lengths)
 
     @cached_property
     def count(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return sum(-(-length // self.code.block) for length in self.lengths)
 
     @cached_property
     def codes_at(self) -> int:
-        """Where the codes begin."""
+        """The byte where the codes begin."""
         align = 16 if self.code.kind == "nearest" else 4
         return -(-self.count * self.code.scale_bytes // align) * align
 
     @cached_property
     def end(self) -> int:
-        """Where the codes end."""
+        """The byte where the codes end."""
         return self.codes_at + sum(-(-length * self.code.bits // 8) for length in self.lengths)
 
     @property
@@ -109,6 +114,6 @@ class Blocks:
 
     @cached_property
     def gaps(self) -> list[slice]:
-        """What is filled with zeros: between scales and codes, and after them."""
+        """The bytes that are zero: between scales and codes, and behind these."""
         gaps = slice(self.count * self.code.scale_bytes, self.codes_at), slice(self.end, self.nbytes)
         return [gap for gap in gaps if gap.start < gap.stop]

@@ -1,4 +1,4 @@
-"""A group's gradients where a framework keeps them: read there, and replaced by their means."""
+"""A group's gradients in the tensors of a framework, where means take their place."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ from gradwire.slots import Layout, Slot
 from gradwire.torch_private.foreach import add_each, copy_each, scale_each
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""What kernels read."""
+"""Types of gradients that kernels read."""
 
 SMALL = 1 << 14
-"""Elements that are copied in the time that Python takes to look at one tensor more."""
+"""Elements that are copied in the time that Python takes for one more tensor."""
 
 
 @dataclass(frozen=True)
 class GradientPart:
-    """Elements `start` to `end` of a group's flat vector, seen in the shape of one slot, or flat where a tensor of
-    several slots lies there."""
+    """Elements `start` to `end` of a group's flat vector, which one tensor holds."""
 
     start: int
     end: int
     slot: Slot | None
+    """The slot whose shape the tensor has; None for a flat tensor."""
 
     def of(self, flat: Tensor) -> Tensor:
         """This part of a flat vector."""
@@ -37,10 +37,12 @@ class GradientPart:
 
 @dataclass(frozen=True, eq=False)
 class GradientSplit:
-    """How the tensors that hold a group's gradients divide its flat vector."""
+    """The parts of a group's flat vector that the tensors of its gradients hold."""
 
     layout: Layout
+    """Of the group's slots."""
     parts: tuple[GradientPart, ...]
+    """In order, all of the vector."""
     _views: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @classmethod
@@ -50,7 +52,7 @@ class GradientSplit:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where each part starts."""
+        """The first element of each part."""
         return [part.start for part in self.parts]
 
     def views(self, flat: Tensor) -> list[Tensor]:
@@ -63,21 +65,25 @@ class GradientSplit:
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """One tensor for each part; their means take their place."""
+    """A group's gradients, whose means take their place."""
 
     split: GradientSplit
     tensors: Sequence[Tensor]
+    """Of each part of the split."""
 
     @classmethod
     def merged(cls, layout: Layout, tensors: Sequence[Tensor]) -> "Gradients":
-        """A tensor for each slot; neighbours in memory become one part, as the slots of a bucket of DDP's are."""
+        """Gradients in a tensor for each slot. Neighbours in memory become one part, such as the slots of a DDP
+        bucket."""
         parts: list[GradientPart] = []
         merged: list[Tensor] = []
         for slot, start, tensor in zip(layout.slots, layout.offsets, tensors, strict=False):
             last = merged[-1] if merged else None
+            # in another order of memory: a part of its own
             if tensor.stride() != slot.strides:
                 parts.append(GradientPart(start, start + slot.numel, slot))
                 merged.append(tensor)
+            # behind the last one: joins it
             elif last is not None and parts[-1].slot is None and _follows(tensor, last):
                 parts[-1] = GradientPart(parts[-1].start, start + slot.numel, None)
                 merged[-1] = last.as_strided((last.numel() + slot.numel,), (1,))
@@ -88,17 +94,17 @@ class Gradients:
 
     @classmethod
     def of_vector(cls, layout: Layout, vector: Tensor) -> "Gradients":
-        """All slots one after another in a vector (n,)."""
+        """Gradients whose slots lie one after another in a vector (n,)."""
         return cls(GradientSplit(layout, (GradientPart(0, layout.numel, None),)), [vector])
 
     @cached_property
     def whole(self) -> Tensor | None:
-        """All of them as one vector (n,), where they lie one after another."""
+        """The gradients as one vector (n,), where they lie one after another."""
         return self.tensors[0] if len(self.tensors) == 1 and self.split.parts[0].slot is None else None
 
     @cached_property
     def flat(self) -> Tensor | None:
-        """`whole`, if it is float32, as what is computed is."""
+        """`whole`, if it is float32, in which means are computed."""
         return self.whole if self.whole is not None and self.whole.dtype == torch.float32 else None
 
     def slot(self, index: int) -> Tensor:
@@ -109,23 +115,24 @@ class Gradients:
                 return tensor if part.slot else slot.view(tensor[start - part.start :][: slot.numel])
         raise AssertionError("parts cover all slots")
 
-    def vectors(self, room: Tensor) -> Gradient:
-        """All of them (n,), or each contiguous in its slot's order of memory, as kernels read them; those that lie
-        otherwise, or are of another type, are copied to room (n,) float32."""
+    def vectors(self, scratch: Tensor) -> Gradient:
+        """The gradients as kernels read them: (n,), or each contiguous in its slot's order of memory. Those that lie
+        otherwise, or are of another type, are copied to scratch (n,) float32."""
         if self.whole is not None and self.whole.dtype in DTYPES:
             return self.whole
+        # convert the others in one call
         strange = self._strange
         if strange:
-            targets = self.split.views(room)
+            targets = self.split.views(scratch)
             copy_each([targets[i] for i in strange], [self.tensors[i] for i in strange])
         return [
-            room[part.start : part.end] if i in strange else _in_memory_order(tensor)
+            scratch[part.start : part.end] if i in strange else _in_memory_order(tensor)
             for i, (part, tensor) in enumerate(zip(self.split.parts, self.tensors, strict=True))
         ]
 
     @cached_property
     def _strange(self) -> set[int]:
-        """Those that kernels cannot read where they are."""
+        """The numbers of the tensors that kernels cannot read where they are."""
         return {
             i
             for i, (part, tensor) in enumerate(zip(self.split.parts, self.tensors, strict=True))
@@ -133,17 +140,17 @@ class Gradients:
         }
 
     def scale(self, factor: float) -> None:
-        """gradient *= factor, where they are."""
+        """Multiplies the gradients by a factor, in place."""
         scale_each(self.tensors, factor)
 
     def copy_to(self, out: Tensor) -> None:
-        """out (n,), of any type, becomes the gradients."""
+        """Copies the gradients to out (n,), of any type."""
         copy_each(self.split.views(out), self.tensors)
 
     @cached_property
     def in_place(self) -> list[Tensor] | None:
-        """Where means may be written, vectors that are n elements one after another; None where the gradients are of
-        another type or order, or so small that one copy of all costs less than a view of each."""
+        """The gradients' memory as vectors, n elements one after another, to write means to; None where the gradients
+        are of another type or order, or so small that one copy of all costs less than a view of each."""
         if self._strange or self.split.layout.numel < SMALL * len(self.tensors):
             return None
         if any(tensor.dtype != torch.float32 for tensor in self.tensors):
@@ -151,10 +158,11 @@ class Gradients:
         return [tensor.as_strided((tensor.numel(),), (1,)) for tensor in self.tensors]
 
     def matrices_in_place(self, batch: Batch) -> list[Tensor] | None:
-        """`in_place`, the batch's matrices (k, rows, columns) in as many views as tensors hold them."""
+        """`in_place` as the batch's matrices (k, rows, columns), in as many views as tensors hold them."""
         if self.in_place is None:
             return None
         views: list[Tensor] = []
+        # as many matrices as each tensor holds
         left, starts = batch, self.split.starts
         while left.slots:
             holder = bisect_right(starts, left.start) - 1
@@ -164,19 +172,19 @@ class Gradients:
         return views
 
     def write_means(self, means: Tensor | None, scale: Scalar | None) -> None:
-        """Puts the means (n,) where the gradients were, unless they are there already, times `scale`."""
+        """Replaces the gradients by their means (n,), unless these are there already, times `scale`."""
         if means is not None and means is not self.flat:
             copy_each(self.tensors, self.split.views(means))
         if scale is not None:
             scale_each(self.tensors, scale)
 
     def poison(self) -> None:
-        """Nobody is to use this step's means."""
+        """Replaces the gradients by NaN, so that the optimizer or GradScaler skips the step."""
         for tensor in self.tensors:
             tensor.fill_(torch.nan)
 
     def poison_where(self, nonfinite: Tensor) -> None:
-        """Adds NaN, or 0, (1,) to one element of each slot: so a GPU need not be asked which."""
+        """Adds `nonfinite` (1,), NaN or 0, to one element of each slot: so the host need not read it from a GPU."""
         add_each(self._firsts, [nonfinite] * len(self._firsts))
 
     @cached_property
@@ -191,7 +199,7 @@ def _in_memory_order(tensor: Tensor) -> Tensor:
 
 
 def _follows(tensor: Tensor, last: Tensor) -> bool:
-    """Whether it begins where the other ends, in the same memory and of the same type."""
+    """Whether a tensor begins where the last one ends, in the same memory and of the same type."""
     return (
         tensor.dtype == last.dtype
         and tensor.untyped_storage().data_ptr() == last.untyped_storage().data_ptr()
@@ -200,7 +208,8 @@ def _follows(tensor: Tensor, last: Tensor) -> bool:
 
 
 def add_unless(total: Tensor, mean: Tensor, nonfinite: Tensor, scale: Scalar) -> None:
-    """total += mean / scale, but for a step that does not count: where `nonfinite` (1,) is NaN."""
+    """total += mean / scale, unless the step does not count: where `nonfinite` (1,) is NaN."""
+    # on a GPU without a host sync: it adds 0
     if total.device.type != "cpu":
         total.add_(torch.where(nonfinite.isnan(), 0, mean).div_(scale))
     elif not nonfinite.isnan():

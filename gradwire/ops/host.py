@@ -1,10 +1,10 @@
-"""What lies between the host and a device: copies that wait for nothing, and the question where numbers are."""
+"""Copies between the host and a device without waiting, and questions about devices."""
 
 import torch
 from torch import Tensor
 
 NOT_YET = 77
-"""Stands where a copy to the host will be."""
+"""The number that a host's tensor holds until a copy to it has come."""
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -13,7 +13,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """A copy on the host. Of a GPU's tensor it is there once what the current stream was given so far is done."""
+    """A copy on the host. From a GPU it comes once all work that the current stream has so far is done."""
     if tensor.device.type == "cpu":
         return tensor.detach().clone()
     pinned = torch.full(tensor.shape, NOT_YET, dtype=tensor.dtype, device="cpu", pin_memory=True)
@@ -21,31 +21,31 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 def has_come(copy: Tensor) -> bool:
-    """Whether what `to_host` returned is there, of numbers that are not NOT_YET. Asks no GPU."""
+    """Whether a copy from `to_host`, of numbers other than NOT_YET, has come. Asks no GPU."""
     return bool(copy[0] != NOT_YET)
 
 
 def kind_of(device: torch.device) -> str:
-    """What sort of device it is, such as "cuda", whichever of them."""
+    """The kind of a device, such as "cuda", without its number."""
     return device.type
 
 
 def on_host(device: torch.device) -> bool:
-    """Whether the host itself computes, with the cores that the training computes with."""
+    """Whether a device is the host, whose cores the training uses too."""
     return device.type == "cpu"
 
 
 def number_in(x: Tensor) -> float | Tensor:
-    """The number of x () where the host can read it at once; on a GPU x itself."""
+    """x () as a number where the host can read it at once; on a GPU x itself."""
     return float(x) if on_host(x.device) else x
 
 
 def computing_threads(device: torch.device) -> int:
-    """The host's threads that compute what is on a device: torch's for a CPU, none for a GPU."""
+    """The host's threads that compute for a device: torch's for a CPU, none for a GPU."""
     return torch.get_num_threads() if on_host(device) else 0
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until a device has done all that it was given."""
+    """Waits until a device has done all its work."""
     if not on_host(device):
         torch.accelerator.synchronize(device)

@@ -1,4 +1,4 @@
-"""What is compressed: what was kept and a gradient, added up in the pass that encodes it where a kernel can."""
+"""A lazy sum of residual and gradient: added up in the pass that encodes it, where a kernel can."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,49 +17,54 @@ from gradwire.ops.vectors import Gradient, Scalar
 class LazySum:
     """x (n,) = decay·old + weight·gradient, which is added up once, into `next` (n,), when it is first needed.
 
-    `next` may be `old`, or the gradient's memory. `nonfinite` (1,) becomes NaN where x is not finite; on a CPU x is
-    then 0, and what is sent of it too, so that what travels is harmless. A GPU is not asked, and what it computes from
-    x is forgotten.
+    Where x is not finite, a CPU replaces it and its payload by zeros, so that what travels is harmless. On a GPU, where
+    that would need a host sync, results of the step are dropped later.
     """
 
     next: Tensor
+    """(n,) float32, where x goes; `old`, the gradient's memory, or a buffer of its own."""
     old: Tensor | None
+    """(n,) float32, the residual; None for zeros."""
     gradient: Gradient
     decay: float = 1.0
     weight: Scalar = 1.0
+    """Of a gradient in the mean, such as 1 / ranks."""
     nonfinite: Tensor | None = None
+    """(1,) becomes NaN where x is not finite."""
 
     @classmethod
     def of(cls, x: Tensor) -> "LazySum":
-        """A vector (n,) as it is."""
+        """The sum that is a vector (n,) itself."""
         return cls(x, x, None)
 
     def onto(self, old: Tensor | None, next: Tensor, decay: float = 1.0) -> "LazySum":
-        """decay·old (n,) plus this, into `next`; this is itself added up first only where `total` was called."""
+        """The sum of decay·old (n,) and this one, into `next`; this one is added up first only if `total` was
+        called."""
         gradient, weight = (self.next, 1.0) if self._is_added else (self.gradient, self.weight)
         return LazySum(next, old, gradient, decay, weight, self.nonfinite)
 
     @property
     def numel(self) -> int:
-        """n."""
+        """n, the number of elements."""
         return len(self.next)
 
     def total(self) -> Tensor:
-        """x (n,), which may be changed."""
+        """x (n,), added up, which may be changed."""
         if not self._is_added:
             self._added(backend_for(self.next).add_in(*self._addends(), nonfinite=self.nonfinite))
         return self.next
 
     def select(self, layouts: Sequence[Entries], payloads: Tensor) -> None:
-        """Writes the k largest elements of each part of x to a row of payloads (parts, ≥ nbytes) uint8; what is left of
-        x is in `next`. Of one part in the pass that adds it up."""
+        """Moves the k largest elements of each part of x to a row of payloads (parts, ≥ nbytes) uint8; the rest of x is
+        in `next`. One part is added up and encoded in one pass."""
         if len(layouts) > 1:
             self.total()
         select = backend_for(self.next).add_select
         self._added(select(*self._addends(), layouts, payloads, nonfinite=self.nonfinite), payloads)
 
     def quantise(self, layouts: Sequence[Blocks], payloads: Tensor, *, keep: bool, seeds: Sequence[Seed]) -> None:
-        """As `select`, writes x in blocks; what is left of x is in `next` only where `keep`."""
+        """Writes each part of x in blocks to a row of payloads (parts, ≥ nbytes) uint8; the error is in `next` only
+        where `keep`. One part is added up and encoded in one pass."""
         if len(layouts) > 1:
             self.total()
         quantise = backend_for(self.next).add_quantise
@@ -67,7 +72,7 @@ class LazySum:
         self._added(quantise(*self._addends(), layouts, payloads, **options), payloads)
 
     def drop(self) -> None:
-        """x counts as not finite, whatever it is."""
+        """Marks x as not finite."""
         self._added(False)
 
     @property
@@ -78,8 +83,9 @@ class LazySum:
         return self.next, self.old, self.gradient, self.decay, self.weight
 
     def _added(self, finite: bool, *sent: Tensor) -> None:
-        """x is in `next` now, or what is left of it."""
+        """Notes that x, or what is left of it, is in `next`."""
         self.old, self.gradient, self.decay = self.next, None, 1.0
+        # harmless zeros travel, and the flag says why
         if not finite:
             for tensor in (self.next, *sent):
                 tensor.zero_()

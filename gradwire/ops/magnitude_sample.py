@@ -1,4 +1,4 @@
-"""Magnitudes of a sample of vectors, for estimates on a GPU: nothing here makes the host wait."""
+"""Magnitudes of a sample of vectors, for estimates on a GPU without a host sync."""
 
 from dataclasses import dataclass
 
@@ -13,16 +13,18 @@ SIZE = 1 << 18
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """`magnitudes` (..., m) of elements at equal distances of vectors, and those of the largest `top` (..., r),
-    descending, that stand for `share` of all elements times MOST."""
+    """Magnitudes of a sample of each vector, to estimate the k-th largest of its n."""
 
     magnitudes: Tensor
+    """(..., m) of elements at equal distances."""
     top: Tensor
+    """(..., r) the largest of them, descending, that stand for MOST·k elements."""
     share: float
+    """k / n."""
 
     @classmethod
     def of(cls, x: Tensor, k: int) -> "Sample":
-        """For estimates of the k-th largest magnitude of each vector of x (..., n)."""
+        """A sample of each vector of x (..., n)."""
         n = x.shape[-1]
         magnitudes = x[..., :: n // SIZE | 1].abs()  # an odd stride meets every column of a power-of-two row
         share = k / n
@@ -34,21 +36,21 @@ class Sample:
 
     @property
     def expected(self) -> float:
-        """How many of the sample stand for k elements."""
+        """The number of elements in the sample that stand for k."""
         return self.share * self.magnitudes.shape[-1]
 
     def counts(self, thresholds: Tensor) -> Tensor:
-        """How many of the sample reach each of the thresholds (..., t)."""
+        """The number of elements in the sample that reach each of the thresholds (..., t)."""
         return (self.magnitudes[..., None, :] >= thresholds[..., None]).sum(-1, dtype=torch.float32)
 
     def held(self, estimate: Tensor) -> Tensor:
-        """An estimate (...,) of the k-th largest magnitude, or the nearest that between LEAST·k and MOST·k elements
-        reach; the sample's own where it is NaN."""
+        """The estimate (...,) of the k-th largest magnitude that is nearest to the given one and that between LEAST·k
+        and MOST·k elements reach; the sample's own where the given one is NaN."""
         sound = torch.where(estimate.isnan(), self.exceeded_by(1), estimate.float())
         return sound.clamp(self.exceeded_by(MOST), self.exceeded_by(LEAST))
 
     def tail(self, threshold: Tensor, *, logs: bool = False) -> Tail[Tensor]:
-        """As `magnitudes.tail`, of the sample and thresholds (...,), in tensors (...,)."""
+        """Statistics (...,) of how the sample exceeds thresholds (...,): see `magnitudes.tail`."""
         excess = (self.magnitudes - threshold[..., None]).clamp_(min=0)
         number = excess.count_nonzero(-1).float()
         mean = excess.sum(-1) / number
@@ -58,5 +60,5 @@ class Sample:
 
 
 def _rank(magnitudes: Tensor, share: float) -> int:
-    """How many of them are this share, at least 1."""
+    """The number of magnitudes in this share of them, at least 1."""
     return min(magnitudes.shape[-1], max(1, round(share * magnitudes.shape[-1])))

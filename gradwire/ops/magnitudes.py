@@ -1,4 +1,4 @@
-"""Statistics of |x|, tile by tile: what threshold estimates are made from. On a CPU, but for their sum."""
+"""Statistics of |x| for threshold estimates, tile by tile on a CPU."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,29 +14,30 @@ from gradwire.ops.workspace import Workspace
 Number = TypeVar("Number", float, Tensor)
 LARGEST = float(np.finfo(np.float32).max)
 LEAST, MOST = 0.7, 2.0
-"""Of k elements that an estimate aims at, so many times as many must, and may, pass it."""
+"""A good estimate of the k-th largest magnitude is passed by between LEAST·k and MOST·k elements."""
 
 
 @dataclass(frozen=True)
 class Tail(Generic[Number]):
-    """How |x| exceeds a threshold: how many elements do, and mean, variance and mean logarithm of the excess; on a GPU
-    tensors ()."""
+    """Statistics of the excess of |x| over a threshold; on a GPU tensors."""
 
     count: Number
+    """Elements that exceed it."""
     mean: Number
     variance: Number
     log: Number
+    """The mean logarithm."""
 
 
 def count(x: Tensor, threshold: float, scratch: Workspace) -> int:
-    """How many elements of x (n,) have |x| ≥ threshold."""
+    """The number of elements of x (n,) with |x| ≥ threshold."""
     limit = np.float32(min(threshold, LARGEST))
     return sum(int(np.count_nonzero(np.greater_equal(part, limit))) for part in _tiles(x, scratch))
 
 
 @np.errstate(over="ignore")
 def magnitude_sum(x: Tensor, scratch: Workspace) -> Tensor:
-    """The sum of |x|, (), where x is."""
+    """The sum of |x|, () on the device of x."""
     if x.device.type != "cpu":
         return torch.linalg.vector_norm(x, 1)  # on a CPU slower than tile by tile
     return torch.tensor(sum(float(part.sum()) for part in _tiles(x, scratch)), dtype=torch.float32, device="cpu")
@@ -54,8 +55,9 @@ def mean_and_peak(x: Tensor, scratch: Workspace) -> tuple[float, float]:
 
 @np.errstate(over="ignore", invalid="ignore")
 def tail(x: Tensor, threshold: float, scratch: Workspace, *, logs: bool = False) -> Tail[float]:
-    """How x (n,) exceeds the threshold; the mean logarithm only where `logs`, for it costs most."""
+    """Statistics of how x (n,) exceeds the threshold; the mean logarithm only where `logs`, for it costs most."""
     number, total, squares, log = 0, 0.0, 0.0, 0.0
+    # sums over all tiles
     for excess in _tiles(x, scratch):
         np.maximum(np.subtract(excess, np.float32(threshold), out=excess), 0, out=excess)
         number += int(np.count_nonzero(excess))
@@ -64,6 +66,7 @@ def tail(x: Tensor, threshold: float, scratch: Workspace, *, logs: bool = False)
         if logs:
             excess[excess == 0] = 1  # counts for nothing
             log += float(np.log(excess, out=excess).sum())
+    # moments
     if not number:
         return Tail(0, 0.0, 0.0, 0.0)
     mean = total / number

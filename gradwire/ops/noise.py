@@ -1,5 +1,5 @@
-"""Seeded noise and draws. A CPU has fast generators; a GPU hashes an element's number, so that what it launches is the
-same at every step: see `gradwire.recordable`."""
+"""Seeded noise and draws. A CPU uses numpy's and torch's generators; a GPU hashes each element's number, so that it
+launches the same work at every step: see `gradwire.recordable`."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,9 @@ from gradwire.ops.workspace import Workspace
 SALT = 0x7FFF_FFFF
 """The largest salt."""
 GOLDEN = -1640531527
+"""2^32 over the golden ratio, as int32: spreads an element's number over all bits."""
 ROUNDS = (16, -2048144789), (13, -1028477387)
-"""Of MurmurHash3's last step: how far to shift, and what to multiply by."""
+"""Shifts and factors of MurmurHash3's last step."""
 
 
 class StepWord:
@@ -24,31 +25,33 @@ class StepWord:
         self.tensor, self._step = torch.full((1,), step, dtype=torch.int64, device=device), step
 
     def count(self, step: int) -> None:
-        """Writes it, once a step; a CPU needs none."""
+        """Writes the number of a step, once; a CPU needs none."""
         if step != self._step and not on_host(self.tensor.device):
             self.tensor.fill_(step)
             self._step = step
 
 
 def step_word(step: int, scratch: Workspace) -> Tensor:
-    """The word (1,) of a job, whose scratch this is; made at this step if there was none."""
+    """The word (1,) of the job that has this scratch; made at this step if there was none."""
     return scratch.once(StepWord, lambda: StepWord(step, scratch.device)).tensor
 
 
 def count_step(step: int, scratch: Workspace) -> None:
-    """Has the word of a job, if any of its groups has asked for it, be this step."""
+    """Sets the word of the job that has this scratch to this step, if any of its groups uses it."""
     if word := scratch.kept(StepWord):
         word.count(step)
 
 
 @dataclass(frozen=True, eq=False)
 class Seed:
-    """The seed of one call at one step: a `number` for a CPU; a GPU hashes a `word` (1,) int64 that counts steps with a
-    `salt`, which is the same at every step. Without a word the number is the salt."""
+    """The seed of one call at one step."""
 
     number: int
+    """For a CPU."""
     salt: int = 0
+    """For a GPU, the same at every step; it is hashed with the word."""
     word: Tensor | None = None
+    """(1,) int64 on a GPU, which counts steps; without it the number is the salt."""
 
     def on(self, device: torch.device) -> tuple[Tensor, int]:
         """Word and salt, for a GPU."""
@@ -58,7 +61,7 @@ class Seed:
 
 
 class Noise:
-    """Adds uniform numbers in [-1/2, 1/2) to tensors; on a CPU the next ones of a sequence."""
+    """Uniform noise in [-1/2, 1/2); on a CPU a sequence that goes on from call to call."""
 
     def __init__(self, seed: Seed, device: torch.device) -> None:
         self._seed = seed
@@ -66,9 +69,12 @@ class Noise:
             self._bits = np.random.SFC64(seed.number)
 
     def add_to(self, x: Tensor) -> None:
+        """Adds noise to x."""
+        # a GPU: 24 bits per element
         if not on_host(x.device):
             x.add_(hashed(x.numel(), self._seed, x.device).bitwise_right_shift_(8).view_as(x), alpha=2.0**-24)
             return
+        # a CPU: 16 bits per element, four of each word of 64
         words = self._bits.random_raw(-(-x.numel() // 4))
         sixteen = torch.from_numpy(words.view(np.int16)[: x.numel()]).view_as(x)
         x.add_(sixteen, alpha=2.0**-16)
@@ -88,9 +94,11 @@ def hashed_draws(n: int, seed: Seed, device: torch.device) -> Tensor:
 
 
 def hashed(n: int, seed: Seed, device: torch.device) -> Tensor:
-    """n int32 of which all bits are noise, by exact arithmetic."""
+    """n random int32, by exact integer arithmetic: the same on all GPUs."""
     word, salt = seed.on(device)
+    # one key for the call, of step and salt
     key = (word * 0x5851F42D + salt * 0x14057B7E).bitwise_and_(0xFFFF_FFFF).to(torch.int32)
+    # number the elements, and mix
     x = torch.arange(n, dtype=torch.int32, device=device).mul_(GOLDEN).add_(key)
     for shift, factor in ROUNDS:
         _fold(x, shift).mul_(factor).bitwise_xor_(key)
@@ -98,11 +106,11 @@ def hashed(n: int, seed: Seed, device: torch.device) -> Tensor:
 
 
 def _fold(x: Tensor, shift: int) -> Tensor:
-    """x becomes x xor its upper bits."""
+    """x ^= x >> shift, as if x were unsigned."""
     return x.bitwise_xor_((x >> shift).bitwise_and_((1 << 32 - shift) - 1))
 
 
 def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Numbers in [-1, 1), bit for bit the same on every machine: torch's normal ones are computed by instructions that
-    differ from processor to processor, its uniform ones are whole numbers."""
+    """Uniform numbers in [-1, 1), float32, bit for bit the same on every machine: torch computes normal ones by
+    instructions that differ from processor to processor, and uniform ones from integers."""
     return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").mul_(2).sub_(1)

@@ -1,4 +1,4 @@
-"""A gradient's coordinates shared out among the ranks by index range."""
+"""Entries divided among the ranks by ranges of their indices."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -20,7 +20,7 @@ def even(n: int, world: int) -> list[int]:
 
 
 def capacity(k: int, world: int, slack: float, most: int) -> int:
-    """How many of k entries one of `world` ranges has room for: its share times `slack`, and no more than `most`."""
+    """The entries that a message of one of `world` ranges can hold: k / world times `slack`, at most `most`."""
     return min(most, ceil(slack * k / world))
 
 
@@ -28,22 +28,25 @@ def send_ranges(
     x: Tensor, rows: Tensor, layout: Entries, indices: Tensor, bounds: Sequence[int], buffers: Workspace, *,
     relative: bool,
 ) -> None:  # fmt: skip
-    """Moves the elements of x (n,) at ascending indices to payloads (ranges, ≥ nbytes): of each range between two
-    bounds, as many as there is room for, those of largest magnitude. `relative`: indices count from where it starts."""
+    """Moves the elements of x (n,) at ascending indices (m,) to payloads (ranges, ≥ nbytes): of each range between two
+    bounds, those of largest magnitude up to the layout's capacity. Where `relative`, indices count from the start of
+    their range."""
     edges = _edges(bounds, buffers)
+    # a GPU: all ranges at once
     if x.device.type != "cpu":
         found, values = split_on_device(x, indices, edges, layout.k)
         sent = backend_for(x).pack_entries(rows, layout, found - edges[:-1, None] if relative else found, values)
         x.index_add_(0, found.view(-1).clamp(max=len(x) - 1), sent.view(-1), alpha=-1)
         return
+    # a CPU: range by range
     for row, start, (found, values) in zip(rows, bounds, split(x, indices, edges, layout.k), strict=False):
         origin = start if relative else 0
         send_entries(x[None, origin:], row[None], layout, found[None] - origin, values[None])
 
 
 def send_entries(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> None:
-    """Writes values of vectors x (rows, n) at ascending indices (rows, ≤ k) to payloads (rows, ≥ nbytes), and takes
-    what is sent of them out of x."""
+    """Moves the values of vectors x (rows, n) at ascending indices (rows, ≤ k) to payloads (rows, ≥ nbytes): subtracts
+    from x what the payloads stand for."""
     sent = backend_for(x).pack_entries(payloads, layout, indices, values)
     if len(x) == 1:
         x[0].index_add_(0, indices[0], sent[0], alpha=-1)
@@ -52,9 +55,10 @@ def send_entries(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor, 
 
 
 def split(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each range between two edges the indices that lie in it, ascending, and their values of x (n,): of more than
+    """For each range between two edges its indices (≤ capacity,), ascending, and their values in x (n,): of more than
     `capacity` those of largest magnitude. On a CPU."""
     for start, end in pairwise(torch.searchsorted(indices, edges).tolist()):
+        # the indices of this range
         part = indices[start:end]
         if len(part) > capacity:
             part = largest(part, x[part].abs_(), capacity)
@@ -62,9 +66,11 @@ def split(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> Iterator[
 
 
 def split_on_device(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    """`split` for a host that does not ask how many there are: (ranges, capacity) each, n and 0 for what is left."""
+    """`split` without a host sync: indices and values (ranges, ≤ capacity) each, n and 0 behind a range's last
+    entry."""
     ranges = torch.arange(len(edges) - 1, dtype=torch.int64, device=x.device)
     outside = torch.searchsorted(edges[1:], indices, right=True) != ranges[:, None]
+    # the largest magnitudes of each range; -1 for indices of other ranges
     sizes = x[indices].abs_().expand_as(outside).masked_fill(outside, -1)
     largest, chosen = sizes.topk(min(len(indices), capacity), sorted=False)
     found = indices[chosen].masked_fill_(largest < 0, len(x)).sort().values
@@ -72,20 +78,22 @@ def split_on_device(x: Tensor, indices: Tensor, edges: Tensor, capacity: int) ->
 
 
 def decode_ranges(rows: Tensor, out: Tensor, layout: Entries, bounds: Sequence[int], buffers: Workspace) -> None:
-    """Writes to each range of out (n,) the entries of its payload (≥ nbytes,), whose indices count from where it
-    starts. `layout` is for as many elements as the longest range has, which all others have as well, or one less."""
+    """Writes the entries of payloads (ranges, ≥ nbytes) to the ranges of out (n,), zero elsewhere; indices count from
+    the start of their range. All ranges have as many elements as the layout, or one less."""
+    # a GPU: all ranges at once
     if out.device.type != "cpu":
         indices, values = backend_for(rows).unpack_entries(rows, layout)
         indices = indices.view(len(rows), -1) + _edges(bounds, buffers)[:-1, None]
-        out.zero_().index_add_(0, indices.view(-1), values)  # none of these are equal, but for zeros
+        out.zero_().index_add_(0, indices.view(-1), values)  # all indices differ, but for those of zeros
         return
+    # a CPU: range by range
     decode = backend_for(out).decode_entries
-    for row, start in zip(rows, bounds, strict=False):  # the next one writes what was too much anew
+    for row, start in zip(rows, bounds, strict=False):  # a shorter range overlaps the next, which is written after it
         decode(row[None, None], out[start : start + layout.n], [layout])
 
 
 def _edges(bounds: Sequence[int], buffers: Workspace) -> Tensor:
-    """The bounds, where the buffers are."""
+    """The bounds (ranges + 1,) int64, on the device of the buffers."""
     return buffers.once(
         ("edges", *bounds), lambda: to_device(torch.tensor(bounds, dtype=torch.int64, device="cpu"), buffers.device)
     )

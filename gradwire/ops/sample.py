@@ -1,4 +1,4 @@
-"""A few matrices that stand for all of a step's gradients."""
+"""A sample of a step's gradients: a few matrices."""
 
 from collections.abc import Mapping
 from math import ceil, sqrt
@@ -6,15 +6,17 @@ from math import ceil, sqrt
 from torch import Tensor
 
 MATRICES, ELEMENTS = 3, 1 << 17
+"""The most matrices of a sample, and the most elements of each."""
 
 
 def sampled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of at most 3 of the tensors that have rows and columns, the first one and others at equal distances, each
-    as a matrix; of more than 131,072 elements as many as that or fewer, in every so many rows and columns."""
+    """Copies of at most 3 of the tensors with two or more axes, the first one and others at equal distances, each as a
+    matrix float32; of one with more than 131,072 elements, every so many rows and columns."""
     matrices = [name for name, tensor in tensors.items() if tensor.dim() > 1 and tensor.numel()]
     return {name: _thinned(tensors[name].flatten(1)) for name in matrices[:: -(-len(matrices) // MATRICES) or 1]}
 
 
 def _thinned(matrix: Tensor) -> Tensor:
+    # equally many rows and columns are left out
     every = ceil(sqrt(matrix.numel() / ELEMENTS))
     return matrix[::every, ::every].float().clone()

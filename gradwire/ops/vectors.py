@@ -1,4 +1,4 @@
-"""Vectors that lie in parts: a gradient per slot, or an output per slot."""
+"""Vectors in parts: a gradient or an output in several tensors, and parts of equal length in one call."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -10,17 +10,19 @@ from gradwire.ops.entries import Entries
 from gradwire.ops.host import on_host
 
 Gradient = Tensor | Sequence[Tensor | int] | None
-"""A flat gradient (n,); or one per slot, one after another, a number for so many elements that have none."""
+"""A flat gradient (n,); or tensors one after another, with a number for so many elements without a gradient; None for a
+vector without one."""
 
 Scalar = float | Tensor
-"""What one rank's gradient counts in the mean; with a loss scale on a GPU a tensor ()."""
+"""A number, or a tensor () that the host does not read, such as the loss's scale on a GPU."""
 
 Output = Tensor | Sequence[Tensor]
-"""A flat float32 tensor (n,), or parts that are n elements one after another."""
+"""A flat float32 tensor (n,), or several, n elements one after another."""
 
 
 def gradient_parts(gradient: Gradient, n: int) -> list[tuple[Tensor | None, int]]:
-    """Each part of the gradient, None where there is none, and its length; raises ValueError unless they are n."""
+    """Each tensor of a gradient, None where there is none, and its length. Raises ValueError unless they have n
+    elements."""
     if gradient is None:
         return [(None, n)]
     parts = [gradient] if isinstance(gradient, Tensor) else gradient
@@ -33,7 +35,7 @@ def gradient_parts(gradient: Gradient, n: int) -> list[tuple[Tensor | None, int]
 
 
 def placed_parts(gradient: Gradient, n: int) -> Iterator[tuple[int, Tensor | None, int]]:
-    """As `segments`, each after where it starts."""
+    """`gradient_parts`, each with its first element."""
     start = 0
     for part, length in gradient_parts(gradient, n):
         yield start, part, length
@@ -41,7 +43,7 @@ def placed_parts(gradient: Gradient, n: int) -> Iterator[tuple[int, Tensor | Non
 
 
 def outputs(out: Output, n: int) -> list[Tensor]:
-    """The parts of an output; raises ValueError unless they are n elements."""
+    """The tensors of an output. Raises ValueError unless they have n elements."""
     parts = [out] if isinstance(out, Tensor) else list(out)
     if (total := sum(part.numel() for part in parts)) != n:
         raise ValueError(f"the output has {total} elements, the payload's vector {n}")
@@ -49,7 +51,7 @@ def outputs(out: Output, n: int) -> list[Tensor]:
 
 
 def equal_keys(keys: Iterable[Hashable]) -> list[list[int]]:
-    """The places of equal keys, such as shapes."""
+    """The places of each distinct key, such as a shape."""
     places: dict[Hashable, list[int]] = defaultdict(list)
     for place, key in enumerate(keys):
         places[key].append(place)
@@ -57,7 +59,7 @@ def equal_keys(keys: Iterable[Hashable]) -> list[list[int]]:
 
 
 def split_output(out: Output, sizes: Sequence[int]) -> Sequence[Output]:
-    """An output for each of several vectors of these sizes, one after another; all of it where there is one."""
+    """The output of each of several vectors of these sizes, one after another. Only a single one may be in parts."""
     if len(sizes) == 1:
         return [out]
     assert isinstance(out, Tensor)
@@ -65,12 +67,12 @@ def split_output(out: Output, sizes: Sequence[int]) -> Sequence[Output]:
 
 
 EntryParts = Iterable[tuple[Tensor, Tensor, Entries]]
-"""Vectors (m, n) that are parts of one, a payload of each, (m, ·), and how these are laid out."""
+"""Parts (m, n) of a vector as rows of a matrix, their payloads (m, ·), and the layout of these."""
 
 
 def together(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> EntryParts:
-    """The parts of x (n,), one after another, that are worked on at a time: on a CPU each by itself, on a GPU
-    neighbours of the same layout."""
+    """The parts of x (n,), one after another, for one call each: on a CPU every part by itself, on a GPU neighbours of
+    the same layout."""
     if not on_host(x.device):
         return equal_layouts(x, payloads, layouts)
     parts = x[None].split([layout.n for layout in layouts], 1)
@@ -78,23 +80,25 @@ def together(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> EntryPa
 
 
 def equal_layouts(x: Tensor, payloads: Tensor, layouts: Sequence[Entries]) -> EntryParts:
-    """`together`, neighbours of the same layout."""
+    """The parts of x (n,), neighbours of the same layout together."""
     row = start = 0
-    for layout, alike in groupby(layouts):
-        count = len(list(alike))
+    for layout, same in groupby(layouts):
+        count = len(list(same))
         end = start + count * layout.n
         yield x[start:end].view(count, layout.n), payloads[row : row + count], layout
         row, start = row + count, end
 
 
 def equal_parts(x: Tensor, rows: Tensor, bounds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """x (n,) cut at `bounds`, as matrices (m, length), and a row for each part: on a CPU each part by itself; on a GPU
-    those that are as long as the first, and behind them, where it is shorter, the last."""
+    """The parts of x (n,) between `bounds` as matrices (m, length), with a row of `rows` for each part: on a CPU each
+    part by itself; on a GPU all as long as the first, and then the last, where that is shorter."""
+    # a CPU: part by part
     if on_host(x.device):
         for row, (a, b) in zip(rows.split(1), pairwise(bounds), strict=False):
             if a < b:
                 yield x[None, a:b], row
         return
+    # a GPU: all parts of the first one's length, then the last
     length = max(1, bounds[1])
     whole = len(x) // length
     if whole:

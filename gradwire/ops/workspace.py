@@ -1,4 +1,4 @@
-"""Buffers that are made once and kept."""
+"""Workspaces: tensors that are allocated once and kept, so that a step allocates nothing of gradient size."""
 
 import threading
 from collections.abc import Callable, Hashable
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Workspace:
-    """Tensors that are made once and kept by name, so that nothing of gradient size is allocated per step."""
+    """Tensors kept by name, and objects kept by key."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -20,7 +20,7 @@ class Workspace:
         self._made: dict[Hashable, Any] = {}
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        """The tensor kept as `name`, seen in this shape; it holds what was last written to it."""
+        """The tensor kept as `name`, viewed in this shape; it still has what was last written. New ones are zero."""
         numel = prod(shape)
         kept = self._tensors.get(name)
         if kept is None or kept.numel() < numel or kept.dtype != dtype:
@@ -28,7 +28,7 @@ class Workspace:
         return kept[:numel].view(shape)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returned when it was first called for `key`: the views of a whole group, say."""
+        """The object that `make` returned when it was first called for `key`, such as a group's views."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -38,15 +38,15 @@ class Workspace:
         return self._made.get(key)
 
     def forget_views(self) -> None:
-        """Has `once` make everything anew, for another algorithm works here from now on; the tensors stay."""
+        """Drops all that `once` keeps, for another algorithm works here from now on; the tensors stay."""
         self._made.clear()
 
     def contents(self) -> "Contents":
-        """All that is kept now."""
+        """A copy of the tables of all that is kept now."""
         return dict(self._tensors), dict(self._made)
 
     def restore(self, contents: "Contents") -> bool:
-        """Keeps what was kept then, and nothing else; returns whether anything was made since."""
+        """Returns to these contents, and drops all else; returns whether anything was made since."""
         tensors, made = contents
         before = {id(kept) for kept in (*tensors.values(), *made.values())}
         anything_new = any(id(kept) not in before for kept in (*self._tensors.values(), *self._made.values()))
@@ -54,7 +54,7 @@ class Workspace:
         return anything_new
 
     def clear(self) -> None:
-        """Gives up all tensors and what was made of them."""
+        """Drops everything."""
         self._tensors.clear()
         self._made.clear()
 
@@ -64,7 +64,7 @@ Contents = tuple[dict[str, Tensor], dict[Hashable, Any]]
 
 
 class _OfThread(threading.local):
-    """The scratch of a thread by device."""
+    """A thread's scratch, by device."""
 
     def __init__(self) -> None:
         self.by_device: dict[torch.device, Workspace] = {}
@@ -74,7 +74,7 @@ _scratch = _OfThread()
 
 
 def scratch_on(device: torch.device) -> Workspace:
-    """This thread's room for what is needed within a call, and for what kernels look up."""
+    """This thread's scratch: temporaries of a call, and tables that kernels read."""
     kept = _scratch.by_device
     if device not in kept:
         kept[device] = Workspace(device)

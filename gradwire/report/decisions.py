@@ -22,10 +22,12 @@ _MEANINGS = {
 def draw(runs: Sequence[Run], narrow: bool = False) -> Figure:
     """The training loss of all runs, and under it each window's factor, gain and throughput, for those that have a
     controller; colours are those of the other pictures."""
+    # the panels that some controller has figures for
     known = _panels(runs)
     with rc_context(STYLE):
         picture = Figure(figsize=(NARROW if narrow else 12, 3.6 + 1.8 * len(known)), layout="constrained")
         loss, *panels = picture.subplots(1 + len(known), 1, sharex=True, squeeze=False)[:, 0]
+        # each run's loss, and its windows below
         for index, run in enumerate(runs):
             steps, losses = zip(*((record.step, record.loss) for record in run.records), strict=True)
             loss.plot(steps, losses, **look(index, marker=""), linewidth=1.6)

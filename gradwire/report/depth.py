@@ -22,7 +22,7 @@ SENT_NOTE = """kB that a rank sends in a step, and how many times fewer than den
 
 
 def facts(entry: CatalogueEntry) -> Mapping[str, str]:
-    """Paper and options, in words; of a compressor also the parts that it goes with and its state."""
+    """Paper and options, as text; for a compressor also its memories, its communicators and its state."""
     known = {"paper": entry.paper, "options": entry.defaults}
     if isinstance(made := default(entry.cls), Compressor):
         known |= {"sent by": _sent_by(made), "memory": _memory(made), "keeps": _kept(made)}

@@ -22,6 +22,7 @@ def explain(plan: Plan, timeline: Timeline, others: Mapping[str, float]) -> Text
     name, when these were tried."""
     shares = Shares.of(timeline)
     sent = sum(span.wire_bytes for span in of_slowest_rank(timeline))
+    # one line for each question, in the order in which one asks
     rows = [
         ["step", _step(shares)],
         ["compute", _compute(shares)],
@@ -51,6 +52,7 @@ def lanes(timelines: Mapping[str, Timeline]) -> TextTable:
 
 
 def _step(shares: Shares) -> str:
+    # parts of the step that add up to all of it
     parts = {
         "computing": shares.compute_s,
         "waiting for the wire": shares.wire_exposed_s,
@@ -87,6 +89,7 @@ def _codec(shares: Shares) -> str:
 
 def _pace(shares: Shares) -> str:
     gain = f"no plan could take more than {_ms(shares.step_s - shares.compute_s)} ms off the step"
+    # nearly all of it is compute: nothing else can be gained
     if shares.compute_s >= 0.95 * shares.step_s:
         return f"Compute: {gain}, for the rest is hidden behind it."
     if shares.wire_exposed_s >= max(shares.codec_exposed_s, shares.idle_s):
@@ -121,6 +124,7 @@ def _difference(other_s: float, step_s: float) -> str:
 
 
 def _group(index: int, group: Group, spans: Sequence[Span]) -> list[str]:
+    # this group's spans, lane by lane
     of = {lane: [s for s in spans if s.group == index and s.lane == lane] for lane in LANES}
     ready_s = max((span.end_s for span in of["backward"]), default=0.0)
     done_s = max((span.end_s for lane in ("encode", "wire", "decode") for span in of[lane]), default=0.0)

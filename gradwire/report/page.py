@@ -14,13 +14,15 @@ from gradwire.report.text_table import TextTable
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its caption, and the same for a narrow screen; `shown` describes it, for readers who
-    cannot see it."""
+    """A figure with its caption, and the same figure for a narrow screen."""
 
     caption: str
     shown: str
+    """Describes it for readers who cannot see it."""
     figure: Figure
+    """As wide as a report."""
     narrow: Figure
+    """As narrow as a phone."""
 
 
 def render(

@@ -43,6 +43,7 @@ def names(runs: Sequence[Run]) -> list[str]:
 
 def keep_in_sight(panel: Axes, runs: Sequence[Run]) -> None:
     """Cuts an axis of losses at twice the first loss, since a run that diverges would flatten all others."""
+    # an axis as the first run needs it, if another one leaves it
     top = 2 * min((run.records[0].loss for run in runs if isfinite(run.records[0].loss)), default=0.0)
     lowest, highest = panel.dataLim.intervaly
     if lowest < top < highest:
@@ -66,7 +67,8 @@ def legend(picture: Figure, lines: Sequence[Line2D], labels: Sequence[str], narr
     """Below the panels, with as many columns as fit."""
     short = [label(text, narrow, 40) for text in labels]
     longest = max(len(line) for text in short for line in text.split("\n"))
-    fitting = int(picture.get_figwidth() / (0.6 + 0.085 * longest))  # inches of a line's sample and of a letter
+    # inches of a line's sample and of a letter
+    fitting = int(picture.get_figwidth() / (0.6 + 0.085 * longest))
     picture.legend(lines, short, loc="outside lower center", ncols=max(1, min(fitting, len(short))), frameon=False)
 
 
@@ -83,6 +85,7 @@ def curves(runs: Sequence[Run], metric: str, title: str, narrow: bool = False) -
         picture, axes = sheet(len(panels), 12 / len(panels), 3.2 if narrow else 4.6, narrow, sharey=True)
         picture.suptitle("" if narrow else title)
         for panel, (label, x) in zip(axes, panels, strict=True):
+            # a line for each run, in every panel
             for index, run in enumerate(runs):
                 _draw(panel, run, metric, index, x)
             panel.set_xlabel(label)
@@ -99,16 +102,19 @@ def curves(runs: Sequence[Run], metric: str, title: str, narrow: bool = False) -
 def costs(runs: Sequence[Run], narrow: bool = False) -> Figure:
     """Costs of a step: milliseconds, with the quartiles, and megabytes sent per rank."""
     with rc_context({**STYLE, "axes.grid.axis": "x"}):
+        # two panels with a bar for each run
         picture, (time, size) = sheet(2, 6, 1.4 + (0.6 if narrow else 0.42) * len(runs), narrow, sharey=True)
         colours = [COLOURS[index % len(COLOURS)] for index in range(len(runs))]
         labels = [label(run.configuration, narrow) for run in runs]
         spreads = [run.step_ms() for run in runs]
         medians = [spread.median for spread in spreads]
+        # whiskers are lengths, from the median to the quartiles
         whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
         style = {"ecolor": "#888888", "capsize": 3}
         bars = time.barh(labels, medians, color=colours, height=0.6, xerr=whiskers, error_kw=style)
         time.bar_label(bars, [figure(median) for median in medians], padding=6)
         time.set_xlabel("milliseconds per step (median, quartiles)")
+        # bytes of a step
         megabytes = [run.last.totals.wire_bytes / run.last.step / 1e6 for run in runs]
         bars = size.barh(labels, megabytes, color=colours, height=0.6)
         size.bar_label(bars, [figure(sent) for sent in megabytes], padding=6)
@@ -121,6 +127,7 @@ def costs(runs: Sequence[Run], narrow: bool = False) -> Figure:
 
 def _draw(panel: Axes, run: Run, metric: str, index: int, x: Callable[[Record], float]) -> None:
     evaluated = run.evaluated
+    # only steps at which the model was evaluated
     panel.plot(
         [x(record) for record in evaluated],
         [record.held_out[metric] for record in evaluated if record.held_out],
@@ -133,7 +140,8 @@ def _draw(panel: Axes, run: Run, metric: str, index: int, x: Callable[[Record], 
 def _logarithmic(panel: Axes) -> None:
     panel.set_xscale("log")
     first, last = panel.get_xlim()
-    wide = last / first > 300  # labels at 1, 2 and 5 would lie on each other
+    # labels at 1, 2 and 5 would lie on each other
+    wide = last / first > 300
     panel.xaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5), numticks=12))
     panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panel.xaxis.set_minor_locator(NullLocator())

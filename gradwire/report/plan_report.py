@@ -23,6 +23,7 @@ gradients. Those that would harm training, or lose more than was allowed, are le
 def write(folder: Path, title: str, planned: Planned) -> list[Path]:
     """Writes timeline.html, trace.json, plan.json and profile.json; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
+    # predicted before, and measured after
     timelines = both(planned)
     tables = [
         (why(planned), explain.SHARES_NOTE),
@@ -30,6 +31,7 @@ def write(folder: Path, title: str, planned: Planned) -> list[Path]:
         (explain.groups(planned.plan, planned.timeline), explain.GROUPS_NOTE),
         (explain.lanes(timelines), f"{explain.LANES_NOTE} {_TIMELINES_NOTE}"),
     ]
+    # all that the page has, also as files to load
     paths = {name: folder / name for name in ("timeline.html", "trace.json", "plan.json", "profile.json")}
     write_text(paths["timeline.html"], timeline_page.render(title, timelines, tables, verdict(planned)))
     write_text(paths["trace.json"], timeline_trace.trace_events(timelines))
@@ -69,6 +71,7 @@ def verdict(planned: Planned) -> str:
 
 
 def _others(planned: Planned) -> Mapping[str, float]:
+    """Seconds of the other plans that were tried, by distinct names."""
     others: dict[str, float] = {}
     for plan, seconds in planned.tried_s.items():
         if plan != planned.plan:

@@ -37,6 +37,7 @@ def table(outcomes: Sequence[Outcome]) -> TextTable:
     """A row for each cluster: the best plan, its groups, and a column for each other way."""
     ways = [BEST, *(way for way in dict.fromkeys(outcome.way for outcome in outcomes) if way != BEST)]
     rows: list[list[str]] = []
+    # a row for each cluster, its cells way by way
     for cluster in dict.fromkeys(outcome.cluster for outcome in outcomes):
         own = {outcome.way: outcome for outcome in outcomes if outcome.cluster == cluster}
         best, *others = [f"{figure(1e3 * own[way].step_s)} ({100 * own[way].scaling_efficiency:.0f} %)" for way in ways]
@@ -44,6 +45,7 @@ def table(outcomes: Sequence[Outcome]) -> TextTable:
         rows.append([*where, best, f"{own[BEST].groups}{_efficiency(own[BEST])}", *others])
     headings = {outcome.way: f"{outcome.way}{_efficiency(outcome)}" for outcome in outcomes}
     columns = ["link", "ranks", "hosts", BEST, _GROUPS, *(headings[way] for way in ways[1:])]
+    # narrow terminals leave out the slowest ways first
     spare = ["hosts", *(headings[way] for way in sorted(ways[1:], key=lambda way: -_typical(outcomes, way)))]
     return TextTable("ms per step (scaling efficiency)", columns, rows, texts=(_GROUPS,), spare=spare)
 
@@ -54,6 +56,7 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     first = next((outcome.way for outcome in outcomes if outcome.way != BEST and outcome.progress), None)
     if first is None:
         return "Every candidate harms training; profile one that is dense as well."
+    # gain of the best plan over the first way, cluster by cluster
     gains = [(best.progress / other.progress, best) for other, best in zip(of[first], of[BEST], strict=True)]
     (most, where), (least, there) = max(gains, key=lambda g: g[0]), min(gains, key=lambda g: g[0])
     text = f"Beside {first}, the best plan makes {times(most)} the progress on {_place(where)}"
@@ -70,6 +73,7 @@ def per_step_or_rounds(outcomes: Sequence[Outcome]) -> str | None:
     most, where = max(gains, key=lambda gain: gain[0])
     text = f"Sent every {where.every} steps, a mean step is {times(most)} as fast as by the best plan for every step"
     text = f"{text} on {_place(where)}"
+    # links slower than these need rounds
     needed = [local.cluster.bytes_per_s for gain, local in gains if gain > _ENOUGH]
     links = sorted(
         {local.cluster.bytes_per_s for _, local in gains if local.cluster.bytes_per_s > max(needed, default=0)}
@@ -87,6 +91,7 @@ def picture(outcomes: Sequence[Outcome], title: str, narrow: bool = False) -> Fi
     with rc_context(STYLE):
         drawn, axes = sheet(len(links), max(3.4, 7 / len(links)), 2.8 if narrow else 4.6, narrow, sharey=True)
         drawn.suptitle("" if narrow else title)
+        # a panel for each link, a line for each way
         for axis, link in zip(axes, links, strict=True):
             for index, way in enumerate(ways):
                 _line(axis, [o for o in outcomes if o.way == way and o.cluster.bytes_per_s == link], index)
@@ -113,6 +118,7 @@ def write(folder: Path, title: str, outcomes: Sequence[Outcome], facts: Mapping[
     shown = [page.Picture("Scaling efficiency", _SHOWN, drawn, picture(outcomes, title, narrow=True))]
     sentences = " ".join(filter(None, [verdict(outcomes), per_step_or_rounds(outcomes)]))
     write_text(paths[1], page.render(title, sentences, shown, [(table(outcomes), _NOTE)], facts))
+    # the same as data
     rows = [asdict(outcome) | {"scaling_efficiency": outcome.scaling_efficiency} for outcome in outcomes]
     write_json(paths[2], dict(facts) | {"outcomes": rows})
     return paths

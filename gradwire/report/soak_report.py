@@ -65,6 +65,7 @@ def write(folder: Path, came: Soaked) -> list[Path]:
 
 
 def _each(came: Soaked) -> TextTable:
+    """Every fault, in the order in which they came."""
     rows = [
         [figure(each.at_s), each.kind, each.front_end, each.victim, _or_none(each.seconds), each.what]
         for each in came.faults
@@ -81,6 +82,7 @@ def _timeline(came: Soaked, narrow: bool = False) -> Figure:
     with rc_context(STYLE):
         drawn, (panel,) = sheet(1, 9.0, 3.6, narrow)
         for index, kind in enumerate(kind for kind in KINDS if any(each.kind == kind for each in came.faults)):
+            # faults from which the job did not recover lie at the limit of patience
             own = [each for each in came.faults if each.kind == kind]
             seconds = [PATIENCE_S if each.seconds is None else each.seconds for each in own]
             panel.plot([each.at_s for each in own], seconds, label=kind, **look(index, linestyle="none"))

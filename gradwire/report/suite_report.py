@@ -28,13 +28,17 @@ _PANELS_PER_LINE = 3
 
 @dataclass(frozen=True)
 class Result:
-    """Measurement of one row of a suite, beside its set-up's `nocomm`."""
+    """The measurement of one row of a suite, beside its set-up's `nocomm`."""
 
     row: SuiteRow
+    """The row of the suite."""
     timing: Timing
     nocomm_ms: float
+    """Milliseconds of a step without communication."""
     parameters: int
+    """Of the model."""
     command: str
+    """A command line that measures this row again."""
 
     def to_json(self) -> dict[str, Any]:
         measured = {"parameters": self.parameters, "nocomm_ms": self.nocomm_ms, **self.timing.to_json()}
@@ -61,6 +65,7 @@ def table(name: str, results: Sequence[Result]) -> TextTable:
         setup, timing = result.row.setup, result.timing
         setting = [setup.model, figure(result.parameters / 1e6), str(setup.batch), str(setup.ranks), setup.link]
         spread, totals = timing.step_ms, timing.totals
+        # time, then bytes
         time = [figure(spread.median), f"{figure(spread.low)} to {figure(spread.high)}", f"{timing.times_nocomm:.2f}"]
         sent = [figure(totals.wire_bytes / timing.steps / 1e3), times(totals.ratio)]
         rows.append([*setting, timing.configuration, *time, *sent, result.row.note])
@@ -70,11 +75,13 @@ def table(name: str, results: Sequence[Result]) -> TextTable:
 
 def picture(name: str, results: Sequence[Result], narrow: bool = False) -> Figure:
     """Milliseconds per step, a panel for each set-up; the dashed line is its `nocomm`, and plain DDP is grey."""
+    # a panel for each set-up, several to a line of the picture
     setups = list(dict.fromkeys(result.row.setup for result in results))
     panels = [[result for result in results if result.row.setup == setup] for setup in setups]
     across = 1 if narrow else min(_PANELS_PER_LINE, len(panels))
     lines = [panels[start : start + across] for start in range(0, len(panels), across)]
     heights = [0.9 + (0.5 if narrow else 0.26) * max(len(panel) for panel in line) for line in lines]
+    # lines are as high as their longest panel
     with rc_context({**STYLE, "axes.grid.axis": "x", "font.size": 9}):
         drawn = Figure(figsize=(NARROW if narrow else 6 * max(2, across), sum(heights) + 0.4), layout="constrained")
         meanings = "dashed: no communication; grey: plain DDP"
@@ -95,6 +102,7 @@ def write(folder: Path, name: str, results: Sequence[Result], facts: Mapping[str
     drawn = picture(name, results)
     drawn.savefig(folder / "suite.png", dpi=130)
     plain = table(name, results)
+    # the page's table also has the command that measures a row again
     rows = [[*line, result.command] for line, result in zip(plain.rows, results, strict=True)]
     whole = TextTable(plain.title, [*plain.columns, "command"], rows, texts=[*plain.texts, "command"])
     words = {key.replace("_", " "): str(value) for key, value in facts.items() if value is not None}
@@ -109,6 +117,7 @@ def _verdict(results: Sequence[Result]) -> str:
     """The fastest configuration beside plain DDP, in a sentence."""
     gains: list[tuple[float, Result]] = []
     setups = dict.fromkeys(result.row.setup for result in results)
+    # gains over plain DDP, set-up by set-up
     for setup in setups:
         own = {result.timing.configuration: result for result in results if result.row.setup == setup}
         dense = next((own[name].timing.step_ms.median for name in own if name in DENSE), None)
@@ -129,6 +138,7 @@ def _bars(axis: Axes, panel: Sequence[Result], narrow: bool) -> None:
     medians = [spread.median for spread in spreads]
     whiskers = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
     names = [result.timing.configuration for result in panel]
+    # grey for reductions without compression
     colours = ["#888888" if name.partition("@")[0] in DENSE else "#0072B2" for name in names]
     style = {"ecolor": "#444444", "capsize": 2}
     labels = [label(name, narrow) for name in names]

@@ -16,6 +16,7 @@ _WORDS_WIDTH = 24
 
 def fitted(table: TextTable, width: int) -> RenderableType:
     """The table in at most `width` columns of text."""
+    # whole; then with headings folded; then leaving out one column after another
     spare = [column for column in table.spare if column in table.columns]
     tries = [([], False), *((spare[:count], True) for count in range(len(spare) + 1))]
     for left_out, folded in tries:
@@ -30,6 +31,7 @@ def _grid(table: TextTable, left_out: Sequence[str], folded: bool) -> Grid:
     grid = Grid(
         title=escape(table.title), title_justify="left", box=SIMPLE_HEAD, caption=caption, caption_justify="left"
     )
+    # columns that are kept: words may fold, numbers may not
     kept = [index for index, column in enumerate(table.columns) if column not in left_out]
     for index in kept:
         heading, widest = table.columns[index], max((len(row[index]) for row in table.rows), default=0)
@@ -60,6 +62,7 @@ def _stacked(table: TextTable) -> Grid:
     grid = Grid(title=escape(table.title), title_justify="left", box=None, show_header=False)
     grid.add_column(justify="left", overflow="fold")
     grid.add_column(justify="left", overflow="fold")
+    # for windows that are narrower than the table
     for row in table.rows:
         grid.add_row(f"[bold]{escape(table.columns[0])}", f"[bold]{escape(row[0])}")
         for column, cell in zip(table.columns[1:], row[1:], strict=True):

@@ -17,7 +17,9 @@ class TextTable:
 
     title: str
     columns: list[str]
+    """Their headings."""
     rows: list[list[str]]
+    """Cells as text, one for each column."""
     texts: Collection[str] = ()
     """Columns of words; the others are numbers."""
     spare: Sequence[str] = ()
@@ -77,6 +79,7 @@ def training(runs: Sequence[Run], metric: str) -> TextTable:
     for run in runs:
         last = run.last
         sent = [*_sent(last.totals, 1e6), times(last.totals.ratio)]
+        # times, then bytes, then the speed-up over the first
         cost = [figure(last.wall_s), *_spread(run.step_ms()), *sent, figure(first.wall_s / last.wall_s)]
         rows.append([run.configuration, _held_out(run, metric), *cost])
     spare = ["quartiles, ms", "MB at the interface", "ms per step", "MB per rank"]
@@ -95,6 +98,7 @@ def timings(timings: Sequence[Timing]) -> TextTable:
     columns += [*_sent_columns(timings[0].totals, "kB"), "fewer bytes"]
     rows = []
     for timing in timings:
+        # times of a step, and its bytes
         time = [*_spread(timing.step_ms), f"{timing.times_nocomm:.2f}"]
         time += _split_ms(timing.totals, timing.steps)
         sent = [*_sent(timing.totals, 1e3 * timing.steps), times(timing.totals.ratio)]

@@ -14,6 +14,7 @@ def render(
 ) -> str:
     """The page's text: the verdict, named timelines ("predicted", "measured") on one scale of time, each rank's lanes
     below each other, then tables with a note each."""
+    # the scale of time is that of all timelines together
     steps_s = {name: timeline.step_s for name, timeline in timelines.items()}
     lanes = [lane for lane in LANES if any(span.lane == lane for t in timelines.values() for span in t.spans)]
     parts = {"verdict": verdict, "steps": _in_words(steps_s), "lanes": lanes, "data": _data(timelines)}
@@ -41,6 +42,7 @@ def _data(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
 
 
 def _row(row: TimelineRow, index: dict[str, int]) -> dict[str, Any]:
+    # arrays rather than objects, and slots by number: pages of many steps stay small
     spans = [
         [
             round(span.start_s, 7),

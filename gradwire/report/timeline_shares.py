@@ -20,12 +20,19 @@ class Shares:
     """
 
     step_s: float
+    """Of the whole step."""
     busy_s: dict[str, float]
+    """By lane."""
     compute_s: float
+    """In forward, backward or optimizer."""
     codec_s: float
+    """Of encoding and decoding, hidden or not."""
     wire_exposed_s: float
+    """On the wire while nothing computes."""
     codec_exposed_s: float
+    """Encoding or decoding while nothing computes or is on the wire."""
     idle_s: float
+    """With nothing under way on this rank."""
 
     @property
     def wire_s(self) -> float:
@@ -44,6 +51,7 @@ class Shares:
     def of(cls, timeline: Timeline) -> "Shares":
         """The shares of the rank that ends last, for it is the one that the others wait for."""
         spans = of_slowest_rank(timeline)
+        # what is left of the step without compute, then without the wire, then without codecs
         computing, wire = _union(spans, COMPUTE), _union(spans, ("wire",))
         codec = _union(spans, ("encode", "decode"))
         alone = _minus([(0.0, timeline.step_s)], computing)
@@ -70,6 +78,7 @@ def of_slowest_rank(timeline: Timeline) -> list[Span]:
 
 
 def _union(spans: Iterable[Span], lanes: tuple[str, ...]) -> _Parts:
+    """The time in which any of these lanes is busy."""
     joined: _Parts = []
     for start_s, end_s in sorted((span.start_s, span.end_s) for span in spans if span.lane in lanes):
         if joined and start_s <= joined[-1][1]:
@@ -80,8 +89,10 @@ def _union(spans: Iterable[Span], lanes: tuple[str, ...]) -> _Parts:
 
 
 def _minus(whole: _Parts, taken: _Parts) -> _Parts:
+    """The parts of `whole` that are not `taken`."""
     left: _Parts = []
     for start_s, end_s in whole:
+        # both are in order of time: what is left of it begins after each taken part
         for from_s, to_s in taken:
             if from_s < end_s and to_s > start_s:
                 left.append((start_s, from_s))

@@ -20,6 +20,7 @@ def trace_events(timelines: Mapping[str, Timeline]) -> str:
     events: list[dict[str, Any]] = []
     pid = 0
     for name, timeline in timelines.items():
+        # the format knows processes and threads: ranks and their rows
         laid = rows(timeline)
         for rank in sorted({row.rank for row in laid}):
             pid += 1

@@ -16,10 +16,15 @@ class Timing:
     """One configuration: `step_ms` over the steps of all repeats; `totals` are of these `steps`."""
 
     configuration: str
+    """As the command line has it."""
     step_ms: Spread
+    """Of a step."""
     times_nocomm: float
+    """The median over that of `nocomm`."""
     steps: int
+    """Steps that were timed."""
     totals: Totals
+    """Bytes and seconds of these steps, all together."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -33,8 +38,10 @@ class Timing:
 
 def summarize(samples: Sequence[TimedSteps]) -> list[Timing]:
     """One `Timing` per configuration, in the order of the first repeat; `nocomm` must be among them."""
+    # samples of each configuration, over all repeats
     of = {name: [s for s in samples if s.configuration == name] for name in _names(samples)}
     spreads = {name: Spread.of([ms for s in mine for ms in s.step_ms]) for name, mine in of.items()}
+    # the step without communication is the unit
     alone = spreads[NOCOMM].median
     return [
         Timing(

@@ -31,15 +31,18 @@ def write(folder: Path, runs: Sequence[Run], metric: str, facts: Mapping[str, An
     controlled = [run for run in runs if run.decisions]
     curves = pictures.curves(runs, metric, title)
     narrow = pictures.curves(runs, metric, title, narrow=True)
+    # pictures: curves, decisions where there are some, costs
     drawn = {"curves": Picture(shown(metric).capitalize(), _curves_shown(metric, curves), curves, narrow)}
     if controlled:
         both = decisions.draw(runs), decisions.draw(runs, narrow=True)
         drawn["decisions"] = Picture("Decisions", _DECISIONS_SHOWN, *both)
     both = pictures.costs(runs), pictures.costs(runs, narrow=True)
     drawn["costs"] = Picture("Costs of a step", _COSTS_SHOWN, *both)
+    # as files
     paths = [folder / f"{name}.png" for name in drawn]
     for path, picture in zip(paths, drawn.values(), strict=True):
         picture.figure.savefig(path, dpi=130)
+    # tables, with a note each
     noted = [(text_table.training(runs, metric), _TRAINING_NOTE), (text_table.splits(runs), _SPLIT_NOTE)]
     noted += [(decisions.table(run), decisions.note(run)) for run in controlled]
     report = folder / "report.html"

@@ -29,6 +29,7 @@ class TrainedTask:
 
     def seconds_to_dense(self, run: Run) -> float | None:
         """Seconds until `run` first reached the dense run's final figure."""
+        # the figure to reach, as a number that is better when larger
         dense = self._metric(self.runs[0].last.held_out)
         larger = self.metric in LARGER_IS_BETTER
         least = dense - _WITHIN_ACCURACY if larger else -dense * (1 + _WITHIN_LOSS)
@@ -75,6 +76,7 @@ def table(name: str, trained: Sequence[TrainedTask]) -> TextTable:
     rows = []
     for run, row in ((run, row) for one in trained for run, row in zip(one.runs, one.rows(), strict=True)):
         reached = "diverged" if diverged(run) else f"{row['metric']} {row['held_out']:.3f}"
+        # seconds until it was as good as the uncompressed run ever was
         to_dense, fewer = row["seconds_to_dense"], row["elements_factor"]
         seconds = ["never" if to_dense is None else figure(to_dense), figure(row["seconds"])]
         sent = [times(fewer) if fewer else "-", figure(row["wire_bytes"] / 1e6), times(row["bytes_factor"])]

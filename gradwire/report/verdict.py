@@ -7,7 +7,7 @@ from gradwire.lab.results import LARGER_IS_BETTER, Run, shown
 from gradwire.report.text_table import diverged, figure
 
 _POINTS, _SHARE = 0.005, 0.01
-"""As good as the first: within half a point of what lies between 0 and 1, or 1 % of a loss."""
+"""A run is as good as the first one within half a point of a metric from 0 to 1, or within 1 % of a loss."""
 
 
 def of_training(runs: Sequence[Run], metric: str) -> str:
@@ -15,6 +15,7 @@ def of_training(runs: Sequence[Run], metric: str) -> str:
     first, *others = runs
     if not others:
         return f"{first.configuration} reached {shown(metric)} {_reached(first, metric):.3f}."
+    # of the runs that are faster, the fastest that is as good
     finished = [run for run in others if not diverged(run)]
     fast = sorted((run for run in finished if _speed(first, run) > 1), key=lambda run: -_speed(first, run))
     if not finished or not fast:
@@ -32,6 +33,7 @@ def _sentence(first: Run, run: Run, metric: str) -> str:
     gain = f"{figure(_speed(first, run))}× faster than {first.configuration}"
     if isnan(before - after):
         return f"{run.configuration}: {gain}; nothing was evaluated."
+    # accuracies change by points, losses and perplexities by per cent
     if metric in LARGER_IS_BETTER:
         change = f"{100 * (after - before):+.1f} points"
     else:

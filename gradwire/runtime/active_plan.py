@@ -37,7 +37,9 @@ class ActivePlan:
         self.trained = [slot for slot in slots if options.trained is None or slot.name in options.trained]
         self._chosen: Plan | None = None
         self.native_steps, self.plan, self.origin = None, NATIVE, NATIVE
+        # all ranks meet here: they begin with equal plans, or none begins
         self.first = self.agreed(make)
+        # the order of the first backward pass, and whether a plan is made by it
         self._remake = self._follow_order = options.follow_order
         self._seen: list[int] = []
         self.order = ()
@@ -82,7 +84,8 @@ class ActivePlan:
                 "a step after requires_grad has changed",
             )  # fmt: skip
         except AbsentRanks as error:
-            raise AbsentRanks(f"requires_grad of {changed!r} has changed on some ranks alone: {error}") from error
+            why = f"requires_grad of {changed!r} has changed on some ranks alone: {error}"
+            raise AbsentRanks(why, error.ranks) from error
 
     def follow(self, plan: Plan) -> None:
         """Puts a plan in force for the parameters that are trained now."""
@@ -95,6 +98,7 @@ class ActivePlan:
         """The user's plan; slots that it lacks are planned as they would have been at first."""
         assert self._options.plan_for is not None
         made = self._options.plan_for(self._in_order(trained))
+        # a plan that a user installed keeps its groups; slots that it lacks get more
         if self._chosen is None:
             return made
         known = {name for group in self._chosen.groups for name in group.slots}
@@ -146,7 +150,8 @@ class ActivePlan:
         if read.job and self._options.controller:
             plan = self._load_controller(read.job)
             self._replace(plan)
-            self.native_steps = 1 if plan.native else None  # the controller is asked after the next step
+            # the controller is asked after the next step
+            self.native_steps = 1 if plan.native else None
         elif self._remake and read.about.order:
             self._replace(self._begin(self._remake(self._in_order(self.trained))))
 

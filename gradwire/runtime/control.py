@@ -168,6 +168,7 @@ class Control:
         if not self.controller:
             return {}
         texts = {"plan": plan.to_json(), "origin": origin.to_json()}
+        # a decision of the last step is not in force yet: it is kept too
         if self.decided is not None:
             texts["decided"] = change_to_json(self.decided)
         return self.controller.state_dict() | {name: letters(text) for name, text in texts.items()}

@@ -204,7 +204,8 @@ class ReplicaExchange(GroupExchange):
         mean = Mean(self._scratch(x), given.gradients)
         yield from flagged(self.group.communicator.reduce(self.group.compressor, x, mean, self.context), self.nonfinite)
         # keep the residual, write the means
-        if (nonfinite := self.context.slots.nonfinite) is not None:  # the same on all ranks already
+        if (nonfinite := self.context.slots.nonfinite) is not None:
+            # the same on all ranks already
             self.nonfinite.add_(nonfinite)
         self.group.memory.sent(self.context.flat)
         mean.write_means(given.scale)

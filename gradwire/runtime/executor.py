@@ -128,6 +128,7 @@ class Executor:
         """A future of the result of `function` on the worker."""
         result = Future[T]()
 
+        # on the worker; the caller gets the error when it asks for the result
         def task() -> None:
             try:
                 value = function()

@@ -24,6 +24,7 @@ class HostExchange(GroupExchange):
     def __init__(self, group: Group, index: int, stored: StoredGroup, job: JobContext) -> None:
         assert job.mesh.host is not None
         self._host, self._hosts = job.mesh.host, job.mesh.replica.world
+        # between hosts, the rank that leads this group exchanges; groups take turns
         self._between = ReplicaExchange(group, index, stored, job)
         self._leader = index % self._host.world
         self.group, self.index, self.stored = group, index, stored
@@ -75,6 +76,7 @@ class HostExchange(GroupExchange):
 
 def exchanges_for(plan: Plan, store: Store, job: JobContext) -> list[GroupExchange]:
     """The exchanges of a plan's groups, for which the store is arranged."""
+    # where one group has a memory, a mean of any group that is not finite makes the step bad for all
     keeps_state = any(group.memory.error_feedback or group.compressor.flat_state for group in plan.groups)
     kind = HostExchange if job.mesh.host else ReplicaExchange
     return [

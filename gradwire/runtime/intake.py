@@ -48,7 +48,8 @@ class StepFutures:
     def complete(self, ended: int, error: BaseException | None) -> None:
         """Completes the futures of the steps up to `ended`, and with an `error` all. One that is no Exception, such as
         SystemExit, is left to the thread that trains, to raise behind the framework's own end of the step."""
-        with self._changing:  # not while futures complete: callbacks run here, and may add others
+        with self._changing:
+            # not while futures complete: callbacks run here, and may add others
             done = [each for each in self._futures if error or each[0] <= ended]
             self._futures = [each for each in self._futures if not error and each[0] > ended]
         # outside the lock: a callback may add another future
@@ -57,7 +58,8 @@ class StepFutures:
                 future.set_result(buffer)
             elif isinstance(error, Exception):
                 future.set_exception(error)  # pyright: ignore[reportArgumentType]
-            else:  # a torch future takes no SystemExit; the framework goes on with NaN
+            else:
+                # a torch future takes no SystemExit; the framework goes on with NaN
                 future.set_result(buffer.fill_(torch.nan))
 
 
@@ -80,12 +82,14 @@ class Intake:
 
     def __init__(self, steps: Steps, active: ActivePlan, executor: Executor, recorder: Recorder) -> None:
         self.step = self.ended = 0
+        # the training thread: the only one that may hand gradients over
         self._thread = get_ident()
         self.groups: Sequence[int] = ()
         self._step_s, self._opened = 0.0, float("inf")
         self.arrivals = Arrivals(partial(Intake._complete, weakref.proxy(self)))
         self._steps, self._active, self._executor, self._recorder = steps, active, executor, recorder
         self.slots = steps.store.slots
+        # by the plan in force: slots of each group; and the gradients of this step, by slot
         self._members: list[tuple[int, ...]] = []
         self._tensors: list[Any] = [None] * len(self.slots)
         self.begun_s = 0.0

@@ -37,7 +37,8 @@ class Arrivals:
         """Begins a step, with no gradient there."""
         self._missing = list(self._sizes)
         self._absent: list[list[int]] = [[] for _ in self._sizes]
-        self.there[:] = bytes(len(self._group_of))  # in place: the front end reads it
+        # in place: the front end reads it
+        self.there[:] = bytes(len(self._group_of))
 
     def group_of(self, slot: int) -> int:
         """The group that a slot belongs to."""
@@ -66,6 +67,7 @@ class Arrivals:
         group = self._group_of[slot]
         self._absent[group].append(slot)
         self._missing[group] -= 1
+        # the last slot of a group completes it, whether it has a gradient or not
         if not self._missing[group]:
             self._complete(group, self._absent[group])
 

@@ -44,7 +44,11 @@ class Disagreement(ValueError):
 
 
 class AbsentRanks(RuntimeError):
-    """Some ranks did not come to a meeting; all others raise this, as for any rank that is lost."""
+    """Some `ranks` did not come to a meeting; all others raise this, as for any rank that is lost."""
+
+    def __init__(self, message: str, ranks: Sequence[int]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 class Meeting:
@@ -84,7 +88,7 @@ class Meeting:
         # every rank reads the same answer
         answer = json.loads(self._answer(key))
         if "absent" in answer:
-            raise AbsentRanks(_absent(answer["absent"], self._call, answer["waited"]))
+            raise AbsentRanks(_absent(answer["absent"], self._call, answer["waited"]), answer["absent"])
         self.hosts = [answer["hosts"][host] for host, _ in answer["ranks"]]
         return [answer["facts"][facts] for _, facts in answer["ranks"]]
 
@@ -121,6 +125,7 @@ class Meeting:
 def _each_once(texts: Sequence[str]) -> str:
     """All ranks' hosts and facts as JSON, each one that several ranks have once: all ranks read it."""
     hosts, facts = dict[str, int](), dict[str, int]()
+    # by rank: the numbers of its host and of its facts
     ranks = [
         (hosts.setdefault(host, len(hosts)), facts.setdefault(json.dumps(own), len(facts)))
         for host, own in map(json.loads, texts)
@@ -134,6 +139,7 @@ def disagreement(facts: Sequence[Facts]) -> tuple[str, str] | None:
     if failed := {rank: own["error"] for rank, own in enumerate(facts) if "error" in own}:
         rank, error = next(iter(failed.items()))
         return (error if len(failed) == len(facts) else f"rank {rank} cannot go on: {error}"), "error"
+    # then fields in the order in which ranks give them
     for field in dict.fromkeys(field for own in facts for field in own):
         values: dict[str, list[int]] = {}
         for rank, own in enumerate(facts):
@@ -182,7 +188,8 @@ class Agreement:
         made: list[Plan] = []
 
         def facts() -> Facts:
-            native.available()  # raises where GRADWIRE_KERNELS names no library
+            # raises where GRADWIRE_KERNELS names no library
+            native.available()
             made.append(make())
             return {
                 **self._facts,
@@ -235,6 +242,7 @@ def _sent(plan: Plan, slots: Sequence[Slot], world: int) -> Facts:
     by_name, counts = {slot.name: slot for slot in slots}, Counter[str]()
     for group in plan.groups:
         compressor, layout = group.compressor, Layout(tuple(by_name[name] for name in group.slots))
+        # sizes that depend on gradients are exchanged with them
         if sizes_follow_from_shapes(compressor):
             wires = (group.communicator.wire(compressor, layout, world, step) for step in range(compressor.period))
             counts[f"the bytes that {compressor} sends"] += sum(wire.wire_bytes for wire in wires)
@@ -255,6 +263,7 @@ def _arithmetic(device: torch.device) -> str:
 
 def _checksum(device: torch.device) -> str:
     """A checksum of matrix products, of a basis, and of random draws, all in float32 or float64."""
+    # the same numbers everywhere, so that only the arithmetic can differ
     matrix = uniform((8, 97), torch.Generator().manual_seed(0)).to(device)
     square, thin = matrix @ matrix.T, matrix.new_empty(1, 97, 97)
     ops = backend_for(matrix)

@@ -30,8 +30,10 @@ class Monitor:
     def __init__(self, mesh: Mesh, executor: Executor) -> None:
         self._mesh, self._executor, self._closed = mesh, executor, threading.Event()
         self._period_s = period_s(mesh.ranks * len(mesh.axes))
+        # since when this thread waits, and the last pause of this process: its end and its seconds
         self._waits_since: float | None = None
         self._pause = (0.0, 0.0)
+        # last: the thread reads all of these
         self._thread = threading.Thread(target=self._watch, name="gradwire-monitor", daemon=True)
         self._thread.start()
 
@@ -43,7 +45,8 @@ class Monitor:
 
     def paused_s(self) -> float:
         """Seconds for which this process did not run, where that could end the collectives now under way; else 0."""
-        self._note_pause()  # the caller may have woken before the thread
+        # the caller may have woken before the thread
+        self._note_pause()
         ended_s, seconds = self._pause
         return seconds if monotonic() - ended_s < self._mesh.timeout_s else 0.0
 
@@ -92,5 +95,6 @@ def close_all(ending: Ending, monitor: Monitor | None, executor: Executor, mesh:
     done = executor.close()
     if mesh and done:
         mesh.close()
-    elif mesh:  # the process ends in the middle of a step; closing would wait for ranks that wait for this one
+    elif mesh:
+        # the process ends in the middle of a step; closing would wait for ranks that wait for this one
         mesh.abort("a rank ended in the middle of a step")

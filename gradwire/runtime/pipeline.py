@@ -102,7 +102,8 @@ class Pipeline:
 
     def _wire_bytes(self, op: Collective) -> int:
         """The bytes that this rank sends between hosts."""
-        return 0 if op.axis == HOST else op.wire_bytes(self.mesh.axes[op.axis].world)  # those of a host stay inside
+        # those of a host stay inside
+        return 0 if op.axis == HOST else op.wire_bytes(self.mesh.axes[op.axis].world)
 
     def _lost(self, exchange: GroupExchange, error: RuntimeError) -> Interrupted:
         return Interrupted(f"reducing {exchange} ended", self._why(error))

@@ -9,7 +9,8 @@ def note_raised(mesh: Mesh, step: int) -> None:
     """Notes that the backward pass of a step raised on this rank; called before the step is completed with zeros."""
     with suppress(RuntimeError):  # the store is gone
         mesh.store.set(_key(step), str(mesh.rank))
-        mesh.store.get(_key(step), 0)  # once that is answered, the note is there
+        # once that is answered, the note is there
+        mesh.store.get(_key(step), 0)
 
 
 def raised(mesh: Mesh, step: int) -> str | None:

@@ -117,9 +117,11 @@ class GroupRecordings:
         except Exception as error:
             self.why_not = f"recording it failed: {type(error).__name__}: {error}"
             self.clear()
-        self._kept.append(before)  # graphs still write there when larger buffers take their place
+        # graphs still write there when larger buffers take their place
+        self._kept.append(before)
         made = [room.restore(contents) for room, contents in zip(rooms, before, strict=True)]
-        if any(made) and not self.why_not:  # they would hold what was never computed
+        if any(made) and not self.why_not:
+            # they would hold what was never computed
             self._tries += 1
             self.why_not = "its steps make new buffers" if self._tries == TRIES else ""
             self.clear()
@@ -130,6 +132,7 @@ class GroupRecordings:
         if self.why_not or self.unless:
             return None
         exchange, scale = self._exchange, given.scale
+        # what a recording fixes: which half, phase and memory its kernels read and write
         return (
             exchange.group.compressor.phase(step), exchange.group.communicator.phase(step, exchange.context.world),
             scale.data_ptr() if isinstance(scale, Tensor) else scale, id(given.gradients), *exchange.stored.sides,
@@ -137,6 +140,7 @@ class GroupRecordings:
 
     def _why_computed(self, given: GroupInput) -> str:
         """Why this step is computed even where its key is recorded; "" where it is replayed."""
+        # kernels of a recording read the buffers of a whole step
         if given.lost or given.absent:
             return "a gradient was absent"
         if given.gradients is not self._exchange.stored.fixed:
@@ -152,6 +156,7 @@ class GroupRecordings:
         if before is None:
             stored = self._exchange.stored
             self._seen[key] = Occasion(given, step, stored.flat, dict(stored.slot_state.buffers))
+        # recordings hold memory: a group that never repeats is better computed
         if len(self._seen) > MOST:
             self.why_not = f"more than {MOST} of its steps differ"
             self.clear()

@@ -123,6 +123,7 @@ def _plain(tree: Tree, tensors: list[Tensor]) -> Any:
     """The tree as JSON takes it, with the type and shape of its tensors, which are added to `tensors`."""
     match tree:
         case Tensor():
+            # only what is dense and there can be sent
             if tree.layout != torch.strided or tree.is_quantized or tree.is_meta:
                 raise ValueError(
                     "a sparse, quantized or meta tensor in a state cannot be sent to other ranks; make it dense"

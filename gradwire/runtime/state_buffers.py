@@ -51,6 +51,7 @@ class StateBuffers:
             return
         for buffer in self.kinds.values() if self.order else ():
             self._gather(buffer, 0, len(self.order))
+        # new places for all slots; then each kind is copied there once
         wanted = [slot for group in groups for slot in group]
         chosen, starts, places = set(wanted), self._start, self._place
         self._put([*wanted, *(slot for slot in self.order if slot not in chosen)])
@@ -69,10 +70,12 @@ class StateBuffers:
     def _move(self, buffer: StateBuffer, starts: Mapping[int, int], places: Mapping[int, int]) -> None:
         """Copies each slot from where it lay to its new place, in the other half, or in a larger buffer."""
         old, grows = buffer.tensor, buffer.tensor.shape[1] < self.numel
+        # into the other half, so that no slot is overwritten before it is copied
         target = torch.zeros(2, self.numel, dtype=torch.float32, device=self.device) if grows else old
         half = buffer.holds[0] if places else 0
         pairs = [(self._start[slot], starts[slot], self.slots[slot].numel) for slot in self.order if slot in starts]
         copy_each([target[1 - half, to : to + n] for to, _, n in pairs], [old[half, at : at + n] for _, at, n in pairs])
+        # halves and marks of use move along
         buffer.tensor, buffer.holds = target, bytearray([1 - half]) * len(self.order)
         buffer.used = bytearray(buffer.used[places[slot]] if slot in places else 0 for slot in self.order)
 
@@ -108,6 +111,7 @@ class StateBuffers:
         """Copies so that the same half holds at all these places; they differ where only some took part in a step."""
         half = buffer.holds[first]
         for place in range(first, last):
+            # the slot was in no step since: copy it to the half of the others
             if buffer.holds[place] != half:
                 start, n = self._start[self.order[place]], self.slots[self.order[place]].numel
                 buffer.tensor[half, start : start + n].copy_(buffer.tensor[1 - half, start : start + n])

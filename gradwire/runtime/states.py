@@ -29,6 +29,7 @@ class States:
     def save(self) -> checkpoint.StateDict:
         """A copy of this rank's state after the last whole step."""
         steps, plans, mesh = self._steps, self._plans, self._mesh
+        # the worker counts no step meanwhile: memories and step number belong together
         with steps.changing:
             steps.settle()
             skipped = steps.number - steps.taken
@@ -40,9 +41,11 @@ class States:
         then on no step counts, even if the worker is still in one."""
         with self._steps.changing:
             states = [self.save()]
+            # this rank has promised the step: the others may have counted it already
             if self._steps.promised:
                 self._steps.count()
                 states.append(self.save())
+            # no step counts from here on, even if the worker is in one
             self._steps.over = True
         return states
 
@@ -54,6 +57,7 @@ class States:
     def read(self, state: checkpoint.StateDict) -> checkpoint.Unpacked:
         """This rank's part of a state that all ranks load together; changes nothing yet. Raises ValueError, on all
         ranks, where one of them cannot load it, or where their states do not belong together."""
+        # loading is tried: a controller that has loaded is put back where ranks disagree
         before, read = self._plans.export(), list[checkpoint.Unpacked]()
 
         def facts() -> Mapping[str, str]:
@@ -65,6 +69,7 @@ class States:
             return whole.facts(sharded=SHARD in self._mesh.axes)
 
         try:
+            # all ranks meet here, and load all or none
             self._agreement.on(facts, "load_state_dict()")
         except (ValueError, AbsentRanks):
             self._plans.restore(before)
@@ -75,6 +80,7 @@ class States:
         """Goes on from the state that was read."""
         self._steps.number, self._steps.taken = read.step, read.step - read.about.skipped
         self._plans.load(read)
+        # the last step is final: nothing can be taken back into the loaded state
         self._steps.close()
         with self._steps.changing:
             self._steps.store.load(read.exported)
@@ -96,8 +102,10 @@ def check(mesh: Mesh) -> None:
 def gather(own: Unpacked, slots: Sequence[Slot], mesh: Mesh, agreement: Agreement, device: torch.device) -> StateDict:
     """The state of all ranks, on rank 0; the others get the part that is equal on all. All ranks call this together,
     with their `own`."""
+    # over the store: which kinds of state each rank has, and its small tensors
     facts = agreement.gather("state_dict(all_ranks=True)", {"kinds": json.dumps(_kinds(own)), "small": _small(own)})
     kinds = sorted({kind for its in facts for kind in json.loads(its["kinds"])})
+    # what is equal on all ranks is this rank's own
     exported = {
         name: {key: t.cpu() for key, t in tensors.items() if key.startswith(SHARED)}
         for name, tensors in own.exported.items()
@@ -121,9 +129,11 @@ def _gather_flat(
     has = torch.tensor(
         [float(kind in own.exported.get(slot.name, {})) for slot, kind in pairs], dtype=torch.float32, device=device
     )
+    # all ranks learn which slots have a state on some rank: they gather the same ones
     if pairs:
         mesh.sum(has)
     for slot, kind in (pair for pair, ranks in zip(pairs, has.tolist(), strict=True) if ranks):
+        # a rank that has none sends zeros
         mine = own.exported.get(slot.name, {}).get(kind)
         rows = _rows(torch.zeros(slot.numel, dtype=torch.float32, device=device) if mine is None else mine, slot, mesh)
         if mesh.rank == 0:

@@ -110,6 +110,7 @@ class Store:
         self.groups: list[StoredGroup] = []
         self._index = {slot.name: i for i, slot in enumerate(slots)}
         self._buffers = StateBuffers(self.slots, device)
+        # of plans before this one: small state by slot, and that of its group
         self._slot_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
         self._group_tensors: list[dict[str, Tensor]] = [{} for _ in slots]
 
@@ -168,6 +169,7 @@ class Store:
         group_state = GroupState(group.compressor.init_group() | group.communicator.init_group())
         group_state.load(self._group_tensors[members[0]])
         parts = self._parts(kinds, members)
+        # same slots: buffers and views stay, and recorded kernels with them
         if before:
             before.buffers.forget_views()
             return replace(before, kinds=kinds, parts=parts, slot_state=slot_state, group_state=group_state)
@@ -195,6 +197,7 @@ class Store:
         """Copies the small tensors of each group to its slots."""
         for stored in self.groups:
             for name, tensor in stored.group_state.changed.items():
+                # each slot keeps its group's state, for the groups of the next plan
                 for i in stored.slots:
                     self._group_tensors[i][name] = tensor.clone()
             for i, own in zip(stored.slots, stored.slot_state.slots, strict=True):
@@ -210,6 +213,7 @@ class Store:
         return tensors | {kind: self._buffers.view(kind, i) for kind in kept}
 
     def _load_slot(self, i: int, tensors: Mapping[str, Tensor]) -> None:
+        # kinds that the state lacks start at zero
         for kind in self._buffers.kinds.keys() - tensors.keys():
             self._buffers.clear(kind, i)
         for key, tensor in tensors.items():

@@ -12,6 +12,7 @@ def in_optimizer(thread: int) -> bool:
     """Whether the thread with this `threading.get_ident()` is inside a step of some optimizer. Frames are asked for
     their code alone: a frame that was asked for its variables keeps them."""
     frame = sys._current_frames().get(thread)
+    # from the innermost call outwards
     while frame:
         if frame.f_code.co_filename == FILE:
             return True

@@ -78,6 +78,7 @@ class Turns:
         self.give_up()
         with self._one:
             self._open(groups)
+            # gradients in the plan's order; the last one of a group has the worker reduce it
             for index, slot in enumerate(self._intake.slots):
                 if slot.name in gradients:
                     self._intake.submit(index, gradients[slot.name])

@@ -129,6 +129,7 @@ class Bounds:
         if keep:
             self.kept.append((shares, rest))
             self.lower_s = max(self.lower_s, float(rest[0]))
+        # the first bounds stay; of the others the oldest goes
         if len(self.kept) > MOST_KEPT:
             del self.kept[len(WEIGHTS)]
         return keep

@@ -56,6 +56,7 @@ class CostTable:
             raise ValueError(
                 f"a cost table needs as many values as sizes, not {len(self.values)} for {len(self.sizes)}"
             )
+        # interpolation and the search's bounds count on both
         if not (np.all(np.diff(self.sizes) > 0) and np.all(np.diff(self.values) >= 0) and self.values[0] >= 0):
             raise ValueError("a cost table needs ascending sizes and values that never fall; see CostTable.of()")
 

@@ -19,6 +19,7 @@ class Game:
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
+        # plans against chains: their costs, and how much each was regretted
         self.plans: list[Edges] = []
         self.chains: list[Array] = []
         self.completed: list[Array] = []

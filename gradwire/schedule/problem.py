@@ -118,6 +118,7 @@ class View:
             np.concatenate([[0.0], np.cumsum(taken * values)])
             for values in (np.ones(len(taken)), problem.elements, units)
         ]
+        # a group is ready once its last slot is
         ready = np.maximum.accumulate(np.concatenate([[0.0], np.where(taken, problem.ready_s, 0)]))
         return cls(*(values[problem.bounds] for values in (*sums, ready)))
 

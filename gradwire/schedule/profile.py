@@ -78,6 +78,7 @@ class Profile:
             raise ValueError("the profile has no candidates, so there is nothing to choose from; measure one or more")
         if self.ranks % self.gpus_per_host:
             raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
+        # every collective that a candidate uses has a cost
         names = {candidate.way.communicator.name for candidate in self.candidates}
         needed = {"collectives": names, "local": LOCAL if self.gpus_per_host > 1 else ()}
         for part, names in needed.items():
@@ -91,6 +92,7 @@ class Profile:
 
     def check(self, slots: Sequence[Slot]) -> None:
         """Raises ValueError, naming the parameter, where this is another model's profile."""
+        # every parameter of the model was profiled, in its shape, and nothing else
         mine = {slot.name: slot.shape for slot in self.slots}
         for slot in slots:
             if slot.name not in mine:
@@ -105,6 +107,7 @@ class Profile:
 
     def problem(self) -> Problem:
         """The search's problem; its slots are this profile's, in this order."""
+        # a slot counts as ready once all before it are, as groups are runs of neighbours
         return Problem(
             ready_s=np.maximum.accumulate(np.array([slot.ready_s for slot in self.slots])),
             elements=np.array([float(slot.numel) for slot in self.slots]),
@@ -122,6 +125,7 @@ class Profile:
     def choices(self, plan: Plan) -> tuple[Choice, ...]:
         """The plan's groups. Raises ValueError, naming it, for a slot or a candidate that was not profiled."""
         slot_of = {slot.name: index for index, slot in enumerate(self.slots)}
+        # by number: slots, and candidates without their slots
         ways = [candidate.way for candidate in self.candidates]
         groups: list[Choice] = []
         for group in plan.groups:
@@ -171,6 +175,7 @@ class Profile:
 
     def to_json(self) -> str:
         """The profile as JSON text; `from_json` reads it back."""
+        # candidates are written as a plan's groups, with their costs
         ways = json.loads(Plan(tuple(candidate.way for candidate in self.candidates)).to_json())["groups"]
         data = {
             "version": VERSION,

@@ -147,7 +147,8 @@ class Worker(Regime):
         sent = np.maximum(wire, encoded) + load.wire
         # decode the group before
         worker = self._computed(np.maximum(encoded, wire), due, backward_s + late)
-        late = late + self.lag * due  # too much once backward has ended, when the worker is later still: no matter
+        # too much once backward has ended, when the worker is later still: no matter
+        late = late + self.lag * due
         work = np.maximum(work, worker - self.lag * backward_s)
         return worker, sent, load.decode + 0 * worker, late, np.maximum(work, worker - self.lag * (worker - late))
 

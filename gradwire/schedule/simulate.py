@@ -50,6 +50,7 @@ class Cluster:
             raise ValueError(f"{self.ranks} ranks on hosts of {self.gpus_per_host} GPUs exchange nothing; give 2 ranks")
         if self.ranks > self.gpus_per_host and self.ranks % self.gpus_per_host:
             raise ValueError(f"{self.ranks} ranks do not fill hosts of {self.gpus_per_host} GPUs; give a multiple")
+        # times and rates that can be
         if not 0 <= self.latency_s < inf:
             raise ValueError(f"a message cannot take {1e6 * self.latency_s:g} µs beside its bytes; give 0 or more")
 
@@ -127,6 +128,7 @@ def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -
     named = dict(zip(names(there.candidates), found, strict=True))
     if plan:
         named[GIVEN] = evaluate(problem, there.choices(plan), regime)
+    # the search begins with all of these: its plan is never worse
     named[BEST] = search_progress(problem, regime, EPS, list(named.values()))
     return named
 
@@ -141,8 +143,10 @@ def _outcome(
 def inner_s(profile: Profile, cluster: Cluster, regime: Regime) -> float:
     """Seconds of an inner step, which sends nothing between hosts."""
     problem = profile.problem()
+    # each rank takes its inner steps by itself
     if cluster.gpus_per_host == 1 or cluster.ranks <= cluster.gpus_per_host:
         return problem.around_s + float(problem.ready_s[-1])
+    # the best that the GPUs of a host can do over their own links
     host = on_cluster(profile, dataclasses.replace(cluster, ranks=cluster.gpus_per_host))
     options = range(len(host.candidates))
     return min(baselines.best_buckets(host.problem(), regime, option, SIZES).step_s for option in options)
@@ -159,6 +163,7 @@ def on_cluster(profile: Profile, cluster: Cluster) -> Profile:
     costs = over_link(profile.candidates, hosts, latency_s, bytes_per_s)
     if "AllReduce" in costs:
         costs["AllReduce"] = all_reduce(hosts, latency_s, bytes_per_s)
+    # what a rank computes stays; decoding more payloads takes longer
     return dataclasses.replace(
         profile,
         candidates=tuple(_decoding(candidate, hosts / profile.hosts) for candidate in profile.candidates),
@@ -177,7 +182,8 @@ def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> CostTable:
     trees = Affine(2 * depth(hosts) * latency_s, hosts / (hosts - 1) / bytes_per_s)
     gain = ring.fixed - trees.fixed
     even = gain / (trees.per_unit - ring.per_unit) if gain > 0 else 1.0
-    sizes = np.array([0.0, even, _MOST_BYTES])  # beyond the last a table is no flatter than on the whole
+    # beyond the last a table is no flatter than on the whole
+    sizes = np.array([0.0, even, _MOST_BYTES])
     return CostTable.of(sizes, np.minimum(ring(sizes), trees(sizes)))
 
 
@@ -193,7 +199,8 @@ def latency_of(profile: Profile) -> float:
     """Latency of a message where the profile was taken."""
     unit = over_link(profile.candidates, profile.hosts, 1.0, float("inf"))
     messages = {name: float(np.asarray(cost(np.zeros(1)))[0]) for name, cost in unit.items()}
-    if isinstance(profile.collectives.get("AllReduce"), CostTable):  # that of `all_reduce`, where trees have fewer
+    if isinstance(profile.collectives.get("AllReduce"), CostTable):
+        # that of `all_reduce`, where trees have fewer
         messages["AllReduce"] = 2 * min(profile.hosts - 1, depth(profile.hosts))
     fixed = {name: float(profile.collectives[name](np.zeros(1))[0]) for name in messages}
     return min(fixed[name] / count for name, count in messages.items())

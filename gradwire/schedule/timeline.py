@@ -78,6 +78,7 @@ def _backward(profile: Profile, problem: Problem, backward: Backward) -> list[Sp
 
 def _span(profile: Profile, groups: tuple[Choice, ...], interval: Interval) -> Span:
     group = groups[interval.group]
+    # the problem's times begin where backward does
     return Span(
         interval.lane,
         profile.forward_s + interval.start_s,

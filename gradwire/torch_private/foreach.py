@@ -51,5 +51,6 @@ def plain_tensors(tensor: Tensor) -> list[Tensor]:
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
-    parts = [getattr(tensor, name) for name in names]  # a DTensor's mesh is one of them
+    # a DTensor's mesh is one of them
+    parts = [getattr(tensor, name) for name in names]
     return [plain for part in parts if isinstance(part, Tensor) for plain in plain_tensors(part)]

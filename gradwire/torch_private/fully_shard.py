@@ -13,9 +13,9 @@ def is_fsdp(model: nn.Module) -> bool:
     return isinstance(model, FSDPModule)
 
 
-def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
+def fsdp_modules(model: nn.Module) -> list[Any]:
     """The model's modules that fully_shard has wrapped, itself among them."""
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+    return [module for module in model.modules() if is_fsdp(module)]
 
 
 def fsdp_groups(model: nn.Module) -> list[Any]:
@@ -41,6 +41,7 @@ def only_inside_replicas(group: Any) -> Callable[[], None] | None:
     before = group.mesh_info
     if before.replicate_mesh_dim is None:
         return None
+    # FSDP decides by the class of the description whether it reduces over replicas
     if before.shard_mesh_dim is None:
         group.mesh_info = DataParallelMeshInfo(before.mesh, replicate_mesh_dim=before.replicate_mesh_dim)
     else:

@@ -54,6 +54,7 @@ def options_of(like: dist.ProcessGroup, few: bool) -> Any:
         return None
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = timeout_of(like)
+    # kernels that wait for a slow link leave multiprocessors to the model
     if few:
         options.config.max_ctas = FEW_CTAS
     return options

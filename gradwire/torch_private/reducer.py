@@ -39,6 +39,7 @@ def managed_by(ddp: DistributedDataParallel) -> set[Tensor]:
         buckets = ddp.reducer._get_zeros_like_grad_buckets()
     except RuntimeError as error:  # the bucket of a sparse gradient has no buffer
         raise ValueError("DDP expects a sparse gradient; use Embedding(sparse=False)") from error
+    # tensors are compared by identity here
     return {parameter for bucket in buckets for parameter in bucket.parameters()}
 
 
@@ -56,6 +57,7 @@ def wait_for_delayed(ddp: DistributedDataParallel) -> None:
         buffer, group = ddp._delay_grad_buffer, ddp.process_group
         assert buffer is not None
         assert group is not None
+        # the mean, as DDP makes it; the end of backward waits for it
         work: Any = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
         when_backward_ends(work.wait)
         return gradient

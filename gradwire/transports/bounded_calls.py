@@ -11,6 +11,7 @@ def run_bounded(calls: Sequence[Callable[[], object]], seconds: float) -> None:
     so many seconds."""
     threads = [Thread(target=_run, args=(call,), name="gradwire bounded", daemon=True) for call in calls]
     until = monotonic() + seconds
+    # one limit for all: threads that are late stay behind as daemons
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -48,8 +48,10 @@ class Connections:
             # by name: a number may belong to another socket by now
             if name in self._names:
                 with suppress(OSError), _duplicate(number) as connection:
-                    connection.getpeername()  # raises where it only listens: gloo's thread would not survive that
-                    if _name(connection.fileno()) == name:  # gloo may have closed it, and the number be another's
+                    # raises where it only listens: gloo's thread would not survive that
+                    connection.getpeername()
+                    if _name(connection.fileno()) == name:
+                        # gloo may have closed it, and the number be another's
                         connection.shutdown(socket.SHUT_RDWR)
 
 

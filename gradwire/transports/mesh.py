@@ -150,7 +150,8 @@ class Mesh:
 
     def lost(self, waits: bool) -> str | None:
         """The reason why collectives under way on such an axis will not end; None while they may."""
-        polled = [transport.lost(waits) for transport in self.axes.values() if transport.needs_polling]  # all beat
+        # all beat
+        polled = [transport.lost(waits) for transport in self.axes.values() if transport.needs_polling]
         return next(filter(None, polled), None)
 
     def failure(self) -> str | None:

@@ -66,7 +66,8 @@ def _cut(tensor: Tensor) -> Iterator[Tensor]:
         for half in tensor.tensor_split(2, longest):
             yield from _cut(half)
     elif tensor.numel():
-        yield tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor  # torch copies no integers of 1 to 7 bits
+        # torch copies no integers of 1 to 7 bits
+        yield tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
 
 
 def _size(piece: Tensor) -> int:

@@ -72,7 +72,8 @@ class ProcessGroup(Transport):
         self.store = self._texts = TorchStore(name or f"gradwire/{group.group_name}", store)
         self._queues = backend_of(group, GPU) == "nccl"
         self.needs_polling = self._queues or backend_of(group, CPU) == "gloo"
-        self._beside = self._texts.second()  # opened here: another thread's would be among the next group's connections
+        # opened here: another thread's would be among the next group's connections
+        self._beside = self._texts.second()
         self._heart = Heartbeat(self._beside, self.rank, self.world)
         self._apart = store is not None
         self._connections = Connections()
@@ -108,6 +109,7 @@ class ProcessGroup(Transport):
         ranks = dist.get_process_group_ranks(parent)
         if len(ranks) % ranks_per_host:
             raise ValueError(f"{len(ranks)} ranks do not fill hosts of {ranks_per_host}; use a divisor of {len(ranks)}")
+        # consecutive ranks are on one host, as torchrun numbers them
         hosts = [ranks[first : first + ranks_per_host] for first in range(0, len(ranks), ranks_per_host)]
         return cls._table(hosts, HOST, parent)
 
@@ -132,6 +134,7 @@ class ProcessGroup(Transport):
     def _of(cls, ranks: list[int], parent: dist.ProcessGroup, few: bool = False) -> "ProcessGroup":
         """A group of these ranks. With `few`, its kernels hold few multiprocessors while they wait for a slow link."""
         name = cls._name(ranks)
+        # all members come here in the same order, as new_group wants it
         with Connections() as connections, in_batch():
             group: Any
             if len(ranks) == dist.get_world_size():
@@ -172,7 +175,8 @@ class ProcessGroup(Transport):
         """
         group, tag = self._open(), self._next_tag()
         receive = op.receive.whole
-        outgoing = op.send.whole.expand_as(receive)  # of a gather, all ranks' part is the same
+        # of a gather, all ranks' part is the same
+        outgoing = op.send.whole.expand_as(receive)
         peers = [(self.rank + step) % self.world for step in range(1, self.world)]
         # receives first, so that every message finds its place
         works = [dist.irecv(receive[peer], group=group, group_src=peer, tag=tag) for peer in reversed(peers)]
@@ -191,7 +195,8 @@ class ProcessGroup(Transport):
         return _All(at_once(group, op.send.whole.device, calls))
 
     def _next_tag(self) -> int:
-        self._tag = (self._tag + 1) % MOST_TAGS  # the same on all ranks, which start the same collectives
+        # the same on all ranks, which start the same collectives
+        self._tag = (self._tag + 1) % MOST_TAGS
         return self._tag
 
     def _open(self) -> dist.ProcessGroup:
@@ -211,6 +216,7 @@ class ProcessGroup(Transport):
             raise ValueError(
                 f"the process group has no backend for {device}; call init_process_group() with one that has"
             )
+        # gloo's point-to-point calls read host memory only
         if backend == "gloo" and device != torch.device("cpu"):
             raise ValueError('gloo sends no GPU memory from rank to rank; use init_process_group("nccl")')
 
@@ -230,10 +236,12 @@ class ProcessGroup(Transport):
             let_go(held)
 
     def close(self) -> None:
+        # once, and not after the job's own end has closed it
         group, self._group = self._group, None
         if group is None or not (self._apart or dist.is_initialized()):
             return
-        if self._queues:  # its end waits for the other ranks; where garbage collection closes it, these may train on
+        if self._queues:
+            # its end waits for the other ranks; where garbage collection closes it, these may train on
             run_bounded([partial(close_group, group)], CLOSE_S)
         else:
             close_group(group)
@@ -254,7 +262,8 @@ class ProcessGroup(Transport):
     def lost(self, waits: bool) -> str | None:
         # gloo: has a rank left a reason that no wait has raised?
         if not self._queues:
-            with suppress(RuntimeError):  # the store's host is gone, as it may be when the job is over
+            with suppress(RuntimeError):
+                # the store's host is gone, as it may be when the job is over
                 return self._beside.get("failure", 0)
             return None
         # NCCL: beat, then look for an alarm, an error of NCCL's own, or a silent partner

@@ -125,6 +125,7 @@ def _carry_out(ops: Sequence[Collective]) -> str | None:
     kinds = [(type(op).__name__, tuple(op.receive.whole.shape), op.receive.whole.dtype) for op in ops]
     if len(set(kinds)) > 1:
         return f"the ranks asked for different collectives: {kinds}"
+    # all ranks are in one process: copy from each to each
     sent, received = [op.send.whole for op in ops], [op.receive.whole for op in ops]
     match ops[0]:
         case Sum():

@@ -83,7 +83,8 @@ class Times:
             for span in spans:
                 if span.lane == "backward" and span.slots:
                     ready[span.slots[0]].append(span.end_s - began)
-        last_s = max(median(seconds) for seconds in ready.values() if seconds)  # a parameter may get no gradient
+        # a parameter may get no gradient
+        last_s = max(median(seconds) for seconds in ready.values() if seconds)
         ready_s = {name: median(seconds) if seconds else last_s for name, seconds in ready.items()}
         return cls(ready_s, median(forward), median(optimizer))
 

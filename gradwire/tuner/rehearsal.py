@@ -91,6 +91,7 @@ def _alone(group: Group, slots: Sequence[Slot], device: torch.device) -> Replica
 def _send(exchange: ReplicaExchange, gradient: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """One step: the part of gradient and residual that is left (n,), and the part that was sent."""
     sent = gradient.clone()
+    # one rank alone: each collective gives back what it was sent
     for op in exchange.run(GroupInput(Gradients.of_vector(exchange.stored.layout, sent)), STEADY + step):
         if op is not None:
             Recording(1).start(op)

@@ -79,6 +79,7 @@ class Trials:
     def add(self, seconds: float) -> bool:
         """Counts one more step of the plan in force; True when its turn is over."""
         self.turn.append(seconds)
+        # plain DDP gives one median of its steps; plans settle first
         if self.current.native:
             self._pass_on(seconds)
         elif len(self.turn) == SETTLE + TRIED:

@@ -13,7 +13,7 @@ from rich.console import Console
 import gradwire
 from gradwire.cli import main, run_setup
 from gradwire.lab.catalogue import catalogue
-from gradwire.lab.launch.launch import RankFailed
+from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.network import network
 from gradwire.report import terminal
 from gradwire.report.text_table import TextTable

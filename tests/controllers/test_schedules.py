@@ -83,7 +83,7 @@ def test_the_papers_warm_up():
     shares = []
     for done in range(5):
         warm_up._done = done
-        shares.append(warm_up._share(0.001))
+        shares.append(warm_up._ratio_now(0.001))
     assert shares == pytest.approx([0.25, 0.0629, 0.0158, 0.00398, 0.001], rel=0.01)
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.lab.launch.launch import RankFailed, launch
+from gradwire.lab.launch.launch import launch
 from gradwire.lab.launch.launched import is_launched
+from gradwire.lab.launch.rank_failed import RankFailed
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from gradwire.lab.experiments import bench_setup
 from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
 from gradwire.lab.experiments.suites import SUITES, Cuts, SuiteRow, suite
 from gradwire.lab.jobs.bench_job import TimedSteps
-from gradwire.lab.launch.launch import RankFailed
+from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.launch.runner import _Launcher
 from gradwire.lab.results import Totals
 from gradwire.plans import Plan, uniform

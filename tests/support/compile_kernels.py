@@ -20,8 +20,8 @@ from gradwire.ops.triton import (
     codes,
     entries,
     factors,
+    hashing,
     levels,
-    noise,
     orthogonal,
     places,
     products,
@@ -98,7 +98,7 @@ def main(capability: int) -> None:
     compiled(places.ends_kernel, rows, {"SIZE": entries.SIZE}, capability)
     vectors = {"x": F, "bounds": F, "counts": WORDS, "ends": WORDS, "indices": "*i64", "magnitudes": F, "n": "i32"}
     for kernel in (bounded.count_kernel, bounded.candidates_kernel):
-        compiled(kernel, vectors | {"room": "i32", "k": "i32"}, {"SIZE": bounded.SIZE}, capability)
+        compiled(kernel, vectors | {"capacity": "i32", "k": "i32"}, {"SIZE": bounded.SIZE}, capability)
     thin = {"factors": F, "before": F, "largest": F, "table": "*i64", "count": "i32"}
     compiled(factors.renew_kernel, thin, {"SIZE": factors.SIZE}, capability)
     for rank in (16, factors.MOST):
@@ -118,7 +118,7 @@ def main(capability: int) -> None:
         "nbytes": "i32",
     }
     drawing = {"out": "*fp64", "word": "*i64", "salt": "i32", "n": "i32"}
-    compiled(noise.draw_kernel, drawing, {"SIZE": noise.SIZE}, capability)
+    compiled(hashing.draw_kernel, drawing, {"SIZE": hashing.SIZE}, capability)
     for kernel in (words.pack_words_kernel, words.unpack_words_kernel):
         compiled(kernel, short, {"BITS": 12, "SIZE": words.SIZE}, capability)
 

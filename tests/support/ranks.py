@@ -3,9 +3,11 @@
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -15,6 +17,14 @@ GRACE_S = 10.0
 """So long after a rank has failed the others may still say why they did."""
 
 
+class Ended(NamedTuple):
+    """A process's exit code, and what it printed to standard output and standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
 def run_ranks(
     argv: Sequence[str], world: int, *, imports: Sequence[str] = (), cwd: Path = ROOT, timeout_s: float = 300
 ) -> str:
@@ -22,21 +32,43 @@ def run_ranks(
 
     The store is this process's, so that no rank has to be the last. Fails with what all ranks printed to standard error
     where one has failed, or still runs after `timeout_s`."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-    return _run([shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)],
-                argv, imports, cwd, timeout_s)  # fmt: skip
+    _store, environments = _meeting_place(world)
+    return _succeeded(_run(environments, argv, imports, cwd, timeout_s))
 
 
 def run_python(argv: Sequence[str], *, imports: Sequence[str] = (), cwd: Path = ROOT, timeout_s: float = 300) -> str:
     """Runs `python *argv` in one process that is no rank; the same otherwise."""
-    return _run([{}], argv, imports, cwd, timeout_s)
+    return _succeeded(_run([{}], argv, imports, cwd, timeout_s))
+
+
+def ended_ranks(
+    argv: Sequence[str], world: int, *, imports: Sequence[str] = (), env: Mapping[str, str] = MappingProxyType({}),
+    timeout_s: float = 300,
+) -> list[Ended]:  # fmt: skip
+    """How each of so many ranks that run `python *argv` has ended; some may fail."""
+    _store, environments = _meeting_place(world)
+    return _run([{**own, **env} for own in environments], argv, imports, ROOT, timeout_s)
+
+
+def _meeting_place(world: int) -> tuple[dist.TCPStore, list[dict[str, str]]]:
+    """A store, and the ranks' variables by which they find it."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    return store, [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+
+
+def _succeeded(ranks: list[Ended]) -> str:
+    codes = [ended.code for ended in ranks]
+    assert not any(codes), "\n".join(
+        [f"exit codes {codes}", *(f"rank {rank}: {ended.err[-8000:]}" for rank, ended in enumerate(ranks))]
+    )
+    return "".join(ended.out for ended in ranks)
 
 
 def _run(
     environments: list[dict[str, str]], argv: Sequence[str], imports: Sequence[str], cwd: Path, timeout_s: float
-) -> str:
+) -> list[Ended]:
     always = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         written = [(Path(folder) / f"{rank}.out", Path(folder) / f"{rank}.err") for rank in range(len(environments))]
@@ -45,11 +77,8 @@ def _run(
             files = {"stdout": stack.enter_context(out.open("w")), "stderr": stack.enter_context(err.open("w"))}
             processes.append(Forked(argv, imports, env=always | own, cwd=cwd, **files))
         _wait(processes, timeout_s)
-        errors = [f"rank {rank}: {err.read_text()[-8000:]}" for rank, (_, err) in enumerate(written)]
-        output = "".join(out.read_text() for out, _ in written)
-    codes = [process.returncode for process in processes]
-    assert not any(codes), "\n".join([f"exit codes {codes}", *errors])
-    return output
+        texts = [(out.read_text(), err.read_text()) for out, err in written]
+    return [Ended(process.returncode, *own) for process, own in zip(processes, texts, strict=True)]
 
 
 def _wait(processes: list[Forked], timeout_s: float) -> None:

@@ -16,7 +16,8 @@ from gradwire.lab.workloads import Own, Published, Task
 from gradwire.lab.workloads.make_task import make_task
 
 _TINY = "tiny-"
-_BYTES_PER_PARAMETER = 20  # weight, gradient, DDP's bucket, residual, mean
+# weight, gradient, DDP's bucket, residual, mean
+_BYTES_PER_PARAMETER = 20
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,13 @@ class Setup:
     """
 
     model: str
+    """A name of the table, tiny-NAME, or a function of the user's."""
     ranks: int
+    """All ranks."""
     link: str = LOOPBACK
+    """Of each host."""
     shard: int = 1
+    """Ranks that hold one model together."""
     layers: int | None = None
     batch: int | None = None
     size: int | None = None
@@ -61,10 +66,12 @@ class Setup:
     def spec(self, configurations: Sequence[str], timed: TimingOptions) -> BenchSpec:
         """The ranks' job, always with `nocomm`. Raises ValueError for plans of another model, and for a user's model
         that gives no batches."""
+        # refuse on this process what would fail on the ranks
         parsed = parse_all(configurations)
         next(self.task().batches(0, self.ranks, timed.seed))
         check_plans(parsed, lambda: self.task().build_model(timed.seed))
         names = [configuration.text for configuration in parsed]
+        # `nocomm` first, beside which all others are shown
         texts = [NOCOMM, *(name for name in names if name != NOCOMM)]
         task, options = self._task()
         timing = {"steps": timed.steps, "repeats": timed.repeats, "seed": timed.seed, "shard": self.shard}
@@ -94,6 +101,7 @@ class Setup:
 
     def _task(self) -> tuple[str, list[str]]:
         sizes = self._sizes()
+        # a user's function, a published model, or a tiny one
         if ":" in self.model and not sizes:
             return Own.name, [f"function={self.model}"]
         if ":" in self.model:
@@ -107,10 +115,8 @@ class Setup:
 
 @cache
 def _parameters(task: Task) -> int:
-    """Number of a task's parameters, counted without making them if possible."""
-    if isinstance(task, Published):
-        return task.parameters()
-    return sum(parameter.numel() for parameter in task.build_model(0).parameters())
+    """The number of a task's parameters, counted once."""
+    return task.parameters()
 
 
 def _check_memory(setup: Setup) -> None:

@@ -31,17 +31,23 @@ class Comparison:
     """
 
     configurations: list[Configuration]
+    """The ways to reduce gradients that are compared."""
     task: str
+    """A task's name."""
     options: list[str]
+    """Its options, name=value."""
     ranks: int
+    """All ranks."""
     recipe: Recipe
     seed: int = 0
     shard: int = 1
+    """Ranks that hold one model together."""
     checkpoint_every: int | None = None
     metric: str | None = None
     published: str | None = None
 
     def __post_init__(self) -> None:
+        # what cannot be compared
         if any(configuration.silent for configuration in self.configurations):
             raise ValueError(f"{NOCOMM} measures step times and trains nothing: it is for `gradwire bench`")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
@@ -50,6 +56,7 @@ class Comparison:
             )
         if self.checkpoint_every and self.shard > 1:
             raise ValueError("the lab keeps no checkpoints of sharded models: leave --checkpoint-every or --shard out")
+        # what would fail on the ranks: a task without data, a length without steps, a plan of another model
         task = self.make_task()
         next(task.batches(0, self.ranks, self.seed))
         self.course  # noqa: B018
@@ -94,7 +101,7 @@ class Comparison:
         return {
             "task": self.task,
             "options": {field.name: str(getattr(task, field.name)) for field in fields(task)},
-            "parameters": sum(parameter.numel() for parameter in task.build_model(self.seed).parameters()),
+            "parameters": task.parameters(),
             "steps": self.course.steps,
             "optimizer": optimizer,
             "optimizer_options": options,

@@ -78,6 +78,7 @@ def _gravac() -> dict[str, Training]:
     def recipe(steps: int, weight_decay: float, schedule: str = "constant") -> Recipe:
         return Recipe(steps=steps, optimizer="sgd", lr=0.1, weight_decay=weight_decay, schedule=schedule)
 
+    # its ResNet and VGG kept ImageNet's 1000 outputs on CIFAR
     head = ("outputs=1000",)
     return {
         "resnet101": _cifar(
@@ -106,6 +107,7 @@ def _adtopk() -> dict[str, Training]:
     vit = Recipe(epochs=80, optimizer="adamw", lr=5e-5, weight_decay=0.0, schedule="linear", warm_up=0)
     bert = Recipe(epochs=30, optimizer="adamw", lr=3e-5, weight_decay=0.01, schedule="linear", warm_up=3)
     gpt2 = Recipe(epochs=30, optimizer="adamw", lr=5e-5, weight_decay=0.0, schedule="linear", warm_up=0)
+    # images, questions, text: training from the start, and fine-tuning
     return {
         "resnet152-imagenet": _imagenet("resnet152", 32, resnet, _ADTOPK, rate_per_rank=True, assumed=_DROPS),
         "vit-large-imagenet": _imagenet("vit-large", 8, vit, _ADTOPK, assumed=_FINE_TUNED),
@@ -130,6 +132,7 @@ def _acpsgd() -> dict[str, Training]:
     def methods(rank: int) -> tuple[str, ...]:
         return "dense", f"powersgd:{rank}", f"acpsgd:{rank}"
 
+    # by set: ImageNet, CIFAR, pre-training BERT, MNIST
     imagenet = Recipe(epochs=90, optimizer="sgd", lr=0.01, weight_decay=1e-4, schedule="drop:30,60,80", warm_up=5)
     cifar = Recipe(epochs=300, optimizer="sgd", lr=0.1, weight_decay=5e-4, schedule="drop:150,220", warm_up=5)
     bert = Recipe(epochs=40, optimizer="adamw", lr=1e-4, weight_decay=0.01, schedule="linear", warm_up=1)

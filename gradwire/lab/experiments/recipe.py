@@ -12,7 +12,9 @@ from gradwire.construct import unknown
 from gradwire.lab.workloads import Task
 
 RECORDS = 50
+"""Records of a training, about."""
 WARM_UP_STEPS = 20
+"""Steps in which the rate rises, where the recipe says nothing."""
 SCHEDULES = ("constant", "cosine", "linear", "drop:...")
 _DROP = "drop:"
 
@@ -40,11 +42,13 @@ class Recipe:
     clip: float | None = None
 
     def __post_init__(self) -> None:
+        # one length, of one unit or more
         if self.steps is not None and self.epochs is not None:
             raise ValueError(f"{self.steps} steps and {self.epochs} epochs are two lengths: give one of them")
         for unit, length in {"steps": self.steps, "epochs": self.epochs}.items():
             if length is not None and length < 1:
                 raise ValueError(f"{length} {unit} are no training: give 1 or more")
+        # numbers of an optimizer that can be
         if self.optimizer not in (None, "sgd", "adamw"):
             raise unknown("optimizer", self.optimizer, ("sgd", "adamw"))
         if self.lr is not None and not 0 < self.lr < inf:
@@ -57,6 +61,7 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not 0 <= value < inf:
                 raise ValueError(f"{name}={value} is not a finite number from 0 on")
+        # raises for a schedule that cannot be read
         self.drops  # noqa: B018
 
     @property
@@ -73,6 +78,7 @@ class Recipe:
         """The steps of a training on `world` ranks. Raises ValueError for a task without epochs that needs them."""
         if self.epochs is None:
             return Course(self, self.steps or 0, None)
+        # by epochs, of which the task has a number of steps
         epoch_steps = task.epoch_steps(world)
         return Course(self, self.epochs * epoch_steps, epoch_steps)
 
@@ -85,6 +91,7 @@ class Recipe:
         """The optimizer's name and options. Raises ValueError for a momentum of AdamW."""
         kind = self.optimizer or task.optimizer
         decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
+        # AdamW has betas in place of a momentum
         if kind == "sgd":
             momentum = 0.9 if self.momentum is None else self.momentum
             return kind, {"lr": self.lr or 0.01, "momentum": momentum} | decay
@@ -99,6 +106,7 @@ class Course:
 
     recipe: Recipe
     steps: int
+    """In all."""
     epoch_steps: int | None
     """Steps of an epoch, where the length is in epochs."""
 
@@ -111,6 +119,7 @@ class Course:
         """The share of the learning rate that is in force after `done` steps."""
         recipe = self.recipe
         warm_up = WARM_UP_STEPS if recipe.warm_up is None else recipe.warm_up * self.unit
+        # rising during the warm-up, by a factor up to 1
         rising = min(1, (done + 1) / warm_up) if warm_up else 1
         if recipe.schedule == "cosine":
             return rising * (1 + cos(pi * done / self.steps)) / 2

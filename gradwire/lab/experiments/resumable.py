@@ -16,6 +16,7 @@ METRICS = "metrics.jsonl"
 def keep(folder: Path, comparison: Comparison, cluster: LabCluster) -> None:
     """Writes a comparison, so that it can be resumed."""
     where = {"link": str(cluster.link or LOOPBACK), "device": cluster.device}
+    # what a resumed run needs beside the checkpoints
     (folder / FILE).write_text(json.dumps(where | {"comparison": comparison.to_json()}, indent=1) + "\n")
 
 
@@ -32,6 +33,7 @@ def kept(folder: Path) -> tuple[Comparison, LabCluster]:
 def records_kept(home: Path) -> list[Record]:
     """The records up to the newest checkpoint of one configuration; removes later ones, which will come again."""
     newest = checkpoints.newest(home)
+    # later records come again when the steps are made again
     lines = [line for line, _ in read_lines(home / METRICS) if line["step"] <= newest]
     (home / METRICS).unlink(missing_ok=True)
     for line in lines:

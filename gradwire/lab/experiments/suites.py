@@ -14,6 +14,7 @@ class SuiteRow:
     """One configuration in one set-up; `published` is the set-up before it was cut."""
 
     setup: Setup
+    """The set-up as it is measured."""
     configuration: str
     published: Setup = field(compare=False)
 
@@ -39,6 +40,7 @@ class Cuts:
 
     def of(self, row: SuiteRow) -> SuiteRow:
         """The row, cut. A model without so few layers keeps as few as it can, one without so many all of them."""
+        # the user's values in place of the suite's
         given = {name: getattr(self, name) for name in ("ranks", "link", "batch", "size")}
         values = {name: value for name, value in given.items() if value is not None}
         stages = MODELS[row.setup.model].stages
@@ -58,6 +60,7 @@ def suite(name: str, cuts: Cuts) -> list[SuiteRow]:
         raise unknown(
             f"model of {name} named", cuts.model or "", dict.fromkeys(row.setup.model for row in SUITES[name])
         )
+    # rows that differ only in what the cuts took away are one row
     return list(dict.fromkeys(map(cuts.of, rows)))
 
 
@@ -70,6 +73,7 @@ def _cupcake() -> list[SuiteRow]:
     compressors = ["fp16", "qsgd", "terngrad", "efsignsgd", "onebit", "signsgd", "signum"]
     compressors += ["topk:0.01", "dgc:0.01", "randomk:0.01"]
     configurations = [f"{name}@{groups}" for name, groups in product(compressors, ("0mb", 1, 2, 4, 8))]
+    # its three models, with batch and size of inputs
     models = [("resnet50", 32, 224), ("resnet101", 32, 224), ("bert-base", 8, 128)]
     setups = [
         Setup(model=model, ranks=8, link=link, batch=batch, size=size)
@@ -93,6 +97,7 @@ def _acpsgd() -> list[SuiteRow]:
     def methods(rank: int, buffer: str = "") -> list[str]:
         return [f"{method}{buffer}" for method in ("dense", f"powersgd:{rank}", f"acpsgd:{rank}")]
 
+    # its four models; then buffers, batches, ranks of the factors, GPUs and links
     rows = [row for model, (_, _, rank) in _ACPSGD.items() for row in _rows([setup(model)], methods(rank))]
     for megabytes in (0, 25, 50, 100, 500, 1000, 1500):
         rows += _rows([setup("bert-large")], methods(32, f"@{megabytes}mb"))

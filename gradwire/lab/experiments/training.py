@@ -15,7 +15,9 @@ class Training:
     """One task, trained by one recipe in each configuration."""
 
     task: str
+    """A task's name."""
     options: tuple[str, ...] = ()
+    """Its options, name=value."""
     recipe: Recipe = field(default_factory=lambda: Recipe(steps=300))
     configurations: tuple[str, ...] = ()
     rate_per_rank: bool = False
@@ -44,10 +46,12 @@ class Training:
     def altered(self, *, options: Sequence[str] = (), configurations: Sequence[str] = (), **recipe: Any) -> "Training":
         """This training with other options, configurations, and parts of the recipe, where they are not None; steps
         take the place of epochs, and epochs of steps."""
+        # an option that is given again replaces the first
         merged = {option.partition("=")[0]: option for option in (*self.options, *options)}
         given = {name: value for name, value in recipe.items() if value is not None}
         if len(given.keys() & {"steps", "epochs"}) == 1:
             given = {"steps": None, "epochs": None} | given
+        # a learning rate of one's own does not grow with the ranks
         return replace(
             self,
             options=tuple(merged.values()),
@@ -58,6 +62,7 @@ class Training:
 
     def comparison(self, ranks: int, seed: int = 0, checkpoint_every: int | None = None, shard: int = 1) -> Comparison:
         """The comparison on `ranks` ranks. Raises ValueError for data that is not there."""
+        # a rate that grows with the ranks
         rate = self.recipe.lr * ranks if self.rate_per_rank and self.recipe.lr else self.recipe.lr
         notes = [self.published, f"assumed: {self.assumed}" if self.assumed else ""]
         return Comparison(

@@ -18,6 +18,7 @@ def training_suite(name: str, data: Path | None, task: str | None = None) -> lis
         raise unknown("suite to train", name, TRAINING_SUITES)
     if not data and name != "gravac":
         raise ValueError(f"suite {name} trains on data that you have: give --data with a folder for each task")
+    # each task's data is in a folder of its name
     rows = [row.on(data / row.task) for row in SYSTEMS[name].values()] if data else _small_gravac()
     chosen = [row for row in rows if task in (None, row.task)]
     if not chosen:
@@ -30,6 +31,7 @@ TRAINING_SUITES = tuple(SYSTEMS)
 
 def _small_gravac() -> list[Training]:
     """A narrow ResNet, VGG and LSTM on what every machine has; Fashion-MNIST where it is installed."""
+    # short windows and intervals, for short runs
     configurations = adaptive("topk", (10, 100, 1000), window=8, interval=20)
     fashion = FashionMnist.folder.is_dir()
     resnet, vgg = ("model=resnet18", "width=8", "batch=16"), ("model=vgg16", "width=8", "batch=16")

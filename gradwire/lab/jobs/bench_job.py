@@ -17,6 +17,7 @@ from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 
 WARM_UP_STEPS = 5
+"""Steps that are made before the timed ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +26,11 @@ class BenchSpec(Spec):
     less than one."""
 
     configurations: list[str]
+    """As texts."""
     steps: int
+    """To time at a time."""
     repeats: int
+    """Turns of each configuration."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.repeats < 1:
@@ -55,9 +59,11 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
 
     Raises RuntimeError where a configuration leaves replicas that differ."""
     task = make_task(spec.task, spec.options)
+    # one batch again and again: loading data is not what is timed
     batch = next(task.batches(peers.rank, peers.world, spec.seed))
     configurations = [parse(text) for text in spec.configurations]
     for repeat in range(spec.repeats):
+        # configurations take turns, so that a slow minute of the machine hits all of them
         for configuration in configurations:
             with MeasuredModel(task.build_model(spec.seed), configuration, peers, spec.seed, spec.shard) as replica:
                 step_ms, totals = _time(replica, task, batch, spec.steps)
@@ -68,10 +74,12 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
 
 def _time(replica: MeasuredModel, task: Task, batch: Any, steps: int) -> tuple[list[float], Totals]:
     optimizer = replica.optimizer(SGD(replica.wrapped.parameters(), lr=1e-3))
+    # whole rounds of local steps
     warm_up, steps = (ceil(count / replica.every) * replica.every for count in (WARM_UP_STEPS, steps))
     step_ms: list[float] = []
     before = replica.totals(0)
     for number in range(-warm_up, steps):
+        # all ranks begin to time together
         if number == 0:
             replica.peers.synchronize()
             dist.barrier()

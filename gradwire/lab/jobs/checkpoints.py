@@ -37,7 +37,8 @@ def remove_before(home: Path, step: int) -> None:
     """Removes checkpoints of earlier steps."""
     for older in _steps(home):
         if older < step:
-            shutil.rmtree(_path(home, older, SHARED).parent, ignore_errors=True)  # another rank may be at it as well
+            # another rank may be at it as well
+            shutil.rmtree(_path(home, older, SHARED).parent, ignore_errors=True)
 
 
 def _steps(home: Path) -> list[int]:

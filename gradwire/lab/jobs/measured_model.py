@@ -47,14 +47,17 @@ class MeasuredModel:
         self._local_steps: LocalSteps | None = None
         self._mesh: DeviceMesh | None = None
         self.controller = configuration.fresh_controller(self.rate)
+        # what plain DDP would send for this model
         gradient_bytes, replicas = sum(p.nbytes for p in model.parameters() if p.requires_grad), peers.world // shard
         self._dense_bytes = 2 * (replicas - 1) * gradient_bytes // replicas // shard
         self.wrapped: nn.Module
+        # sharded: FSDP2, with replicas reduced by the configuration
         if self._sharded:
             self._mesh = mesh_of(shard, peers.device)
             self.wrapped = sharded(deepcopy(self._whole), self._mesh, configuration)
             self.handle = configuration.attach_shards(self.wrapped, self._mesh, seed, self.controller)
         elif self.local:
+            # neither: the optimizer takes local steps
             self.wrapped, self.handle = self._whole, None
         else:
             self.wrapped = _ddp(self._whole, configuration)
@@ -111,7 +114,8 @@ class MeasuredModel:
         dense_bytes = steps * self._dense_bytes
         stats = self.handle.stats() if self.handle else None
         stats = stats or Stats(steps, 0 if self.silent else dense_bytes, dense_bytes, 0, 0, 0, 0)
-        stats = replace(stats, dense_bytes=dense_bytes) if self.local else stats  # those counted only rounds
+        # those counted only rounds
+        stats = replace(stats, dense_bytes=dense_bytes) if self.local else stats
         sent = self.peers.interface_bytes()
         start = self._interface_start
         return Totals.of(stats, None if sent is None or start is None else sent - start)
@@ -122,6 +126,7 @@ class MeasuredModel:
         with self.shared():
             for parameter in self.module.parameters():
                 digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        # each rank's hash, compared on all
         mine = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=self.peers.device)
         everyones = [torch.empty_like(mine) for _ in range(self.peers.world)]
         dist.all_gather(everyones, mine)
@@ -133,5 +138,6 @@ class MeasuredModel:
 
 def _ddp(model: nn.Module, configuration: Configuration) -> DistributedDataParallel:
     ddp = DistributedDataParallel(model, bucket_cap_mb=configuration.bucket_mb)  # pyright: ignore[reportArgumentType]
-    ddp.broadcast_buffers = not configuration.silent  # BatchNorm's, before each step; torch 2.13 warns of the argument
+    # BatchNorm's, before each step; torch 2.13 warns of the argument
+    ddp.broadcast_buffers = not configuration.silent
     return ddp

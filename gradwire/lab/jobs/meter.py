@@ -38,10 +38,12 @@ class Meter:
         """The record since the last one; all ranks call it after the same step.
 
         Raises RuntimeError where it is the `last` one and the replicas differ."""
+        # the ranks' mean loss since the last record
         peers, totals = self._replica.peers, self._totals(number)
         (loss,) = peers.mean([float(self.loss) / self._steps])
         self._steps = 0
         self.loss.zero_()
+        # times of the steps since, and at the end whether replicas are equal bit by bit
         step_ms = self._take(whole=not last)
         replicas = self._replica.hash() if last else None
         decisions = [asdict(decision) for decision in self._replica.decisions()]

@@ -27,6 +27,7 @@ from gradwire.tuner import CHOOSING_STEPS, Auto
 from gradwire.tuner.trials import SETTLE
 
 SHOWN = 5
+"""Traced steps, of which the median is shown."""
 IN_FORCE = 3
 """Steps after which a decision is in force."""
 MOST_STEPS = CHOOSING_STEPS + IN_FORCE + SETTLE + SHOWN + 1
@@ -40,6 +41,7 @@ class PlanSpec(Spec):
 
     candidates: list[str]
     fidelity: float | None = None
+    """See `Auto`."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ class Planned:
     """Result of a planning job."""
 
     plan: Plan
+    """The chosen plan."""
     profile: Profile
+    """From which it was chosen."""
     contention: float
     """Of the regime."""
     tried_s: dict[Plan, float]
@@ -55,6 +59,7 @@ class Planned:
     timeline: Timeline
     """Of the median traced step, with all ranks."""
     decisions: list[str]
+    """Auto's, in words."""
 
     def to_line(self) -> dict[str, Any]:
         return {
@@ -82,6 +87,7 @@ def candidates(text: str) -> list[str]:
     """`bf16,qsgd:127,block=512,topk:0.01` cut into configurations, each of them checked.
 
     Raises ValueError for what is none, and for what the search cannot choose among."""
+    # a part that looks like an argument belongs to the candidate before it
     found: list[str] = []
     for part in text.split(","):
         if found and _ARGUMENT.match(part):
@@ -110,7 +116,8 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device))
     accepted = [candidate(text) for text in spec.candidates]
     if accepted and FP32() not in accepted:
-        accepted.append(FP32())  # the first plan, and the one to go back to
+        # the first plan, and the one to go back to
+        accepted.append(FP32())
     controller = Auto(accepted, spec.fidelity)
     handle = attach(ddp, FP32(), controller=controller, transport=peers.transport, seed=spec.seed)
     steps = _steps(task, ddp, peers, spec.seed)
@@ -124,7 +131,8 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     # let the chosen one come into force
     for _ in range(IN_FORCE):
         next(steps)
-    if _plan(handle).native:  # a plan is to be traced, though DDP by itself may be faster
+    if _plan(handle).native:
+        # a plan is to be traced, though DDP by itself may be faster
         assert controller.dense_plan
         handle.replan(controller.dense_plan)
     for _ in range(SETTLE):
@@ -156,6 +164,7 @@ def _steps(task: Task, ddp: DistributedDataParallel, peers: Peers, seed: int) ->
         optimizer.zero_grad()
         task.training_loss(ddp, to_device(batch, peers.device)).backward()
         optimizer.step()
+        # kernels run behind the training thread: wait for them
         peers.synchronize()
         yield perf_counter() - start
 
@@ -167,8 +176,10 @@ def _plan(handle: Handle) -> Plan:
 
 def _median_step(timelines: list[Timeline], peers: Peers) -> Timeline:
     """The median step by the slowest rank's seconds, with the spans of all ranks; each rank's clock starts at 0."""
+    # every rank's spans of every traced step
     mine = json.dumps([[astuple(span) for span in timeline.spans] for timeline in timelines])
     ranks = [json.loads(text) for text in _gathered(mine, peers)]
+    # the step of all ranks together
     steps = [_timeline([span for rank in ranks for span in rank[step]]) for step in range(len(timelines))]
     return sorted(steps, key=lambda timeline: timeline.step_s)[len(steps) // 2]
 
@@ -176,6 +187,7 @@ def _median_step(timelines: list[Timeline], peers: Peers) -> Timeline:
 def _gathered(text: str, peers: Peers) -> list[str]:
     """Every rank's text, on all ranks."""
     mesh, mine = Mesh.of(peers.transport), letters(text)
+    # texts of different lengths, padded to the longest
     lengths = mesh.gather(torch.tensor([len(mine)], device=peers.device)).flatten().tolist()
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device=peers.device)
     padded[: len(mine)] = mine

@@ -21,6 +21,7 @@ def mesh_of(shard: int, device: torch.device) -> DeviceMesh:
 def sharded(model: nn.Module, mesh: DeviceMesh, configuration: Configuration) -> nn.Module:
     """The model, sharded block by block. Plain HSDP reduces between replicas by itself, other configurations do not
     yet."""
+    # FSDP reduces between replicas itself where nothing else is to
     where = mesh["shard"] if configuration.compressor or configuration.plan or configuration.silent else mesh
     for blocks in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for block in blocks:

@@ -27,8 +27,10 @@ class TrainSpec(Spec):
     steps or epochs, whatever the recipe counts in, and at the end."""
 
     configuration: str
+    """As text."""
     recipe: Recipe
     home: str = ""
+    """The folder of its checkpoints."""
     checkpoint_every: int | None = None
 
     @classmethod
@@ -41,6 +43,7 @@ def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
     """Trains as the recipe says; `log` gets a `Record` about 50 times, about 25 of them evaluated, or after each epoch.
 
     Raises RuntimeError where the replicas differ at the end."""
+    # the task reads its data; the model reduces by the configuration
     task = make_task(spec.task, spec.options)
     with MeasuredModel(task.build_model(spec.seed), parse(spec.configuration), peers, spec.seed, spec.shard) as replica:
         _Training(spec, task, replica).run(log)
@@ -58,11 +61,14 @@ class _Training:
 
     def run(self, log: Log) -> None:
         """Trains to the end, from the newest checkpoint if there is one."""
-        torch.manual_seed(self.spec.seed * self.peers.world + self.peers.rank)  # for dropout
+        # for dropout
+        torch.manual_seed(self.spec.seed * self.peers.world + self.peers.rank)
+        # from the newest checkpoint on, with the batches that come after it
         start = self._resume() if self.spec.checkpoint_every else 0
         batches = self.task.batches(self.peers.rank, self.peers.world, self.spec.seed, start)
         for number, batch in enumerate(islice(batches, self.course.steps - start), start + 1):
             self._step(batch)
+            # about 50 records, about half of them with held-out figures
             if self.course.recorded(number):
                 record = self.meter.record(number, last=number == self.course.steps)
                 held_out = self._evaluate(record.loss) if self.course.evaluated(number) else None
@@ -86,7 +92,8 @@ class _Training:
         with self.replica.shared():
             module = self.replica.module
             for buffer in module.buffers():
-                dist.broadcast(buffer, 0)  # as DDP does before it trains on: BatchNorm's are those of the last step
+                # as DDP does before it trains on: BatchNorm's are those of the last step
+                dist.broadcast(buffer, 0)
             sums = self.task.sums(module, self.peers.rank, self.peers.world, whole)
         return self.task.figures(self.peers.sum(sums)) or {TRAINING_LOSS: training_loss}
 
@@ -94,7 +101,8 @@ class _Training:
         home, handle = Path(self.spec.home), self.replica.handle
         own = {"random": _random_state(self.peers.device), "meter": self.meter.state_dict(number)}
         parts = {name: part.state_dict() for name, part in self._parts().items()}
-        local = self.replica.local  # then replicas differ, and their optimizer has what the handle has
+        # then replicas differ, and their optimizer has what the handle has
+        local = self.replica.local
         own |= parts if local else {"gradwire": handle.state_dict() if handle else {}}
         # every rank's own file, then the shared one, then older checkpoints go
         checkpoints.write(home, number, f"rank-{self.peers.rank}", own)
@@ -112,7 +120,9 @@ class _Training:
         if not (step := int(newest)):
             return 0
         self._lay_out()
+        # the shared file and this rank's own
         shared, own = (checkpoints.read(home, step, part) for part in (checkpoints.SHARED, f"rank-{self.peers.rank}"))
+        # model, optimizer and schedule; then memories, clock and random generators
         for name, part in self._parts().items():
             part.load_state_dict((shared | own)[name])
         if handle and not self.replica.local:

@@ -20,9 +20,12 @@ class LabCluster:
     """
 
     ranks: int
+    """All of them."""
     link: Link | None = None
     device: str = "cpu"
+    """cpu or cuda."""
     shard: int = 1
+    """Ranks to a host."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.shard < 1:
@@ -31,8 +34,11 @@ class LabCluster:
             raise ValueError(f"{self.ranks} ranks do not make replicas of {self.shard}: give a divisor to --shard")
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"device is cpu or cuda, not {self.device!r}")
+        # what the network refuses, before it is built
         if self.link:
-            Network(self.hosts, self.link)  # refuses too many hosts; nothing is built before it is entered
+            # refuses too many hosts; nothing is built before it is entered
+            Network(self.hosts, self.link)
+        # ranks that were started beforehand are as they are
         if is_launched() and self.link:
             raise ValueError("a link can only be emulated for ranks that gradwire starts: start it by itself")
         if is_launched() and self.ranks != int(os.environ["WORLD_SIZE"]):

@@ -12,39 +12,28 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, SignalException, Std, start_processes
-from torch.distributed.elastic.multiprocessing.api import RunProcsResult, SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from gradwire.lab.launch.rank_failed import RankFailed
 from gradwire.lab.network import nsenter
 from gradwire.lab.network.network import Network
 
 _NSENTER = Path(nsenter.__file__)
 _POLL_S = 0.05
+"""How often the ranks are looked at."""
 _GRACE_S = 5
+"""Seconds for which ranks may end by themselves once they are asked to."""
 _STDERR_LINES = 30
+"""Lines of a failed rank's standard error that are kept."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]:(?!\[)\s*")  # torch puts it before each line of a traceback
 _LOST_PEER = re.compile(r"closed by peer|reset by peer|Broken pipe|Connection refused|remote process exited")
 
 # It reports each rank that it ends; RankFailed has what matters of that.
 logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
-
-
-class RankFailed(RuntimeError):
-    """A rank ended by a signal (`exit_code` is minus its number) or with an `exit_code` other than 0."""
-
-    def __init__(self, rank: int, exit_code: int, stderr: str) -> None:
-        self.rank = rank
-        self.exit_code = exit_code
-        self.stderr = stderr
-        how = f"exit code {exit_code}" if exit_code > 0 else f"signal {signal.Signals(-exit_code).name}"
-        lines = stderr.splitlines()
-        raised = [line for line in lines if _RANK_PREFIX.match(line)]  # gloo may abort a rank that has raised
-        last_line = _RANK_PREFIX.sub("", (raised or lines or [""])[-1])
-        super().__init__(f"rank {rank} ended with {how}" + (f": {last_line}" if last_line else ""))
 
 
 def launch(
@@ -68,6 +57,7 @@ def launch(
     hosts = network.hosts if network else 1
     if ranks < 1 or ranks % hosts:
         raise ValueError(f"{ranks} ranks on {hosts} hosts: give a positive multiple of the number of hosts")
+    # each rank enters its host, and dies with this process
     shared = _shared_environment(network) | (env or {})
     try:
         with tempfile.TemporaryDirectory(prefix="gradwire-") as log_dir, _restored_signal_handlers():
@@ -78,11 +68,14 @@ def launch(
                 envs={rank: shared | _rank_environment(rank, ranks, ranks // hosts) for rank in range(ranks)},
                 logs_specs=DefaultLogsSpecs(log_dir, redirects=Std.ERR),
             )
+            # from here on the first signal ends the ranks, in order
             _end_at_the_first_signal()
             _wait(context, timeout_s)
     except SignalException as stopped:
-        signal.raise_signal(stopped.sigval)  # the ranks are gone: now do what this process does by itself
-        raise  # it ignores the signal, and the job is not done
+        # the ranks are gone: now do what this process does by itself
+        signal.raise_signal(stopped.sigval)
+        # it ignores the signal, and the job is not done
+        raise
 
 
 def arguments(argv: list[str], network: Network | None, host: int) -> tuple[str, ...]:
@@ -147,6 +140,7 @@ def _wait(context: PContext, timeout_s: float | None) -> None:
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     with open(context.stderrs[0], errors="replace") as stderr:
         try:
+            # until all have ended, one has failed, or the time is over
             while (result := context.wait(0)) is None and time.monotonic() < until:
                 _show(stderr)
                 time.sleep(_POLL_S)
@@ -164,10 +158,9 @@ def _show(stderr: TextIO) -> None:
     sys.stderr.flush()
 
 
-def _close(context: PContext) -> None:
+def _close(context: Any) -> None:
     """End the ranks that still run, and close the files that torch leaves open for those that do not."""
     context.close(timeout=_GRACE_S)
-    assert isinstance(context, SubprocessContext)
     for handler in context.subprocess_handlers.values():
         if handler._stderr:
             handler._stderr.close()
@@ -175,6 +168,7 @@ def _close(context: PContext) -> None:
 
 def _first_failure(result: RunProcsResult) -> RankFailed:
     """The failed rank to blame: not one that was ended for it, nor one that lost its peer."""
+    # the rank whose end is least explained by another's
     stderrs = {rank: _tail(Path(result.stderrs[rank])) for rank in result.failures}
 
     def innocence(failure: ProcessFailure) -> tuple[bool, bool]:

@@ -5,7 +5,8 @@ import re
 from collections.abc import MutableMapping
 
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+))?")
-_PORTS_BETWEEN_STEPS = 997  # an array's jobs, numbered one after another, may share a host
+# an array's jobs, numbered one after another, may share a host
+_PORTS_BETWEEN_STEPS = 997
 
 
 def is_launched() -> bool:
@@ -24,8 +25,10 @@ def is_launched() -> bool:
 def _translate_slurm(environment: MutableMapping[str, str]) -> None:
     """Set torch's variables, except those that the user has set."""
     first_host = _first_host(environment["SLURM_STEP_NODELIST"])
+    # one port for all ranks of the step, without asking any
     job, step = (int(environment.get(f"SLURM_{name}_ID", "0")) for name in ("JOB", "STEP"))
-    port = 20000 + (job + _PORTS_BETWEEN_STEPS * step) % 20000  # the same on every rank
+    # the same on every rank
+    port = 20000 + (job + _PORTS_BETWEEN_STEPS * step) % 20000
     environment.setdefault("RANK", environment["SLURM_PROCID"])
     environment.setdefault("WORLD_SIZE", environment["SLURM_NTASKS"])
     environment.setdefault("LOCAL_RANK", environment.get("SLURM_LOCALID", "0"))

@@ -27,7 +27,9 @@ class Spec:
     """Specification of a job in plain values, read from a JSON file. `shard` ranks hold a replica."""
 
     task: str
+    """The name of a task."""
     options: list[str]
+    """Its options, name=value."""
     seed: int = 0
     shard: int = 1
 
@@ -48,9 +50,13 @@ class Peers:
     """This rank and its group. `interface` is the emulated host's, whose counters it reads."""
 
     rank: int
+    """This rank's number."""
     world: int
+    """The number of ranks."""
     device: torch.device
+    """This rank's."""
     transport: ProcessGroup
+    """Gradwire's own group of all ranks."""
     interface: str | None = None
 
     def sum(self, numbers: list[float]) -> list[float]:
@@ -85,17 +91,20 @@ class Peers:
 @contextmanager
 def meet(device: str, interface: str | None = None) -> Iterator[Peers]:
     """Joins the other ranks as torch's env:// variables say; gloo on CPUs, NCCL on GPUs."""
+    # as launch() sets it
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     here = torch.device(device)
     if here.type == "cuda":
+        # this rank's GPU
         place = "RANK" if interface else "LOCAL_RANK"  # an emulated host has all of the machine's GPUs
         here = torch.device("cuda", int(os.environ.get(place, "0")))
         torch.cuda.set_device(here)
     dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
     try:
         yield Peers(dist.get_rank(), dist.get_world_size(), here, ProcessGroup.own(), interface)
-        dist.barrier()  # the others may still ask the store, which ends with rank 0
+        # the others may still ask the store, which ends with rank 0
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 
@@ -110,4 +119,5 @@ def run_rank(job: Callable[[S, Peers, Log], None], spec_type: type[S]) -> None:
         log = partial(append, Path(lines)) if peers.rank == 0 else lambda line: None
         job(spec_type.read(Path(spec)), peers, log)
     sys.stdout.flush()
-    os._exit(0)  # a thread of gloo's that still holds a tensor would abort an interpreter that ends
+    # a thread of gloo's that still holds a tensor would abort an interpreter that ends
+    os._exit(0)

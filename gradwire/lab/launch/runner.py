@@ -48,9 +48,11 @@ class Runner(ABC):
 def runner(cluster: LabCluster) -> Iterator[Runner]:
     """Context with a runner on the cluster. Raises NetworkUnavailable where a link may not be made."""
     if is_launched():
+        # this process is a rank of a job that runs
         with meet(cluster.device) as peers:
             yield _Joined(peers)
         return
+    # else ranks are started, on emulated hosts where there is a link
     with Network(cluster.hosts, cluster.link) if cluster.link else nullcontext() as network:
         yield _Launcher(cluster, network)
 
@@ -79,6 +81,7 @@ class _Launcher(Runner):
         self.cluster, self.network = cluster, network
 
     def run(self, job: Job, spec: Spec, lines: Path, follow: Log) -> None:
+        # the job as a file; results come back as lines of another
         spec_path = lines.with_name("spec.json")
         spec.write(spec_path)
         interface = [self.network.interface] if self.network else []
@@ -96,6 +99,7 @@ def _following(lines: Path, follow: Log) -> Iterator[None]:
     ended = Event()
 
     def tail() -> None:
+        # once more after the ranks have ended
         offset, last_look = 0, False
         while not last_look:
             last_look = ended.wait(_POLL_S)

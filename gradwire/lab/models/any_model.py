@@ -28,6 +28,7 @@ def chosen(kind: str, text: str, **sizes: Any) -> nn.Module:
 
     name, *options = text.removeprefix(PREFIX).split(",")
     try:
+        # the type's own options, and those of the data where it has them
         known = AutoConfig.for_model(name).to_dict()
     except ValueError:
         raise ValueError(f"{text!r}: transformers has no model type {name!r}; write hf:TYPE such as hf:gpt2") from None
@@ -54,6 +55,7 @@ def pretrained(kind: str, folder: Path, vocabulary: int = 0, **sizes: Any) -> nn
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"no weights in {folder}: config.json and model.safetensors are read ({reason})") from None
+    # an embedding with fewer rows than the tokenizer has words would be read past its end
     if vocabulary > getattr(model.config, "vocab_size", vocabulary):
         known = model.config.vocab_size
         raise ValueError(f"the tokenizer has {vocabulary} words, the model in {folder} knows {known}: take its own")
@@ -71,6 +73,7 @@ def _option(option: str, known: dict[str, Any], model: str) -> tuple[str, Any]:
     name, _, text = option.partition("=")
     if name not in known:
         raise unknown(f"option of {model} named", name, known)
+    # the default's type says how the text is read
     kind = type(known[name])
     try:
         if kind is bool:

@@ -74,11 +74,13 @@ def resnet(size: Size, *, bottleneck: bool, small: bool = False) -> Logits:
     A `small` one begins with one convolution of 3 x 3, as on CIFAR, instead of one of 7 x 7 and a pooling."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
+    # transformers' configuration of these sizes
     widths = [size.width * 2**stage * (4 if bottleneck else 1) for stage in range(4)]
     kind: dict[str, Any] = {"layer_type": "bottleneck" if bottleneck else "basic", "num_labels": size.outputs}
     stages: dict[str, Any] = {"depths": list(size.stages), "hidden_sizes": widths}
     config = ResNetConfig(num_channels=size.channels, embedding_size=size.width, **stages, **kind)
     model: Any = ResNetForImageClassification(config)
+    # one convolution of 3 x 3 in place of 7 x 7 and pooling
     if small:
         first = nn.Conv2d(size.channels, size.width, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")

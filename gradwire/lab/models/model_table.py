@@ -17,6 +17,7 @@ class Model:
     """A model in its published size."""
 
     parameters: int
+    """In the published size."""
     stages: Stages
     """Layers that may be cut, part by part: transformer and LSTM layers, residual blocks, convolutions."""
     batch: int
@@ -24,20 +25,25 @@ class Model:
     size: int
     """A side of the image in pixels, or a window's tokens."""
     sizes: range
+    """The sizes that it can have."""
     width: int
     """See `Size`."""
     widths: range
+    """The widths that it can have."""
     outputs: int
     """Classes or words."""
     data: Literal["images", "text", "pairs"]
     build: Callable[[Size], nn.Module]
+    """Makes it in any size that fits."""
     by_transformers: bool = True
+    """It needs the package transformers."""
 
     def cut(self, layers: int) -> Stages:
         """Stages cut to `layers` in total, the longest first. Raises ValueError for too few or too many."""
         if not len(self.stages) <= layers <= sum(self.stages):
             raise ValueError(f"layers={layers} cannot be had: there are {len(self.stages)} to {sum(self.stages)}")
         stages = list(self.stages)
+        # the longest stage loses a layer at a time
         while sum(stages) > layers:
             stages[stages.index(max(stages))] -= 1
         return tuple(stages)

@@ -21,6 +21,7 @@ class VGG(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         channels, pixels = size.channels, size.length
+        # stages of convolutions, each followed by a pooling while there is more than a pixel
         for widening, convolutions in zip(_WIDTHS, size.stages, strict=True):
             for _ in range(convolutions):
                 layers.append(nn.Conv2d(channels, size.width * widening, 3, padding=1))
@@ -46,10 +47,13 @@ def _classifier(inputs: int, size: Size) -> nn.Sequential:
 
 
 def _start(layer: nn.Module) -> None:
-    if isinstance(layer, nn.Conv2d):
-        nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-    if isinstance(layer, nn.Linear):
-        nn.init.normal_(layer.weight, std=0.01)
-    if isinstance(layer, nn.Conv2d | nn.Linear):
-        assert layer.bias is not None
-        nn.init.zeros_(layer.bias)
+    match layer:
+        case nn.Conv2d():
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        case nn.Linear():
+            nn.init.normal_(layer.weight, std=0.01)
+        case _:
+            return
+    # both kinds of layers start with a bias of zero
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)

@@ -16,6 +16,7 @@ from gradwire.lab.network.traffic import InterfaceTraffic
 
 _PROCESS_FILE = Path(__file__).with_name("network_process.py")
 _MAX_HOSTS = 254
+"""The addresses of a /24 network, less one."""
 _SETTINGS = {
     "kernel.unprivileged_userns_clone": ("0", "1"),
     "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
@@ -58,6 +59,7 @@ class Network:
         command = [sys.executable, "-P", str(_PROCESS_FILE), str(os.getpid())]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        # build, then shape; where either fails, nothing stays behind
         try:
             addresses = [f"{self.address(host)}/24" for host in range(self.hosts)]
             self._namespaces = self._ask("build", addresses, self.interface)
@@ -94,6 +96,7 @@ class Network:
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
         assert answers is not None
+        # one question at a time: several threads may ask
         with self._lock:
             with suppress(BrokenPipeError):
                 print(json.dumps([method, *arguments]), file=requests, flush=True)

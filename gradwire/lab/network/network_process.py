@@ -28,8 +28,11 @@ class EmulatedHost(NamedTuple):
     """One emulated host: a netlink socket in its namespace, its interface, its port on the bridge."""
 
     netlink: IPRoute
+    """In its namespace."""
     interface: int
+    """The index of its interface there."""
     port: int
+    """The index of its port on the bridge."""
 
 
 class Bridge:
@@ -41,14 +44,17 @@ class Bridge:
 
     def build(self, addresses: list[str], interface: str) -> list[list[str]]:
         """Make a host per address ('10.0.0.1/24'); return the namespaces to enter to be on each."""
+        # the bridge has a namespace of its own
         user_namespace = isolate()
         self.bridge_netlink = bridge_netlink = IPRoute()
         bridge_netlink.link("add", ifname="bridge", kind="bridge")
         bridge = index_of(bridge_netlink, "bridge")
         bridge_netlink.link("set", index=bridge, state="up")
         namespaces = []
+        # each host has one, with a cable to the bridge
         for address in addresses:
-            unshare(CLONE_NEWNET)  # this process moves on; its descriptor and socket stay behind
+            # this process moves on; its descriptor and socket stay behind
+            unshare(CLONE_NEWNET)
             namespace = os.open("/proc/self/ns/net", os.O_RDONLY)
             host = plug_in(bridge_netlink, bridge, namespace, f"port{len(self.hosts)}", interface)
             set_up(host, ip_interface(address))
@@ -72,9 +78,11 @@ class Bridge:
 
 def isolate() -> list[str]:
     """Leave the machine's network; return the user namespace that this took where rights required one."""
+    # as root; else with a user namespace, in which this user is itself
     try:
         unshare(CLONE_NEWNET)
     except PermissionError:
+        # the kernel takes the map of groups only after setgroups is denied
         user, group = os.geteuid(), os.getegid()
         unshare(CLONE_NEWUSER | CLONE_NEWNET)
         Path("/proc/self/setgroups").write_text("deny")
@@ -114,6 +122,7 @@ def set_up(host: EmulatedHost, address: IPv4Interface | IPv6Interface) -> None:
     """
     netlink, interface = host.netlink, host.interface
     ip, subnet = str(address.ip), address.network
+    # loopback, address, and a route with CUBIC
     netlink.link("set", index=index_of(netlink, "lo"), state="up")
     netlink.addr("add", index=interface, address=ip, prefixlen=subnet.prefixlen)
     netlink.link("set", index=interface, state="up")
@@ -127,6 +136,7 @@ def shape(netlink: IPRoute, interface: int, bucket: dict[str, int] | None) -> No
     Changing a bucket in place would keep them, but one longer than a new, shallower bucket would
     then block the queue for ever.
     """
+    # the old bucket goes, with what waits in it; then the new one
     if any(qdisc.get("TCA_KIND") == "tbf" for qdisc in netlink.get_qdiscs(interface)):
         netlink.tc("del", index=interface, parent=TC_H_ROOT)
     if bucket:

@@ -14,7 +14,8 @@ PR_SET_PDEATHSIG = 1
 
 def enter(namespaces: list[str]) -> None:
     """Enter each namespace in turn; all are opened first, since the first may hide the others."""
-    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is there from Python 3.12 on
+    # os.setns is there from Python 3.12 on
+    libc = ctypes.CDLL(None, use_errno=True)
     for namespace in [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in namespaces]:
         if libc.setns(namespace, 0):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -13,11 +13,11 @@ from math import prod
 
 import numpy as np
 
-from gradwire.communicators import AllGather, AllReduce
+from gradwire.communicators import AllReduce
 from gradwire.communicators.wire import depth
 from gradwire.compressors import DGC, FP32, Compressor, EFSignSGD, OneBit, RandomK
 from gradwire.memories import NoMemory, Residual
-from gradwire.plans import Group
+from gradwire.plans import Group, default_communicator
 from gradwire.schedule.costs import NOTHING, Affine, CostTable
 from gradwire.schedule.problem import Option, Problem
 from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
@@ -42,6 +42,7 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     uses: int = 0
+    """Times that each element is used for one sample."""
 
     @property
     def work(self) -> int:
@@ -54,8 +55,11 @@ class Curve:
 
     compressor: Compressor
     encode_ms: float
+    """Milliseconds up to 4 MB."""
     decode_ms: float
+    """Milliseconds up to 4 MB."""
     bits: float
+    """Bits that are sent for an element."""
 
 
 CURVES = {
@@ -75,6 +79,7 @@ def resnet(blocks: tuple[int, ...], classes: int) -> Iterator[Tensor]:
     """A ResNet of bottlenecks (He et al., CVPR 2016), from input to output."""
     yield from _convolution("stem", (64, 3, 7, 7), 112**2)
     width = 64
+    # four stages: twice as wide, and half as long on a side, each
     for stage, count in enumerate(blocks):
         planes, uses = 64 << stage, (56 >> stage) ** 2
         for block in range(count):
@@ -93,6 +98,7 @@ def bert_base() -> Iterator[Tensor]:
     for name, rows in (("words", 30522), ("positions", 512), ("types", 2)):
         yield Tensor(name, (rows, 768))
     yield from _norm("embeddings", 768)
+    # attention, then the feed-forward layers
     for layer in range(12):
         for name in ("query", "key", "value", "output"):
             yield from _linear(f"{layer}.{name}", 768, 768)
@@ -114,13 +120,15 @@ MODELS = {
 def profile(model: str, cluster: Cluster = PCIE) -> Profile:
     """The published job as Gradwire's own engine would run it, for `simulate`; `model` is one of MODELS."""
     tensors, iteration_s = MODELS[model]
+    # dense first; then each curve's compressor
     ways = [(Group((), FP32(), NoMemory(), AllReduce()), 0.0, 0.0)]
     for curve in CURVES.values():
-        communicator = AllReduce() if isinstance(curve.compressor, RandomK) else AllGather()
+        communicator = default_communicator(curve.compressor)
         ways.append((Group((), curve.compressor, Residual(), communicator), curve.encode_ms, curve.decode_ms))
     candidates = tuple(
         Candidate(way, _curve(encode_ms), _curve(decode_ms), expected(way)) for way, encode_ms, decode_ms in ways
     )
+    # a third of an iteration is the forward pass, the rest the backward pass
     plain = Profile(
         slots=_slots(tuple(tensors()), iteration_s * 2 / 3),
         forward_s=iteration_s / 3,
@@ -138,6 +146,7 @@ def problem(model: str, cluster: Cluster, codec: str, sharded: bool = False) -> 
     tensor, vectors too. What a server's GPUs have summed is compressed by one of them or, `sharded`, by each a part:
     the paper does not say which."""
     tensors, iteration_s = MODELS[model]
+    # two thirds of an iteration are the backward pass
     slots = _slots(tuple(tensors()), iteration_s * 2 / 3)
     return Problem(
         ready_s=np.array([slot.ready_s for slot in slots]),
@@ -159,6 +168,7 @@ def _dense(cluster: Cluster) -> Option:
 def _compressed(cluster: Cluster, curve: Curve, sharded: bool) -> Option:
     peers, inside = (cluster.ranks, 1) if cluster.hosts == 1 else (cluster.hosts, cluster.gpus_per_host)
     seconds, latency_s = _link(cluster)
+    # an all-gather on the wire; inside a host the gradient is summed and the mean handed on
     wire = Affine((peers - 1) * latency_s, (peers - 1) * curve.bits / 8 * seconds)
     around = 2 * (inside - 1)
     local = Affine(around * cluster.inside_latency_s, around / inside * 4 / cluster.inside_bytes_per_s)

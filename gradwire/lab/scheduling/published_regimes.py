@@ -24,6 +24,7 @@ class ComputeStream(Regime):
         spans: list[Interval] = []
         free = wire = 0.0
         sent: list[float] = []
+        # encode as soon as a group is ready, which interrupts backward; send in order
         for group, work in enumerate(works):
             start = max(backward.at(work.ready_s), free)
             free = start + work.encode_s
@@ -32,6 +33,7 @@ class ComputeStream(Regime):
             wire = begun + work.wire_s
             sent.append(wire)
             spans += [Interval("encode", start, free, group), Interval("wire", begun, wire, group)]
+        # decode when backward and all encoding are over
         free = max(free, backward.at(max(work.ready_s for work in works)))
         for group, (work, arrived) in enumerate(zip(works, sent, strict=True)):
             start = max(free, arrived)
@@ -50,6 +52,7 @@ class ComputeStream(Regime):
 
     def price(self, before: Array, after: Array, ready: Array, load: Load) -> Array:
         sent = before[0] - after[0]
+        # each kind of second is weighed by what it delays
         on_wire = sent + before[1]
         return (
             ready * sent
@@ -76,6 +79,7 @@ class OwnStream(Regime):
     def run(self, works: Sequence[Work], backward: Backward) -> list[Interval]:
         spans: list[Interval] = []
         encoder = wire = decoder = 0.0
+        # each lane takes a group when it is free and the group is there
         for group, work in enumerate(works):
             starts = [max(encoder, backward.at(work.ready_s))]
             encoder = starts[0] + work.encode_s
@@ -116,6 +120,7 @@ class SideStream(Regime):
         spans: list[Interval] = []
         now = 0.0
         for group, work in enumerate(works):
+            # one group after another: none is encoded while another is sent
             now = max(now, backward.at(work.ready_s))
             for lane, seconds in (("encode", work.encode_s), ("wire", work.wire_s), ("decode", work.decode_s)):
                 spans.append(Interval(lane, now, now + seconds, group))

@@ -12,6 +12,7 @@ from gradwire.schedule.regimes import Regime
 from gradwire.schedule.search import Solution
 
 MOST_VISITS = 20_000
+"""Prefixes that Cupcake's search looks at, by default."""
 
 
 def even_split(problem: Problem, regime: Regime, option: int, groups: int) -> Solution:
@@ -30,6 +31,7 @@ def mg_wfbp(problem: Problem, regime: Regime, option: int) -> Solution:
     """Merged-gradient wait-free backpropagation's greedy: a slot joins the group before it where the next slot is
     ready before that group could start, or soon enough that one latency less pays for the wait (Shi et al., INFOCOM
     2019, https://arxiv.org/abs/1811.11141). It knows the wire only."""
+    # the wire alone: a group waits for the next slot while that costs less than a latency
     view, n = problem.views[option], problem.pieces
     latency_s = float(problem.options[option].wire(np.zeros(1))[0])
     wire, start = 0.0, 0
@@ -61,8 +63,10 @@ class _Cupcake:
 
     def ends(self) -> list[int]:
         n = self.problem.pieces
+        # seeds: even splits
         for groups in range(1, min(n, 32) + 1):
             self._end([n * (group + 1) // groups for group in range(groups)])
+        # then every way, but for those that cannot be better
         self._visit([], 0.0, 0.0)
         return self.best_ends
 
@@ -75,9 +79,11 @@ class _Cupcake:
         start = 0
         for end in ends:
             encode, send = self._costs(start, np.array([end]))
+            # encoding follows the last encoding, sending the last sending
             encoded += float(encode[0])
             wire = max(wire, self.problem.views[self.option].ready_s[end] + encoded) + float(send[0])
             start = end
+        # keep the best partition so far
         if wire < self.best_s:
             self.best_s, self.best_ends = wire, ends
 
@@ -87,14 +93,18 @@ class _Cupcake:
         if start == n:
             self._end(ends)
             return
+        # all groups that begin here
         after = np.arange(start + 1, n + 1)
         ready = self.problem.views[self.option].ready_s
         encode, send = self._costs(start, after)
+        # a lower bound: what is left could follow at once
         left_encode, left_send = (np.where(after < n, seconds, 0) for seconds in self._costs(after, n))
         done = ready[after] + encoded + encode
         sent = np.maximum(wire, done) + send
         bound = np.maximum(ready[n] + encoded + encode + left_encode, sent + left_send)
-        hidden = np.flatnonzero(done <= wire)  # as many as are done before the wire is free belong together
+        # as many as are done before the wire is free belong together
+        hidden = np.flatnonzero(done <= wire)
+        # from the shortest group that hides under the wire on
         for index in range(hidden[-1] if hidden.size else 0, len(after)):
             if bound[index] < self.best_s and self.visits > 0:
                 self._visit([*ends, int(after[index])], encoded + float(encode[index]), float(sent[index]))

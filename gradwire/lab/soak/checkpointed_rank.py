@@ -63,6 +63,7 @@ class CheckpointedRank:
     def __init__(self, store: Store, facts: dict[str, Any]) -> None:
         torch.set_num_threads(1)
         self._orders, self._home, self._job = Orders(), Path(facts["folder"]), facts["job"]
+        # each life of the job has its own keys in the store
         dist.init_process_group(
             "gloo", store=PrefixStore(str(facts["life"]), store), rank=facts["rank"], world_size=facts["ranks"],
             timeout=timedelta(seconds=TIMEOUT_S),
@@ -90,9 +91,11 @@ class CheckpointedRank:
     def _resume(self) -> int:
         """Loads the last whole checkpoint, whose metadata is written last, and returns its step. Raises AssertionError
         where the residuals' sum is not what it was."""
+        # the newest whole checkpoint
         step = max((int(path.parent.name) for path in self._home.glob("*/.metadata")), default=0)
         if step:
             path = self._home / str(step)
+            # load into the state of this number of ranks; the residuals' sum with it, to compare
             state, owed = self._trained.state(path), torch.zeros_like(self._trained.owed())
             load({**state, "owed": owed}, checkpoint_id=path)
             self._trained.take(state)
@@ -101,15 +104,19 @@ class CheckpointedRank:
 
     def _train(self, step: int) -> None:
         handle = self._trained.handle
+        # the same life on all ranks: they began together
         life = handle.from_first(uuid4().hex)
         report(resumed=step, loaded=step > 0, life=life, ranks=dist.get_world_size(), **self._hashes())
         while True:
+            # orders of the driver, obeyed before or after the step
             orders, skipped = self._orders.take(), handle.stats().skipped
             time.sleep(0.02 + sum(order["seconds"] for order in orders if order["do"] == "slow"))
             overflows = any(order["do"] == "overflow" for order in orders)
             self._trained.step(step, torch.inf if overflows else 1.0)
             step += 1
+            # leave, or flip a bit
             obey(orders, handle, self._trained.shared())
+            # heal what was flipped
             healed = handle.verify(heal=True)
             if step % EVERY == 0:
                 self._save(step)

@@ -20,6 +20,7 @@ from gradwire.lab.soak.rank_messages import Orders, obey, report
 from gradwire.lab.soak.soaked_model import batch, gradients, hash_of, network, plan, residuals
 
 LAST_CALL_S = 1.5
+"""How long a meeting waits for one more process."""
 
 
 class ElasticRank:
@@ -29,6 +30,7 @@ class ElasticRank:
         torch.set_num_threads(1)
         self.model, self.alone, self._facts = network(), network(), facts
         self._inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        # ranks meet over the store; a round begins once the last call is over
         timeout = timedelta(seconds=TIMEOUT_S)
         self._rendezvous = Rendezvous(store, at_least=2, last_call_timeout=LAST_CALL_S, timeout=timeout, backend="gloo")
         self.handle: Handle | None = None
@@ -38,6 +40,7 @@ class ElasticRank:
     def live(self) -> None:
         """Trains until it is killed or ordered to leave."""
         while True:
+            # of those that are there, until one comes or is lost
             try:
                 self._phase = "meeting"
                 self._rendezvous.meet(self.handle)
@@ -48,6 +51,7 @@ class ElasticRank:
 
     def _begin(self) -> Handle:
         way = plan(self.model, self._facts["turn"])
+        # DDP with its hook, or the wrapping optimizer
         if self._facts["front_end"] == "DDP":
             self.trained: nn.Module = DistributedDataParallel(self.model)
             self._optimizer: Any = self._inner
@@ -58,10 +62,12 @@ class ElasticRank:
 
     def _train(self, handle: Handle, step: int) -> None:
         """Trains until a new rank waits."""
+        # a rank that stayed goes on with its memory; one that came late has lost it
         life, before = handle.from_first([uuid4().hex, self._life])
         stayed, late = bool(before) and before == self._life, self._life not in ("", before)
         self._life = life
         report(resumed=step, life=life, stayed=stayed, late=late, ranks=dist.get_world_size(), **self._hashes(handle))
+        # one rank looks for newcomers, every other step
         while not (step % 2 == 0 and dist.get_rank() == 0 and self._rendezvous.newcomers()):
             orders = self._orders.take()
             taken = self._step(handle, step, orders)
@@ -74,11 +80,13 @@ class ElasticRank:
     def _step(self, handle: Handle, number: int, orders: list[dict[str, Any]]) -> bool:
         """One step; returns whether it counts. Raises AssertionError where gradients were lost."""
         time.sleep(0.02 + sum(order["seconds"] for order in orders if order["do"] == "slow"))
+        # the gradient that this rank makes alone, and its residual
         inputs, targets = batch(number)
         self.alone.load_state_dict(self.model.state_dict())
         self.alone.zero_grad()
         nn.functional.cross_entropy(self.alone(inputs), targets).backward()
         before = self._residuals(handle)
+        # the step
         self._phase = "training"
         self._inner.zero_grad()
         loss = nn.functional.cross_entropy(self.trained(inputs), targets)

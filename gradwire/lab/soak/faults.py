@@ -19,6 +19,7 @@ class Fault:
     or where one is missing another comes; of two, one leaves and another comes."""
 
     kind: str
+    """One of KINDS."""
     steps: int
     """Of all ranks since the last recovery, before the fault."""
     victim: int
@@ -40,6 +41,7 @@ def faults(seed: int, kinds: Sequence[str]) -> Iterator[Fault]:
     """An endless sequence of faults."""
     chance = Random(seed)
     while True:
+        # a stop in twenty outlasts the others' patience
         kind, seconds = chance.choice(kinds), chance.uniform(0.05, 1.0)
         if chance.random() < 0.05 and kind == "stop":
             seconds = _LONG_STOP_S

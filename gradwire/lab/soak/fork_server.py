@@ -19,6 +19,7 @@ def serve(rank: Callable[[], None]) -> None:
         line, pipes, *_ = socket.recv_fds(asked, 16, 2)
         if not line:
             return
+        # the parent answers with the child's number, the child becomes a rank
         if child := os.fork():
             asked.send(str(child).encode())
         else:
@@ -32,6 +33,7 @@ def _become(rank: Callable[[], None], pipes: list[int], parent: int) -> None:
     """Runs `rank` in this new process; does not return."""
     die_with(parent)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # orders on standard input, reports on standard output
     for number, pipe in enumerate(pipes):
         os.dup2(pipe, number)
         os.close(pipe)

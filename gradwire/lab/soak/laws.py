@@ -38,12 +38,15 @@ class Laws:
             self.broken.append(f"{name} raised an error that names others than rank {self.lost}: {error}")
 
     def _hear_state(self, name: str, facts: Facts, step: int) -> None:
+        # after one step, one model on all ranks
         if self._models.setdefault((facts["life"], step), facts["model"]) != facts["model"]:
             self.broken.append(f"after step {step} the model of {name} is another than other ranks'")
+        # a checkpoint brings back the model that was saved
         if facts.get("saved"):
             self._saved[facts["job"], step] = facts["model"]
         if facts.get("loaded") and self._saved.setdefault((facts["job"], step), facts["model"]) != facts["model"]:
             self.broken.append(f"{name} began again after step {step} with another model than was saved")
+        # memory: no rank goes on without it, or with another than it had
         if facts.get("late") and name not in self.excused:
             self.broken.append(f"{name} came too late to go on after step {step}: its memory is lost")
         before, owed = self._owed.get(name, (-1, ""))

@@ -16,6 +16,7 @@ def main() -> None:
     """Serves the store, or trains, by the first line of standard input."""
     facts = json.loads(sys.stdin.readline())
     store = TCPStore(*facts["address"], is_master=facts["what"] == "store", wait_for_workers=False)
+    # the store lives until its standard input closes; a rank until its orders end
     if facts["what"] == "store":
         report(ready=True)
         sys.stdin.read()

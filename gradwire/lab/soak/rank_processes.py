@@ -25,6 +25,7 @@ class RankProcess:
     def __init__(self, name: str, host: int, number: int, pipes: tuple[int, int], heard: "SimpleQueue[Heard]") -> None:
         self.name, self.host, self._number = name, host, number
         self.life, self.ranks, self.made, self.ended = "", 0, 0, False
+        # orders go in, reports come out, on a thread of their own
         self.error = ""
         self._orders, self._reports = os.fdopen(pipes[0], "w"), os.fdopen(pipes[1])
         self._reader = Thread(target=self._read, args=(heard,), daemon=True)
@@ -85,9 +86,11 @@ class HostProcess:
 
     def start(self, name: str, heard: "SimpleQueue[Heard]", **facts: Any) -> RankProcess:
         """Starts a rank, and sends it these facts first."""
+        # two pipes, of which the child gets an end each
         (read, orders), (reports, write) = os.pipe(), os.pipe()
         socket.send_fds(self._asked, [b"fork"], [read, write])
         number = int(self._asked.recv(16))
+        # the child has copies of its ends: only then does a closed pipe say that it died
         for theirs in (read, write):
             os.close(theirs)
         rank = RankProcess(name, self._number, number, (orders, reports), heard)

@@ -32,9 +32,12 @@ class Followed:
     """A fault and the recovery from it."""
 
     kind: str
+    """One of KINDS."""
     front_end: str
     episode: int
+    """Its number; each has a front end and a plan."""
     victim: str
+    """The rank's name."""
     at_s: float
     """Of the fault, since the run began."""
     seconds: float | None
@@ -48,9 +51,13 @@ class Soaked:
     """Results of a run so far; `broken` lists violated laws."""
 
     seed: int
+    """Of the faults."""
     place: str
+    """The ranks and their links."""
     seconds: float = 0.0
+    """Since all processes had loaded."""
     steps: int = 0
+    """Of all ranks."""
     faults: list[Followed] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
@@ -66,9 +73,11 @@ class Soak:
         self._laws = Laws()
         self.came.broken = self._laws.broken
         self._heard: SimpleQueue[Heard] = SimpleQueue()
+        # episodes, ranks and lives are counted: keys in the store are never used twice
         self._numbers, self._episode, self._size, self._ranks = count(), -1, 2, 2
         self._lives = count()
         self._address = (network.address(0), 29500) if network else ("127.0.0.1", free_port())
+        # processes: all, and the ranks of this episode by host
         self._began, self._reports = monotonic(), list[str]()
         self._all: list[RankProcess] = []
         self._members: dict[int, RankProcess] = {}
@@ -76,10 +85,12 @@ class Soak:
 
     def run(self, minutes: float, kinds: list[str], follow: Callable[[Followed], None]) -> None:
         """Strikes with one fault after another, for so many minutes after all processes have loaded."""
+        # wait until every host can fork
         for host in self._host_processes:
             host.load()
         self._start("store", 0)
         self._began = monotonic()
+        # one fault after another, while the ranks train
         for fault in faults(self.came.seed, kinds):
             if monotonic() - self._began > 60 * minutes:
                 break
@@ -106,6 +117,7 @@ class Soak:
     def _begin(self) -> None:
         """Ends all ranks, and has hosts train with the next plan: two of them, then one more, up to all."""
         self._episode += 1
+        # two ranks, then one more in each round of front ends
         self._size = self._ranks = 2 + self._episode // len(FRONT_ENDS) % (self._hosts - 1)
         for host in [*self._members]:
             self._members.pop(host).end()
@@ -138,13 +150,17 @@ class Soak:
     # Faults
 
     def _strike(self, fault: Fault) -> Followed:
+        # some steps, then the fault
         self._listen_for(fault.delay_s)
         self._reports.clear()
         victim, at_s = [*self._members.values()][fault.victim % len(self._members)], monotonic() - self._began
         ends_job = not self._in_place and (fault.outlasts or fault.kind in ("kill", "resize"))
         self._laws.lost = victim.host if ends_job else None
+        # what the fault must lead to is known before it strikes
         STRIKES[fault.kind](self, fault, victim)
-        may_end = ends_job or (not self._in_place and fault.kind == "corrupt")  # two replicas have no majority
+        # two replicas have no majority
+        may_end = ends_job or (not self._in_place and fault.kind == "corrupt")
+        # until all have gone on
         seconds = self._wait(1, SEEN.get(fault.kind, ""), may_end)
         self._laws.lost = None
         what = "; ".join(dict.fromkeys(self._reports)) or "nothing"
@@ -179,6 +195,7 @@ class Soak:
 
     def _resize(self, fault: Fault, victim: RankProcess) -> None:
         missing = set(range(self._size)) - self._members.keys()
+        # a gap is filled at once, or by the next life of the job
         if missing and self._in_place:
             return self._enter([min(missing)])
         self._ranks = self._size if missing else max(2, self._size - 1)
@@ -193,13 +210,16 @@ class Soak:
         """Seconds until all ranks have made so many more steps together and have reported `seen`; None where they do
         not. Where the job `may_end`, it does so on all ranks, and begins again."""
         start, number = monotonic(), len(self.came.faults)
+        # steps are counted from here
         for rank in self._members.values():
             rank.made = 0
         while not (self._are_well(steps) and (not seen or any(seen in report for report in self._reports))):
             lost = [rank.name for rank in self._members.values() if rank.ended]
+            # the whole job has ended, as it should: begin again
             if may_end and len(lost) == len(self._members):
                 self._begin_again()
                 may_end = False
+            # a rank ended that should not have, or the time is over
             elif (lost and not may_end) or monotonic() - start > PATIENCE_S:
                 why = f"{lost[0]} ended by itself" if lost else f"not all went on within {PATIENCE_S:.0f} s"
                 self._laws.broken.append(f"fault {number}: {why}")
@@ -225,6 +245,7 @@ class Soak:
             rank, facts = self._heard.get(timeout=0.02)
         except Empty:
             return False
+        # a report changes the rank's state, and is checked by the laws
         rank.hear(facts)
         if rank in self._members.values():
             self._laws.hear(rank.name, facts)

@@ -31,11 +31,13 @@ class SoakedLocalSteps:
     """
 
     def __init__(self, turn: int) -> None:
+        # another kind of rounds in each turn
         way = ROUNDS[turn // len(FRONT_ENDS) % len(ROUNDS)]
         self._model, self._inner_steps = network(), way["inner_steps"]
         self._inner = torch.optim.SGD(self._model.parameters(), lr=0.05, momentum=0.9)
         self._optimizer = LocalSteps(self._inner, self._model, plan(self._model, turn), **way)
         self.handle = self._optimizer.handle
+        # the anchors, by the parameters that they begin as
         anchors = [anchor for group in self._optimizer.outer.param_groups for anchor in group["params"]]
         self._anchors = {
             name: next(anchor for anchor in anchors if torch.equal(anchor, p))
@@ -43,6 +45,7 @@ class SoakedLocalSteps:
         }
         self._held = residuals(self.handle, self._model)
         self._models: deque[dict[str, Tensor]] = deque(maxlen=way.get("delay", 0) + 1)
+        # what is moved is known before the exchange, what was sent when the outer optimizer steps
         self._inner.register_step_post_hook(self._inner_stepped)
         self._optimizer.outer.register_step_pre_hook(self._outer_steps)
 
@@ -76,11 +79,13 @@ class SoakedLocalSteps:
 
     def _outer_steps(self, *arguments: Any) -> None:
         """Raises AssertionError where pseudo-gradients were lost."""
+        # only the fragment that was received has changed
         before, now = self._held, residuals(self.handle, self._model)
         fragment = {name: anchor for name, anchor in self._anchors.items() if anchor.grad is not None}
         self._held = before | {name: now[name] for name in fragment}
         if len(self._models) < (self._models.maxlen or 0):
-            return  # it was sent before the checkpoint
+            # it was sent before the checkpoint
+            return
         for name, anchor in fragment.items():
             moved = (anchor - self._models[0][name]).double() / dist.get_world_size()
             sent = before[name] + moved - now[name]

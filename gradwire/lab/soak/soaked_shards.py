@@ -35,6 +35,7 @@ class SoakedShards:
 
     def step(self, number: int, scale: float) -> None:
         inputs, targets = batch(number)
+        # before the step: the residuals' sum, and the mean of the gradients
         before, alone = self.owed(), self._gradients_alone(inputs, targets)
         self._optimizer.zero_grad()
         (scale * nn.functional.cross_entropy(self._model(inputs), targets)).backward()
@@ -43,6 +44,7 @@ class SoakedShards:
             assert torch.equal(before, self.owed()), "a skipped step has changed the residual"
             return
         self._optimizer.step()
+        # conservation over all ranks
         torch.testing.assert_close(before + alone - self.owed(), mean, rtol=1e-3, atol=1e-4)
 
     def shared(self) -> list[Tensor]:
@@ -56,7 +58,8 @@ class SoakedShards:
         for name, p in self._model.named_parameters():
             part = torch.zeros(p.shape, dtype=torch.double)
             if (kept := state.get(f"{name}{SEPARATOR}{RESIDUAL}")) is not None:
-                part.chunk(shards.size())[shards.get_local_rank()].copy_(kept)  # as FSDP cuts
+                # as FSDP cuts
+                part.chunk(shards.size())[shards.get_local_rank()].copy_(kept)
             parts.append(part.flatten())
         return _sum(torch.cat(parts))
 

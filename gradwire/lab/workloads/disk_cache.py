@@ -21,6 +21,7 @@ def cached(
     by default ~/.cache/gradwire."""
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     home = _cache() / f"{name.partition(' ')[0]}-{sha256(repr((name, stats)).encode()).hexdigest()[:16]}"
+    # made once, by the first rank that needs them
     if not home.is_dir():
         _keep(home, make())
     # copy-on-write: torch wants memory that may be written to
@@ -37,6 +38,7 @@ def _keep(home: Path, arrays: Mapping[str, NDArray[numpy.generic]]) -> None:
     beside.mkdir(parents=True)
     for name, array in arrays.items():
         numpy.save(beside / f"{name}.npy", array, allow_pickle=False)
+    # renaming is atomic; where another rank was first, its arrays are the same
     try:
         beside.rename(home)
     except OSError:  # another rank was first

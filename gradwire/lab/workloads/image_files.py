@@ -58,6 +58,7 @@ def _read_idx(path: Path, dimensions: int) -> Bytes:
     header = 4 + 4 * dimensions
     if len(data) < header or data[:4] != bytes([0, 0, 8, dimensions]):
         raise ValueError(f"{path} is not an IDX file of unsigned bytes in {dimensions} dimension(s)")
+    # the shape, then as many bytes as it says
     shape = numpy.frombuffer(data, ">u4", dimensions, offset=4).astype(int)
     expected = header + int(shape.prod())
     if len(data) != expected:
@@ -72,6 +73,7 @@ def _read_plain_or_gz(path: Path) -> bytes:
     if not zipped.is_file():
         hint = "MNIST's IDX files have this name; Fashion-MNIST's come with Debian's dataset-fashion-mnist"
         raise ValueError(f"no file {path} (nor .gz): {hint}")
+    # packed, as they are published
     try:
         return gzip.decompress(zipped.read_bytes())
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -99,6 +101,7 @@ def _read_cifar(path: Path, labels: int) -> Bytes:
         hint = ", but this folder holds the Python one, whose pickles are not read: unpack {} here" if pickled else ""
         archive = "cifar-10-binary.tar.gz" if labels == 1 else "cifar-100-binary.tar.gz"
         raise ValueError(f"no file {path}: it belongs to the binary version of CIFAR{hint.format(archive)}")
+    # the labels, then three planes of pixels
     data = numpy.fromfile(path, numpy.uint8)
     record = labels + numpy.prod(_CIFAR_IMAGE)
     if len(data) == 0 or len(data) % record:

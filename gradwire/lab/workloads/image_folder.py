@@ -18,7 +18,8 @@ from gradwire.lab.workloads.image_set import Images, Splits
 _MEAN, _DEVIATION = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 _ENDINGS = {".jpeg", ".jpg", ".png", ".webp", ".bmp"}
 _SCALE, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-_BLEED = 1 / 16  # what is cut off each side of a held-out image: 224 of 256 pixels are left
+# what is cut off each side of a held-out image: 224 of 256 pixels are left
+_BLEED = 1 / 16
 _LAYOUT = "an image folder holds train/CLASS/*.jpg and val/CLASS/*.jpg"
 
 
@@ -31,6 +32,7 @@ class FolderImages(Images):
     def load(self, index: Tensor, draw: numpy.random.Generator | None) -> Tensor:
         """See `Images.load`; cut out of 8 to 100 % of an image as in https://arxiv.org/abs/1409.4842. Without `draw`
         it is the middle."""
+        # each image has a seed of its own: readers run at the same time
         seeds = draw.integers(1 << 32, size=len(index)) if draw else [None] * len(index)
         images = list(_readers().map(self._read, index.tolist(), seeds))
         return ((torch.stack(images).float() / 255 - _MEAN) / _DEVIATION).permute(0, 3, 1, 2).contiguous()
@@ -43,6 +45,7 @@ class FolderImages(Images):
                 image = file.convert("RGB")
         except (UnidentifiedImageError, OSError) as error:
             raise ValueError(f"{path} cannot be read as an image: {error}") from error
+        # the middle, to evaluate; a random part, to train
         if seed is None:
             cut = ImageOps.fit(image, (self.pixels, self.pixels), Image.Resampling.BILINEAR, bleed=_BLEED)
         else:
@@ -59,6 +62,7 @@ def _readers() -> ThreadPoolExecutor:
 
 def cut_out(image: Image.Image, pixels: int, draw: numpy.random.Generator) -> Image.Image:
     """A random part of the image, every other one mirrored, scaled to `pixels` along a side."""
+    # a part of random area and shape
     area = image.width * image.height * draw.uniform(*_SCALE)
     ratio = exp(draw.uniform(log(_RATIO[0]), log(_RATIO[1])))
     width = min(image.width, max(1, round(sqrt(area * ratio))))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 _PADDED_SHARE = 8
+"""A side's part that is added around an image before it is cut out again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +44,16 @@ class ImageSet(Images):
 
 def crop_and_flip(images: Tensor, draw: numpy.random.Generator) -> Tensor:
     """Each image (samples, channels, pixels, pixels) moved by up to an eighth of a side, every other one mirrored."""
+    # a random place in the padded image, for each image
     count, channels, pixels, _ = images.shape
     margin = max(1, pixels // _PADDED_SHARE)
     padded = functional.pad(images, (margin,) * 4)
     top, left = torch.from_numpy(draw.integers(2 * margin + 1, size=(2, count, 1)))
-    rows, columns = top + torch.arange(pixels), left + torch.arange(pixels)  # (samples, pixels)
+    # (samples, pixels)
+    rows, columns = top + torch.arange(pixels), left + torch.arange(pixels)
+    # every other one mirrored
     mirrored = torch.from_numpy(draw.random((count, 1)) < 0.5)
     columns = torch.where(mirrored, columns.flip(1), columns)
     sample, channel = torch.arange(count)[:, None, None, None], torch.arange(channels)[:, None, None]
+    # gathered at once
     return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]

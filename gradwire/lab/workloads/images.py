@@ -63,6 +63,7 @@ class ImageTask(Named, Task):
         return self.classes
 
     def _module(self) -> nn.Module:
+        # weights, a published model, one of transformers, or a narrow one
         train, outputs = self.splits[0], self.outputs or self.labels
         if self.pretrained:
             return any_model.pretrained("images", self.pretrained, num_labels=outputs)
@@ -83,6 +84,7 @@ class ImageTask(Named, Task):
         def draw_epoch(generator: Generator) -> Tensor:
             return epoch(generator, len(train.labels), self.batch, rank, world)
 
+        # augmentation draws by step and rank, so that a resumed run draws the same
         for step, index in zip(count(start), endless(draw_epoch, seed, start), strict=False):
             draw = numpy.random.default_rng([seed, step, rank]) if self.augment else None
             yield train.load(index, draw), train.labels[index]

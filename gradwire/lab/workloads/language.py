@@ -48,6 +48,7 @@ class TextTask(Named, Task):
         width = self.width or _WIDTH
         if self.model == "gpt" and width % self.heads:
             raise ValueError(f"width must be a multiple of heads, got width {width} and heads {self.heads}")
+        # a window to train on, and one to evaluate on, at least
         shortest = min(len(self.corpus.train) - self.context, len(self.corpus.held_out))
         if shortest <= self.context:
             raise ValueError(
@@ -61,6 +62,7 @@ class TextTask(Named, Task):
         """The text to train on and the text held out, read once per process."""
 
     def _module(self) -> nn.Module:
+        # weights, a published model, one of transformers, or a small one
         words = self.corpus.vocabulary
         if self.pretrained:
             return any_model.pretrained("text", self.pretrained, words)

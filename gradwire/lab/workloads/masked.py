@@ -15,7 +15,8 @@ from gradwire.lab.workloads.named import Named
 from gradwire.lab.workloads.task import IGNORED, Batch, Task, endless, epoch, perplexity, steps_of
 
 _GUESSED, _MASKED, _REPLACED = 0.15, 0.8, 0.9
-_SPECIAL = 3  # [CLS] before the first piece, [SEP] after each
+# [CLS] before the first piece, [SEP] after each
+_SPECIAL = 3
 _HELD_OUT_SEED = 0
 
 
@@ -45,6 +46,7 @@ class Masked(Named, Task):
         self.check_model()
         if not self.published or self.pretrained:
             raise ValueError(f"{self.name} pre-trains a published BERT from the start, not {self.model}")
+        # [CLS], [SEP] and [MASK]
         if len(self.corpus.special) != 3:
             raise ValueError(f"{self.name} needs a tokenizer that has [MASK], not {self.tokenizer}: give bpe:WORDS")
         if min(len(self.corpus.train), len(self.corpus.held_out)) < 2 * self.length:
@@ -93,6 +95,7 @@ class Masked(Named, Task):
     def _pairs(self, tokens: Tensor, index: Tensor, draw: numpy.random.Generator) -> Batch:
         """Windows (batch, length), and what is to be guessed, (batch, length + 1), of which the last is 1 where the
         second piece is from elsewhere."""
+        # windows of two pieces, the second from elsewhere in every other one
         count, half, starts = len(index), self._words // 2, index * self._words
         elsewhere = torch.from_numpy(draw.random(count) < 0.5)
         others = torch.from_numpy(draw.integers(len(tokens) - self._words, size=count))
@@ -100,11 +103,14 @@ class Masked(Named, Task):
         seconds = torch.where(elsewhere, others, starts + half)
         second = tokens[seconds[:, None] + torch.arange(self._words - half)]
         cls, sep, mask = self.corpus.special
+        # [CLS] first [SEP] second [SEP]
         begin, end = first.new_full((count, 1), cls), first.new_full((count, 1), sep)
         words = torch.cat([begin, first, end, second, end], 1).long()
+        # words to guess: never the special tokens
         real = torch.ones(self.length, dtype=torch.bool)
         real[[0, half + 1, self.length - 1]] = False
         guessed = torch.from_numpy(draw.random(words.shape) < _GUESSED) & real
+        # of these most are masked, some replaced, some left
         how = torch.from_numpy(draw.random(words.shape))
         replaced = torch.from_numpy(draw.integers(self.corpus.vocabulary, size=words.shape))
         inputs = torch.where(guessed & (how < _REPLACED), torch.where(how < _MASKED, mask, replaced), words)

@@ -29,10 +29,14 @@ class Named:
     """The data of the published models that it can train."""
 
     model: str
+    """Its name: a narrow one, published-NAME or hf:TYPE."""
     width: int | None = None
+    """Channels of the first stage, or a hidden state's size."""
     layers: int | None = None
+    """Layers, where all are too many."""
     dropout: float | None = None
     pretrained: Path | None = None
+    """A folder with weights."""
 
     @property
     def published(self) -> Model | None:
@@ -53,6 +57,7 @@ class Named:
         is needed and missing."""
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} is not a share from 0 to below 1")
+        # weights and models of transformers have sizes of their own
         if self.pretrained:
             self._refuse(f"the model in {self.pretrained} has", ("width", "layers", "dropout"))
             return require_transformers(str(self.pretrained))

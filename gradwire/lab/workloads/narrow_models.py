@@ -17,8 +17,10 @@ class GPT(nn.Module):
 
     def __init__(self, vocabulary: int, context: int, width: int = 256, depth: int = 4, heads: int = 4) -> None:
         super().__init__()
+        # tokens and learned positions, blocks, and a head over the vocabulary
         self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.randn(context, width) * 0.02)
+        # norms come first, as in GPT-2
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
                 width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
@@ -93,6 +95,7 @@ def lenet(width: int = 10, classes: int = 10, channels: int = 1, pixels: int = 2
     """The small net of the MNIST examples of PyTorch and Horovod, whose `width` is 10: for images of 16 pixels or more.
 
     Raises ValueError for smaller ones."""
+    # of the image after two convolutions of 5 and two poolings
     side = ((pixels - 4) // 2 - 4) // 2
     if side < 1:
         raise ValueError(f"lenet takes images of at least 16 pixels along a side, not {pixels}: take cnn")

@@ -22,11 +22,13 @@ class Made:
     """Result of the user's function."""
 
     model: nn.Module
+    """Trained by the job."""
     batches: Callable[[int, int], Iterable[Any]]
     """Of a rank and the number of ranks."""
     loss: Callable[[nn.Module, Any], Tensor]
     """Of a model and a batch: a scalar."""
     held_out: Callable[[], Iterable[Any]] | None
+    """Batches on which the loss is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +64,16 @@ class Own(Task):
         return islice(self._endless(rank, world, seed), start, None)
 
     def _endless(self, rank: int, world: int, seed: int) -> Iterator[Any]:
+        # the function's batches, begun anew when they end
         batches = _iterable(self._made.batches(rank, world), "batches(rank, world)", self.function)
         for epoch in count():
             if hasattr(sampler := getattr(batches, "sampler", None), "set_epoch"):
                 sampler.set_epoch(epoch)  # pyright: ignore[reportOptionalMemberAccess]
-            with _drawing_from(seed + epoch):  # samplers draw their order when the first batch is asked for
+            with _drawing_from(seed + epoch):
+                # samplers draw their order when the first batch is asked for
                 iterator = iter(batches)
                 first = list(islice(iterator, 1))
+            # the first batch was taken inside, so that its order follows the seed
             if not first:
                 raise ValueError(f"{self.function}: batches({rank}, {world}) gives no batch")
             yield first[0]
@@ -116,14 +121,17 @@ def _first(function: str) -> Made:
 
 
 def _make(function: str) -> Made:
+    # a tuple of the right length
     made = imported(function)()
     if not isinstance(made, tuple) or len(made) not in (3, 4):
         raise ValueError(f"{function} returns {_form(made)}, not a tuple of three or four: {_CALL}")
+    # a module with something to train
     model, *functions = made
     if not isinstance(model, nn.Module):
         raise ValueError(f"{function} returns {_form(model)} as model, not a torch.nn.Module: {_CALL}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"{function} returns a model without parameters to train: there is nothing to send")
+    # functions
     for name, value in zip(("batches", "loss", "held_out"), functions, strict=False):
         if not callable(value):
             raise ValueError(f"{function} returns {_form(value)} as {name}, not a function: {_CALL}")

@@ -9,6 +9,7 @@ T = TypeVar("T")
 
 def prefetch(items: Iterator[T]) -> Iterator[T]:
     """The endless `items`, each next one made on a thread meanwhile."""
+    # one item ahead of the one in use
     with ThreadPoolExecutor(1, "prefetch") as pool:
         coming = pool.submit(next, items)
         while True:

@@ -66,5 +66,6 @@ class Published(RandomTask):
         tokens = torch.randint(outputs, (batch, size + 1), generator=generator)
         if self.published.data == "text":
             return tokens[:, :-1], tokens[:, 1:]
+        # whether two sentences follow each other, beside the masked words
         belong = torch.randint(2, (batch, 1), generator=generator)
         return tokens[:, :-1], torch.cat([tokens[:, :-1], belong], 1)

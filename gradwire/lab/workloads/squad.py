@@ -89,13 +89,16 @@ class Squad(Named, Task):
 
     def scores(self, model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> list[float]:
         """Exact matches and F1, summed over the questions, as SQuAD's own evaluation has them."""
+        # the likeliest answer of each window
         inputs, numbers, of = batch
         spans, sureness = _best_spans(model(inputs), inputs)
+        # of a question's windows the surest counts
         answers: dict[int, tuple[float, str]] = {}
         for number, question, span, sure in zip(*(x.tolist() for x in (numbers, of, spans, sureness)), strict=True):
             begins, ends = (int(self.windows[1].offsets[number, token, side]) for side, token in enumerate(span))
             answer = sure, self.held_out_questions[question].context[begins:ends]
             answers[question] = max(answers.get(question, answer), answer)
+        # scores by SQuAD's own rules
         truths = {q: [text for _, text in self.held_out_questions[q].answers] for q in answers}
         matches = sum(squad_files.exact_match(answer, truths[q]) for q, (_, answer) in answers.items())
         return [matches, sum(squad_files.f1(answer, truths[q]) for q, (_, answer) in answers.items()), len(answers)]
@@ -113,9 +116,12 @@ def _best_spans(logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """The likeliest first and last token (windows, 2) within the text, at most 30 long, and their logits' sum."""
     _, parts, mask = inputs.unbind(1)
     length = logits.shape[-1]
+    # every pair of a first and a last token, at most 30 apart, inside the text
     allowed = torch.ones(length, length, dtype=torch.bool, device=logits.device).triu().tril(_LONGEST_ANSWER - 1)
-    text = parts.bool() & functional.pad(mask[:, 1:], (0, 1)).bool()  # the last token that is filled is [SEP]
-    pairs = logits[:, 0, :, None] + logits[:, 1, None, :]  # (windows, first, last)
+    # the last token that is filled is [SEP]
+    text = parts.bool() & functional.pad(mask[:, 1:], (0, 1)).bool()
+    # (windows, first, last)
+    pairs = logits[:, 0, :, None] + logits[:, 1, None, :]
     possible = allowed & text[:, :, None] & text[:, None, :]
     sureness, best = pairs.masked_fill(~possible, float("-inf")).flatten(1).max(1)
     return torch.stack([best // length, best % length], 1), sureness

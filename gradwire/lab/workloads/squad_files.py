@@ -22,7 +22,8 @@ from gradwire.lab.workloads.tokens import tokenizer as tokens_of
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-_OVERLAP = 3  # a window shares a third of its length with the next: 128 of 384
+# a window shares a third of its length with the next: 128 of 384
+_OVERLAP = 3
 _SPECIAL = 3  # [CLS] and two [SEP]
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -32,6 +33,7 @@ class Question:
     """A question about a text; `answers` are (where it begins in the text, the answer)."""
 
     context: str
+    """The text."""
     question: str
     answers: tuple[tuple[int, str], ...]
 
@@ -80,12 +82,14 @@ def windows(folder: Path, tokenizer: str, length: int) -> tuple[Windows, Windows
     """Those to train on and those held out; a tokenizer that is trained sees the texts to train on and their
     questions."""
     files = [folder / f"{split}-v1.1.json" for split in ("train", "dev")]
+    # made once, and kept on disk
     train, held_out = (questions(file) for file in files)
 
     def make() -> dict[str, NDArray[numpy.int32]]:
         texts = chain(dict.fromkeys(each.context for each in train), (each.question for each in train))
         tokens = tokens_of(tokenizer, texts)
         _check_length(length, [each.question for each in (*train, *held_out)], tokens.core)
+        # only the text is cut, into windows that overlap
         tokens.core.enable_truncation(length, stride=length // _OVERLAP, strategy="only_second")
         tokens.core.enable_padding(length=length, pad_id=tokens.pad or 0)
         made = {"train": _windows(train, tokens.core), "dev": _windows(held_out, tokens.core)}
@@ -105,9 +109,11 @@ def _check_length(length: int, asked: list[str], core: Any) -> None:
 
 
 def _windows(asked: Sequence[Question], core: Any) -> dict[str, NDArray[numpy.int32]]:
+    # a long text gives several windows
     encodings = core.encode_batch([(each.question, each.context) for each in asked])
     cut = [[encoding, *encoding.overflowing] for encoding in encodings]
     flat = [(window, each) for windows, each in zip(cut, asked, strict=True) for window in windows]
+    # by window: tokens, where the text begins, the answer; by question: its first window
     rows: dict[str, list[Any]] = {
         "tokens": [window.ids for window, _ in flat],
         "questions": [window.sequence_ids.index(1) for window, _ in flat],

@@ -48,4 +48,5 @@ class Synthetic(RandomTask):
                 tokens = torch.randint(2000, (4, 33), generator=generator)
             case "gpt":
                 tokens = torch.randint(4096, (4, 65), generator=generator)
+        # each token is to predict the next
         return tokens[:, :-1], tokens[:, 1:]

@@ -53,6 +53,10 @@ class Task(ABC):
             torch.manual_seed(seed)
             return self._module()
 
+    def parameters(self) -> int:
+        """The number of the model's parameters."""
+        return sum(parameter.numel() for parameter in self.build_model(0).parameters())
+
     @abstractmethod
     def _module(self) -> nn.Module:
         """The model, its parameters drawn from the global generator."""
@@ -109,10 +113,12 @@ class Task(ABC):
         """`scores` of this rank's part of the held-out samples, of all of them or of a fixed choice; ranks add theirs.
 
         Give the bare module, not its DDP wrapper: that one talks to the other ranks in forward."""
+        # without dropout, and as it was afterwards
         device = next(model.parameters()).device
         was_training = model.training
         model.eval()
         total = [0.0] * (len(self.scored) + 1)
+        # each rank takes its part of the samples
         for index in self._chosen(whole)[rank::world].split(_EVALUATION_CHUNK):
             if len(index):
                 scores = self.scores(model, to_device(self.held_out_batch(index), device))
@@ -156,6 +162,7 @@ def epoch(generator: Generator, samples: int, batch: int, rank: int, world: int)
     Ranks with equal generators get disjoint parts of one permutation; the world's samples of a step
     depend on world x batch alone. Samples that do not fill a last step are left out.
     """
+    # one permutation for all ranks; each step takes a row for every rank
     steps = steps_of(samples, batch, world)
     order = torch.randperm(samples, generator=generator)[: steps * world * batch]
     return order.view(steps, world, batch)[:, rank]

@@ -41,6 +41,7 @@ def python_sources(max_bytes: int) -> Corpus:
     paths = _sources(root)
     if not paths:
         raise ValueError(f"no .py files in {root}: name a folder of text files instead")
+    # whole files are held out
     held_out = paths[::_HELD_OUT_SHARE]
     train = [path for path in paths if path not in set(held_out)]
     return Corpus(_read(train, max_bytes), _read(held_out, max_bytes), BYTES)
@@ -90,6 +91,7 @@ def penn_treebank(folder: Path) -> Corpus:
 
 def _words(train: Path, held_out: Path) -> dict[str, NDArray[numpy.int32]]:
     """Numbers of words in the order in which `train` has them; those that it lacks are <unk>."""
+    # numbers in the order of the training text
     number = {"<unk>": 0, "<eos>": 1}
     known = array("i", (number.setdefault(word, len(number)) for word in _words_of(train)))
     found = array("i", (number.get(word, 0) for word in _words_of(held_out)))
@@ -112,6 +114,7 @@ def _words_of(path: Path) -> Iterator[str]:
 def wikitext(folder: Path, tokenizer: str) -> Corpus:
     """WikiText-2 or -103, wiki.train and wiki.valid with .tokens or .raw, as `words`, `bytes`, or what a tokenizer
     makes of them, which is trained on wiki.train or read from a folder. https://arxiv.org/abs/1609.07843"""
+    # as they are, or kept on disk as tokens
     train, held_out = (_wikitext_file(folder, split) for split in ("train", "valid"))
     if tokenizer == "bytes":
         return Corpus(_read([train], train.stat().st_size), _read([held_out], held_out.stat().st_size), BYTES)
@@ -120,6 +123,7 @@ def wikitext(folder: Path, tokenizer: str) -> Corpus:
         if tokenizer == "words":
             return _words(train, held_out)
         tokens = tokens_of(tokenizer, lines_of(train))
+        # those that the tokenizer has, for masked words
         special = [number for number in (tokens.cls, tokens.sep, tokens.mask) if number is not None]
         numbers = {"vocabulary": [tokens.vocabulary], "special": special}
         parts = {"train": tokens.encode(train), "held_out": tokens.encode(held_out)}

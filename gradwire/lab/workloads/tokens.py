@@ -26,6 +26,7 @@ class Tokens:
     """A tokenizer with the numbers of its special tokens, None for those that it lacks."""
 
     core: "Tokenizer"
+    """The tokenizer of the package tokenizers."""
     pad: int | None
     cls: int | None
     sep: int | None
@@ -75,6 +76,7 @@ def _trained(texts: Iterable[str], vocabulary: int) -> Tokens:
     """Byte-level pairs (https://arxiv.org/abs/1508.07909), the same on every rank; [CLS] and [SEP] around texts."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
+    # trained, then taught to put [CLS] and [SEP] around texts
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()

@@ -1,7 +1,7 @@
 """The functions of `gradwire.ops.reference` in C++, for tensors on a CPU: one pass each, without Python's lock.
 
-Every level of instructions gives the same bits as the reference, but for the scales of `sign` and `one bit` codes,
-whose sums it adds up in another order. Call these only where `available()`.
+Every ISA (instruction set) gives the same bits as the reference, but for the scales of `sign` and `one bit` codes,
+whose sums are added in another order. Call these only where `available()`.
 """
 
 from gradwire.ops.native import adding, bits, decoding, low_rank, selecting

@@ -1,4 +1,4 @@
-"""Passes over a gradient: see `gradwire.ops.reference.adding`."""
+"""Error feedback, by itself or encoded in the same pass: see `gradwire.ops.reference.adding`."""
 
 from collections.abc import Sequence
 from ctypes import addressof, byref
@@ -16,22 +16,23 @@ from gradwire.ops.vectors import Gradient
 
 
 class _Sum:
-    """The arguments of one call, for vectors of n elements; keeps alive what the struct points to."""
+    """The sum decay·old + weight·gradient as arguments of one call, for vectors (n,); keeps alive what the struct
+    points to."""
 
     def __init__(
         self, next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: float, n: int
     ) -> None:
-        self._segments = gradient_array(gradient_addresses(gradient, n))
+        self._parts = gradient_array(gradient_addresses(gradient, n))
         kept = 0 if old is None else address("old", old, n)
-        count = len(self._segments)
-        self.struct = AddendsStruct(address("next", next, n), kept, addressof(self._segments), count, decay, weight)
+        count = len(self._parts)
+        self.struct = AddendsStruct(address("next", next, n), kept, addressof(self._parts), count, decay, weight)
 
 
 def add_in(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: float, *,
     nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
-    """See the reference; `nonfinite` is for those that are not asked."""
+    """See the reference; the host knows whether the sum is finite, so `nonfinite` is not used."""
     terms = _Sum(next, old, gradient, decay, weight, len(next))
     return bool(library().gw_add_in(byref(terms.struct), len(next)))
 
@@ -41,8 +42,10 @@ def add_select(
     payloads: Tensor, *, nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference."""
+    # one part: add up and select in one pass
     if len(layouts) == 1:
         return _add_select(next, old, gradient, decay, weight, layouts[0], payloads[0])
+    # several parts of a vector that is added up already
     parts = next.split([layout.n for layout in layouts])
     each = zip(parts, layouts, payloads, strict=False)
     finite = [_add_select(part, part, None, 1.0, 1.0, layout, row) for part, layout, row in each]
@@ -54,8 +57,8 @@ def _add_select(
 ) -> bool:
     c, struct = library(), entries_struct(layout)
     terms = _Sum(next, old, gradient, decay, weight, layout.n)
-    space, to = scratch(c.gw_select_room(layout.n, layout.k)), payload_address("payload", payload, layout.nbytes)
-    return bool(c.gw_add_select(byref(terms.struct), byref(struct), to, space))
+    workspace, to = scratch(c.gw_select_room(layout.n, layout.k)), payload_address("payload", payload, layout.nbytes)
+    return bool(c.gw_add_select(byref(terms.struct), byref(struct), to, workspace))
 
 
 def add_quantise(
@@ -63,8 +66,10 @@ def add_quantise(
     payloads: Tensor, *, keep: bool, seeds: Sequence[Seed], nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
     """See the reference."""
+    # one part: add up and quantise in one pass
     if len(layouts) == 1:
         return _add_quantise(next, old, gradient, decay, weight, layouts[0], payloads[0], keep, seeds[0])
+    # several parts of a vector that is added up already
     parts = next.split([layout.numel for layout in layouts])
     each = zip(parts, layouts, payloads, seeds, strict=False)
     finite = [_add_quantise(part, part, None, 1.0, 1.0, layout, row, keep, seed) for part, layout, row, seed in each]
@@ -77,8 +82,10 @@ def _add_quantise(
 ) -> bool:  # fmt: skip
     blocks, terms = blocks_struct(layout), _Sum(next, old, gradient, decay, weight, layout.numel)
     scales = payload_address("payload", payload, layout.nbytes)
+    # the state of numpy's generator, which the library advances as numpy does
     stochastic = layout.code.kind == "stochastic"
     noise = np.random.SFC64(seed.number).state["state"]["state"] if stochastic else np.empty(0, np.uint64)
+    # zero the bytes between and behind scales and codes
     for gap in layout.gaps:
         payload[gap].zero_()
     codes = scales + layout.codes_at

@@ -1,5 +1,5 @@
-"""Addresses that the library may read and write. Every tensor goes through here on its way to C: what is not as C takes
-it is refused with the argument's name."""
+"""Addresses for the library. Every tensor goes through here on its way to C, which trusts its caller: a tensor of the
+wrong type, size, strides or device is refused with the argument's name."""
 
 import torch
 from torch import Tensor
@@ -9,21 +9,21 @@ from gradwire.ops.vectors import Gradient, Output, gradient_parts, outputs
 
 
 def address(name: str, tensor: Tensor, n: int, dtype: torch.dtype = torch.float32) -> int:
-    """Where n elements of this type lie, one after another, on the CPU."""
+    """The address of n elements of this type, one after another on the CPU. Raises ValueError for other tensors."""
     if _is_dense(tensor) and tensor.dtype is dtype and tensor.numel() == n:
         return tensor.data_ptr()
     raise refused(name, tensor, f"{n} elements of {dtype}")
 
 
 def payload_address(name: str, tensor: Tensor, nbytes: int) -> int:
-    """Where at least so many bytes lie, for a payload or its codes."""
+    """The address of at least so many bytes, for a payload or its codes. Raises ValueError for other tensors."""
     if _is_dense(tensor) and tensor.dtype is torch.uint8 and tensor.numel() >= nbytes:
         return tensor.data_ptr()
     raise refused(name, tensor, f"at least {nbytes} bytes of torch.uint8")
 
 
 def payload_rows(rows: Tensor, nbytes: int) -> RowsStruct:
-    """Payloads (ranks, ≥ nbytes), which may lie apart."""
+    """The struct for payloads (ranks, ≥ nbytes) uint8 with dense rows. Raises ValueError for other tensors."""
     if rows.dtype is torch.uint8 and rows.dim() == 2 and rows.is_cpu:
         ranks, width = rows.shape
         if width >= nbytes and (rows.stride(1) == 1 or width <= 1):
@@ -32,17 +32,18 @@ def payload_rows(rows: Tensor, nbytes: int) -> RowsStruct:
 
 
 def matrices(name: str, batch: Tensor, factor: Tensor) -> tuple[int, MatricesStruct]:
-    """Where matrices (k, rows, columns) begin, each of them dense, and the shape that they and a factor (k, rank, ·) of
-    theirs have."""
+    """The address of dense matrices (k, rows, columns) at equal distances, and the struct of their shape and of the
+    rank of a factor (k, rank, ·) of theirs. Raises ValueError for other tensors."""
     if batch.dtype is torch.float32 and batch.dim() == 3 and batch.is_cpu:
         count, rows, columns = batch.shape
+        # a batch of none, or of one, may have any stride
         if batch.stride()[1:] == (columns, 1) or not count or batch[0].is_contiguous():
             return batch.data_ptr(), matrices_struct(count, rows, columns, batch.stride(0), factor.shape[1])
     raise refused(name, batch, "matrices (k, rows, columns) of torch.float32, each of them dense")
 
 
 def gradient_addresses(gradient: Gradient, n: int) -> list[tuple[int, int, int]]:
-    """Of each part of a gradient (n,) its address, length and type, zeros where there is none."""
+    """Address, length and type of each part of a gradient (n,), address 0 for a part without one."""
     return [(0, length, 0) if part is None else _gradient(part, length) for part, length in gradient_parts(gradient, n)]
 
 
@@ -52,7 +53,7 @@ def output_addresses(out: Output, n: int) -> list[tuple[int, int]]:
 
 
 def refused(name: str, given: Tensor, wanted: str) -> ValueError:
-    """The error for an argument that the library does not take."""
+    """The error for an argument that the library cannot take."""
     return ValueError(f"{name} is {_described(given)}; the native kernels take {wanted}, dense on the CPU")
 
 

@@ -1,4 +1,4 @@
-"""Packing by itself: see `gradwire.ops.reference.bits`."""
+"""Packing of signs and codes: see `gradwire.ops.reference.bits`."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Payloads to vectors, and entries to payloads: see `gradwire.ops.reference.decoding` and `.entries`."""
+"""Sums of payloads, and packing of entries: see `gradwire.ops.reference.decoding` and `.entries`."""
 
 from collections.abc import Sequence
 from ctypes import byref
@@ -13,7 +13,7 @@ from gradwire.ops.native.addresses import address, output_addresses, payload_add
 from gradwire.ops.native.library import library, scratch
 from gradwire.ops.native.structs import blocks_struct, entries_struct, output_array
 from gradwire.ops.reference.entries import joined
-from gradwire.ops.reference.places import in_room, no_payload
+from gradwire.ops.reference.places import no_payload, padded_rows
 from gradwire.ops.vectors import Output, split_output
 
 
@@ -22,9 +22,9 @@ def decode_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> N
     outs = split_output(out, [layout.numel for layout in layouts])
     for rows, to, layout in zip(payloads, outs, layouts, strict=False):
         c, struct = library(), blocks_struct(layout)
-        these, spans = payload_rows(rows, layout.nbytes), output_array(output_addresses(to, layout.numel))
-        space = scratch(c.gw_blocks_room(layout.code.block))
-        c.gw_decode_blocks(spans, byref(struct), byref(these), layout.codes_at, space)
+        source, target = payload_rows(rows, layout.nbytes), output_array(output_addresses(to, layout.numel))
+        workspace = scratch(c.gw_blocks_room(layout.code.block))
+        c.gw_decode_blocks(target, byref(struct), byref(source), layout.codes_at, workspace)
 
 
 def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> None:
@@ -32,13 +32,14 @@ def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) ->
     outs = split_output(out, [layout.n for layout in layouts])
     for rows, to, layout in zip(payloads, outs, layouts, strict=False):
         c, struct = library(), entries_struct(layout)
-        these, spans = payload_rows(rows, layout.nbytes), output_array(output_addresses(to, layout.n))
-        space = scratch(c.gw_entries_room(len(rows)))
-        _check(c.gw_decode_entries(spans, byref(struct), byref(these), space), layout)
+        source, target = payload_rows(rows, layout.nbytes), output_array(output_addresses(to, layout.n))
+        workspace = scratch(c.gw_entries_room(len(rows)))
+        _check(c.gw_decode_entries(target, byref(struct), byref(source), workspace), layout)
 
 
 def pack_entries(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
     """See the reference."""
+    # the library replaces values by what is sent of them
     sent = values.clone()
     for payload, places, own in zip(payloads, indices, sent, strict=True):
         _pack(payload, layout, places, own)
@@ -64,7 +65,7 @@ def _unpack_one(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
 
 def unpack_places(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
     """See the reference."""
-    return in_room([_unpack(payload, layout, None) for payload in payloads], layout.k)
+    return padded_rows([_unpack(payload, layout, None) for payload in payloads], layout.k)
 
 
 def _pack(payload: Tensor, layout: Entries | Places, indices: Tensor, values: Tensor | None) -> None:
@@ -76,7 +77,7 @@ def _pack(payload: Tensor, layout: Entries | Places, indices: Tensor, values: Te
 
 
 def _short(indices: Tensor, layout: Entries | Places) -> np.ndarray:
-    """Indices that have room in a payload, as uint32."""
+    """Indices (≤ k,) below n as uint32. Raises ValueError for others."""
     address("indices", indices, len(indices), torch.int64)
     if len(indices) > layout.k or (len(indices) and int(indices.numpy().view(np.uint64).max()) >= layout.n):
         raise ValueError(f"indices are {len(indices)} up to {int(indices.max())}; {layout} takes k of them, below n")
@@ -84,6 +85,7 @@ def _short(indices: Tensor, layout: Entries | Places) -> np.ndarray:
 
 
 def _unpack(payload: Tensor, layout: Entries | Places, values: Tensor | None) -> Tensor:
+    """The indices (≤ k,) int64 of a payload, whose values go to `values` (k,)."""
     struct, start = entries_struct(layout), payload_address("payload", payload, layout.nbytes)
     indices = torch.empty(layout.k, dtype=torch.int32, device="cpu")
     into = 0 if values is None else address("values", values, layout.k)

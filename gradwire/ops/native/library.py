@@ -1,4 +1,4 @@
-"""Finds and loads the library, and says why where it cannot be used."""
+"""The loaded library, or the reason why it cannot be used."""
 
 import ctypes
 import os
@@ -13,10 +13,10 @@ import numpy as np
 import gradwire.ops.native as package
 
 ABI = 5
-"""What `gw_abi()` of a library that fits returns: `GW_ABI` in native/gradwire.h."""
+"""The number that `gw_abi()` of a library for this version returns: `GW_ABI` in native/gradwire.h."""
 
 ISAS = {1: "baseline", 3: "avx2", 4: "avx512"}
-"""Of instructions; the baseline is SSE2, NEON, or plain code."""
+"""Instruction sets, by number; the baseline is SSE2, NEON, or plain code."""
 
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gw_abi": (c_int, ()),
@@ -53,30 +53,30 @@ def available() -> bool:
 
 
 def reason() -> str:
-    """Which level of instructions is in use, or why the library is not."""
+    """The ISA in use, or the reason why the library is not in use."""
     return f"level {isa()}" if available() else _find()[1]
 
 
 def isa() -> str:
-    """The level of instructions in use, one of `ISAS`."""
+    """The instruction set in use, one of `ISAS`."""
     return ISAS[library().gw_level()]
 
 
 def set_isa(name: str) -> bool:
-    """Uses this level; whether the machine has it. "best" uses the machine's best."""
+    """Switches to an instruction set; returns whether the machine has it. "best" is the machine's best."""
     number = {known: number for number, known in ISAS.items()}.get(name, 0)
     return library().gw_set_level(number) == number or name == "best"
 
 
 def library() -> CDLL:
-    """The loaded library; only where `available()`."""
+    """The loaded library. Call it only where `available()`."""
     found, why = _find()
     assert found is not None, why
     return found
 
 
 def scratch(nbytes: int) -> int:
-    """The address of at least so many bytes, which this thread keeps for its next call."""
+    """The address of scratch memory of at least so many bytes, which this thread keeps for its next call."""
     kept = getattr(_kept, "bytes", None)
     if kept is None or len(kept) < nbytes:
         kept = _kept.bytes = np.empty(nbytes, np.uint8)
@@ -85,12 +85,15 @@ def scratch(nbytes: int) -> int:
 
 @cache
 def _find() -> tuple[CDLL | None, str]:
-    """The library, or None and the reason."""
+    """The library, or None and the reason. Raises ValueError where GRADWIRE_KERNELS names a library that does not
+    load."""
+    # GRADWIRE_KERNELS chooses
     choice = os.environ.get("GRADWIRE_KERNELS", "")
     if choice == "reference":
         return None, "GRADWIRE_KERNELS=reference"
     if choice and not Path(choice).is_file():
         raise ValueError(f"GRADWIRE_KERNELS={choice} is no file; set it to reference, to a library, or not at all")
+    # else the one that is installed
     files = [Path(choice)] if choice else _installed()
     if not files:
         return None, "no library was built: there was no C++ compiler, or this is the wheel for any platform"
@@ -106,7 +109,8 @@ def _find() -> tuple[CDLL | None, str]:
 
 
 def _installed() -> list[Path]:
-    """The library beside this package; an editable install has two folders for it, the sources' and a library's."""
+    """The library files in this package, which has two folders in an editable install: that of the sources and that of
+    the build."""
     return [file for folder in package.__path__ for file in Path(folder).glob("libgradwire.*")]
 
 
@@ -114,6 +118,7 @@ def _load(file: Path) -> CDLL:
     found = ctypes.CDLL(str(file))
     if (abi := found.gw_abi()) != ABI:
         raise ValueError(f"the library has ABI {abi} and this version wants {ABI}: reinstall Gradwire")
+    # types of all functions, so that a wrong call fails in Python
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments

@@ -1,4 +1,4 @@
-"""Products of matrices with thin factors: see `gradwire.ops.reference.low_rank`."""
+"""Products of batches of matrices with thin factors: see `gradwire.ops.reference.low_rank`."""
 
 from collections.abc import Sequence
 from ctypes import byref
@@ -44,10 +44,10 @@ def multiply_batch(out: Sequence[Tensor], p: Tensor, q: Tensor, *, subtract: boo
 
 
 def _left(name: str, factor: Tensor, shape: MatricesStruct) -> int:
-    """Where the factors P (k, rank, rows) lie."""
+    """The address of factors P (k, rank, rows)."""
     return address(name, factor, shape.count * shape.rank * shape.rows)
 
 
 def _right(name: str, factor: Tensor, shape: MatricesStruct) -> int:
-    """Where the factors Q (k, rank, columns) lie."""
+    """The address of factors Q (k, rank, columns)."""
     return address(name, factor, shape.count * shape.rank * shape.columns)

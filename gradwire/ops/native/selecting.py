@@ -1,4 +1,4 @@
-"""Which elements are the largest: see `gradwire.ops.reference.selecting`."""
+"""Selection of the largest elements: see `gradwire.ops.reference.selecting`."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ from gradwire.ops.native.structs import LONGEST
 from gradwire.ops.tiles import TILE
 
 SLACK = 4112
-"""What `gw_above` may write past the last one: `GW_SLACK` in native/gradwire.h."""
+"""Elements that `gw_above` may write behind the last one: `GW_SLACK` in native/gradwire.h."""
 COLUMNS = 128
-"""Columns turned into rows at a time: fewer would read a cache line for a part of it."""
+"""Columns transposed at a time: fewer would read a cache line for a part of it."""
 
 
 def top_k(x: Tensor, k: int) -> Tensor:
@@ -26,14 +26,15 @@ def top_k(x: Tensor, k: int) -> Tensor:
 
 def above(x: Tensor, bound: float, most: int) -> tuple[Tensor, Tensor] | None:
     """See the reference."""
-    start, space = _vector(x), min(len(x), most) + SLACK
-    indices = torch.empty(space, dtype=torch.int32, device="cpu")
-    magnitudes = torch.empty(space, dtype=torch.float32, device="cpu")
+    start, size = _vector(x), min(len(x), most) + SLACK
+    indices = torch.empty(size, dtype=torch.int32, device="cpu")
+    magnitudes = torch.empty(size, dtype=torch.float32, device="cpu")
     found = library().gw_above(start, len(x), bound, most, indices.data_ptr(), magnitudes.data_ptr())
     return None if found < 0 else (indices[:found].long(), magnitudes[:found])
 
 
 def _vector(x: Tensor) -> int:
+    """The address of a vector whose indices fit 31 bits."""
     if x.numel() > LONGEST:
         raise refused("x", x, "fewer than 2^31 elements")
     return address("x", x, x.shape[-1])
@@ -46,12 +47,13 @@ def top_k_each(matrices: Sequence[Tensor], k: int, axis: int) -> Sequence[Tensor
 
 def top_k_rows(matrix: Tensor, k: int) -> Tensor:
     """`top_k_each` of a matrix's rows."""
+    # the library writes k indices a row, without asking whether there are as many elements
     rows, length = matrix.shape
     if k > length:
         raise ValueError(f"k={k} of rows of {length} elements; use {length} or fewer")
     start, indices = address("matrix", matrix, rows * length), torch.empty(rows, k, dtype=torch.int32, device="cpu")
-    space = scratch(4 * (3 * length + 64))
-    library().gw_top_k_rows(start, rows, length, k, indices.data_ptr(), space)
+    workspace = scratch(4 * (3 * length + 64))
+    library().gw_top_k_rows(start, rows, length, k, indices.data_ptr(), workspace)
     return indices.long()
 
 
@@ -59,8 +61,9 @@ def top_k_columns(matrix: Tensor, k: int) -> Tensor:
     """`top_k_each` of a matrix's columns."""
     rows, columns = matrix.shape
     chosen = torch.empty(columns, k, dtype=torch.int64, device="cpu")
+    # transpose strips that fit the cache, and select in their rows
     step = max(COLUMNS, TILE // rows)
     for start in range(0, columns, step):
-        strip = matrix[:, start : start + step].contiguous()  # is turned many times faster than the matrix itself
+        strip = matrix[:, start : start + step].contiguous()  # transposes many times faster than the matrix itself
         chosen[start : start + step] = top_k_rows(strip.T.contiguous(), k)
     return chosen

@@ -1,4 +1,4 @@
-"""The structs of native/gradwire.h, made from tensors and layouts."""
+"""The structs of native/gradwire.h."""
 
 from collections.abc import Sequence
 from ctypes import Array, Structure, addressof, c_float, c_int32, c_int64, c_void_p
@@ -13,9 +13,9 @@ from gradwire.ops.formats import Blocks
 DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 KINDS = {"nearest": 0, "stochastic": 1, "sign": 2, "one bit": 3}
 BITS = {"nearest": (2, 3, 4, 8), "stochastic": (2, 8), "sign": (1,), "one bit": (1,)}
-"""Of a code of each kind."""
+"""Bits that a code of each kind may have."""
 LONGEST = (1 << 31) - 1
-"""The most elements whose places the library can tell."""
+"""The most elements of a vector whose indices the library handles."""
 
 
 class GradientStruct(Structure):
@@ -28,7 +28,7 @@ class AddendsStruct(Structure):
     """`gw_addends`."""
 
     _fields_: ClassVar = [
-        ("next", c_void_p), ("old", c_void_p), ("segments", c_void_p), ("count", c_int64), ("decay", c_float),
+        ("next", c_void_p), ("old", c_void_p), ("parts", c_void_p), ("count", c_int64), ("decay", c_float),
         ("weight", c_float),
     ]  # fmt: skip
 
@@ -69,30 +69,31 @@ class MatricesStruct(Structure):
 
 
 def gradient_array(parts: Sequence[tuple[int, int, int]]) -> Array[GradientStruct]:
-    """Parts of a gradient: address, length and type of each."""
+    """The parts of a gradient: address, length and type of each."""
     return (GradientStruct * len(parts))(*parts)
 
 
 def output_array(parts: Sequence[tuple[int, int]]) -> Array[OutputStruct]:
-    """Parts of an output: address and length of each."""
+    """The parts of an output: address and length of each."""
     return (OutputStruct * len(parts))(*parts)
 
 
 @lru_cache(maxsize=1024)
 def blocks_struct(layout: Blocks) -> BlocksStruct:
-    """Kept by layout: it has as many lengths as a group has slots."""
+    """The struct of a layout of blocks, made once: it has as many lengths as a group has slots."""
     code = layout.code
     if min(layout.lengths, default=0) < 0 or code.bits not in BITS[code.kind]:
         raise ValueError(f"{layout} is no layout; lengths are 0 or more, and {code.kind} codes {BITS[code.kind]} bits")
+    # an array in C, which the struct points to
     lengths = (c_int64 * len(layout.lengths))(*layout.lengths)
     made = BlocksStruct(addressof(lengths), len(lengths), KINDS[code.kind], code.bits, code.top, code.block)
-    made.kept_alive = lengths
+    made.kept_alive = lengths  # the struct has their address
     return made
 
 
 @lru_cache(maxsize=1024)
 def entries_struct(layout: Entries | Places) -> EntriesStruct:
-    """How entries, or their places alone, are laid out."""
+    """The struct of a layout of entries, or of coordinates alone."""
     if not 0 <= layout.n <= LONGEST or layout.k < 1 or layout.value_bits not in (0, 4, 32):
         raise ValueError(f"{layout} is no layout; n is below 2^31, k 1 or more, value_bits 4 or 32")
     return EntriesStruct(layout.n, layout.k, layout.value_bits)
@@ -100,5 +101,5 @@ def entries_struct(layout: Entries | Places) -> EntriesStruct:
 
 @lru_cache(maxsize=1024)
 def matrices_struct(count: int, rows: int, columns: int, stride: int, rank: int) -> MatricesStruct:
-    """A batch of matrices with factors of this rank."""
+    """The struct of a batch of matrices and factors of this rank."""
     return MatricesStruct(count, stride, rows, columns, rank)

@@ -1,4 +1,4 @@
-"""The definition of each function in torch, which runs where nothing faster does: see `gradwire.ops.backend`."""
+"""The reference implementation in torch, which defines each function of `gradwire.ops.backend`."""
 
 from gradwire.ops.reference import (
     adding,

@@ -1,4 +1,4 @@
-"""The next residual from the old one and a gradient, and what encodes it."""
+"""Error feedback: the next residual from the old one and a gradient, by itself or encoded in the same pass."""
 
 from collections.abc import Sequence
 
@@ -21,31 +21,34 @@ def add_in(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar, *,
     nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
-    """next = decay·old + weight·gradient, each operation rounded to float32; whether all of it is finite. A GPU is not
-    asked: there `nonfinite` (1,), which was 0, becomes NaN where it is not.
+    """Writes next (n,) = decay·old + weight·gradient, each operation rounded to float32; returns whether all of it is
+    finite. On a GPU it returns True without a host sync, and `nonfinite` (1,), which was 0, becomes NaN where it is
+    not.
 
-    next, old: (n,) float32; without `old`, and without a gradient, theirs is zero. `next` may be the gradient, or
-    `old` where there is no gradient.
+    next, old: (n,) float32; None for a zero `old` or gradient. `next` may be the gradient, or `old` where there is no
+    gradient.
     """
     return reported(_add_in(next, old, gradient, decay, weight), nonfinite)
 
 
 def _add_in(next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar) -> Finite:
+    # gather the gradient's tensors
     source = gathered(next, gradient)
+    # add up, tile by tile
     finite: Finite = True
     for start, end in tile_bounds(next):
         part = next[start:end]
-        _add(
-            part, None if old is None else old[start:end], None if source is None else source[start:end], decay, weight
-        )
+        before, new = (None if x is None else x[start:end] for x in (old, source))
+        _add(part, before, new, decay, weight)
         finite = both(finite, finite_in(part))
     return finite
 
 
 def gathered(next: Tensor, gradient: Gradient) -> Tensor | None:
-    """The gradient as a float32 vector (n,), in `next` where it is none yet."""
+    """The gradient as a float32 vector (n,); where it is none yet, it is gathered in `next`."""
     if gradient is None or (isinstance(gradient, Tensor) and gradient.dtype == torch.float32):
         return gradient
+    # zeros where there is none; all others in one call
     targets: list[Tensor] = []
     sources: list[Tensor] = []
     for start, part, length in placed_parts(gradient, len(next)):
@@ -63,6 +66,7 @@ def _add(part: Tensor, old: Tensor | None, gradient: Tensor | None, decay: float
     if gradient is None:
         torch.mul(old, decay, out=part) if old is not None else part.zero_()
         return
+    # weight·gradient, and then the residual
     torch.mul(gradient, weight, out=part)
     if old is None:
         return
@@ -76,13 +80,13 @@ def add_select(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar, layouts: Sequence[Entries],
     payloads: Tensor, *, nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
-    """`add_in`, then the `layout.k` largest elements of each part of `next`, one after another, to a payload of its
-    own, (parts, ≥ nbytes) uint8, and what is sent out of it. There are several layouts only where `next` is the sum
+    """`add_in`, then moves the `layout.k` largest elements of each part of `next`, by `top_k`, to a row of payloads
+    (parts, ≥ nbytes) uint8. There may be several layouts, of parts one after another, only where `next` is the sum
     already.
-
-    Which ones is what `top_k` says.
     """
+    # add up
     finite = len(layouts) > 1 or add_in(next, old, gradient, decay, weight, nonfinite=nonfinite)
+    # select and pack
     for parts, rows, layout in together(next, payloads, layouts):
         move_entries(parts, rows, layout, top_k(parts, layout.k))
     return finite
@@ -92,14 +96,17 @@ def add_quantise(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar, layouts: Sequence[Blocks],
     payloads: Tensor, *, keep: bool, seeds: Sequence[Seed], nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
-    """`add_in`, then each part of `next`, one after another, as blocks to a payload of its own, (parts, ≥ nbytes)
-    uint8, and where `keep`, what is sent out of it. There are several layouts only where `next` is the sum already.
+    """`add_in`, then writes each part of `next` in blocks to a row of payloads (parts, ≥ nbytes) uint8, and where
+    `keep`, leaves the error in `next`. There may be several layouts, of parts one after another, only where `next` is
+    the sum already.
 
     False also where a scale is not finite. Stochastic codes draw their noise from numpy's SFC64 with the part's seed,
     16 bits an element, block by block, each from a fresh word of 64 bits; on a GPU from a hash of it, and in Triton
     from the first seed.
     """
+    # add up
     finite = _add_in(next, old, gradient, decay, weight)
+    # quantise and pack
     encode = blocks.encode if next.device.type == "cpu" else grid.encode
     parts = next.split([layout.numel for layout in layouts])
     for part, layout, payload, seed in zip(parts, layouts, payloads, seeds, strict=False):

@@ -1,4 +1,4 @@
-"""Codes of 1, 2, 3, 4 or 8 bits, packed, the first element lowest."""
+"""Packing and unpacking of signs, codes of 2, 3, 4 or 8 bits, and short words, the first element lowest."""
 
 from collections.abc import Callable
 
@@ -10,6 +10,7 @@ from gradwire.ops.host import to_device
 from gradwire.ops.workspace import Workspace, scratch_on
 
 _EIGHT_BITS = 0x0102_0408_1020_4080
+"""As a factor, moves bit 0 of each of eight bytes to its place in the top byte."""
 
 
 def pack_signs(x: Tensor, codes: Tensor, zero_is_plus: bool = True) -> None:
@@ -18,6 +19,7 @@ def pack_signs(x: Tensor, codes: Tensor, zero_is_plus: bool = True) -> None:
         plus = (np.greater_equal if zero_is_plus else np.greater)(x.numpy(), 0)
         codes.copy_(torch.from_numpy(np.packbits(plus, bitorder="little")))
         return
+    # a GPU: compare, then pack eight bits at a time
     bits = torch.zeros(8 * len(codes), dtype=torch.bool, device=x.device)
     (torch.ge if zero_is_plus else torch.gt)(x, 0, out=bits[: len(x)])
     pack_bits(bits, codes)
@@ -25,13 +27,12 @@ def pack_signs(x: Tensor, codes: Tensor, zero_is_plus: bool = True) -> None:
 
 def pack_bits(bits: Tensor, codes: Tensor) -> None:
     """Writes bits (..., 8·m) bool to codes (..., m) uint8."""
-    # one multiplication moves bit 0 of each of eight bytes to its place in the top byte
     gathered = bits.view(torch.int64).mul(_EIGHT_BITS)
     codes.copy_(gathered.view(torch.uint8)[..., 7::8])
 
 
 def unpack_bits(codes: Tensor) -> Tensor:
-    """What `pack_bits` wrote, to codes (..., m): all of it, (8·m,) bool for one."""
+    """The inverse of `pack_bits`: all bits of codes (..., m), in one vector bool."""
     return torch.index_select(_bit_table(codes.device), 0, codes.int().reshape(-1)).view(-1)
 
 
@@ -43,12 +44,14 @@ def unpack_signs(codes: Tensor, out: Tensor) -> None:
 def add_signs(
     rows: Tensor, out: Tensor, scratch: Workspace, unpack: Callable[[Tensor, Tensor], None] = unpack_signs
 ) -> None:
-    """Writes the sum over the ranks of what `unpack_signs` would make of rows (ranks, ceil(n/8)) to out (n,), on a CPU
-    no more than a tile."""
+    """Writes the sums over the ranks of the signs +1 and -1 in rows (ranks, ceil(n/8)) to out (n,), on a CPU no more
+    than a tile."""
+    # a GPU: count the set bits
     if out.device.type != "cpu":
         plus = unpack_bits(rows).view(len(rows), -1)[:, : len(out)]
         torch.sum(plus, 0, dtype=out.dtype, out=out).mul_(2).sub_(len(rows))
         return
+    # a CPU: rank by rank
     other = scratch.tensor("signs", (len(out),))
     for rank, row in enumerate(rows):
         unpack(row, other if rank else out)
@@ -62,42 +65,48 @@ def pack_codes(numbers: Tensor, codes: Tensor, bits: int) -> None:
         codes.view(torch.int8).copy_(numbers)
         return
     n, gap = len(numbers), 8 - bits
+    # eight numbers in a word of 64 bits
     padded = torch.zeros(-(-n // 8) * 8, dtype=torch.int8, device=numbers.device)
     padded[:n] = numbers
     v = padded.view(torch.int64).bitwise_and_(_ones(bits, 8))
+    # close the gaps between them
     for times in (1, 2, 4):  # neighbours move together, then pairs, then fours
         v = (v | v >> times * gap).bitwise_and_(_ones(2 * times * bits, 16 * times))
     codes.copy_(v.view(torch.uint8).view(-1, 8)[:, :bits].reshape(-1)[: len(codes)])
 
 
 def unpack_codes(codes: Tensor, numbers: Tensor, bits: int) -> None:
-    """What `pack_codes` wrote, to numbers (n,) int8."""
+    """Writes the numbers that `pack_codes` packed to numbers (n,) int8."""
     if bits == 8:
         numbers.copy_(codes.view(torch.int8))
         return
     n, gap = len(numbers), 8 - bits
     padded = torch.zeros(-(-n // 8) * bits, dtype=torch.uint8, device=codes.device)
     padded[: len(codes)] = codes
-    room = torch.zeros(-(-n // 8), 8, dtype=torch.uint8, device=codes.device)
-    room[:, :bits] = padded.view(-1, bits)
-    v = room.view(torch.int64)
+    spread = torch.zeros(-(-n // 8), 8, dtype=torch.uint8, device=codes.device)
+    spread[:, :bits] = padded.view(-1, bits)
+    v = spread.view(torch.int64)
+    # open gaps between eight codes of a word of 64 bits: fours move, then pairs, then neighbours
     for times in (4, 2, 1):
         v = (v | v << times * gap).bitwise_and_(_ones(times * bits, 8 * times))
+    # two's complement: a set sign fills the bits above it
     signs = v & _ones(1, 8) << bits - 1
-    v = v | signs * ((1 << 9 - bits) - 2)  # fills the bits above a set sign
+    v = v | signs * ((1 << 9 - bits) - 2)
     numbers.copy_(v.view(torch.int8).view(-1)[:n])
 
 
 def pack_words(words: Tensor, bits: int, codes: Tensor) -> None:
     """Writes the low `bits` bits of each of words (..., k) to codes (..., k·bits/8) uint8, lowest first; k is a
     multiple of 8."""
+    # one bit per element, then eight to a byte
     spread = words.to(torch.int32).unsqueeze(-1) >> torch.arange(bits, dtype=torch.int32, device=words.device) & 1
     weights = 1 << torch.arange(8, dtype=torch.int32, device=words.device)
     codes.copy_((spread.flatten(-2).unflatten(-1, (-1, 8)) * weights).sum(-1))
 
 
 def unpack_words(codes: Tensor, bits: int, k: int) -> Tensor:
-    """What `pack_words` wrote to codes (..., k·bits/8): (..., k) int64."""
+    """The words (..., k) int64 that `pack_words` packed to codes (..., k·bits/8)."""
+    # one bit per element, then `bits` to a word
     spread = codes.unsqueeze(-1) >> torch.arange(8, device=codes.device, dtype=torch.uint8) & 1
     weights = 1 << torch.arange(bits, dtype=torch.int32, device=codes.device)
     return (spread.flatten(-2).unflatten(-1, (k, bits)) * weights).sum(-1)

@@ -1,4 +1,4 @@
-"""Blocks on a CPU: a vector to scales and codes, and back, in tiles that fit its cache."""
+"""Quantisation in blocks on a CPU, in tiles that fit its cache."""
 
 from collections.abc import Iterator
 from math import ceil
@@ -15,36 +15,42 @@ from gradwire.ops.tiles import tiles
 
 
 def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: Seed) -> Finite:
-    """x (n,) to payload, and where `keep`, what it stands for out of x; whether all scales are finite."""
+    """Writes x (n,) to a payload (≥ nbytes,), and where `keep`, leaves the error in x; returns whether all scales are
+    finite."""
     for gap in layout.gaps:
         payload[gap].zero_()
     noise = Noise(seed, x.device) if layout.code.kind == "stochastic" else None
     finite: Finite = True
     for part, scales, codes in walk(x, payload, layout):
+        # quantise and pack
         finite = both(finite, _write(part, scales, codes, layout.code, noise))
+        # keep the error
         if keep:
             part.sub_(decode(scales, codes, layout.code, part.shape))
     return finite
 
 
 def decode(scales: Tensor, codes: Tensor, code: Code, shape: tuple[int, ...]) -> Tensor:
-    """What scales (rows, ·) and codes (bytes,) stand for, (rows, width)."""
+    """Dequantises codes (bytes,) with scales (rows, 1 or 2) to blocks of this shape (rows, width)."""
+    # signs: the scale with a sign, or one of two scales
     if code.bits == 1:
         signs = torch.empty(shape, dtype=torch.float32, device=codes.device)
         unpack_signs(codes, signs)
         if code.kind == "sign":
             return signs.mul_(scales)
         return signs.clamp(min=0).mul_(scales[:, 1:]).add_(signs.clamp_(max=0).mul_(-scales[:, :1]))
+    # numbers times a scale
     numbers = torch.empty(shape, dtype=torch.int8, device=codes.device)
     unpack_codes(codes, numbers.view(-1), code.bits)
     return numbers.float().mul_(scales.float() if code.kind == "nearest" else scales / code.top)
 
 
 def walk(x: Tensor, payload: Tensor, layout: Blocks) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Tiles of blocks (rows, width) of x (n,), their scales (rows, 1 or 2) and their codes (bytes,)."""
+    """The tiles of x (n,) as blocks (rows, width), with views of their scales (rows, 1 or 2) and codes (bytes,)."""
     code, start, block, byte = layout.code, 0, 0, layout.codes_at
     dtype, each = (torch.bfloat16, 1) if code.kind == "nearest" else (torch.float32, code.scale_bytes // 4)
     scales = payload[: layout.count * code.scale_bytes].view(dtype).view(layout.count, each)
+    # part by part, tile by tile; every part's codes begin with a byte of their own
     for length in layout.lengths:
         for _, rows, width in tiles(x[start : start + length], code.block):
             end, size = start + rows * width, ceil(rows * width * code.bits / 8)

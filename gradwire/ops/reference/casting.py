@@ -1,4 +1,4 @@
-"""Numbers as another type."""
+"""Casts of float32 to another type, and sums of those."""
 
 from collections.abc import Sequence
 from math import inf
@@ -12,27 +12,31 @@ from gradwire.ops.vectors import equal_parts
 
 
 def cast_parts(x: Tensor, rows: Tensor, bounds: Sequence[int], limit: float, *, keep: bool) -> None:
-    """Writes the parts of x (n,) between `bounds`, all as long as the first but for the last, to rows (·, ≥ length) of
-    another type, no magnitude above `limit`; where `keep`, leaves in x what is not sent."""
-    for parts, room in equal_parts(x, rows, bounds):
+    """Casts the parts of x (n,) between `bounds`, all as long as the first but for the last, to rows (parts, ≥ length)
+    of another type, clipped to ±limit; where `keep`, leaves the error in x."""
+    for parts, targets in equal_parts(x, rows, bounds):
         for start, end in tile_bounds(x[: parts.shape[1]]):
-            part, values = parts[:, start:end], room[:, start:end]
+            part, values = parts[:, start:end], targets[:, start:end]
+            # cast and clip
             values.copy_(part)
             if limit < inf:
                 values.clamp_(-limit, limit)
+            # keep the error
             if keep:
                 part.sub_(values)
 
 
 def sum_casts(payloads: Tensor, out: Tensor, bounds: Sequence[int]) -> None:
-    """Writes to the parts of out (n,) between `bounds` the sums of payloads (parts, ranks, ≥ length) of another
-    type."""
+    """Writes the sums of payloads (parts, ranks, ≥ length) of another type to the parts of out (n,) between `bounds`,
+    in float32."""
     for parts, values in equal_parts(out, payloads, bounds):
         values = values[..., : parts.shape[1]]
+        # a GPU: one reduction
         if values.shape[1] > 1 and not on_host(out.device):
             torch.sum(values, 1, dtype=out.dtype, out=parts)
             continue
-        for start, end in tile_bounds(parts[0]):  # adding mixed types makes a copy: a tile's is cheap
+        # rank by rank; adding mixed types makes a copy: a tile's is cheap
+        for start, end in tile_bounds(parts[0]):
             parts[:, start:end].copy_(values[:, 0, start:end])
             for rank in range(1, values.shape[1]):
                 parts[:, start:end].add_(values[:, rank, start:end])

@@ -1,4 +1,4 @@
-"""The sum of all ranks' payloads."""
+"""Sums of payloads over the ranks."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +16,9 @@ from gradwire.torch_private.foreach import copy_each
 
 
 def decode_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> None:
-    """Writes to each part of `out`, one after another, the sum of what its payloads (parts, ranks, ≥ nbytes) uint8
-    stand for, rank by rank: the same on every replica. `out` may be in several tensors, which end anywhere."""
+    """Dequantises payloads (parts, ranks, ≥ nbytes) uint8, and writes their sums over the ranks to the parts of `out`,
+    one after another. Ranks are added in order, so that every replica rounds the same way. The tensors of `out` may end
+    anywhere."""
     sizes = [layout.numel for layout in layouts]
     with whole(out, sum(sizes)) as total:
         for part, rows, layout in zip(total.split(sizes), payloads, layouts, strict=False):
@@ -25,7 +26,8 @@ def decode_blocks(payloads: Tensor, out: Output, layouts: Sequence[Blocks]) -> N
 
 
 def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> None:
-    """As `decode_blocks`. Raises ValueError for what is no payload; what is in `out` then is unspecified."""
+    """`decode_blocks` for entries; elements without an entry are zero. On a CPU raises ValueError for bytes that are no
+    payload, and leaves `out` unspecified."""
     with whole(out, sum(layout.n for layout in layouts)) as total:
         for parts, rows, layout in together(total, payloads, layouts):
             _sum_entries(rows, parts.zero_(), layout)
@@ -33,7 +35,7 @@ def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) ->
 
 @contextmanager
 def whole(out: Output, n: int) -> Iterator[Tensor]:
-    """One vector (n,) to write to, which then goes to the parts of `out`."""
+    """One vector (n,) to write to, which is then copied to the tensors of `out`, if these are several."""
     parts = outputs(out, n)
     total = parts[0].view(-1) if len(parts) == 1 else torch.empty(n, dtype=torch.float32, device=parts[0].device)
     yield total
@@ -45,6 +47,7 @@ def _sum_blocks(rows: Tensor, out: Tensor, layout: Blocks) -> None:
     if out.device.type != "cpu":
         sum_blocks(rows, out, layout)
         return
+    # tile by tile, the payloads of all ranks
     for tile in zip(*(walk(out, row, layout) for row in rows), strict=True):
         for rank, (part, scales, codes) in enumerate(tile):
             values = decode(scales, codes, layout.code, part.shape)
@@ -52,12 +55,14 @@ def _sum_blocks(rows: Tensor, out: Tensor, layout: Blocks) -> None:
 
 
 def _sum_entries(payloads: Tensor, out: Tensor, layout: Entries) -> None:
-    """Payloads (parts, ranks, ≥ nbytes) to out (parts, n), which is zero; on a CPU of one part."""
+    """Adds payloads (parts, ranks, ≥ nbytes) to out (parts, n), which is zero; on a CPU of one part."""
+    # a GPU: unpack all at once, add rank by rank
     if out.device.type != "cpu":
         indices, values = unpack_entry_rows(payloads.flatten(0, 1), layout)
         indices, values = (each.view(*payloads.shape[:2], -1) for each in (indices, values))
         for rank in range(payloads.shape[1]):
             out.scatter_add_(1, indices[:, rank], values[:, rank])
         return
+    # a CPU: payload by payload
     for row in payloads[0]:
         out[0].index_add_(0, *unpack_entries(row[None], layout))

@@ -1,4 +1,4 @@
-"""Some of n elements with their indices: see `gradwire.ops.entries.Entries`."""
+"""Payloads of entries, some elements with their indices: see `gradwire.ops.entries.Entries`."""
 
 from collections.abc import Callable, Iterable
 
@@ -11,17 +11,20 @@ from gradwire.ops.reference.places import no_payload, pack_place_rows, places_in
 from gradwire.ops.workspace import scratch_on
 
 LARGEST = float(torch.finfo(torch.bfloat16).max)
+"""The largest scale."""
 
 
 def pack_entries(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
-    """Ascending indices (rows, ≤ k) int64 and values to payloads (rows, ≥ nbytes) uint8; returns what was sent of each
-    value. Zeros have no level, and take no room where levels are sent. Behind a row's last entry may be zeros at an
-    index of n or more, which are none."""
+    """Writes ascending indices (rows, ≤ k) int64 and their values to payloads (rows, ≥ nbytes) uint8; returns the
+    values as they are sent. Where levels are sent, zeros, which have none, are not. Zeros at an index of n or more,
+    behind a row's last entry, are no entries."""
     if not layout.exact:
         return _pack_levels(payloads, layout, indices, values)
-    room = payloads[:, layout.values_at : layout.nbytes].view(torch.float32)
-    room[:, : values.shape[1]].copy_(values)
-    room[:, values.shape[1] :].zero_()
+    # values
+    sent = payloads[:, layout.values_at : layout.nbytes].view(torch.float32)
+    sent[:, : values.shape[1]].copy_(values)
+    sent[:, values.shape[1] :].zero_()
+    # indices
     pack_place_rows(_places(payloads, layout), layout.places, indices, indices < layout.n)
     return values
 
@@ -31,15 +34,15 @@ Pack = Callable[[Tensor, Entries, Tensor, Tensor], Tensor]
 
 def move_entries(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor, pack: Pack = pack_entries) -> None:
     """Moves the elements of vectors x (rows, n) at ascending indices (rows, ≤ k) to payloads (rows, ≥ nbytes): leaves
-    in x what is not sent of them."""
+    the error in x."""
     values = x.gather(1, indices)
     sent = pack(payloads, layout, indices, values)
     x.scatter_(1, indices, 0) if layout.exact else x.scatter_(1, indices, values - sent)
 
 
 def unpack_entries(payloads: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
-    """Indices int64 and values, (m,) each, of payloads (rows, ≥ nbytes), one payload after another; raises ValueError
-    for what cannot be one. On a GPU k of each, of which some values may be 0."""
+    """Indices int64 and values, (m,) each, of payloads (rows, ≥ nbytes), one payload after another; on a GPU always k
+    of each, of which unused ones have value 0. On a CPU raises ValueError for bytes that are no payload."""
     if payloads.shape[1] < layout.nbytes:
         raise ValueError(f"a payload of {payloads.shape[1]} bytes; {layout} takes {layout.nbytes}")
     if payloads.device.type != "cpu":
@@ -62,7 +65,7 @@ def _unpack_one(payload: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
 
 
 def unpack_entry_rows(payloads: Tensor, layout: Entries) -> tuple[Tensor, Tensor]:
-    """As `unpack_entries`, on a GPU: (rows, k) each."""
+    """`unpack_entries` on a GPU, row by row: (rows, k) each."""
     indices, filled = unpack_place_rows(_places(payloads, layout), layout.places)
     values = _values(payloads, layout, indices)
     return indices, values if layout.exact else values * filled
@@ -78,18 +81,23 @@ def _values(payloads: Tensor, layout: Entries, indices: Tensor) -> Tensor:
     values = payloads[:, layout.values_at : layout.nbytes]
     if layout.exact:
         return values.view(torch.float32)[:, :m]
+    # sign and level by table, two to a byte, times the group's scale
     scales = payloads[:, : layout.places_at].view(torch.bfloat16).gather(1, indices // GROUP)
     table = _pairs(payloads.device)
     return torch.index_select(table, 0, values.reshape(-1).int()).view(rows, -1)[:, :m] * scales
 
 
 def _pack_levels(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
+    # scale each group by its largest magnitude
     filled = values != 0
     indices, (levels, edges) = indices * filled, levels_and_edges(payloads.device)
     scales = _pack_scales(payloads, layout, indices, values)
+    # the nearest level
     level = (values.abs()[..., None] < scales[..., None] * edges).sum(2)
-    order = filled.logical_not().argsort(stable=True)  # a GPU is not asked how many there are: zeros go to the end
+    # pack the indices of all but zeros
+    order = filled.logical_not().argsort(stable=True)  # zeros go to the end: no host sync
     pack_place_rows(_places(payloads, layout), layout.places, indices.gather(1, order), filled.gather(1, order))
+    # pack the codes, two in a byte
     packed = payloads[:, layout.values_at : layout.nbytes]
     codes = torch.zeros(len(packed), 2 * packed.shape[1], dtype=torch.uint8, device=payloads.device)
     codes[:, : order.shape[1]] = ((level + 8 * (values < 0)) * filled).gather(1, order)
@@ -98,18 +106,19 @@ def _pack_levels(payloads: Tensor, layout: Entries, indices: Tensor, values: Ten
 
 
 def _pack_scales(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
-    """Writes the largest magnitude of each group, and returns that of each value."""
-    group, room = indices // GROUP, payloads[:, : layout.places_at].view(torch.bfloat16)
-    most = torch.zeros(room.shape, dtype=torch.float32, device=payloads.device).scatter_reduce_(
+    """Writes the largest magnitude of each group of elements; returns the scale of each value."""
+    group, scales = indices // GROUP, payloads[:, : layout.places_at].view(torch.bfloat16)
+    most = torch.zeros(scales.shape, dtype=torch.float32, device=payloads.device).scatter_reduce_(
         1, group, values.abs(), "amax"
     )
-    return room.copy_(most.clamp_(max=LARGEST)).gather(1, group).float()
+    return scales.copy_(most.clamp_(max=LARGEST)).gather(1, group).float()
 
 
 def levels_and_edges(device: torch.device) -> tuple[Tensor, Tensor]:
-    """The 8 levels, and half-way between them on a logarithmic scale: below an edge, the next level is nearer."""
+    """The 8 levels, and the 7 edges half-way between them on a logarithmic scale."""
 
     def make() -> tuple[Tensor, Tensor]:
+        # in float64, so that rounding to float32 is the same everywhere
         exponents = torch.arange(8, dtype=torch.float64, device="cpu")
         levels, edges = torch.exp2(-0.75 * exponents), torch.exp2(-0.75 * (exponents[:7] + 0.5))
         return to_device(levels.float(), device), to_device(edges.float(), device)
@@ -118,7 +127,7 @@ def levels_and_edges(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _pairs(device: torch.device) -> Tensor:
-    """What each byte's two codes stand for, (256, 2)."""
+    """The values of each byte's two codes, (256, 2)."""
 
     def make() -> Tensor:
         levels, _ = levels_and_edges(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Whether numbers are finite: a bool on a CPU, a tensor () on a GPU, which is not asked."""
+"""Checks for NaN and infinity, without a host sync: the answer is a bool on a CPU, a tensor () on a GPU."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ Finite = bool | Tensor
 
 
 HUGE = 2.0**96
-"""Counts as infinite: below it, no sum of a gradient's elements overflows."""
+"""From here on numbers count as infinite; of smaller ones no sum of a gradient's elements overflows."""
 
 
 def finite_in(x: Tensor) -> Finite:
@@ -16,12 +16,13 @@ def finite_in(x: Tensor) -> Finite:
         return torch.linalg.vector_norm(x, torch.inf) < HUGE
     if not x.numel():
         return True
-    least, most = torch.aminmax(x)  # NaN if one is
+    least, most = torch.aminmax(x)  # NaN if any element is
     return float(least) > -HUGE and float(most) < HUGE
 
 
 def reported(finite: Finite, nonfinite: Tensor | None) -> bool:
-    """What the host knows: a CPU's answer. A GPU's is not waited for: `nonfinite` (1,) becomes NaN where it is no."""
+    """The answer for the host: a CPU's. On a GPU True, without waiting, and `nonfinite` (1,) becomes NaN if it is
+    not."""
     if isinstance(finite, bool):
         return finite
     if nonfinite is not None:

@@ -1,4 +1,5 @@
-"""Blocks on a GPU: all of them are rows of one matrix, so that no call is made for each segment."""
+"""Quantisation in blocks on a GPU: all blocks are rows of one matrix, so that the number of launches does not depend on
+the parts."""
 
 from itertools import accumulate
 from math import ceil
@@ -17,25 +18,28 @@ from gradwire.torch_private.foreach import copy_each
 
 
 class Grid:
-    """The blocks of a layout as the rows of a matrix (count, block); a segment's last row is filled up with zeros."""
+    """The blocks of a layout as rows of a matrix (count, block); zeros fill up the last row of each part."""
 
     def __init__(self, layout: Blocks, device: torch.device) -> None:
         code, self.layout = layout.code, layout
+        # whether all blocks are whole, so that vector and matrix are the same memory
         self.shape = layout.count, code.block
         self.fits = all(length % code.block == 0 for length in layout.lengths)
+        # elements and bytes that each part takes, and that its last row leaves free
         blocks = [ceil(length / code.block) for length in layout.lengths]
         self._elements = _with_gaps(list(layout.lengths), [count * code.block for count in blocks])
         sizes = [ceil(length * code.bits / 8) for length in layout.lengths]
         self.bytes = _with_gaps(sizes, [count * code.block * code.bits // 8 for count in blocks])
+        # elements of each row
         widths = [code.block] * layout.count
         for last, length in zip(accumulate(blocks), layout.lengths, strict=True):
             if length % code.block:
                 widths[last - 1] = length % code.block
         self.widths = to_device(torch.tensor(widths, dtype=torch.int64, device="cpu"), device)
-        """How many elements there are in each row, (count,)."""
+        """(count,) int64: the elements of each row."""
 
     def spread(self, x: Tensor) -> Tensor:
-        """x (n,) as rows; where all blocks are whole, x itself."""
+        """x (n,) as rows; a view where all blocks are whole."""
         if self.fits:
             return x.view(self.shape)
         rows = torch.zeros(self.shape, dtype=torch.float32, device=x.device)
@@ -43,7 +47,7 @@ class Grid:
         return rows
 
     def gather(self, rows: Tensor, x: Tensor) -> None:
-        """x (n,) becomes what `spread` would make these rows of."""
+        """Copies rows to x (n,): the inverse of `spread`."""
         if not self.fits:
             copy_each(x.split(self._elements[::2]), self._used(rows.view(-1), self._elements))
 
@@ -55,13 +59,13 @@ class Grid:
         return payloads[:, : self.layout.count * size].view(dtype).view(len(payloads), self.layout.count, -1)
 
     def codes(self, payloads: Tensor) -> Tensor:
-        """The codes (ranks · count · bytes of a block,) of all rows."""
+        """The codes of all rows of payloads (ranks, ≥ nbytes), in one vector of ranks · count · (bytes of a block)."""
         held = payloads[:, self.layout.codes_at : self.layout.end]
         if self.fits:
             return held.reshape(-1)
-        room = held.new_zeros(len(held), sum(self.bytes))
-        copy_each(self._used(room, self.bytes), held.split(self.bytes[::2], 1))
-        return room.view(-1)
+        spread = held.new_zeros(len(held), sum(self.bytes))
+        copy_each(self._used(spread, self.bytes), held.split(self.bytes[::2], 1))
+        return spread.view(-1)
 
     def put_codes(self, codes: Tensor, payload: Tensor) -> None:
         """Writes the codes of all rows to a payload."""
@@ -69,25 +73,26 @@ class Grid:
         copy_each(held.split(self.bytes[::2]), self._used(codes, self.bytes))
 
     def _used(self, flat: Tensor, sizes: list[int]) -> list[Tensor]:
-        """The segments' parts of a vector (..., sum(sizes)), without what fills their last rows up."""
+        """The parts of a vector (..., sum(sizes)), without what fills up their last rows."""
         return list(flat.split(sizes, -1)[::2])
 
 
 def _with_gaps(used: list[int], whole: list[int]) -> list[int]:
-    """What each segment takes and what is left free behind it, in turn."""
+    """The size that each part uses, and the size that it leaves free, in turn."""
     return [size for pair in zip(used, map(int.__sub__, whole, used), strict=True) for size in pair]
 
 
 def grid_of(layout: Blocks, device: torch.device) -> Grid:
-    """Kept by layout."""
+    """The grid of a layout, made once."""
     return scratch_on(device).once(("grid", layout), lambda: Grid(layout, device))
 
 
 def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: Seed) -> Finite:
-    """As `blocks.encode`, for x (n,) on a GPU."""
+    """`blocks.encode` on a GPU."""
     grid = grid_of(layout, x.device)
     for gap in layout.gaps:
         payload[gap].zero_()
+    # quantise and pack all blocks
     rows, scales = grid.spread(x), grid.scales(payload[None])[0]
     codes = torch.empty(sum(grid.bytes), dtype=torch.uint8, device=x.device)
     if layout.code.bits == 1:
@@ -95,16 +100,18 @@ def encode(x: Tensor, layout: Blocks, payload: Tensor, *, keep: bool, seed: Seed
     else:
         finite, sent = True, _write_numbers(rows, scales, codes, grid, seed)
     grid.put_codes(codes, payload)
+    # keep the error
     if keep:
         grid.gather(rows.sub_(sent), x)
     return finite
 
 
 def sum_blocks(payloads: Tensor, out: Tensor, layout: Blocks) -> None:
-    """As `decoding.decode_blocks`, to out (n,) on a GPU."""
+    """Writes the sum of payloads (ranks, ≥ nbytes) to out (n,): `decoding.decode_blocks` of one part, on a GPU."""
     grid = grid_of(layout, out.device)
     total = out.view(grid.shape) if grid.fits else torch.empty(grid.shape, dtype=torch.float32, device=out.device)
     codes, scales = grid.codes(payloads), grid.scales(payloads)
+    # dequantise all ranks' codes
     if layout.code.bits == 1:
         each = zip(unpack_bits(codes).view(len(payloads), *grid.shape), *_plus_and_minus(scales), strict=True)
         addends = (torch.where(plus, high, low) for plus, high, low in each)
@@ -112,13 +119,14 @@ def sum_blocks(payloads: Tensor, out: Tensor, layout: Blocks) -> None:
         numbers = torch.empty(len(payloads), *grid.shape, dtype=torch.int8, device=out.device)
         unpack_codes(codes, numbers.view(-1), layout.code.bits)
         addends = map(torch.mul, numbers, _steps(scales, layout.code))
-    for rank, addend in enumerate(addends):  # one after another: the same rounding on every replica
+    # sum rank by rank: the same rounding on every replica
+    for rank, addend in enumerate(addends):
         (total.add_ if rank else total.copy_)(addend)
     grid.gather(total, out)
 
 
 def _write_numbers(rows: Tensor, scales: Tensor, codes: Tensor, grid: Grid, seed: Seed) -> Tensor:
-    """Writes scales and codes; returns what they stand for."""
+    """Writes scales and codes of numbers; returns the values that they stand for, (count, block)."""
     code = grid.layout.code
     noise = Noise(seed, rows.device) if code.kind == "stochastic" else None
     numbers = levels(rows, scales, code, noise)
@@ -127,11 +135,13 @@ def _write_numbers(rows: Tensor, scales: Tensor, codes: Tensor, grid: Grid, seed
 
 
 def _write_signs(rows: Tensor, scales: Tensor, codes: Tensor, grid: Grid) -> tuple[Finite, Tensor]:
-    """Writes scales and codes; returns whether the scales are finite, and what they stand for."""
+    """Writes scales and codes of signs; returns whether the scales are finite, and the values that they stand for."""
+    # signs; zeros that fill up a row have none
     plus = rows.ge(0)
     if not grid.fits:
         plus.logical_and_(torch.arange(grid.shape[1], dtype=torch.int64, device=rows.device) < grid.widths[:, None])
     pack_bits(plus.view(-1), codes)
+    # scales: the mean magnitude, or those of negative and other elements
     if grid.layout.code.kind == "sign":
         torch.div(rows.abs().sum(1), grid.widths, out=scales[:, 0])
     else:
@@ -142,10 +152,10 @@ def _write_signs(rows: Tensor, scales: Tensor, codes: Tensor, grid: Grid) -> tup
 
 
 def _plus_and_minus(scales: Tensor) -> tuple[Tensor, Tensor]:
-    """What a set bit stands for, and what another, (..., count, 1) each."""
+    """The value of a set bit, and that of another, (..., count, 1) each."""
     return (scales, -scales) if scales.shape[-1] == 1 else (scales[..., 1:], scales[..., :1])
 
 
 def _steps(scales: Tensor, code: Code) -> Tensor:
-    """What a code of 1 stands for."""
+    """The value of a code of 1."""
     return scales.float() if code.kind == "nearest" else scales / code.top

@@ -1,4 +1,4 @@
-"""Which elements are the largest, in numpy: exact top-k, several times faster than a full selection."""
+"""Exact top-k in numpy on a CPU: a sample bounds the k-th largest magnitude, and few elements are compared."""
 
 import numpy as np
 import torch
@@ -8,7 +8,9 @@ from gradwire.ops.tiles import TILE, tile_bounds
 from gradwire.ops.workspace import Workspace
 
 SAMPLE = 1 << 14
+"""Elements of a sample, at most about twice as many."""
 TINY = float(np.finfo(np.float32).tiny)
+"""The least normal number: elements below it are never selected."""
 
 
 def top_k(x: Tensor, k: int, scratch: Workspace) -> Tensor:
@@ -24,6 +26,7 @@ def top_k(x: Tensor, k: int, scratch: Workspace) -> Tensor:
 
 
 def _top_k(x: Tensor, k: int, scratch: Workspace) -> Tensor:
+    # elements above a bound that k of them reach with near certainty, or a lower one where they did not
     for slack in (4.0, 40.0):
         survivors, magnitude = _above(x, lower_bound(x, k, slack), scratch)
         if len(survivors) >= k:
@@ -32,12 +35,13 @@ def _top_k(x: Tensor, k: int, scratch: Workspace) -> Tensor:
 
 
 def lower_bound(x: Tensor, k: int, slack: float) -> float:
-    """A magnitude that at least k elements reach, with near certainty: a quantile of a strided sample, `slack`
-    standard deviations below the one sought."""
+    """A magnitude that at least k elements of x (n,) reach, with near certainty: a quantile of a strided sample,
+    `slack` standard deviations below that of the k-th largest."""
     n = len(x)
     if n <= SAMPLE:
         return TINY
     sample = np.abs(x.numpy()[:: n // SAMPLE | 1])  # an odd stride meets every column of a power-of-two row
+    # the sample's order statistic, and `slack` standard deviations of its count further down
     rank = k / n * len(sample)
     rank = max(1, int(rank + slack * rank**0.5 + slack))
     if rank >= len(sample):
@@ -52,12 +56,13 @@ def _above(x: Tensor, bound: float, scratch: Workspace) -> tuple[np.ndarray, np.
 
 
 def few_above(x: Tensor, bound: float, most: float, scratch: Workspace) -> tuple[np.ndarray, np.ndarray] | None:
-    """Indices, ascending, and magnitudes of the elements of x (n,) with |x| >= bound, in one pass; None as soon as
-    there are more than `most`."""
+    """Ascending indices int64 and magnitudes (m,) of the elements of x (n,) with |x| >= bound, in one pass; None as
+    soon as there are more than `most`."""
     values, limit = x.numpy(), np.float32(bound)
     magnitude = scratch.tensor("magnitude", (TILE,)).numpy()
     mask = scratch.tensor("mask", (TILE,), torch.bool).numpy()
     found, sizes, total = [], [], 0
+    # tile by tile; stop as soon as there are too many
     for start, end in tile_bounds(x):
         m = np.abs(values[start:end], out=magnitude[: end - start])
         passing = np.greater_equal(m, limit, out=mask[: end - start])
@@ -81,6 +86,7 @@ def largest(indices: Tensor, magnitude: Tensor, k: int) -> Tensor:
 def _largest(indices: np.ndarray, magnitude: np.ndarray, k: int) -> Tensor:
     if len(indices) <= k:
         return torch.from_numpy(indices)
+    # those above the k-th largest magnitude, and the first of those equal to it
     kth = np.partition(magnitude, len(magnitude) - k)[len(magnitude) - k]
     chosen = magnitude > kth
     ties = np.flatnonzero(magnitude == kth)

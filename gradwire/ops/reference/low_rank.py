@@ -8,14 +8,14 @@ from torch import Tensor
 from gradwire.ops.tiles import TILE
 
 ROWS, COLUMNS = 0, 1
-"""The sides of a matrix: P's rows are as long as it has rows, and Q's as it has columns."""
+"""The sides of a matrix (rows, columns): P (rank, rows) is the factor of the first, Q (rank, columns) of the second."""
 SMALL = 1024
-"""Elements that a CPU copies in the time that torch takes to begin the product of two matrices."""
+"""Elements that a CPU copies in the time that torch takes to start one product."""
 
 
 def project(matrices: Sequence[Tensor], basis: Sequence[Tensor], out: Sequence[Tensor], side: int) -> None:
-    """Of each batch M (k, rows, columns) the factors of one side from those of the other: P = Q Mᵀ for side ROWS,
-    Q = P M for COLUMNS."""
+    """Writes the factors of one side, given those of the other, for each batch M (k, rows, columns): P = Q Mᵀ for side
+    ROWS, Q = P M for COLUMNS."""
     for matrix, factor, to in zip(matrices, basis, out, strict=True):
         project_batch(matrix, factor, to, side)
 
@@ -26,8 +26,8 @@ def project_batch(matrices: Tensor, basis: Tensor, out: Tensor, side: int) -> No
 
 
 def multiply(out: Sequence[Sequence[Tensor]], p: Sequence[Tensor], q: Sequence[Tensor], *, subtract: bool) -> None:
-    """M = Pᵀ Q or, to `subtract` it, M -= Pᵀ Q, batch by batch, each in one tensor M (k, rows, columns) or, on a CPU,
-    in several, k matrices in all."""
+    """M = Pᵀ Q, or M -= Pᵀ Q where `subtract`, batch by batch; M (k, rows, columns) is one tensor or, on a CPU,
+    several, of k matrices in all."""
     for parts, left, right in zip(out, p, q, strict=True):
         multiply_batch(parts, left, right, subtract=subtract)
 
@@ -39,9 +39,10 @@ def multiply_batch(out: Sequence[Tensor], p: Tensor, q: Tensor, *, subtract: boo
 
 
 def with_factors(out: Sequence[Tensor], p: Tensor, q: Tensor) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
-    """Each part of a batch with its factors."""
+    """Each tensor of a batch with its factors."""
     if len(out) == 1:
         return [(out[0], p, q)]
+    # the factors of as many matrices as each tensor has
     sizes = [len(part) for part in out]
     return zip(out, p.split(sizes), q.split(sizes), strict=True)
 
@@ -63,13 +64,13 @@ def _write(out: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _is_slow(out: Tensor) -> bool:
-    """Whether torch would take longer to turn from one matrix to the next, for these do not lie one after another, than
-    for a copy of all."""
+    """Whether torch's products of small matrices that do not lie one after another, on a CPU, cost more than products
+    of all in one tensor and a copy."""
     return out.device.type == "cpu" and not out.is_contiguous() and out[0].numel() < SMALL
 
 
 def _products(out: Tensor, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parts of `out` and the products that belong there, a tile at a time."""
+    """Parts of `out` with their products in a temporary tensor, a tile at a time."""
     count = TILE // out[0].numel()
     for part, a, b in zip(out.split(count), left.split(count), right.split(count), strict=True):
         yield part, torch.bmm(a, b)

@@ -1,4 +1,4 @@
-"""Coordinates that were sent are forgotten."""
+"""Masking of coordinates that were sent."""
 
 from torch import Tensor
 
@@ -6,6 +6,6 @@ from gradwire.ops.tiles import tile_bounds
 
 
 def mask_zeros(x: Tensor, other: Tensor) -> None:
-    """x (n,) becomes 0 where the other (n,) is."""
+    """Zeroes x (n,) where the other (n,) is zero."""
     for start, end in tile_bounds(x):
         x[start:end].mul_(other[start:end].ne(0))

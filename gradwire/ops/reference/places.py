@@ -1,4 +1,4 @@
-"""Coordinates to payloads and back: see `gradwire.ops.entries.Places`."""
+"""Packing and unpacking of coordinates: see `gradwire.ops.entries.Places`."""
 
 from collections.abc import Sequence
 
@@ -11,37 +11,40 @@ from gradwire.ops.workspace import scratch_on
 
 
 def pack_places(payloads: Tensor, layout: Places, indices: Tensor) -> None:
-    """Ascending indices (rows, ≤ k) int64 to payloads (rows, ≥ nbytes) uint8."""
+    """Packs ascending indices (rows, ≤ k) int64 in payloads (rows, ≥ nbytes) uint8."""
     pack_place_rows(payloads, layout, indices, torch.ones_like(indices, dtype=torch.bool))
 
 
 def pack_place_rows(payloads: Tensor, layout: Places, indices: Tensor, filled: Tensor) -> None:
-    """Indices (rows, ≤ k) to payloads (rows, ≥ nbytes): of each row those `filled` (rows, ·) bool, which ascend and
-    come first."""
+    """Packs indices (rows, ≤ k) in payloads (rows, ≥ nbytes): of each row those `filled` (rows, ≤ k) bool, which ascend
+    and come first."""
     (rows, m), width, lower_at = indices.shape, layout.low_bits, 8 * layout.upper_bytes
     ranks, digits = _constants(layout, 1, payloads.device)
     bits = torch.zeros(rows, 8 * layout.nbytes + 8, dtype=torch.bool, device=payloads.device)
     indices = indices * filled
+    # upper bits: entry j sets bit (index >> l) + j
     places = torch.where(filled, (indices >> width).add_(ranks[:, :m]), bits.shape[1] - 1)
     bits.scatter_(1, places, True)
+    # lower bits, as they are
     lower = bits[:, lower_at : lower_at + m * width].unflatten(1, (m, width))
     torch.ne(indices[:, :, None] & digits, 0, out=lower)
     pack_bits(bits[:, :-8], payloads[:, : layout.nbytes])
 
 
 def unpack_places(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
-    """The coordinates (rows, k) int64 of payloads (rows, ≥ nbytes), and which of this room was filled, (rows, k) bool;
-    on a CPU raises ValueError for what is no payload."""
+    """The coordinates (rows, k) int64 of payloads (rows, ≥ nbytes), and which of them were filled, (rows, k) bool. On a
+    CPU raises ValueError for bytes that are no payload."""
     if payloads.device.type != "cpu":
         return unpack_place_rows(payloads, layout)
+    # a CPU: row by row, and checked
     found = [places_in(row, layout) for row in payloads]
     if any(each is None for each in found):
         raise no_payload(layout)
-    return in_room([each for each in found if each is not None], layout.k)
+    return padded_rows([each for each in found if each is not None], layout.k)
 
 
-def in_room(found: Sequence[Tensor], k: int) -> tuple[Tensor, Tensor]:
-    """Coordinates (≤ k,) int64 of each row, zeros behind them, and which of the room (rows, k) they fill; on a CPU."""
+def padded_rows(found: Sequence[Tensor], k: int) -> tuple[Tensor, Tensor]:
+    """Coordinates (≤ k,) int64 of each row, padded with zeros to (rows, k), and which are not padding; on a CPU."""
     indices = torch.zeros(len(found), k, dtype=torch.int64, device="cpu")
     counts = torch.tensor([[len(each)] for each in found], dtype=torch.int64, device="cpu")
     for row, each in zip(indices, found, strict=True):
@@ -50,24 +53,28 @@ def in_room(found: Sequence[Tensor], k: int) -> tuple[Tensor, Tensor]:
 
 
 def places_in(payload: Tensor, layout: Places) -> Tensor | None:
-    """The coordinates (≤ k,) int64, or None where it is no payload; on a CPU."""
+    """The coordinates (≤ k,) int64 of a payload, None for bytes that are none; on a CPU."""
+    # entry j is the set bit number j
     upper, lower = _bits(payload[None], layout)
     places = upper[0].nonzero()[:, 0]
     m = len(places)
     if m > layout.k:
         return None
     ranks, digits = _constants(layout, 1, payload.device)
+    # upper bits from its place, lower bits as they are
     indices = (places - ranks[0, :m] << layout.low_bits).add_((lower[0, :m] * digits).sum(1))
     return None if m and int(indices.max()) >= layout.n else indices
 
 
 def unpack_place_rows(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
-    """The coordinates of payloads (rows, ≥ nbytes), (rows, k) int64, and which of the room is filled, (rows, k) bool.
-    A GPU is not asked how many there are, nor whether these are payloads: all lie within n."""
+    """`unpack_places` without a host sync. Whether these are payloads is not checked, but all coordinates are below
+    n."""
     upper, lower = _bits(payloads, layout)
     ranks, digits = _constants(layout, len(payloads), payloads.device)
+    # set bit number j is the first at which j + 1 are set
     places = torch.searchsorted(upper.cumsum(1), ranks, right=True)
     filled = places < upper.shape[1]
+    # put upper and lower bits together
     indices = (places.sub_(ranks) << layout.low_bits).add_((lower * digits).sum(2))
     return indices.clamp_(max=layout.n - 1), filled
 
@@ -80,7 +87,7 @@ def _bits(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
 
 
 def _constants(layout: Places, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """0 to k - 1 for each of so many rows, and what each lower bit stands for, (l,)."""
+    """0 to k - 1 for each of so many rows, (rows, k), and the value of each lower bit, (l,)."""
 
     def make() -> tuple[Tensor, Tensor]:
         ranks = torch.arange(layout.k, dtype=torch.int64, device=device).repeat(rows, 1)
@@ -90,5 +97,5 @@ def _constants(layout: Places, rows: int, device: torch.device) -> tuple[Tensor,
 
 
 def no_payload(layout: object) -> ValueError:
-    """What is raised for bytes that nobody can have packed."""
+    """The error for bytes that are no payload of a layout."""
     return ValueError(f"this is no payload of {layout}: its counts or indices are out of range")

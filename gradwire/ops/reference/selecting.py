@@ -1,4 +1,4 @@
-"""Which elements are the largest."""
+"""Selection of the largest elements."""
 
 from collections.abc import Sequence
 from math import inf
@@ -21,15 +21,15 @@ def top_k(x: Tensor, k: int) -> Tensor:
 
 
 def above(x: Tensor, bound: float, most: int) -> tuple[Tensor, Tensor] | None:
-    """Indices (m,) int64, ascending, and magnitudes (m,) of the elements of x (n,) with |x| ≥ bound; None where there
-    are more than `most`. On a CPU."""
+    """Ascending indices (m,) int64 and magnitudes (m,) of the elements of x (n,) with |x| ≥ bound; None where there are
+    more than `most`. On a CPU."""
     found = largest.few_above(x, bound, most, scratch_on(x.device))
     return (torch.from_numpy(found[0]), torch.from_numpy(found[1])) if found else None
 
 
 def top_k_each(matrices: Sequence[Tensor], k: int, axis: int) -> Sequence[Tensor]:
-    """Of several matrices (rows, columns) float32 of one shape, the places of the k largest magnitudes of each row,
-    (rows, k) int64, where `axis` is 1, and of each column, (columns, k), where it is 0.
+    """The indices of the k largest magnitudes of each row, (rows, k) int64, of several matrices (rows, columns) float32
+    of one shape where `axis` is 1; of each column, (columns, k), where it is 0.
 
     Always k of them: zeros count too, and NaN counts as infinite. Ascending on a CPU, where the first of equal
     magnitudes win; on a GPU all matrices in one call.
@@ -37,11 +37,13 @@ def top_k_each(matrices: Sequence[Tensor], k: int, axis: int) -> Sequence[Tensor
     if matrices[0].device.type == "cpu":
         largest_of = slices.top_k_rows if axis == 1 else slices.top_k_columns
         return [largest_of(_sound(matrix), k, scratch_on(matrix.device)) for matrix in matrices]
+    # a GPU: all matrices at once
     chosen = torch.stack(list(matrices)).abs_().topk(k, dim=1 + axis, sorted=False).indices
     return (chosen if axis == 1 else chosen.mT).unbind()
 
 
 def _sound(matrix: Tensor) -> Tensor:
+    """The matrix, with NaN as infinite."""
     if not matrix.sum().isnan():
         return matrix
     return matrix.nan_to_num(nan=inf, posinf=inf, neginf=-inf)

@@ -1,13 +1,13 @@
-"""The functions of `gradwire.ops.reference` in Triton, for tensors on a GPU: one launch each where it matters.
+"""The functions of `gradwire.ops.reference` as Triton kernels, for tensors on a GPU: one launch each where it matters.
 
-Sums may be fused, so their last bits may differ from a CPU's; stochastic codes draw their noise from Triton's
-generator. Import this only where `gradwire.ops.backend` says that it can be used.
+Multiplications and additions may be fused, so the last bits may differ from a CPU's; stochastic codes draw their noise
+from Triton's generator. Import this only where `gradwire.ops.backend` says that it can be used.
 """
 
 from dataclasses import replace
 
 from gradwire.ops.backend import REFERENCE
-from gradwire.ops.triton import adding, bounded, casts, decoding, entries, factors, noise, orthogonal, products, words
+from gradwire.ops.triton import adding, bounded, casts, decoding, entries, factors, hashing, orthogonal, products, words
 
 TRITON = replace(
     REFERENCE,
@@ -30,5 +30,5 @@ TRITON = replace(
     multiply=products.multiply,
     orthogonalize=orthogonal.orthogonalize,
     renew=factors.renew,
-    draws=noise.draws,
+    draws=hashing.draws,
 )

@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""The next residual from the old one and a gradient, and what encodes it: see `gradwire.ops.reference.adding`."""
+"""Error feedback, by itself or encoded in the same launch: see `gradwire.ops.reference.adding`."""
 
 from collections.abc import Sequence
 
@@ -24,13 +24,16 @@ SIZE = 2048
 
 
 class _Terms:
-    """What both kernels are told: `tensors` and `numbers`, and what there is of them. A pointer that is not there is
-    another one that is not used; what nobody wants to know is written where nobody looks."""
+    """The sum decay·old + weight·gradient as arguments of a kernel. Pointers that are not needed get a dummy.
+
+    `tensors` and `numbers` are arguments, `has` the constants that say which of them are used.
+    """
 
     def __init__(
         self, next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar,
         nonfinite: Tensor | None,
     ) -> None:  # fmt: skip
+        # gather the gradient's tensors, in torch
         source = gathered(next, gradient)
         flag = scratch_on(next.device).tensor("nonfinite", (1,)) if nonfinite is None else nonfinite
         self.tensors = next, next if old is None else old, next if source is None else source.view(-1), flag
@@ -59,15 +62,16 @@ def add_select(
         return _select_parts(next, payloads, layouts)
     layout, payload = layouts[0], payloads[0]
     terms, n = _Terms(next, old, gradient, decay, weight, nonfinite), len(next)
-    magnitude, zeros = (
-        scratch_on(next.device).tensor("magnitude", (n,)),
-        payload[: layout.values_at if layout.exact else layout.nbytes],
-    )
+    magnitude = scratch_on(next.device).tensor("magnitude", (n,))
+    zeros = payload[: layout.values_at if layout.exact else layout.nbytes]
+    # add up, measure, and zero the payload's bits, which are set one by one
     launching.launch(
         measure_kernel, programs_for(n, SIZE), *terms.tensors, *terms.numbers, n, magnitude, zeros.view(torch.int32),
         len(zeros) // 4, **terms.has, SIZE=SIZE,
     )  # fmt: skip
+    # select
     indices = magnitude.topk(layout.k, sorted=False).indices.sort().values
+    # pack
     move_to_zeros(next[None], payload[None], layout, indices[None])
     return True
 
@@ -90,9 +94,10 @@ def add_quantise(
     next: Tensor, old: Tensor | None, gradient: Gradient, decay: float, weight: Scalar, layouts: Sequence[Blocks],
     payloads: Tensor, *, keep: bool, seeds: Sequence[Seed], nonfinite: Tensor | None = None,
 ) -> bool:  # fmt: skip
-    """See the reference, all parts in one launch. One seed does for all, for an element's noise depends on where it is;
-    what lies between and behind scales and codes stays as it was."""
+    """See the reference; all parts in one launch. One seed is enough for all, for an element's noise depends on its
+    index. Bytes between and behind scales and codes stay as they were."""
     terms = _Terms(next, old, gradient, decay, weight, nonfinite)
+    # where each block lies, and how many a program takes
     code, (each, width) = layouts[0].code, shape_of(layouts[0])
     table, device = table_of(tuple(layouts), payloads.stride(0), payloads.device), payloads.device
     word, salt = seeds[0].on(device) if code.kind == "stochastic" else (table, 0)

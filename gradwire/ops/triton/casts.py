@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
-"""Numbers as another type: see `gradwire.ops.reference.casting`."""
+"""Casts: see `gradwire.ops.reference.casting`."""
 
 from collections.abc import Sequence
 
@@ -17,8 +17,9 @@ SIZE = 1024
 
 @triton.jit
 def cast_kernel(x, rows, n, length, stride, limit, KEEP: tl.constexpr, SIZE: tl.constexpr):
-    """Writes SIZE of n elements to rows of `length` that are `stride` elements from each other, no magnitude above
-    `limit`; to KEEP what is not sent, leaves it in x."""
+    """Casts SIZE of n elements to rows of `length`, `stride` elements from each other, clipped to ±limit; to KEEP the
+    error, leaves it in x."""
+    # the row and columns of this program
     programs = tl.cdiv(length, SIZE)
     row = (tl.program_id(0) // programs).to(tl.int64)
     place = tl.program_id(0) % programs * SIZE + tl.arange(0, SIZE)
@@ -26,7 +27,9 @@ def cast_kernel(x, rows, n, length, stride, limit, KEEP: tl.constexpr, SIZE: tl.
     kind: tl.constexpr = rows.dtype.element_ty
     x, rows = x + row * length + place, rows + row * stride + place
     value = tl.load(x, live, 0.0)
+    # clip
     held = tl.where(value > limit, limit, tl.where(value < -limit, -limit, value))
+    # cast
     if kind == tl.bfloat16:
         short = upper_half(held)
         tl.store(rows.to(tl.pointer_type(tl.int16)), short.to(tl.int16), live)
@@ -35,6 +38,7 @@ def cast_kernel(x, rows, n, length, stride, limit, KEEP: tl.constexpr, SIZE: tl.
         cast = held.to(kind)
         tl.store(rows, cast, live)
         sent = cast.to(tl.float32)
+    # keep the error
     if KEEP:
         tl.store(x, value - sent, live)
 

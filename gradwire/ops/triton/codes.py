@@ -1,9 +1,9 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false
-"""Blocks to scales and codes, and back, on a GPU. A program works on ROWS blocks of at most WIDTH elements.
+"""Kernels that quantise and dequantise blocks. A program works on ROWS blocks of at most WIDTH elements.
 
-`table` (4, count) int64 says of each block where its elements begin, how many there are, and at which byte of the
-payloads its codes and its scales begin.
+`table` (4, count) int64 has for each block its first element, how many it has, and the bytes of the payloads where its
+codes and its scales begin.
 """
 
 import triton
@@ -16,8 +16,11 @@ STOCHASTIC: tl.constexpr = tl.constexpr(1)
 SIGN: tl.constexpr = tl.constexpr(2)
 ONE_BIT: tl.constexpr = tl.constexpr(3)
 BELOW_ONE: tl.constexpr = tl.constexpr(1 - 2.0**-21)
+"""Keeps the largest element at its level: see `gradwire.ops.reference.levels`."""
 LARGEST: tl.constexpr = tl.constexpr(3.3895313892515355e38)
+"""The largest bfloat16."""
 ROUNDS: tl.constexpr = tl.constexpr(1.5 * 2.0**23)
+"""Added to a float32 and subtracted again, leaves it without a fraction."""
 
 
 @triton.jit
@@ -28,7 +31,7 @@ def to_nearest(x):
 
 @triton.jit
 def upper_half(x):
-    """The bits of x in bfloat16, halves to even: the interpreter's own cast cuts off."""
+    """The bits of x in bfloat16, halves to even: the cast of Triton's interpreter truncates."""
     bits = x.to(tl.int32, bitcast=True)
     return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
 
@@ -41,7 +44,8 @@ def unless_infinite(x):
 
 @triton.jit
 def blocks_of_program(table, count, ROWS: tl.constexpr):
-    """Which of ROWS blocks are there, and of each what the table says."""
+    """The numbers of a program's blocks, which of them exist, and their first element, width and first byte of
+    codes."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     known = row < count
     start, width = tl.load(table + row, known, 0), tl.load(table + count + row, known, 0)
@@ -49,14 +53,29 @@ def blocks_of_program(table, count, ROWS: tl.constexpr):
 
 
 @triton.jit
+def elements_of_blocks(start, width, WIDTH: tl.constexpr):
+    """The indices (ROWS, WIDTH) of the elements of a program's blocks, and which exist."""
+    column = tl.arange(0, WIDTH)[None, :]
+    return start[:, None] + column, column < width[:, None]
+
+
+@triton.jit
+def means_of_signs(x, live, width):
+    """The means of the negative elements of each block, and of the others."""
+    others = tl.sum(tl.where((x >= 0) & live, 1, 0), 1)
+    low = tl.sum(tl.minimum(x, 0.0), 1) / tl.maximum(width - others, 1).to(tl.float32)
+    return low, tl.sum(tl.maximum(x, 0.0), 1) / tl.maximum(others, 1).to(tl.float32)
+
+
+@triton.jit
 def scales_of(payloads, table, count, row, known):
-    """Where the scales of these blocks are: looked up when they are needed, for it takes registers."""
+    """Pointers to the scales of these blocks; looked up when they are needed, for they take registers."""
     return (payloads + tl.load(table + 3 * count + row, known, 0)).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
 def store_codes(code, codes, byte, width, ROWS: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr):
-    """Packs codes (ROWS, WIDTH) of BITS bits, eight of them into so many bytes."""
+    """Packs codes (ROWS, WIDTH) of BITS bits: eight of them fill BITS bytes."""
     words = tl.reshape(code.to(tl.int64), (ROWS, WIDTH // 8, 8)) << (BITS * tl.arange(0, 8)).to(tl.int64)[None, None, :]
     word = tl.sum(words, 2)
     place = BITS * tl.arange(0, WIDTH // 8)[None, :]
@@ -65,7 +84,7 @@ def store_codes(code, codes, byte, width, ROWS: tl.constexpr, WIDTH: tl.constexp
         tl.store(codes + byte[:, None] + place + i, ((word >> (8 * i)) & 255).to(tl.uint8), place + i < used)
 
 
-@triton.jit(do_not_specialize=["salt"])  # else one in 16 salts has another variant compiled
+@triton.jit(do_not_specialize=["salt"])  # else Triton compiles a variant for each multiple of 16
 def quantise_kernel(
     next, old, gradient, nonfinite, decay, weight, table, count, payloads, word, salt,
     HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, KEEP: tl.constexpr, KIND: tl.constexpr,
@@ -73,21 +92,19 @@ def quantise_kernel(
 ):  # fmt: skip
     """`add_quantise` of ROWS blocks. Noise is hashed from a `word` that counts steps and a `salt`."""
     row, known, start, width, byte = blocks_of_program(table, count, ROWS)
-    column = tl.arange(0, WIDTH)
-    live = column[None, :] < width[:, None]
-    at = start[:, None] + column[None, :]
+    at, live = elements_of_blocks(start, width, WIDTH)
     x = summed(old, gradient, at, live, decay, weight_of(weight, SCALED), HAS_OLD, HAS_GRADIENT)
     note_unless_finite(x, nonfinite)
+    # quantise: signs with the mean magnitude
     if KIND == SIGN:
         scale = tl.sum(tl.abs(x), 1) / tl.maximum(width, 1).to(tl.float32)
         note_unless_finite(scale, nonfinite)
         tl.store(scales_of(payloads, table, count, row, known), scale, known)
         code = tl.where((x >= 0) & live, 1, 0)
         sent = tl.where(x >= 0, scale[:, None], -scale[:, None])
+    # signs with the means of negative and other elements
     elif KIND == ONE_BIT:
-        others = tl.sum(tl.where((x >= 0) & live, 1, 0), 1)
-        low = tl.sum(tl.minimum(x, 0.0), 1) / tl.maximum(width - others, 1).to(tl.float32)
-        high = tl.sum(tl.maximum(x, 0.0), 1) / tl.maximum(others, 1).to(tl.float32)
+        low, high = means_of_signs(x, live, width)
         note_unless_finite(low, nonfinite)
         note_unless_finite(high, nonfinite)
         scales = scales_of(payloads, table, count, row, known)
@@ -95,6 +112,7 @@ def quantise_kernel(
         tl.store(scales + 1, high, known)
         code = tl.where((x >= 0) & live, 1, 0)
         sent = tl.where(x >= 0, high[:, None], low[:, None])
+    # numbers with the largest magnitude
     else:
         most = tl.max(tl.abs(x), 1)
         if KIND == NEAREST:
@@ -113,6 +131,7 @@ def quantise_kernel(
         number = to_nearest(number)
         sent = number * step[:, None]
         code = tl.where(live, number.to(tl.int32) & ((1 << BITS) - 1), 0)
+    # keep the error, and pack
     if KEEP:
         tl.store(next + at, x - sent, live)
     store_codes(code, payloads, byte, width, ROWS, WIDTH, BITS)
@@ -123,19 +142,23 @@ def dequantise_kernel(
     out, rows, stride, ranks, table, count, KIND: tl.constexpr, BITS: tl.constexpr,
     TOP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """`decode_blocks` of ROWS blocks, rank by rank: the same rounding on every replica."""
+    """`decode_blocks` of ROWS blocks."""
+    # find the blocks
     row, known, start, width, byte = blocks_of_program(table, count, ROWS)
     column = tl.arange(0, WIDTH)
     live = column[None, :] < width[:, None]
     used = (width[:, None] * BITS + 7) // 8
     place, shift = (column * BITS // 8)[None, :], (column * BITS % 8)[None, :]
     total = tl.zeros((ROWS, WIDTH), tl.float32)
+    # rank by rank: the same rounding on every replica
     for _ in range(ranks):
+        # unpack
         codes, scales = rows + byte[:, None] + place, scales_of(rows, table, count, row, known)
         code = tl.load(codes, live, 0).to(tl.int32)
-        if BITS == 3:  # may lie across two bytes
+        if BITS == 3:  # a code may lie across two bytes
             code += tl.load(codes + 1, live & (place + 1 < used), 0).to(tl.int32) << 8
         code = (code >> shift) & ((1 << BITS) - 1)
+        # dequantise and add
         if KIND == SIGN:
             scale = tl.load(scales, known, 0.0)[:, None]
             total += tl.where(code == 1, scale, -scale)

@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""The sum of all ranks' payloads: see `gradwire.ops.reference.decoding`."""
+"""Sums of payloads of blocks: see `gradwire.ops.reference.decoding`."""
 
 from collections.abc import Sequence
 

@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""Entries to payloads, and back: see `gradwire.ops.reference.entries`."""
+"""Packing, unpacking and sums of entries: see `gradwire.ops.reference.entries`."""
 
 from collections.abc import Sequence
 
@@ -20,9 +20,9 @@ from gradwire.ops.workspace import scratch_on
 SIZE = 1024
 """Entries, or words, of a program."""
 SPAN = 1024
-"""Of the upper halves of indices, those that belong to a program that adds up; so these, and about as many entries."""
+"""Values of the upper bits of indices that a program sums: about as many entries."""
 WORDS = 64
-"""Upper words that it looks at, one bit of each after another."""
+"""Upper words that it reads at a time, one bit of each after another."""
 
 
 def pack_entries(payloads: Tensor, layout: Entries, indices: Tensor, values: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def move_entries(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor) 
 
 
 def move_to_zeros(x: Tensor, payloads: Tensor, layout: Entries, indices: Tensor) -> None:
-    """`move_entries` to payloads that are zero, but for exact values."""
+    """`move_entries` to payloads whose bytes before exact values are zero."""
     _pack(payloads, layout, indices, x)
 
 
@@ -53,12 +53,14 @@ def pack_places(payloads: Tensor, layout: Places, indices: Tensor) -> None:
 def _pack(
     payloads: Tensor, layout: Entries, indices: Tensor, chosen: Tensor, sent: Tensor | None = None
 ) -> None:  # fmt: skip
-    """Entries (payloads, m) to payloads (·, ≥ nbytes): the `chosen` values (payloads, m), what of them is `sent` beside
-    them; without, the elements of vectors `chosen` (payloads, ·), which are taken."""
+    """Packs entries at indices (payloads, m) in payloads (payloads, ≥ nbytes): the values `chosen` (payloads, m), which
+    are written to `sent` as they are sent; or without it the elements of vectors `chosen` (payloads, n), which keep the
+    error."""
     take = sent is None
     if layout.exact:
         _pack_places(payloads, layout, indices, chosen, values=True, take=take)
         return
+    # levels: number the entries that are not zero
     values, (count, m), places = chosen.gather(1, indices) if take else chosen, indices.shape, layout.places
     words = payloads[:, : layout.nbytes].view(torch.int32)
     launching.launch(
@@ -72,7 +74,7 @@ def _pack(
 def _pack_places(
     payloads: Tensor, layout: Entries | Places, indices: Tensor, chosen: Tensor, *, values: bool, take: bool
 ) -> None:  # fmt: skip
-    """Places, with exact values or without."""
+    """`_pack` of indices with exact values, or without."""
     places, words, (count, m) = layout.places, payloads[:, : layout.nbytes].view(torch.int32), indices.shape
     launching.launch(
         pack_kernel, count * programs_for(m, SIZE), words, words.stride(0), places.upper_bytes // 4, places.nbytes // 4,
@@ -81,7 +83,7 @@ def _pack_places(
 
 
 def _levels(device: torch.device) -> Tensor:
-    """What kernels look up: the 8 levels, and the 7 edges between them."""
+    """The 8 levels, and the 7 edges between them, (15,)."""
 
     def make() -> Tensor:
         return to_device(torch.cat(levels_and_edges(torch.device("cpu"))), device)
@@ -90,15 +92,16 @@ def _levels(device: torch.device) -> Tensor:
 
 
 def decode_entries(payloads: Tensor, out: Output, layouts: Sequence[Entries]) -> None:
-    """See the reference; parts of the same layout in as many launches as one. There is one part, or of each one rank's
-    payload. A GPU is not asked whether these are payloads; nothing is written outside."""
+    """See the reference; parts of the same layout in as many launches as one. There is one part, or one rank. Whether
+    these are payloads is not checked; nothing is written outside `out`."""
     with whole(out, sum(layout.n for layout in layouts)) as total:
         for parts, rows, layout in equal_layouts(total, payloads, layouts):
             _sum(rows.flatten(0, 1), parts, layout, rows.shape[1])
 
 
 def _sum(rows: Tensor, out: Tensor, layout: Entries, ranks: int) -> None:
-    """Writes to each row of out (·, n) the sum of so many rows, from the row of this number on."""
+    """Writes the sum of `ranks` payloads, from row i on, to row i of out (m, n)."""
+    # programs of equal ranges of upper bits
     upper_at, words, low_words = _words_of(layout)
     payloads, low = rows[:, : layout.nbytes].view(torch.int32), layout.places.low_bits
     launching.launch(
@@ -121,7 +124,8 @@ def unpack_places(payloads: Tensor, layout: Places) -> tuple[Tensor, Tensor]:
 
 
 def _unpack(payloads: Tensor, layout: Entries | Places, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Indices (payloads, k), and what is found there, of this type."""
+    """Indices (payloads, k), and their values, or as int8 whether they are filled."""
+    # programs of equally many entries
     upper_at, words, low_words = _words_of(layout)
     rows = payloads[:, : layout.nbytes].view(torch.int32)
     indices = torch.empty(len(rows), layout.k, dtype=torch.int64, device=rows.device)
@@ -135,13 +139,13 @@ def _unpack(payloads: Tensor, layout: Entries | Places, dtype: torch.dtype) -> t
 
 
 def _words_of(layout: Entries | Places) -> tuple[int, int, int]:
-    """The word of a payload where places begin, and how many there are of upper and of lower bits."""
+    """The word of 32 bits where a payload's indices begin, and the numbers of words of upper and of lower bits."""
     places = layout.places
     return layout.places_at // 4, places.upper_bytes // 4, (places.nbytes - places.upper_bytes) // 4
 
 
 def _ends(upper: Tensor, words: int) -> Tensor:
-    """How many entries there are up to the end of each of so many words, (rows, words)."""
+    """The number of entries up to the end of each upper word, (rows, words) int32."""
     ends = torch.empty(len(upper), words, dtype=torch.int32, device=upper.device)
     launching.launch(ends_kernel, len(upper), ends, upper, upper.stride(0), words, SIZE=SIZE)
     return ends

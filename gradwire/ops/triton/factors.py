@@ -1,8 +1,8 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false
-"""Batches of thin matrices that lie one after another in a vector, on a GPU: see `gradwire.ops.reference.factors`.
+"""Renewal of low-rank factors, batches of thin matrices one after another: see `gradwire.ops.reference.factors`.
 
-`table` (3, count) int64 says of each matrix where it begins, how many rows it has, and how long they are.
+`table` (3, count) int64 has for each matrix its first element, its number of rows, and their length.
 """
 
 import sys
@@ -19,9 +19,9 @@ from gradwire.ops.triton import launching
 from gradwire.ops.workspace import scratch_on
 
 MOST = 32
-"""The most rows that products and bases are computed of; the reference does what has more."""
+"""The most rows of a factor for which kernels compute products and bases; the reference does others."""
 SIZE = 1024
-"""Elements at a time."""
+"""Elements that a program reads at a time."""
 
 
 @triton.jit
@@ -31,14 +31,17 @@ def renew_kernel(factors, before, largest, table, count, SIZE: tl.constexpr):
     start = tl.load(table + matrix)
     n = tl.load(table + count + matrix) * tl.load(table + 2 * count + matrix)
     factors, before, each = factors + start, before + start, tl.arange(0, SIZE)
+    # the largest magnitude
     most = tl.zeros((SIZE,), tl.float32)
     for first in range(0, n, SIZE):
         size = tl.abs(tl.load(factors + first + each, first + each < n, 0.0))
-        most = tl.maximum(most, tl.where(size < float("inf"), size, float("inf")))  # for NaN as well
+        most = tl.maximum(most, tl.where(size < float("inf"), size, float("inf")))  # NaN counts as infinite
     size = tl.max(most)
     tl.store(largest + matrix, size)
+    # the power of two that makes it 1/2 to 1, from its exponent
     power = tl.minimum(126 - (size.to(tl.int32, bitcast=True) >> 23), 126)
     scale = tl.where(size > 0, ((tl.maximum(power, -126) + 127) << 23).to(tl.float32, bitcast=True), 1.0)
+    # scale, or restore the factor of the step before
     source = before if size == 0 else factors
     for first in range(0, n, SIZE):
         live = first + each < n
@@ -46,7 +49,7 @@ def renew_kernel(factors, before, largest, table, count, SIZE: tl.constexpr):
 
 
 def renew(factors: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
-    """See the reference; in both the batches lie one after another."""
+    """See the reference; batches lie one after another."""
     table = table_of(factors, sys.maxsize)
     largest = torch.empty(table.shape[1], dtype=torch.float32, device=table.device)
     launching.launch(
@@ -61,7 +64,7 @@ def vector_of(factors: Sequence[Tensor]) -> Tensor:
 
 
 def table_of(factors: Sequence[Tensor], longest: int) -> Tensor:
-    """The table of these batches (k, rank, length), without those that are longer."""
+    """The table of these batches (k, rank, length), without those longer than `longest`."""
     shapes, device = tuple(tuple(factor.shape) for factor in factors), factors[0].device
     return scratch_on(device).once(("factors", shapes, longest), lambda: _table(shapes, longest, device))
 

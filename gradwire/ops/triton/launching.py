@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""One launch."""
+"""Launches of kernels."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ import triton
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Runs so many programs of a kernel, on the current stream of the device of its first argument, a tensor."""
+    """Launches so many programs of a kernel, on the current stream of the device of its first argument, a tensor."""
     if programs:
         with torch.cuda.device_of(arguments[0]):
             kernel[(programs,)](*arguments, **constants)
 
 
 def programs_for(n: int, each: int) -> int:
-    """How many programs n elements take, `each` of them at a time."""
+    """The number of programs for n elements, `each` of them in one."""
     return triton.cdiv(n, each)

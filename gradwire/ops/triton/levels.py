@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-"""Entries whose values travel as levels to payloads, on a GPU: see `gradwire.ops.entries.Entries`."""
+"""The kernel that packs entries whose values travel as levels: see `gradwire.ops.entries.Entries`."""
 
 import triton
 import triton.language as tl
@@ -10,7 +10,8 @@ from gradwire.ops.triton.places import GROUP, store_place
 
 @triton.jit
 def first_entry(indices, m, least):
-    """The first of m ascending indices that is at least so large; m where none is."""
+    """The number of the first of m ascending indices that is `least` or more; m where none is."""
+    # bisect
     low, high = 0, m
     while low < high:
         middle = (low + high) // 2
@@ -26,10 +27,11 @@ def pack_levels_kernel(
     payloads, stride, upper_at, low_at, values_at, indices, chosen, sent, filled, levels, source_stride, m, n,
     TAKE: tl.constexpr, LOW: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Writes those of m entries of one payload, which was zero, that share a scale; SIZE is how many that may be.
-    `filled` (m,) counts those up to each that are not zero: others take no room. To TAKE them, `chosen` is a vector,
-    out of which goes what is sent; else it is their values, and what is sent of each goes to `sent`. `levels` (15,)
-    are the 8 that there are, and the 7 edges between them. All else is as in `pack_kernel`."""
+    """Packs those of m entries of one payload, which was zero, that share a scale, at most SIZE. `filled` (m,) numbers
+    the entries that are not zero: others are not sent. To TAKE elements, `chosen` is a vector, which keeps the error;
+    else it has values, and these as they are sent go to `sent`. `levels` (15,) are the 8 levels, and the 7 edges
+    between them. All else is as in `pack_kernel`."""
+    # find the entries of this group
     groups = tl.cdiv(n, GROUP)
     group, row = tl.program_id(0) % groups, (tl.program_id(0) // groups).to(tl.int64)
     payloads, indices, filled = payloads + row * stride, indices + row * m, filled + row * m
@@ -37,21 +39,25 @@ def pack_levels_kernel(
     at = first + tl.arange(0, SIZE)
     index = tl.load(indices + at, at < m, n)
     live = index < tl.minimum((group + 1) * GROUP, n)
+    # scale: the largest magnitude
     source = chosen + row * source_stride + (index if TAKE else at)
     value = tl.load(source, live, 0.0)
     size = tl.abs(value)
     short = upper_half(tl.minimum(tl.max(size, 0), LARGEST))
     tl.store(payloads.to(tl.pointer_type(tl.int16)) + group, short.to(tl.int16))
     scale = (short << 16).to(tl.float32, bitcast=True)
+    # the nearest level
     level = tl.zeros((SIZE,), tl.int32)
     for edge in tl.static_range(7):
         level += tl.where(size < scale * tl.load(levels + 8 + edge), 1, 0)
     magnitude = scale * tl.load(levels + level)
     signed = tl.where(value == 0, 0.0, tl.where(value < 0, -magnitude, magnitude))
+    # keep the error, or write what is sent
     if TAKE:
         tl.store(source, value - signed, live)
     else:
         tl.store(sent + row * source_stride + at, signed, live)
+    # pack codes and indices of all but zeros
     live = live & (value != 0)
     place = tl.load(filled + at, live, 1).to(tl.int64) - 1
     code = (level + tl.where(value < 0, 8, 0)).to(tl.int64) << (4 * (place & 7))

@@ -1,10 +1,10 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-"""Orthonormal rows, on a GPU: see `gradwire.ops.reference.orthogonal`. A program works on one matrix.
+"""Orthonormal bases of thin matrices: see `gradwire.ops.reference.orthogonal`. A program works on one matrix.
 
-Cholesky's QR in float64, of rows of norm 1 that noise has made independent. Where the noise alone tells rows apart they
-come out less than orthogonal, and so it is done three times. Products are sums: not every Triton multiplies matrices in
-float64.
+Cholesky's QR in float64, of rows of norm 1 that noise has made independent. Where rows differ by the noise alone, the
+result is not quite orthogonal, and so it is done three times. Products are sums: not every Triton multiplies matrices
+in float64.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ from gradwire.ops.triton import launching
 from gradwire.ops.triton.factors import MOST, table_of, vector_of
 
 ELEMENTS = 1024
-"""At a time: what registers hold in float64."""
+"""Elements that a program reads at a time: as many as registers hold in float64."""
 LONGEST = 4096
-"""Longer rows keep one program busy for too long; the reference's many do them."""
+"""The longest rows: longer ones keep one program busy for too long, and the reference does them."""
 NOISE: tl.constexpr = tl.constexpr(3.5e-6)
-"""From minus to plus a half of this; of about the size of the reference's."""
+"""The width of the uniform noise, of about the size of the reference's."""
 SMALLEST: tl.constexpr = tl.constexpr(1e-14)
-"""What is left of a row's square norm of 1 at least, or else rounding could make it negative."""
+"""The least square norm that elimination leaves of a row, which was 1: rounding could make it negative."""
 
 
 @triton.jit
 def columns_at(a, rank, n, first, RANK: tl.constexpr, SIZE: tl.constexpr):
-    """Columns of a (rank, n) from the `first` on, where each element lies, and which there are; 0 for the others."""
+    """SIZE columns of a (rank, n) from the `first` on, 0 outside; the elements' offsets, and which exist."""
     row, column = tl.arange(0, RANK)[:, None], first + tl.arange(0, SIZE)[None, :]
     at, live = row * n + column, (row < rank) & (column < n)
     return tl.load(a + at, live, 0.0).to(tl.float64), at, live
@@ -37,8 +37,7 @@ def columns_at(a, rank, n, first, RANK: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def independent(a, squares, rank, n, first, RANK: tl.constexpr, SIZE: tl.constexpr):
-    """`columns_at`, the rows divided by their norms, of which these are the `squares`, plus noise, the same on all
-    ranks."""
+    """`columns_at`, with rows divided by their norms, the roots of `squares`, plus noise, the same on all ranks."""
     rows, at, live = columns_at(a, rank, n, first, RANK, SIZE)
     norms = tl.sqrt(tl.where(squares > 0, squares, 1.0))[:, None]
     noise = (tl.rand(0, at.to(tl.int32)) - 0.5).to(tl.float64) * (NOISE / tl.sqrt(n.to(tl.float64)))
@@ -47,9 +46,10 @@ def independent(a, squares, rank, n, first, RANK: tl.constexpr, SIZE: tl.constex
 
 @triton.jit
 def inverse_of_root(gram, RANK: tl.constexpr):
-    """The lower triangle W with W gram Wᵀ = 1."""
+    """The lower triangular W with W gram Wᵀ = 1, by Gaussian elimination."""
     row, column = tl.arange(0, RANK)[:, None], tl.arange(0, RANK)[None, :]
     inverse = tl.where(row == column, 1.0, 0.0).to(tl.float64)
+    # eliminate column by column, and apply the same to the identity
     for i in range(RANK):
         left = tl.sum(tl.where(row == i, gram, 0.0), 0)[None, :]
         done = tl.sum(tl.where(row == i, inverse, 0.0), 0)[None, :]
@@ -62,13 +62,13 @@ def inverse_of_root(gram, RANK: tl.constexpr):
 
 @triton.jit
 def row_of(rows, i, RANK: tl.constexpr):
-    """The i-th row of (RANK, SIZE), as (1, SIZE)."""
+    """Row i of rows (RANK, SIZE), as (1, SIZE)."""
     return tl.sum(tl.where(tl.arange(0, RANK)[:, None] == i, rows, 0.0), 0)[None, :]
 
 
 @triton.jit
 def gram_of(rows, rank, RANK: tl.constexpr):
-    """rows rowsᵀ, (RANK, RANK), of which `rank` are not 0."""
+    """rows rowsᵀ, (RANK, RANK), of rows (RANK, SIZE), of which `rank` are not zero."""
     column, gram = tl.arange(0, RANK)[None, :], tl.zeros((RANK, RANK), tl.float64)
     for i in range(rank):
         products = tl.sum(rows * row_of(rows, i, RANK), 1)[:, None]
@@ -78,7 +78,7 @@ def gram_of(rows, rank, RANK: tl.constexpr):
 
 @triton.jit
 def times(square, rows, rank, RANK: tl.constexpr):
-    """square rows, of which `rank` are not 0."""
+    """The product of a square (RANK, RANK) and rows (RANK, SIZE), of which `rank` are not zero."""
     column, total = tl.arange(0, RANK)[None, :], rows * 0.0
     for i in range(rank):
         total += tl.sum(tl.where(column == i, square, 0.0), 1)[:, None] * row_of(rows, i, RANK)
@@ -92,15 +92,18 @@ def orthonormal_kernel(factors, table, count, RANK: tl.constexpr, SIZE: tl.const
     a = factors + tl.load(table + matrix)
     rank, n = tl.load(table + count + matrix), tl.load(table + 2 * count + matrix)
     squares, gram = tl.zeros((RANK,), tl.float64), tl.zeros((RANK, RANK), tl.float64)
+    # square norms of the rows
     for first in range(0, n, SIZE):
         rows, _, _ = columns_at(a, rank, n, first, RANK, SIZE)
         squares += tl.sum(rows * rows, 1)
+    # Gram matrix of the independent rows
     for first in range(0, n, SIZE):
         rows, _, _ = independent(a, squares, rank, n, first, RANK, SIZE)
         gram += gram_of(rows, rank, RANK)
+    # three times: multiply the rows by the inverse of the Gram matrix's root, and make the next Gram matrix
     for time in tl.static_range(3):
         inverse, gram = inverse_of_root(gram, RANK), tl.zeros((RANK, RANK), tl.float64)
-        tl.debug_barrier()  # what others of this program have written is there
+        tl.debug_barrier()  # wait for what other threads of this program have written
         for first in range(0, n, SIZE):
             if time == 0:
                 rows, at, live = independent(a, squares, rank, n, first, RANK, SIZE)
@@ -112,14 +115,16 @@ def orthonormal_kernel(factors, table, count, RANK: tl.constexpr, SIZE: tl.const
 
 
 def orthogonalize(factors: Sequence[Tensor]) -> None:
-    """See the reference, which does them all where one has more than `MOST` rows, and else those of long ones; the
+    """See the reference, which does all of them where one has more than `MOST` rows, and always those with long rows;
     batches lie one after another."""
     if not factors:
         return
+    # long rows, by torch
     rows, table = max(factor.shape[1] for factor in factors), table_of(factors, LONGEST)
     reference.orthogonal.orthogonalize([factor for factor in factors if rows > MOST or factor.shape[2] > LONGEST])
     if rows > MOST or not table.numel():
         return
+    # all others in one launch
     rank = 16 if rows <= 16 else MOST
     launching.launch(
         orthonormal_kernel, table.shape[1], vector_of(factors), table, table.shape[1], RANK=rank, SIZE=ELEMENTS // rank

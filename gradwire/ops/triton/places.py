@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-"""Entries to payloads, and back, on a GPU: see `gradwire.ops.entries`."""
+"""Kernels that pack, unpack and sum entries: see `gradwire.ops.entries`."""
 
 import triton
 import triton.language as tl
@@ -10,10 +10,12 @@ GROUP: tl.constexpr = tl.constexpr(1024)
 
 @triton.jit
 def store_place(upper, lower, index, at, live, LOW: tl.constexpr):
-    """Sets the bits of entries number `at`, which are at these indices."""
+    """Sets the bits of entries number `at`, which have these indices."""
+    # upper bits: one bit per entry
     place = (index >> LOW) + at
     one = tl.full(at.shape, 1, tl.int64)
     tl.atomic_or(upper + (place >> 5), (one << (place & 31)).to(tl.int32), live)
+    # lower bits, in one word or across two
     if LOW > 0:
         first = at * LOW
         field = (index & ((1 << LOW) - 1)) << (first & 31)
@@ -26,27 +28,29 @@ def pack_kernel(
     payloads, stride, low_at, values_at, indices, chosen, source_stride, m, n,
     TAKE: tl.constexpr, VALUES: tl.constexpr, LOW: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Writes SIZE of m entries of one payload, int32, which was zero; those with indices of n or more are none. With
-    VALUES, they are those of `chosen` (m,) or, to TAKE them, of the elements of a vector `chosen` that indices name,
-    which become 0. Payloads are `stride` words apart, and vectors `source_stride` elements; a payload's lower bits and
-    values begin at words `low_at` and `values_at`. LOW: how many lower bits an index has."""
+    """Packs SIZE of m entries of one payload, int32, which was zero; indices of n or more are no entries. With VALUES
+    these are `chosen` (m,) or, to TAKE them, the elements of a vector `chosen` at the indices, which become 0. Payloads
+    are `stride` words apart, and vectors `source_stride` elements; a payload's lower bits and values begin at words
+    `low_at` and `values_at`. LOW: how many lower bits an index has."""
     program, row = tl.program_id(0) % tl.cdiv(m, SIZE), (tl.program_id(0) // tl.cdiv(m, SIZE)).to(tl.int64)
     payloads, indices = payloads + row * stride, indices + row * m
     at = program.to(tl.int64) * SIZE + tl.arange(0, SIZE)
     index = tl.load(indices + at, at < m, n)
     live = index < n
+    # values
     if VALUES:
         values = (payloads + values_at).to(tl.pointer_type(tl.float32))
         source = chosen + row * source_stride + (index if TAKE else at)
         tl.store(values + at, tl.load(source, live, 0.0), live)
         if TAKE:
             tl.store(source, 0.0, live)
+    # indices
     store_place(payloads, payloads + low_at, index, at, live, LOW)
 
 
 @triton.jit
 def set_bits(word):
-    """How many bits are set in each of these words, 0 to 2^32 - 1 in int64."""
+    """The number of set bits in each of these words, 0 to 2^32 - 1 in int64."""
     word -= (word >> 1) & 0x55555555
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
     word = (word + (word >> 4)) & 0x0F0F0F0F
@@ -55,9 +59,10 @@ def set_bits(word):
 
 @triton.jit
 def ends_kernel(ends, rows, stride, words, SIZE: tl.constexpr):
-    """How many entries there are up to the end of each of a row's `words` upper words: ends (rows, words) int32."""
+    """Counts the entries up to the end of each of a row's `words` upper words: ends (rows, words) int32."""
     row = tl.program_id(0).to(tl.int64)
     before = 0
+    # a running sum over the words
     for start in range(0, words, SIZE):
         at = start + tl.arange(0, SIZE)
         counts = set_bits(tl.load(rows + row * stride + at, at < words, 0).to(tl.int64) & 0xFFFFFFFF)
@@ -67,13 +72,14 @@ def ends_kernel(ends, rows, stride, words, SIZE: tl.constexpr):
 
 @triton.jit
 def entries_before(ends, word, words):
-    """How many entries there are before a word; 0 behind the last, for Triton's `&` asks for both of its sides."""
+    """The number of entries before a word; 0 behind the last word, for Triton's `&` evaluates both operands."""
     return tl.load(ends + word - 1, (word > 0) & (word < words), 0)
 
 
 @triton.jit
 def first_word(ends, words, zeros):
-    """The first word with so many zeros before its end; `words` where there is none."""
+    """The number of the first word with so many zeros before its end; `words` where there is none."""
+    # bisect
     low, high = 0, words
     while low < high:
         middle = (low + high) // 2
@@ -96,10 +102,11 @@ def lower_bits(lower, low_words, entry, live, LOW: tl.constexpr):
 
 @triton.jit
 def value_of(payload, values, levels, index, entry, live, BITS: tl.constexpr):
-    """The values of these entries of a payload, whose values begin at `values`; `levels` are what 4 bits stand for."""
+    """The values of these entries of a payload; `values` points to the first, `levels` to the levels of 4 bits."""
     if BITS == 32:
         value = tl.load(values.to(tl.pointer_type(tl.float32)) + entry, live, 0.0)
     else:
+        # sign and level, two to a byte, times the group's scale
         code = (tl.load(values + (entry >> 3), live, 0) >> (4 * (entry & 7)).to(tl.int32)) & 15
         scale = tl.load(payload.to(tl.pointer_type(tl.bfloat16)) + index // GROUP, live, 0.0).to(tl.float32)
         level = tl.load(levels + (code & 7), live, 0.0)
@@ -112,11 +119,12 @@ def scatter_words(
     out, payload, levels, upper, lower, ends, first, words, low_words, k, n, zeros, BITS: tl.constexpr,
     LOW: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """out[index] += value for those entries of SIZE upper words from the `first` on that have `zeros` to `zeros` + SPAN
-    zeros before them. What is more than k, and what lies behind n, counts for nothing."""
+    """out[index] += value for the entries of SIZE upper words from the `first` on that have `zeros` to `zeros` + SPAN
+    zeros before them: their number is the upper bits of the index. Entries beyond k or n are ignored."""
     at = first + tl.arange(0, SIZE)
     word = tl.load(upper + at, at < words, 0).to(tl.int64) & 0xFFFFFFFF
     entry = tl.load(ends + at - 1, (at > 0) & (at < words), 0).to(tl.int64)
+    # one bit of each word at a time
     for bit in range(32):
         is_set = ((word >> bit) & 1) == 1
         high = at.to(tl.int64) * 32 + bit - entry
@@ -135,18 +143,20 @@ def sum_kernel(
     out, rows, levels, stride, ends, upper_at, words, low_words, k, n, ranks,
     BITS: tl.constexpr, LOW: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Writes to SPAN·2^LOW elements of out (n,) what the entries of all payloads there add up to, rank by rank; rows
-    (ranks, stride) int32. In one payload all indices differ, so only ranks have to wait for each other. More programs
-    than that write to the next vector of n elements, from the next row on."""
+    """Writes the sums of all payloads' entries to SPAN·2^LOW elements of out (n,), rank by rank; rows (ranks, stride)
+    int32. Within one payload all indices differ, so only ranks have to wait for each other. Further programs write to
+    the next vector of n elements, from the next row on."""
     programs = tl.cdiv(n, SPAN << LOW)
     first_row = (tl.program_id(0) // programs).to(tl.int64)
     out, rows, ends = out + first_row * n, rows + first_row * stride, ends + first_row * words
     zeros = tl.program_id(0) % programs * SPAN
+    # zero the elements
     for part in range(1 << LOW):
         at = (zeros.to(tl.int64) << LOW) + part * SPAN + tl.arange(0, SPAN)
         tl.store(out + at, 0.0, at < n)
+    # add rank by rank: the same rounding on every replica
     for _ in range(ranks):
-        tl.debug_barrier()  # what others of this program have written is there
+        tl.debug_barrier()  # wait for what other threads of this program have written
         upper = rows + upper_at
         first = first_word(ends, words, zeros)
         while (first < words) & (32 * first - entries_before(ends, first, words) < zeros + SPAN):
@@ -161,7 +171,8 @@ def sum_kernel(
 
 @triton.jit
 def nth_set_bit(word, n):
-    """The place of set bit number n of these words of 32 bits in int64, from 0."""
+    """The place of set bit number n, from 0, in each of these words of 32 bits in int64."""
+    # bisect: into the lower or the upper half, by how many bits are set in the lower
     place = tl.zeros(word.shape, tl.int64)
     for step in tl.static_range(5):
         low = set_bits(word & ((1 << (16 >> step)) - 1))
@@ -177,17 +188,19 @@ def unpack_kernel(
     indices, found, rows, levels, stride, ends, upper_at, words, low_words, k, n, steps,
     BITS: tl.constexpr, LOW: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Writes SIZE of the k entries of one payload: their indices (k,), within n, and to found (k,) their values, or,
-    where there are none, 1; 0 for what was not filled. `steps`: in so many the middle of `words` is found."""
+    """Unpacks SIZE of the k entries of one payload: indices (k,) below n, and to found (k,) their values or, in a
+    payload without values, 1; 0 for entries that are not filled. `steps` are enough to bisect `words`."""
     program, row = tl.program_id(0) % tl.cdiv(k, SIZE), (tl.program_id(0) // tl.cdiv(k, SIZE)).to(tl.int64)
     rows, ends, indices, found = rows + row * stride, ends + row * words, indices + row * k, found + row * k
     entry = program.to(tl.int64) * SIZE + tl.arange(0, SIZE)
     filled = (entry < k) & (entry < tl.load(ends + words - 1))
     low, high = tl.zeros((SIZE,), tl.int64), tl.zeros((SIZE,), tl.int64) + words
-    for _ in range(steps):  # for the first word that ends behind this entry
+    # bisect for the word of each entry, the first that ends behind it
+    for _ in range(steps):
         middle = (low + high) // 2
         before = tl.load(ends + middle, filled & (middle < words), 0) <= entry
         low, high = tl.where(before & (low < high), middle + 1, low), tl.where(before, high, middle)
+    # its bit, and so the upper bits of the index; then the lower bits
     upper = rows + upper_at
     word = tl.load(upper + low, filled, 0).to(tl.int64) & 0xFFFFFFFF
     bit = nth_set_bit(word, entry.to(tl.int32) - tl.load(ends + low - 1, filled & (low > 0), 0))
@@ -196,6 +209,7 @@ def unpack_kernel(
         index += lower_bits(upper + words, low_words, entry, filled, LOW)
     index = tl.where(filled, tl.minimum(index, n - 1), n - 1)
     tl.store(indices + entry, index, entry < k)
+    # the value
     if BITS == 0:
         tl.store(found + entry, tl.where(filled, 1, 0).to(tl.int8), entry < k)
     else:

@@ -1,16 +1,17 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false
-"""next = decay·old + weight·gradient, on a GPU."""
+"""Kernels for the sum next = decay·old + weight·gradient."""
 
 import triton
 import triton.language as tl
 
 HUGE: tl.constexpr = tl.constexpr(2.0**96)
+"""From here on numbers count as infinite: see `gradwire.ops.reference.finite`."""
 
 
 @triton.jit
 def weight_of(weight, SCALED: tl.constexpr):
-    """A number, or where SCALED the number that a pointer points to."""
+    """The weight: a number, or where SCALED a pointer to one."""
     if SCALED:  # noqa: SIM108 - in two branches, for only one is compiled
         number = tl.load(weight)
     else:
@@ -20,7 +21,8 @@ def weight_of(weight, SCALED: tl.constexpr):
 
 @triton.jit
 def summed(old, gradient, at, live, decay, weight, HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr):
-    """decay·old + weight·gradient at these places; zeros where they are not `live`."""
+    """decay·old + weight·gradient at these indices; zeros where they are not `live`."""
+    # weight·gradient, and then the residual
     total = tl.zeros(at.shape, tl.float32)
     if HAS_GRADIENT:
         total = tl.load(gradient + at, live, 0.0).to(tl.float32) * weight
@@ -31,7 +33,7 @@ def summed(old, gradient, at, live, decay, weight, HAS_OLD: tl.constexpr, HAS_GR
 
 @triton.jit
 def note_unless_finite(x, nonfinite):
-    """nonfinite (1,) becomes NaN where one of x is not finite, or beyond HUGE."""
+    """Sets nonfinite (1,) to NaN if an element of x is not finite, or beyond HUGE."""
     wrong = tl.where(tl.abs(x) < HUGE, 0, 1)  # 1 for NaN
     if tl.max(wrong) != 0:
         tl.store(nonfinite, float("nan"))
@@ -61,7 +63,7 @@ def measure_kernel(
     next, old, gradient, nonfinite, decay, weight, n, magnitude, places, words,
     HAS_OLD: tl.constexpr, HAS_GRADIENT: tl.constexpr, SCALED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """`add_kernel`, and what selects needs: the magnitudes (n,), and zeros in `words` <= n words of places, int32."""
+    """`add_kernel` that also writes the magnitudes (n,), and zeros to the `words` <= n words of `places`, int32."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     total = summed(old, gradient, at, at < n, decay, weight_of(weight, SCALED), HAS_OLD, HAS_GRADIENT)
     tl.store(next + at, total, at < n)

@@ -1,4 +1,4 @@
-"""Where each block of a layout lies, for kernels."""
+"""Tables of the blocks of a layout, for kernels."""
 
 from collections.abc import Iterator
 
@@ -12,12 +12,12 @@ from gradwire.ops.workspace import scratch_on
 
 KINDS = {"nearest": 0, "stochastic": 1, "sign": 2, "one bit": 3}
 ELEMENTS = 2048
-"""Of a program, about."""
+"""About those of a program."""
 
 
 def table_of(layouts: tuple[Blocks, ...], stride: int, device: torch.device) -> Tensor:
-    """(4, count) int64, for vectors one after another and payloads `stride` bytes apart: the first element of each
-    block, how many it has, and the bytes where its codes and its scales begin."""
+    """The table (4, count) int64 for vectors one after another and payloads `stride` bytes apart: the first element of
+    each block, how many it has, and the bytes where its codes and its scales begin."""
     return scratch_on(device).once(("blocks", layouts, stride), lambda: _table(layouts, stride, device))
 
 
@@ -30,8 +30,9 @@ def _table(layouts: tuple[Blocks, ...], stride: int, device: torch.device) -> Te
 
 
 def _blocks_of(layout: Blocks) -> Iterator[np.ndarray]:
-    """What the table says of one layout by itself, segment by segment."""
+    """The table of one layout by itself, part by part."""
     code, start, byte, scale = layout.code, 0, layout.codes_at, 0
+    # part by part; every part's codes begin with a byte of their own
     for length in layout.lengths:
         firsts = np.arange(0, length, code.block)
         scales = scale + code.scale_bytes * np.arange(len(firsts))
@@ -42,6 +43,6 @@ def _blocks_of(layout: Blocks) -> Iterator[np.ndarray]:
 
 
 def shape_of(layout: Blocks) -> tuple[int, int]:
-    """Blocks of a program, and the power of two that their elements fit in."""
+    """The number of blocks of a program, and the power of two that holds the elements of one."""
     width = 1 << (layout.code.block - 1).bit_length()
     return max(1, ELEMENTS // width), width

@@ -1,4 +1,4 @@
-"""Whether the kernels can be trusted on a device: they are tried once, against their definition."""
+"""A trial of the kernels on a device, against the reference, before they are used there."""
 
 import torch
 from torch import Tensor
@@ -14,11 +14,13 @@ N = 5000
 
 
 def differences(device: torch.device) -> str:
-    """What the kernels get wrong on this device; "" where nothing. Waits for the device.
+    """The names of the trials whose results are wrong on this device; "" where all are right. Waits for the device.
 
-    The host computes what is right: a GPU's own products may be set to round to fewer bits."""
+    The host computes the right results: a GPU's own products may be set to round to fewer bits."""
+    # the same numbers here and on the host
     host = torch.randn(2, N, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
     here = host.to(device)
+    # compare
     wrong = [
         name
         for name, run in RUNS.items()
@@ -28,7 +30,7 @@ def differences(device: torch.device) -> str:
 
 
 def _codes(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """What is left, and what is decoded."""
+    """The error that is left, and the decoded values, of codes."""
     layout, result = Blocks((N // 3, N - N // 3), nearest(4)), torch.zeros(2, N, dtype=torch.float32, device=old.device)
     payload = torch.zeros(1, layout.nbytes, dtype=torch.uint8, device=old.device)
     kernels.add_quantise(result[0], old, gradient, 0.9, 0.5, [layout], payload, keep=True, seeds=[Seed(0)])
@@ -37,7 +39,7 @@ def _codes(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """What is left, and what is decoded and unpacked, of exact values and of levels."""
+    """The error that is left, and the decoded and unpacked values, of exact values and of levels."""
     result = torch.zeros(2, 2, N, dtype=torch.float32, device=old.device)
     for (left, out), layout in zip(result, (Entries(N, N // 50), Entries(N, N // 50, 4)), strict=True):
         payload = torch.zeros(1, layout.nbytes, dtype=torch.uint8, device=old.device)
@@ -48,14 +50,14 @@ def _entries(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _casts(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """What is left, and what is sent."""
+    """The error that is left, and the values that are sent, of casts."""
     left, rows = old.clone(), torch.zeros(3, N, dtype=torch.float16, device=old.device)
     kernels.cast_parts(left, rows, (0, 2000, 4000, N), 1.0, keep=True)
     return torch.cat([left, rows.float().view(-1)])
 
 
 def _factors(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """What factors become, of which the first is zero; then what the basis that is made of each projects on."""
+    """Renewed factors, of which the first is zero; then the projections on the basis made from each."""
     vector = old[:300].clone()
     batches, before = ([x[:240].view(2, 4, 30), x[240:300].view(1, 2, 30)] for x in (vector, gradient))
     batches[0][0].zero_()
@@ -66,7 +68,7 @@ def _factors(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _products(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
-    """Both projections of matrices of two shapes, the products of what comes of them, and what these leave."""
+    """Both projections of matrices of two shapes, the products of these factors, and the matrices less the products."""
     left, right, p, q = (
         old[:980].clone(),
         old[:980].clone(),
@@ -74,6 +76,7 @@ def _products(kernels: Backend, old: Tensor, gradient: Tensor) -> Tensor:
         gradient[:300] / 10,
     )
     matrices, products = ([x[:800].view(2, 10, 40), x[800:].view(1, 15, 12)] for x in (left, right))
+    # views of two batches
     lower, upper = [p[:60].view(2, 3, 10), p[60:].view(1, 5, 15)], [q[:240].view(2, 3, 40), q[240:].view(1, 5, 12)]
     kernels.project(matrices, upper, lower, ROWS)
     kernels.multiply([[product] for product in products], lower, upper, subtract=False)

@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-"""Short words, packed, the first lowest, on a GPU: see `gradwire.ops.reference.bits`."""
+"""Packing and unpacking of short words: see `gradwire.ops.reference.bits`."""
 
 import torch
 import triton
@@ -15,16 +15,17 @@ SIZE = 256
 
 @triton.jit
 def place_of(row, rows, stride, nbytes):
-    """Where a row's codes begin: so many rows lie one after another, and the next ones `stride`."""
+    """The first byte of a row's codes: `rows` rows lie one after another, `stride` bytes from those before."""
     return row // rows * stride + row % rows * nbytes
 
 
 @triton.jit
 def pack_words_kernel(words, codes, count, rows, stride, k, nbytes, BITS: tl.constexpr, SIZE: tl.constexpr):
-    """Writes SIZE of `count` bytes, of rows of k words."""
+    """Packs SIZE of `count` bytes, of rows of k words."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     row, byte = at // nbytes, at % nbytes
     code = tl.zeros((SIZE,), tl.int32)
+    # each of a byte's bits from the word that has it
     for i in tl.static_range(8):
         bit = 8 * byte + i
         word = tl.load(words + row * k + bit // BITS, at < count, 0).to(tl.int32)
@@ -34,11 +35,12 @@ def pack_words_kernel(words, codes, count, rows, stride, k, nbytes, BITS: tl.con
 
 @triton.jit
 def unpack_words_kernel(codes, words, count, rows, stride, k, nbytes, BITS: tl.constexpr, SIZE: tl.constexpr):
-    """Reads SIZE of `count` words."""
+    """Unpacks SIZE of `count` words."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     row = at // k
     codes += place_of(row, rows, stride, nbytes)
     word = tl.zeros((SIZE,), tl.int32)
+    # each of a word's bits from the byte that has it
     for i in tl.static_range(BITS):
         bit = at % k * BITS + i
         code = tl.load(codes + bit // 8, at < count, 0).to(tl.int32)
@@ -47,7 +49,7 @@ def unpack_words_kernel(codes, words, count, rows, stride, k, nbytes, BITS: tl.c
 
 
 def pack_words(words: Tensor, bits: int, codes: Tensor) -> None:
-    """See the reference, for codes (payloads, rows, bytes) whose rows lie one after another."""
+    """See the reference; codes are (payloads, rows, bytes), whose rows lie one after another."""
     numbers = words.view(torch.uint8) if words.dtype == torch.bool else words
     _, rows, nbytes = codes.shape
     launching.launch(

@@ -1,0 +1,120 @@
+"""`gradwire doctor`: checks of the cluster that it is started on."""
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+import typer
+
+from gradwire.cli.console import mistakes
+from gradwire.cli.run_setup import leads
+from gradwire.lab.doctor.examination import examine
+from gradwire.lab.doctor.facts import hosts_of
+from gradwire.lab.doctor.findings import Finding
+from gradwire.lab.doctor.joining import device_here, joined, kind_of
+from gradwire.lab.doctor.site import Site
+from gradwire.lab.launch.lab_cluster import LabCluster
+from gradwire.lab.launch.launch import RankFailed, launch
+from gradwire.lab.launch.launched import is_launched
+from gradwire.lab.network.link import LOOPBACK, link_of
+from gradwire.lab.network.network import Network
+from gradwire.report import doctor_report as report
+
+WRONG = 1
+
+
+def doctor(ranks: int | None, hosts: int | None, link: str | None, device: str | None) -> None:
+    """Examines the ranks that were started, or starts some here. Ends with exit code 1 where there is a fault."""
+    # started by itself: ranks of this machine run this same command
+    if not is_launched():
+        return _start(ranks, hosts, link, device)
+    with mistakes():
+        if ranks or hosts or link:
+            raise ValueError("these ranks were started already: leave --ranks, --hosts and --link out")
+        here = device_here(kind_of(device))
+    # examine the cluster from this rank
+    shown = _Shown() if leads() else _Silent()
+    with mistakes(), joined(here) as site:
+        examine(site, shown)
+        code = shown.end()
+    if not site.works:  # a thread that hangs would keep the process
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise typer.Exit(code)
+
+
+def _start(ranks: int | None, hosts: int | None, link: str | None, device: str | None) -> None:
+    """Has ranks of this machine run the same command, on emulated hosts where there is a link."""
+    with mistakes():
+        kind = kind_of(device)
+        if hosts and not link:
+            raise ValueError("--hosts are emulated hosts behind links: give --link, such as --link 1gbit")
+        if link and kind == "cuda":
+            raise ValueError("GPUs of one machine go around an emulated link: give --device cpu with --link")
+        ranks = ranks or (torch.cuda.device_count() if kind == "cuda" else max(2, hosts or 0))
+        cluster = LabCluster(ranks, link_of(link or LOOPBACK), kind, _ranks_per_host(ranks, hosts))
+    with Network(cluster.hosts, cluster.link) if cluster.link else nullcontext() as network:
+        try:
+            launch(["-m", "gradwire", "doctor", "--device", kind], cluster.ranks, network=network)
+        except RankFailed as failed:
+            if (failed.rank, failed.exit_code) != (0, WRONG):  # rank 0 has shown the faults
+                raise
+            raise typer.Exit(WRONG) from failed
+
+
+def _ranks_per_host(ranks: int, hosts: int | None) -> int:
+    if hosts is None:
+        return 1
+    if hosts < 1 or ranks % hosts:
+        raise ValueError(f"{ranks} ranks do not fill {hosts} hosts: give a divisor of {ranks} to --hosts")
+    return ranks // hosts
+
+
+class _Shown:
+    """Prints progress to standard error, and the findings of each check to standard output."""
+
+    def __init__(self) -> None:
+        self._sections: dict[str, Sequence[Finding]] = {}
+
+    def begins(self, check: str) -> None:
+        print(f"checking: {check}", file=sys.stderr, flush=True)
+
+    def met(self, site: Site) -> None:
+        hosts = len(set(hosts_of(site.everyone)))
+        print(report.heading(site.world, hosts, site.device.type), flush=True)
+
+    def found(self, check: str, findings: Sequence[Finding]) -> None:
+        self._sections[check] = findings
+        print(report.section(check, findings), flush=True)
+
+    def ended(self, check: str, finding: Finding, first_is_lost: bool) -> None:
+        self.found(check, [finding])
+
+    def end(self) -> int:
+        """Prints the verdict; returns the exit code."""
+        print(report.verdict(self._sections), flush=True)
+        wrong = any(finding.ok is False for findings in self._sections.values() for finding in findings)
+        return WRONG if wrong else 0
+
+
+class _Silent:
+    """Prints nothing, unless rank 0, which would, is lost."""
+
+    _code = 0
+
+    def begins(self, check: str) -> None: ...
+
+    def met(self, site: Site) -> None: ...
+
+    def found(self, check: str, findings: Sequence[Finding]) -> None: ...
+
+    def ended(self, check: str, finding: Finding, first_is_lost: bool) -> None:
+        if first_is_lost:
+            print(report.section(check, [finding]), file=sys.stderr, flush=True)
+            self._code = WRONG
+
+    def end(self) -> int:
+        return self._code
