@@ -27,6 +27,7 @@ WRONG = 1
 
 def doctor(ranks: int | None, hosts: int | None, link: str | None, device: str | None) -> None:
     """Examines the ranks that were started, or starts some here. Ends with exit code 1 where there is a fault."""
+    # started by itself: ranks of this machine run this same command
     if not is_launched():
         return _start(ranks, hosts, link, device)
     with mistakes():

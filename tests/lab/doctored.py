@@ -9,7 +9,7 @@ import torch
 
 from gradwire.cli import main
 from gradwire.collective import Collective, Sum
-from gradwire.lab.doctor import examination, joining, process_groups
+from gradwire.lab.doctor import examination, joining, rank_groups
 from gradwire.lab.doctor.facts import GPU, GPUS, facts_here
 from gradwire.lab.doctor.findings import Finding
 from gradwire.lab.doctor.site import Groups, Site
@@ -57,14 +57,14 @@ def shared_gpu() -> None:
 
 
 def wrong_sums() -> None:
-    opened = process_groups.open_groups
+    opened = rank_groups.open_groups
 
     def wrapped(site: Site) -> Groups:
         groups = opened(site)
         return Groups(groups.backend, WrongSums(groups.everyone))
 
     if second():
-        process_groups.open_groups = wrapped
+        rank_groups.open_groups = wrapped
 
 
 def no_library() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.cli import main
-from gradwire.lab.doctor import environment, kernels, process_groups
+from gradwire.lab.doctor import environment, kernels, rank_groups
 from gradwire.lab.doctor.facts import Facts, hosts_of, names_of
 from gradwire.lab.doctor.findings import Finding, merged
 from gradwire.lab.doctor.site import Site
@@ -113,7 +113,7 @@ def test_variables_that_help_on_gpus_are_hints() -> None:
     ],
 )
 def test_each_rank_has_a_gpu_of_its_own_and_has_chosen_it(everyone: list[Facts], wrong: list[str]) -> None:
-    found = process_groups._gpus(site_of(everyone))
+    found = rank_groups._gpus(site_of(everyone))
     assert [finding.name for finding in found if finding.ok is False] == wrong
 
 

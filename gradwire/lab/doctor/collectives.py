@@ -34,6 +34,7 @@ def _on_axis(site: Site, name: str, axis: Transport) -> Finding:
             if kind == "send and receive" and axis.world == 1:
                 continue
             site.doing = f"in the {kind} of {size} elements along {name}"
+            # bytes that depend on sender and receiver: a row at the wrong place is seen, too
             op, expected = make(axis, size, site.device)
             axis.run(op)
             synchronize(site.device)

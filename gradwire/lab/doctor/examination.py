@@ -15,9 +15,9 @@ from gradwire.lab.doctor import (
     collectives,
     environment,
     kernels,
-    process_groups,
-    store,
-    training,
+    rank_groups,
+    store_speed,
+    training_step,
     versions,
     wires,
 )
@@ -45,12 +45,12 @@ class Check(NamedTuple):
 CHECKS = {
     "versions": Check(versions.check),
     "environment": Check(environment.check),
-    "store": Check(store.check),
-    "process groups": Check(process_groups.check),
+    "store": Check(store_speed.check),
+    "process groups": Check(rank_groups.check),
     "collectives": Check(collectives.check, carried=True),
     "latency and bandwidth": Check(wires.check, carried=True),
     "kernels": Check(kernels.check),
-    "training": Check(training.check, carried=True),
+    "training": Check(training_step.check, carried=True),
 }
 
 
@@ -94,10 +94,13 @@ def examine(site: Site, listener: Listener) -> None:
             site.works = all(own["works"] == "True" for own in everyone)
             spent = max(float(own["spent"]) for own in everyone)
             listener.found(name, merged([_read(own["findings"]) for own in everyone], site.hosts))
-    except RuntimeError as error:
+    except AbsentRanks as error:
         site.works = False
-        first_is_lost = not isinstance(error, AbsentRanks) or 0 in error.ranks
-        listener.ended(name, _lost(error, site), first_is_lost)
+        listener.ended(name, _absent(error, site), first_is_lost=0 in error.ranks)
+    except RuntimeError as error:
+        # the store is gone, and rank 0 with it
+        site.works = False
+        listener.ended(name, Finding("meeting", False, str(error), LOST), first_is_lost=True)
 
 
 def _late(spent: float) -> Finding:
@@ -110,9 +113,7 @@ def _read(text: str) -> list[Finding]:
     return [Finding(**each) for each in json.loads(text)]
 
 
-def _lost(error: RuntimeError, site: Site) -> Finding:
-    if not isinstance(error, AbsentRanks):  # the store is gone
-        return Finding("meeting", False, str(error), LOST)
+def _absent(error: AbsentRanks, site: Site) -> Finding:
     hosts = site.hosts if site.everyone else []
     words = f"{at_ranks(error.ranks, hosts)} did not come to the end of this check within {site.patience_s:.0f} s"
     return Finding("meeting", False, words, LOST)
@@ -122,16 +123,22 @@ def _result(name: str, check: Check, site: Site) -> tuple[list[Finding], bool]:
     """This rank's findings, and whether the groups still work: checks after a wrong result would not agree."""
     if check.carried and not (site.works and site.groups):
         return [Finding("not checked", None, "the process groups do not work")], site.works
+    # on a thread of its own: a check that hangs is left behind
     answer, site.doing = Future[list[Finding]](), ""
     thread = threading.Thread(target=_answer, args=(answer, partial(check.run, site), site.device), daemon=True)
     thread.start()
     thread.join(LIMIT_S)
     if not answer.done():
         return [Finding(name, False, f"did not end within {LIMIT_S:.0f} s, {site.doing}", STUCK)], False
-    if error := answer.exception():
-        return [_failed(name, error, check.carried, site)], False
-    right = all(finding.ok is not False for finding in answer.result())
-    return answer.result(), site.works and (right or not check.carried)
+    try:
+        found = answer.result()
+    except ValueError as error:
+        # the message says itself what helps
+        return [_failed(name, error, "", check.carried, site)], False
+    except BaseException as error:
+        return [_failed(name, error, STUCK, check.carried, site)], False
+    right = all(finding.ok is not False for finding in found)
+    return found, site.works and (right or not check.carried)
 
 
 def _answer(answer: Future[list[Finding]], call: Callable[[], list[Finding]], device: torch.device) -> None:
@@ -144,11 +151,12 @@ def _answer(answer: Future[list[Finding]], call: Callable[[], list[Finding]], de
         answer.set_exception(error)
 
 
-def _failed(name: str, error: BaseException, carried: bool, site: Site) -> Finding:
+def _failed(name: str, error: BaseException, remedy: str, carried: bool, site: Site) -> Finding:
     """A check's error. The other ranks' collectives end with it, and they say that this rank was the reason."""
+    # this rank's own words, unless another rank aborted the groups first
     line = next(iter(str(error).splitlines()), "") or type(error).__name__
     words = f"{line} ({site.doing})" if site.doing else line
     if site.groups and carried:
         words = site.groups.failure() or words
         site.groups.abort(f"{at_ranks([site.rank], site.hosts)}: {words}", ABORT_S)
-    return Finding(name, False, words, "" if isinstance(error, ValueError) else STUCK)  # which says itself what helps
+    return Finding(name, False, words, remedy)

@@ -52,6 +52,7 @@ def _place(device: torch.device) -> Facts:
     if device.type != "cuda":
         return place
     place |= {GPUS: str(torch.cuda.device_count())}
+    # the GPU that LOCAL_RANK names is not there
     if device.index >= torch.cuda.device_count():
         return place | {GPU: NONE}
     properties = torch.cuda.get_device_properties(device)
@@ -65,6 +66,7 @@ def hosts_of(everyone: Sequence[Facts]) -> list[int]:
     size = int(sizes.pop()) if len(sizes) == 1 else 0
     if size and len(everyone) % size == 0:
         return [rank // size for rank in range(len(everyone))]
+    # hosts are numbered in the order of their first ranks
     numbers: dict[str, int] = {}
     return [numbers.setdefault(facts[HOST], len(numbers)) for facts in everyone]
 

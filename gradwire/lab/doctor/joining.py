@@ -48,11 +48,13 @@ def joined(device: torch.device) -> Iterator[Site]:
     cannot be reached within PATIENCE_S. What hangs at the end is left behind."""
     if missing := [name for name in WANTED if name not in os.environ]:
         raise ValueError(f"{missing[0]} is not set: start ranks with torchrun, or set {' and '.join(WANTED)}")
+    # the places that torchrun or Slurm gave this rank
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     site = Site(rank, world, device, _store(rank, world), PATIENCE_S)
     try:
         yield site
     finally:
+        # groups in the middle of a collective would wait for ranks that hang
         if site.works:
             run_bounded([lambda: _leave_groups(site)], CLOSE_S)
         with suppress(RuntimeError):  # the store is gone
@@ -62,6 +64,7 @@ def joined(device: torch.device) -> Iterator[Site]:
 def _store(rank: int, world: int) -> Store:
     """The store of rank 0, or of torchrun's agent. It does not wait for the others: meetings do, and name them."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # torchrun's agent may serve the store already
     leads = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     timeout = timedelta(seconds=PATIENCE_S)
     try:
@@ -83,6 +86,7 @@ def _leave_store(site: Site) -> None:
     """Returns on rank 0, with which the store may end, when the others need it no more."""
     store, until = TorchStore("gradwire/doctor/left", site.store), monotonic() + LEAVE_S
     left = store.add("", 1)
+    # rank 0 serves the store: it goes last
     while site.rank == 0 and left < site.world and monotonic() < until:
         sleep(0.02)
         left = store.add("", 0)

@@ -28,6 +28,7 @@ def check(site: Site) -> list[Finding]:
 def _on_axis(site: Site, name: str, axis: Transport) -> Finding:
     site.doing = f"in small all-reduces along {name}"
     small = median(_all_reduce_s(site, axis, SMALL) for _ in range(TURNS))
+    # larger messages, until one takes long enough to measure
     size = FIRST
     while True:
         site.doing = f"in an all-reduce of {size} elements along {name}"
@@ -35,6 +36,7 @@ def _on_axis(site: Site, name: str, axis: Transport) -> Finding:
         if site.most(seconds, axis) >= axis.world * ENOUGH_S or size * GROWTH > LARGEST:
             break
         size *= GROWTH
+    # what each rank of a ring sends: two passes of all parts but one
     bits = 8 * 2 * (axis.world - 1) * 4 * size / axis.world
     gbit = bits / seconds / 1e9
     words = (
@@ -47,6 +49,7 @@ def _on_axis(site: Site, name: str, axis: Transport) -> Finding:
 def _all_reduce_s(site: Site, axis: Transport, size: int) -> float:
     """The time of one all-reduce, the ranks together at its begin."""
     vector = torch.zeros(size, dtype=torch.float32, device=site.device)
+    # the ranks wait for each other here, so that only the all-reduce is timed
     site.most(0.0, axis)
     synchronize(site.device)
     began = perf_counter()

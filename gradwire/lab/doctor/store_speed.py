@@ -18,11 +18,13 @@ REMEDY = "have MASTER_ADDR name a host with an idle core, on the network that jo
 def check(site: Site) -> list[Finding]:
     """The time of one question, and the questions a second that all ranks ask together."""
     store = TorchStore(f"gradwire/doctor/asked/{site.rank}", site.store)
+    # each rank by itself, without waiting for the others
     times = [_asked_s(store) for _ in range(QUESTIONS)]
     # all at once
     site.doing = "waiting for the other ranks"
     meeting = site.meeting("store")
     meeting.gather({"call": "the store's check"})
+    # for a while each rank asks as fast as it can
     count, began = 0, perf_counter()
     while (spent := perf_counter() - began) < ALL_ASK_S:
         _asked_s(store)

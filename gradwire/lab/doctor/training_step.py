@@ -62,12 +62,14 @@ def _trained(site: Site, name: str) -> Trained:
 
 def _steps(site: Site, name: str, ddp: nn.Module) -> tuple[list[float], Tensor]:
     """The steps' times and the last loss. All ranks stop together where steps take long."""
+    # each rank has a batch of its own
     generator = torch.Generator().manual_seed(site.rank)
     inputs = torch.randn(BATCH, WIDTH, generator=generator).to(site.device)
     labels = torch.randint(10, (BATCH,), generator=generator).to(site.device)
     optimizer, times, loss = SGD(ddp.parameters(), lr=0.01), list[float](), inputs
     while len(times) < STEPS:
         site.doing = f"in step {len(times)} of training, {name}"
+        # only the step is timed: forward, backward with its reductions, optimizer
         synchronize(site.device)
         began = perf_counter()
         loss = _backward(ddp, inputs, labels)
@@ -75,6 +77,7 @@ def _steps(site: Site, name: str, ddp: nn.Module) -> tuple[list[float], Tensor]:
         optimizer.zero_grad()
         synchronize(site.device)
         times.append(perf_counter() - began)
+        # all ranks stop after the same step, or the others would wait for this one
         if site.most(sum(times)) > site.world * ENOUGH_S:
             break
     return times, loss

@@ -26,6 +26,7 @@ def check(site: Site) -> list[Finding]:
     found = [_hosts(site), *_gpus(site)]
     if why := _why_none(site):
         return [*found, Finding("groups", None, f"not made: {why}")]
+    # all ranks meet in here; `doing` is what a rank says that waits too long
     site.doing = "making the process groups"
     site.groups = open_groups(site)
     return [*found, Finding("groups", True, f"{site.groups.backend}: {', '.join(site.groups.axes)}")]
@@ -47,6 +48,7 @@ def open_groups(site: Site) -> Groups:
     dist.init_process_group(backend, store=store, rank=site.rank, world_size=site.world, timeout=timeout)
     everyone, size = ProcessGroup.own(), _ranks_per_host(hosts_of(site.everyone))
     groups = Groups(backend, everyone, ProcessGroup.by_host(size) if 1 < size < site.world else None)
+    # connections are made now, not by the first collective that is timed
     for axis in groups.axes.values():
         axis.check(site.device)
         axis.open(site.device)
@@ -74,6 +76,7 @@ def _gpus(site: Site) -> list[Finding]:
     """Whether each rank has a GPU, which no other has, and has chosen it."""
     if not any(GPU in facts for facts in site.everyone):
         return []
+    # every rank names those that share a GPU, and its own choice of device
     own = site.everyone[site.rank]
     found = [
         Finding("one GPU for each rank", False, f"{at_ranks(ranks, site.hosts)} share one", SET_DEVICE)
@@ -94,6 +97,7 @@ def _chosen(own: Facts) -> Finding:
     name, local = "device", own.get(LOCAL_RANK, NONE)
     if own.get(GPU, NONE) == NONE:
         return Finding(name, False, f"LOCAL_RANK={local} has no GPU: this rank sees {own.get(GPUS)}", SET_DEVICE)
+    # a rank that sees one GPU alone has no choice
     if local not in (NONE, own.get(CURRENT)) and own.get(GPUS) != "1":
         return Finding(name, False, f"LOCAL_RANK={local} computes on GPU {own.get(CURRENT)}", SET_DEVICE)
     return Finding(name, True, f"GPU {own.get(CURRENT)} is set")
