@@ -100,6 +100,7 @@ FAULTS = [
           "return Wire(2 * (world - 1), (world - 1) * nbytes // world)"),
     # memories
     Fault("memories/residual.py", "gradient.onto(*flat[RESIDUAL], self.decay)", "gradient.onto(*flat[RESIDUAL], 1.0)"),
+    Fault("memories/residual.py", "self.limit * old / new", "self.limit * new / old"),
     Fault("memories/dgc.py", "backend_for(velocity).mask_zeros(velocity, flat[RESIDUAL].write)", "pass"),
     Fault("memories/dgc.py", "self.clip / (ranks * sqrt(ranks))", "self.clip / ranks"),
     Fault("memories/dgc.py", "gradient.onto(*velocity, self.momentum)", "gradient.onto(*velocity)"),

@@ -1,18 +1,22 @@
-"""A limit on the residual's norm: one batch of loss x 1e4 in the trainings of `skipped.py`, and the same without it.
+"""A residual with a limit: one batch of loss x 1e4 where the user clips or leaves a step out, and the same without it.
 
-    python benchmarks/losses/residual_limit.py      # minutes, two ranks
+    python benchmarks/losses/residual_limit.py      # two ranks, a quarter of an hour on one core
 
-After each step a group's residual whose norm is above `limit` times the running mean of its norms (of about the last
-twenty steps) is scaled down to that. The user clips the mean gradient's norm to twice the median of the last 20, or
-skips `optimizer.step()` where it is above 8 times that and does not call `handle.skip()`.
+`gw.Residual(limit=4)` beside `gw.Residual()`: digits as in `skipped.py`, two seeds; a byte-level LSTM of width 64 with
+SGD and a byte-level GPT of width 48 with AdamW, 16 windows of 32 bytes a step, else the tasks and rates of
+`fidelity.py`, one seed. 150 steps. A third of the way in the loss of one batch is multiplied. The user clips the mean
+gradient's norm to twice the median of the last 20 norms, as clipped; or leaves out `optimizer.step()` where it is above
+8 times that, without `handle.skip()` or with it.
 
-Writes benchmarks/results/residual_limit.json and prints a Markdown table of losses.
+Writes benchmarks/results/residual_limit.json and prints a Markdown table of losses, held out but for the digits.
 """
 
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
+from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
 
@@ -22,32 +26,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import gradwire as gw
-from benchmarks.losses.skipped import FAMILIES, LIMIT, SPIKE, SPIKE_AT, STEPS, digits
+from benchmarks.losses.fidelity import TASKS, rate
+from benchmarks.losses.skipped import LIMIT, SPIKE, digits
 from benchmarks.shared.provenance import save
 from benchmarks.shared.ranks import as_rank, collect
 from benchmarks.shared.tables import markdown
+from gradwire.lab.workloads import LanguageModel
 
-LIMITS, SEEDS = (None, 4.0, 1.5), (0, 1, 2)
-NAMES = ("4 bits", "PowerSGD r2", "TopK 5 %", "EFSignSGD")
-USERS = ("no spike", "no spike, clips", "clips", "leaves out step()")
-FORGETS = 0.95
-
-
-@dataclass(frozen=True)
-class Limited(gw.Residual):
-    """Error feedback whose residual is scaled down where its norm is above `limit` times the running mean."""
-
-    limit: float = 4.0
-    means: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
-
-    def sent(self, flat) -> None:
-        new = flat["residual"].write
-        norm, key = float(new.norm()), new.numel()
-        mean = self.means.get(key, norm)
-        if norm > self.limit * mean > 0:
-            new.mul_(self.limit * mean / norm)
-            norm = self.limit * mean
-        self.means[key] = FORGETS * mean + (1 - FORGETS) * norm
+STEPS, SPIKE_AT, LIMITS = 150, 50, (None, 4.0)
+FAMILIES = {
+    "PowerSGD r4": gw.PowerSGD(4), "TopK 5 %": gw.TopK(0.05), "EFSignSGD": gw.EFSignSGD()
+}  # fmt: skip
+USERS = ("no spike", "clips", "leaves out step()", "handle.skip()")
+RUNS = [*product(("digits",), (0, 1)), ("lstm-sgd", 0), ("gpt-adamw", 0)]
+MODELS = {"lstm-sgd": {"model": "lstm", "width": 64, "layers": 1}, "gpt-adamw": {"width": 48, "layers": 2, "heads": 3}}
 
 
 def main() -> None:
@@ -55,14 +47,15 @@ def main() -> None:
         as_rank(sys.argv[-1], measure)
     (rows,) = collect(__file__, [], 2, "loopback")
 
-    def cell(family: str, limit: float | None, user: str) -> str:
-        own = [row["loss"] for row in rows if (row["family"], row["limit"], row["user"]) == (family, limit, user)]
-        return f"{fmean(own):.3f} ({min(own):.3f} to {max(own):.3f})"
+    def cell(*about: Any) -> str:
+        return ", ".join(f"{row['loss']:.3f}" for row in rows if (row["task"], row["family"], row["limit"]) == about[:3]
+                         and row["user"] == about[3])  # fmt: skip
 
     cells = [
-        [f"{name}, {limit or 'none'}", *(cell(name, limit, u) for u in USERS)] for name in NAMES for limit in LIMITS
+        [f"{task}, {family}, {limit or 'none'}", *(cell(task, family, limit, user) for user in USERS)]
+        for task, family, limit in product(dict(RUNS), FAMILIES, LIMITS)
     ]
-    print(markdown(["family, limit", *USERS], cells))
+    print(markdown(["task, family, limit", *USERS], cells))
     save("residual_limit.json", losses=rows)
 
 
@@ -70,39 +63,77 @@ def measure() -> list[list[dict]]:
     torch.set_num_threads(1)
     return [
         [
-            {"family": name, "limit": limit, "user": user, "seed": seed, "loss": train(name, limit, user, seed)}
-            for name in NAMES
-            for limit in LIMITS
-            for user in USERS
-            for seed in SEEDS
+            {"task": task, "family": family, "limit": limit, "user": user, "seed": seed}
+            | {"loss": train(task, seed, FAMILIES[family], gw.Residual(limit=limit), user)}
+            for (task, seed), family, limit, user in product(RUNS, FAMILIES, LIMITS, USERS)
         ]
     ]
 
 
-def train(name: str, limit: float | None, user: str, seed: int) -> float:
-    """The loss over all digits after the last step."""
-    inputs, labels = digits()
-    torch.manual_seed(seed)
-    ddp = DDP(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)))
-    handle = gw.attach(ddp, FAMILIES[name], memory=Limited(limit=limit) if limit else gw.Residual())
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
-    generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
+def train(task: str, seed: int, compressor: gw.Compressor, memory: gw.Residual, user: str) -> float:
+    """The loss after the last step."""
+    model, optimizer, loss_of_a_batch, loss_at_the_end = (on_digits if task == "digits" else on_text)(task, seed)
+    handle = gw.attach(ddp := DDP(model), compressor, memory=memory)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if task == "digits" else rate(step, STEPS))
     norms = list[float]()
     for step in range(STEPS):
-        batch = torch.randint(len(inputs), (32,), generator=generator)
-        loss = nn.functional.cross_entropy(ddp(inputs[batch]), labels[batch])
         optimizer.zero_grad()
-        (loss * (SPIKE if step == SPIKE_AT and "no spike" not in user else 1)).backward()
-        norm = float(nn.utils.get_total_norm(p.grad for p in ddp.parameters() if p.grad is not None))
-        if len(norms) > 10 and user == "leaves out step()" and norm > LIMIT * median(norms[-20:]):
-            continue
-        if len(norms) > 10 and "clips" in user:
-            nn.utils.clip_grad_norm_(ddp.parameters(), 2 * median(norms[-20:]))
-        norms.append(norm)
-        optimizer.step()
+        spike = SPIKE if step == SPIKE_AT and user != "no spike" else 1
+        (loss_of_a_batch(ddp) * spike).backward()
+        if steps_after(user, handle, ddp, norms):
+            optimizer.step()
+        schedule.step()
     handle.detach()
-    with torch.no_grad():
-        return float(nn.functional.cross_entropy(ddp.module(inputs), labels))
+    return loss_at_the_end(model)
+
+
+def steps_after(user: str, handle: Any, ddp: nn.Module, norms: list[float]) -> bool:
+    """Whether the user takes the step; gradients are clipped then."""
+    norm = float(nn.utils.get_total_norm(p.grad for p in ddp.parameters() if p.grad is not None))
+    if len(norms) > 10:
+        usual = median(norms[-20:])
+        if user in ("leaves out step()", "handle.skip()") and norm > LIMIT * usual:
+            if user == "handle.skip()":
+                handle.skip()
+            return False
+        if user == "clips":
+            nn.utils.clip_grad_norm_(ddp.parameters(), 2 * usual)
+            norm = min(norm, 2 * usual)
+    norms.append(norm)
+    return True
+
+
+Training = tuple[nn.Module, torch.optim.Optimizer, Callable[[nn.Module], torch.Tensor], Callable[[nn.Module], float]]
+"""A model, its optimizer, the loss of this rank's next batch, and the loss at the end."""
+
+
+def on_digits(task: str, seed: int) -> Training:
+    inputs, labels = digits()
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+    generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
+
+    def next_loss(ddp: nn.Module) -> torch.Tensor:
+        batch = torch.randint(len(inputs), (32,), generator=generator)
+        return nn.functional.cross_entropy(ddp(inputs[batch]), labels[batch])
+
+    @torch.no_grad()
+    def whole(model: nn.Module) -> float:
+        return float(nn.functional.cross_entropy(model(inputs), labels))
+
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), next_loss, whole
+
+
+def on_text(name: str, seed: int) -> Training:
+    setting, task = TASKS[name], LanguageModel(context=32, batch=8, max_bytes=2_000_000, **MODELS[name])
+    model, batches = task.build_model(seed), task.batches(dist.get_rank(), 2, seed)
+    optimizer = setting.optimizer_of(model.parameters(), setting.lr)
+    return (
+        model,
+        optimizer,
+        lambda ddp: task.training_loss(ddp, next(batches)),
+        lambda model: task.evaluate(model)["loss"],
+    )
 
 
 if __name__ == "__main__":

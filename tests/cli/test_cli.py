@@ -51,7 +51,7 @@ BAD = [
     ("topk+resid", "there is no memory, communicator or controller 'resid': did you mean residual?"),
     ("topk:rato=0.1", "there is no option of topk named 'rato': did you mean ratio?"),
     ("topk:much", "ratio of topk takes a number, not 'much'"),
-    ("powersgd:2.5", "rank=2.5 is neither a number of rows nor a share"),
+    ("powersgd:2.5", "rank=2.5 is neither a number of rows nor a ratio to the shorter side"),
     ("randomk:rescale=maybe", "rescale of randomk takes true or false, not 'maybe'"),
     ("topk:0.1,32,7", "topk takes only ratio, value_bits"),
     ("topk:0.1,ratio=0.2", "topk got ratio twice"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
-from gradwire.collective import Collective, Sum
+from gradwire.collective import Collective, Sum, framed
 from gradwire.compressors.multi_level import Measure
 from gradwire.ops.backend import backend_for
 from gradwire.ops.lazy_sum import LazySum
@@ -73,13 +73,14 @@ def test_norms_are_the_formulas_moving_averages():
 
 
 def level_of(op: Collective, compressor: gw.MultiLevel, n: int) -> str:
-    """Which level's payload this message is: with 16 bytes behind it."""
-    sizes = {
-        compressor.second.payload_bytes(n): "second",  # pyright: ignore
-        compressor.codec.payload_bytes(n): "first",  # pyright: ignore
-        4 * n: "dense",
+    """Which level's payload this message is, three norms and a flag behind it, as bytes or as numbers."""
+    payloads = {
+        "second": compressor.second.payload_bytes(n),  # pyright: ignore
+        "first": compressor.codec.payload_bytes(n),  # pyright: ignore
+        "dense": 4 * n,
     }
-    return sizes[op.send.whole.nbytes - 16]
+    sent = op.send.whole.nbytes
+    return next(name for name, nbytes in payloads.items() if sent in (nbytes + 16, framed(nbytes + 12)))
 
 
 @pytest.mark.parametrize("codec", [gw.TopK(0.1), gw.RandomK(0.1)], ids=str)

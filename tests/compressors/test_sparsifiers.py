@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import gradwire as gw
+from gradwire.collective import framed
 from gradwire.compressors import Codec, Estimated, GroupContext, context_for
 from gradwire.ops.backend import Backend, backend_for
 from gradwire.ops.lazy_sum import LazySum
@@ -226,8 +227,8 @@ def test_interleaved_takes_turns_and_sends_the_bytes_of_the_turn():
         payloads = []
         for step in range(4):
             running.step(draw(slots, 2, step))
-            payloads.append(running.transports[0].started[-1].send.whole.nbytes - 4)
-    expected = [first.group_bytes(layout, 0), second.payload_bytes(1200)]
+            payloads.append(running.transports[0].started[-1].send.whole.nbytes)
+    expected = [framed(first.group_bytes(layout, 0)), framed(second.payload_bytes(1200))]
     assert payloads == [expected[0], expected[0], expected[1], expected[0]]
 
 

@@ -128,3 +128,28 @@ def test_a_rank_that_skips_alone_is_an_error_on_all_of_them(monkeypatch: pytest.
             running.runtimes[0].skip()
         with pytest.raises(RuntimeError, match=r"rank 1 did not come to skip\(\) within"):
             running.step(draw(SLOTS, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("compressor", "communicator"),
+    [(gw.TopK(0.1), gw.AllGather()), (gw.EFSignSGD(block=8), gw.AllGather()), (gw.PowerSGD(1), gw.AllReduce())],
+)
+def test_a_limited_residual_keeps_little_of_one_huge_gradient(compressor: gw.Compressor, communicator: gw.Communicator):
+    """Without one it is what it would be without the limit, bit for bit."""
+    free, limited = (
+        plan_of(SLOTS, compressor, memory, communicator, groups=1) for memory in (gw.Residual(), gw.Residual(limit=4))
+    )
+    with job(free, SLOTS, 2) as first, job(limited, SLOTS, 2) as second:
+        for step in range(4):
+            for running in (first, second):
+                running.step(draw(SLOTS, 2, step))
+        before = residuals(second)
+        assert all(torch.equal(a, b) for a, b in zip(residuals(first), before, strict=True))
+        second.step(draw(SLOTS, 2, 4, scale=SPIKE))
+        for own, was in zip(residuals(second), before, strict=True):
+            torch.testing.assert_close(own.norm(), 4 * was.norm())
+
+
+def residuals(running: Job) -> list[Tensor]:
+    """Each rank's residual of all slots."""
+    return [torch.cat([slot.flatten() for slot in own]) for own in running.state("residual")]

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire as gw
+from gradwire.collective import framed
 from gradwire.frontends.shard_compression import ShardAllGather, ShardReduceScatter
 from gradwire.torch_private.fully_shard import fsdp_groups, parameters_of_fsdp
 from tests.processes.scenarios import (
@@ -647,8 +648,7 @@ def gradients_of_shards_are_summed_in_few_bits() -> None:
             off = (got.float() - parts.mean(0)).abs()
             rounding = parts.mean(0).abs() / 256 if dtype == torch.bfloat16 else 1e-6
             assert (off <= block_maxima(parts, block).mean(0) * step + rounding).all(), (codec, dtype)
-        row = -(-codec.payload_bytes(n) // 4) * 4 + 4  # and whether it is finite
-        assert comm.wire_bytes == 2 * (world - 1) * row
+        assert comm.wire_bytes == 2 * (world - 1) * framed(codec.payload_bytes(n))
         assert comm.dense_bytes == (world - 1) * n * (4 + 2)
         mine = torch.ones(world * n)
         if rank == 1:

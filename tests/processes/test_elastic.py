@@ -127,7 +127,9 @@ def test_nobody_is_late_when_ranks_fail_in_the_middle_of_a_step():
     assert len({rank.all("ended")[0] for rank in ranks}) == 1
 
 
-@pytest.mark.parametrize(("front_end", "rank", "meeting"), [("ddp", 0, 1), ("optimizer", 1, 2)])
+@pytest.mark.parametrize(
+    ("front_end", "rank", "meeting"), [("ddp", 0, 1), pytest.param("optimizer", 1, 2, marks=pytest.mark.long)]
+)
 def test_a_rank_that_is_lost_before_the_first_step_is_one_more_loss(front_end, rank, meeting):
     """In attach(), or in resume(); `rank` is its new number."""
     told = {"front_end": front_end, "at_least": 2, "timeout_s": 15, "dies": (rank, meeting)}

@@ -38,8 +38,8 @@ def told_to_survivors(job: str, world: int, lost: int, how: signal.Signals | Non
         ("topk", signal.SIGKILL, 0),
         ("topk", signal.SIGKILL, 1),
         ("topk", signal.SIGSTOP, 0),
-        ("fp16", signal.SIGSTOP, 0),
-        ("gravac", signal.SIGSTOP, 1),
+        pytest.param("fp16", signal.SIGSTOP, 0, marks=pytest.mark.long),
+        pytest.param("gravac", signal.SIGSTOP, 1, marks=pytest.mark.long),
     ],
 )
 def test_no_survivor_hangs(job: str, how: signal.Signals, lost: int):

@@ -109,10 +109,7 @@ def test_all_but_what_decides_on_the_host_are_recordable():
     assert others == {gw.MultiLevel, gw.ReusedThreshold, gw.OkTopk}
 
 
-KERNELS = gw.TopK(0.05), gw.QSGD()
-
-
-@pytest.mark.parametrize("codec", KERNELS, ids=str)
+@pytest.mark.parametrize("codec", [gw.QSGD(), pytest.param(gw.TopK(0.05), marks=pytest.mark.long)], ids=str)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is numpy, which warns of infinities
 def test_launches_of_kernels_are_replayed(codec: gw.Codec):
     same(of(Case(codec, gw.Residual(), gw.AllGather(), 3)), steps(5), triton=True)

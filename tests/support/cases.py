@@ -40,7 +40,9 @@ class Case:
 
     @property
     def conserves(self) -> bool:
-        return self.memory.error_feedback and not getattr(self.communicator, "over_senders", False)
+        """Means and residuals add up to gradients and residuals before: nothing is lost."""
+        limited = getattr(self.memory, "limit", None) is not None
+        return self.memory.error_feedback and not limited and not getattr(self.communicator, "over_senders", False)
 
     def __str__(self) -> str:
         parts = (self.compressor, self.memory, self.communicator)
@@ -61,6 +63,7 @@ CASES = [
     Case(gw.TopK(0.05), RESIDUAL, GATHER, 48 * 0.05, (12, 49), interpreted="vectors"),
     Case(gw.TopK(0.05), RESIDUAL, SCATTER, 48 * 0.05, (28, 124), interpreted="vectors"),
     Case(gw.TopK(0.05), gw.Residual(decay=0.9), GATHER, 48 * 0.05, (12, 49), interpreted="vectors"),
+    Case(gw.TopK(0.05), gw.Residual(limit=4), GATHER, 48 * 0.05, (20, 57)),
     Case(gw.TopK(0.05), gw.DGCMemory(momentum=0.8), GATHER, 48 * 0.05, (13, 57), interpreted="vectors"),
     Case(gw.TopK(1.0), RESIDUAL, GATHER, 48, (12, 45), exact=True),
     Case(gw.DGC(0.05), gw.DGCMemory(), GATHER, 48 * 0.05, (27, 80), gpu_differs=True),
@@ -188,6 +191,7 @@ CASES = [
     Case(gw.OneBit(), RESIDUAL, GATHER, 1 + 64 / 4096, (9, 55), interpreted="vectors"),
     Case(gw.OneBit(block=64), RESIDUAL, SCATTER, 1 + 64 / 64, (15, 171), interpreted="vectors"),
     Case(gw.PowerSGD(2), RESIDUAL, REDUCE, 32, (25, 76), rounding=1e-5, interpreted="matrices"),
+    Case(gw.PowerSGD(2), gw.Residual(limit=4), REDUCE, 32, (35, 90), rounding=1e-5),
     Case(gw.PowerSGD(1), NONE, REDUCE, 32, (25, 76), interpreted="matrices"),
     Case(
         gw.PowerSGD(20, min_compression_rate=1, start_step=1),

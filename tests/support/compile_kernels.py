@@ -20,8 +20,8 @@ from gradwire.ops.triton import (
     codes,
     entries,
     factors,
+    hashing,
     levels,
-    noise,
     orthogonal,
     places,
     products,
@@ -118,7 +118,7 @@ def main(capability: int) -> None:
         "nbytes": "i32",
     }
     drawing = {"out": "*fp64", "word": "*i64", "salt": "i32", "n": "i32"}
-    compiled(noise.draw_kernel, drawing, {"SIZE": noise.SIZE}, capability)
+    compiled(hashing.draw_kernel, drawing, {"SIZE": hashing.SIZE}, capability)
     for kernel in (words.pack_words_kernel, words.unpack_words_kernel):
         compiled(kernel, short, {"BITS": 12, "SIZE": words.SIZE}, capability)
 

@@ -12,7 +12,7 @@ from gradwire.ops import backend
 from gradwire.ops.triton import TRITON, launching
 from gradwire.ops.triton.bounded import candidates_kernel
 from gradwire.ops.triton.factors import renew_kernel
-from gradwire.ops.triton.noise import draw_kernel
+from gradwire.ops.triton.hashing import draw_kernel
 from gradwire.ops.triton.places import unpack_kernel
 from gradwire.ops.triton.words import unpack_words_kernel
 from tests.support.pretend_cuda import PretendedGPU, bytes_of, real, where

@@ -7,7 +7,7 @@ from Triton's generator. Import this only where `gradwire.ops.backend` says that
 from dataclasses import replace
 
 from gradwire.ops.backend import REFERENCE
-from gradwire.ops.triton import adding, bounded, casts, decoding, entries, factors, noise, orthogonal, products, words
+from gradwire.ops.triton import adding, bounded, casts, decoding, entries, factors, hashing, orthogonal, products, words
 
 TRITON = replace(
     REFERENCE,
@@ -30,5 +30,5 @@ TRITON = replace(
     multiply=products.multiply,
     orthogonalize=orthogonal.orthogonalize,
     renew=factors.renew,
-    draws=noise.draws,
+    draws=hashing.draws,
 )
