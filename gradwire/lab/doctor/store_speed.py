@@ -18,7 +18,7 @@ REMEDY = "have MASTER_ADDR name a host with an idle core, on the network that jo
 def check(site: Site) -> list[Finding]:
     """The time of one question, and the questions a second that all ranks ask together."""
     store = TorchStore(f"gradwire/doctor/asked/{site.rank}", site.store)
-    # one rank at a time, more or less: ranks begin when they come
+    # each rank by itself, without waiting for the others
     times = [_asked_s(store) for _ in range(QUESTIONS)]
     # all at once
     site.doing = "waiting for the other ranks"
