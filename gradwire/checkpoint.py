@@ -81,14 +81,12 @@ class Unpacked:
     def of_rank(self, rank: int, ranks: int) -> "Unpacked":
         """The part that one of `ranks` ranks loads. Raises ValueError, naming the call that works, without one."""
         about = self.about
-        # from a state of all ranks, which rank 0 alone has
         if about.gathered and about.rank == 0:
             return self._part(rank, ranks)
         if about.gathered:
             raise ValueError(
                 f"rank {about.rank} has nothing of a state of all ranks; save what rank 0 got, and load that"
             )
-        # from this rank's own
         if (about.rank, about.ranks) == (rank, ranks):
             return self
         load = "load each rank's own" if about.ranks == ranks else f"load gw.reshard([every rank's], {ranks})[{rank}]"
@@ -225,7 +223,9 @@ def _read_about(state: Mapping[str, Tensor]) -> tuple[About, dict[str, Any]]:
     if fields["format"] != FORMAT:
         raise ValueError("it is of another format")
     # what each tensor was: its checksum, type and shape
-    kinds = {key: [saved_sum, *kind] for key, (saved_sum, *kind) in fields["tensors"].items()}
+    kinds = dict(fields["tensors"])
+    if not all(isinstance(kind, list) and kind for kind in kinds.values()):
+        raise ValueError("what it says of its tensors cannot be")
     skipped, order = fields["skipped"], names(fields["order"])
     about = About(fields["rank"], fields["ranks"], fields["plan"], order, skipped, fields["gathered"])
     if not 0 <= about.rank < about.ranks:

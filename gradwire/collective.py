@@ -19,7 +19,7 @@ SHARD = "shard"
 
 FLAG_BYTES = 4
 ALIGNED = 16
-"""Bytes."""
+"""Rows of payloads start on multiples of so many bytes: NCCL moves others byte by byte."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -61,8 +61,7 @@ class Message:
 
 
 def framed(size: int) -> int:
-    """The bytes of a row of `size` bytes and its flag. Rows start on multiples of 16 bytes: NCCL moves others byte by
-    byte."""
+    """The bytes that a row of `size` bytes takes with its flag."""
     return -(-(size + FLAG_BYTES) // ALIGNED) * ALIGNED
 
 

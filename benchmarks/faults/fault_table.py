@@ -30,6 +30,6 @@ def _in_words(rows: Sequence[dict[str, Any]]) -> str:
     words += [f"{len(went_on)} of {len(rows)}"] if len(went_on) < len(rows) else []
     back = [row["back"] for row in rows if row["back"] is not None]
     words += [f"back {sum(back)}/{len(back)}"] if back else []
-    words += ["models differ"] if not all(row["alike"] for row in rows) else []
+    words += ["models differ"] if not all(row["equal"] for row in rows) else []
     words += ["not finite"] if not all(row["finite"] for row in rows) else []
     return ", ".join(words)

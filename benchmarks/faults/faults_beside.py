@@ -99,10 +99,10 @@ class Trial:
         self._hear_all()
         if self._lighthouse:
             self._lighthouse.shutdown()
-        alike = all(len(models) == 1 for models in self._models.values())
+        equal = all(len(models) == 1 for models in self._models.values())
         return {
             "system": self._system, "fault": self._fault, "repeat": self._repeat, "went_on": went_on, "ended": ended,
-            "seconds": seconds, "back": back, "alike": alike, "finite": self._finite, "healed": self._healed,
+            "seconds": seconds, "back": back, "equal": equal, "finite": self._finite, "healed": self._healed,
             "errors": self._errors,
         }  # fmt: skip
 

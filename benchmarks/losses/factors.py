@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 import gradwire as gw
-from benchmarks.losses.feedback import Code, nearest, stochastic
+from benchmarks.losses.feedback import Code, against_dense, nearest, stochastic
 from benchmarks.losses.fidelity import rate
 from benchmarks.shared.provenance import RESULTS, save
 from benchmarks.shared.ranks import as_rank, collect
@@ -251,15 +251,9 @@ def tables() -> str:
 
 
 def table(runs: list[dict[str, Any]], kind: tuple[Any, ...]) -> str:
-    dense = {run["seed"]: run for run in runs if run["way"] == "dense"}
-    rows = []
-    for way in dict.fromkeys(run["way"] for run in runs):
-        own = sorted((run for run in runs if run["way"] == way and run["seed"] in dense), key=lambda run: run["seed"])
-        gaps = [[run[key] / dense[run["seed"]][key] - 1 for run in own] for key in ("loss", "training")]
-        rows.append([way, *(", ".join(f"{gap:+.1%}" for gap in each) for each in gaps)])
     optimizer, workers, by_engine = kind
     about = f"{optimizer}, {workers} workers{', gw.attach' if by_engine else ''}"
-    return markdown((about, "held out against dense, by seed", "training"), rows)
+    return markdown((about, "held out against dense, by seed", "training"), against_dense(runs))
 
 
 if __name__ == "__main__":

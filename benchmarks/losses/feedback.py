@@ -377,14 +377,18 @@ class AdamW(torch.optim.Optimizer):
 
 def table(task: str) -> str:
     """The task's runs in Markdown."""
-    runs = known(task)
+    return markdown((task, "held out against dense, by seed", "training"), against_dense(known(task)))
+
+
+def against_dense(runs: list[dict[str, Any]]) -> list[list[str]]:
+    """For each way its name and, by seed, how far both losses lie from dense's."""
     dense = {run["seed"]: run for run in runs if run["way"] == "dense"}
     rows = []
     for way in dict.fromkeys(run["way"] for run in runs):
-        own = sorted((r for r in runs if r["way"] == way and r["seed"] in dense), key=lambda run: run["seed"])
+        own = sorted((run for run in runs if run["way"] == way and run["seed"] in dense), key=lambda run: run["seed"])
         gaps = [[run[key] / dense[run["seed"]][key] - 1 for run in own] for key in ("loss", "training")]
         rows.append([way, *(", ".join(f"{gap:+.1%}" for gap in each) for each in gaps)])
-    return markdown((task, "held out against dense, by seed", "training"), rows)
+    return rows
 
 
 if __name__ == "__main__":

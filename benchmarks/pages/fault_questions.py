@@ -64,7 +64,7 @@ def faults_beside() -> Page:
     rows = fault_table.lines_of(found["rows"])
     ended = _systems(row for row in found["rows"] if row["fault"] == "kill" and not row["went_on"])
     go_on = _systems(row for row in found["rows"] if row["fault"] == "kill" and row["went_on"])
-    parted = _systems(row for row in found["rows"] if row["fault"] == "corrupt" and not row["alike"])
+    parted = _systems(row for row in found["rows"] if row["fault"] == "corrupt" and not row["equal"])
     verdict = f"A kill ends {ended}; {go_on} go on. A flipped bit goes unnoticed under {parted}."
     note = f"{found['ranks']} ranks, timeout {found['timeout_s']:.0f} s, stops {found['stop_s']:.0f} s."
     shown = Shown(["faults_beside"], fault_table.COLUMNS, rows, note)

@@ -96,8 +96,7 @@ class _Shown:
     def end(self) -> int:
         """Prints the verdict; returns the exit code."""
         print(report.verdict(self._sections), flush=True)
-        wrong = any(finding.ok is False for findings in self._sections.values() for finding in findings)
-        return WRONG if wrong else 0
+        return WRONG if report.faulty(self._sections) else 0
 
 
 class _Silent:

@@ -192,8 +192,8 @@ class Rowwise(Codec):
 
 
 ReduceCodec = Callable[[Codec, LazySum, Mean, GroupContext], Reduction]
-"""reduce_codec(codec, vector, mean, context) writes the sum over the ranks of what `codec` sends of x (n,) =
-`vector.total()` to where the `mean` goes, and leaves in x what this rank did not send."""
+"""reduce_codec(codec, vector, mean, context): each rank sends x (n,) = `vector.total()` as `codec` encodes it. The sum
+over the ranks is written to `mean`; x keeps the part that this rank did not send."""
 
 
 class Selective(Codec):

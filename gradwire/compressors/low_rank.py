@@ -67,14 +67,14 @@ class LowRank(MultiRound, Predictable):
 
     @property
     def codec(self) -> Codec:
-        """The codec of factors and of what is not factored."""
+        """The codec of all that is sent: factors, and slots that are not factored."""
         return FP32() if self.bits == 32 else FactorCodec(self.bits)
 
     def factor_rank(self, rows: int, columns: int) -> int:
         """The r of a (rows, columns) slot's factors; 0 where it is not factored."""
         shorter = min(rows, columns)
-        # bits of an element and its part of a scale: a bfloat16 per 64 elements of a factor, per 128 of a vector
         r = min(shorter, int(self.rank) if self.rank >= 1 else max(1, round(self.rank * shorter)))
+        # bits of an element and its part of a scale: a bfloat16 per 64 elements of a factor, per 128 of a vector
         factor, other = (32, 32) if self.bits == 32 else (self.bits + 16 / 64, 8 + 16 / 128)
         pays = r * (rows + columns) * factor * self.min_compression_rate < rows * columns * other
         return r if pays and r < shorter else 0
@@ -162,7 +162,7 @@ class Factors:
 
     def __init__(self, compressor: LowRank, side: int, dense: bool, context: GroupContext) -> None:
         self.side = side
-        # shapes of what travels
+        # shapes of the factors, and of the slots that travel with them
         self._codec, self._layout = compressor.codec, compressor.vector(context.layout, side, dense)
         self._sends_all, n, buffers = compressor.summable, self._layout.numel, context.buffers
         low, others = compressor.batches(context.layout)
@@ -243,7 +243,7 @@ class Views:
         self.ops.project(self.matrices, basis, factors.own, factors.side)
 
     def write(self, dense: Sequence[Tensor], mean: Mean) -> None:
-        """Writes the mean: Pᵀ Q, and of what is not factored these sums."""
+        """Writes the mean: Pᵀ Q, and the sums `dense` where slots are not factored."""
         # slots that are not factored
         slots = [mean.matrices(batch) for batch in self._others]
         parts = [sums.split([len(view) for view in views]) for views, sums in zip(slots, dense, strict=True)]

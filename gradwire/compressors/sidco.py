@@ -20,7 +20,7 @@ class SIDCo(Estimated, recordable=True):
     """The threshold of a sparsity-inducing distribution that is fitted to the magnitudes, then again to those above the
     threshold it gives, in stages (Abdelmoniem et al., MLSys 2021, https://arxiv.org/abs/2101.10761).
 
-    Each stage keeps the same ratio of what passed the last one, so that k elements pass the last stage.
+    Each stage keeps the same ratio of the elements that passed the one before, so that k pass the last.
     """
 
     ratio: float = 0.01
@@ -37,7 +37,7 @@ class SIDCo(Estimated, recordable=True):
     def thresholds(self, x: Tensor, k: int, context: GroupContext) -> Iterator[float]:
         threshold = 0.0
         for stage in range(self.stages):
-            # statistics of what exceeds the threshold so far
+            # count and mean of the excesses over the threshold so far
             excess = tail(x, threshold, context.scratch, logs=self._fits_gamma(stage))
             if excess.count <= k or excess.mean <= 0:
                 break

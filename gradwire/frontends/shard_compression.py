@@ -87,9 +87,10 @@ def compress_shards(
         own = [None if comm.is_exact else copy(comm) for comm in (reduce_scatter, all_gather)]
         undo.append(replace_collectives(group, *own))
         comms += filter(None, own)
-    for module in fsdp_modules(model) if memory else ():
+    if memory:
         # so that a gradient's place never changes
-        module.set_reduce_scatter_unused_params(True)
+        for module in fsdp_modules(model):
+            module.set_reduce_scatter_unused_params(True, recurse=False)
     return ShardCompression(comms, undo)
 
 

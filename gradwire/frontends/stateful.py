@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -92,7 +92,7 @@ class Placed:
         return or_zero(rows.to_local().sum(0))
 
     def _rows(self, local: Tensor, replicas: int) -> DTensor:
-        cuts = [Shard(cast(Shard, cut).dim + 1) if cut.is_shard() else cut for cut in self.cuts]
+        cuts = [Shard(cut.dim + 1) if isinstance(cut, Shard) else cut for cut in self.cuts]
         return self._cut(local, (replicas, *self.shape), [Shard(0), *cuts])
 
     def _cut(self, local: Tensor, shape: tuple[int, ...], cuts: list[Placement]) -> DTensor:

@@ -21,9 +21,14 @@ def section(check: str, findings: Sequence[Finding]) -> str:
 
 
 def verdict(sections: Mapping[str, Sequence[Finding]]) -> str:
-    """The last line: the checks in which something is wrong."""
-    wrong = [check for check, findings in sections.items() if any(finding.ok is False for finding in findings)]
+    """The last line."""
+    wrong = faulty(sections)
     return f"wrong: {', '.join(wrong)}" if wrong else "all is well"
+
+
+def faulty(sections: Mapping[str, Sequence[Finding]]) -> list[str]:
+    """The checks that found a fault."""
+    return [check for check, findings in sections.items() if any(finding.ok is False for finding in findings)]
 
 
 def _lines(finding: Finding) -> list[str]:

@@ -91,8 +91,8 @@ class Site:
         assert self.groups is not None
         return self.groups
 
-    def most(self, seconds: float, axis: Transport | None = None) -> float:
-        """Agrees on a time: the sum of the ranks' along an axis, at least that of the slowest."""
+    def summed(self, seconds: float, axis: Transport | None = None) -> float:
+        """The sum of the ranks' times along an axis, equal on all of them."""
         total = torch.tensor([seconds], dtype=torch.float32, device=self.device)
         (axis or self.carrying.everyone).run(Sum(Message.plain(total)))
         return float(total)

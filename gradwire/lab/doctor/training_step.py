@@ -78,7 +78,7 @@ def _steps(site: Site, name: str, ddp: nn.Module) -> tuple[list[float], Tensor]:
         synchronize(site.device)
         times.append(perf_counter() - began)
         # all ranks stop after the same step, or the others would wait for this one
-        if site.most(sum(times)) > site.world * ENOUGH_S:
+        if site.summed(sum(times)) > site.world * ENOUGH_S:
             break
     return times, loss
 

@@ -33,7 +33,7 @@ def _on_axis(site: Site, name: str, axis: Transport) -> Finding:
     while True:
         site.doing = f"in an all-reduce of {size} elements along {name}"
         seconds = min(_all_reduce_s(site, axis, size) for _ in range(2))
-        if site.most(seconds, axis) >= axis.world * ENOUGH_S or size * GROWTH > LARGEST:
+        if site.summed(seconds, axis) >= axis.world * ENOUGH_S or size * GROWTH > LARGEST:
             break
         size *= GROWTH
     # what each rank of a ring sends: two passes of all parts but one
@@ -50,7 +50,7 @@ def _all_reduce_s(site: Site, axis: Transport, size: int) -> float:
     """The time of one all-reduce, the ranks together at its begin."""
     vector = torch.zeros(size, dtype=torch.float32, device=site.device)
     # the ranks wait for each other here, so that only the all-reduce is timed
-    site.most(0.0, axis)
+    site.summed(0.0, axis)
     synchronize(site.device)
     began = perf_counter()
     axis.run(Sum(Message.plain(vector)))
