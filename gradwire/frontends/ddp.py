@@ -194,8 +194,7 @@ class DDPFrontEnd:
         """Opens a step at its first gradient, where DDP is known to reduce this backward pass."""
         if not self._synchronising or self.runtime is None or self.runtime.plan.native:
             return False
-        self._open_step(self.runtime)
-        return True
+        return self._open_step(self.runtime)
 
     def _first_bucket(self, runtime: Runtime, buckets: Buckets) -> None:
         """Opens a step at DDP's first bucket, where no gradient has opened it. With a native plan none is opened."""
@@ -207,16 +206,17 @@ class DDPFrontEnd:
             return
         if is_joining(self.ddp):  # a rank that has joined the others has new buckets each time
             buckets.forget()
-        self._open_step(runtime)
-        if not self._synchronising:  # and so no forward pass was seen
+        if self._open_step(runtime) and not self._synchronising:  # and so no forward pass was seen
             runtime.forward_begins()
             runtime.forward_ends()
 
-    def _open_step(self, runtime: Runtime) -> None:
+    def _open_step(self, runtime: Runtime) -> bool:
+        """Opens a step; returns False where the plan has just become native."""
         assert self._buckets is not None
-        runtime.open_step()
-        self._open = True
-        self._buckets.begin()
+        self._open = runtime.open_step()
+        if self._open:
+            self._buckets.begin()
+        return self._open
 
     # Forward passes
 

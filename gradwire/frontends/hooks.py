@@ -145,9 +145,9 @@ class GradientHooks:
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         if self._runtime and torch.is_grad_enabled():
-            # the step before was given up where its backward pass failed: the others wait for it
+            # the step before is given up where its backward pass failed: the others wait for it
+            self._runtime.give_up()
             if self._synchronising:
-                self._runtime.give_up()
                 self._forward, self._under_way = True, False
             self._runtime.forward_begins()
 

@@ -102,6 +102,11 @@ class Intake:
         return self.arrivals.group_of(slot) != NO_GROUP
 
     @property
+    def is_native(self) -> bool:
+        """Whether the framework reduces by itself."""
+        return self._active.plan.native
+
+    @property
     def unfinished(self) -> bool:
         """Whether gradients of the open step are missing; between backward passes, that one failed."""
         return not self.arrivals.all_there(self.groups)

@@ -65,12 +65,16 @@ class Turns:
         self._lost = False
         self._backward: weakref.ref[_Backward] | None = None
 
-    def open_step(self, groups: Sequence[int] | None = None) -> None:
-        """Opens a step of all groups or of some, at its first gradient."""
+    def open_step(self, groups: Sequence[int] | None = None) -> bool:
+        """Opens a step of all groups or of some, at its first gradient. Returns False, and opens none, where a call of
+        another thread has just put a native plan in force: the framework reduces this step."""
         self.give_up()
         # no call of all ranks is under way from here on
         with self._one:
+            if self._intake.is_native:
+                return False
             self._open(groups)
+            return True
 
     def reduce(self, gradients: Mapping[str, Tensor], groups: Sequence[int] | None = None) -> None:
         """Takes a step of all groups or of some, whose gradients are all there, by parameter."""

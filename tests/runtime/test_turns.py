@@ -214,3 +214,14 @@ def test_local_steps_refuse_a_plan_that_groups_what_is_sent_at_different_times()
         optimizer.handle.detach()
 
     raising(together(2, body))
+
+
+def test_a_step_that_begins_while_the_plan_becomes_native_is_the_frameworks():
+    """DDP has looked at the plan before; then another thread's call has had its turn."""
+    with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2, can_be_native=True) as running:
+        running.step(draw(SLOTS, 2, 0))
+        running.install(gw.NATIVE)
+        assert not any([runtime.open_step() for runtime in running.runtimes])
+        assert {runtime.stats().steps for runtime in running.runtimes} == {1}
+        running.install(plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce()))
+        running.step(draw(SLOTS, 2, 1))
