@@ -221,7 +221,7 @@ def test_a_step_that_begins_while_the_plan_becomes_native_is_the_frameworks():
     with job(plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather()), SLOTS, 2, can_be_native=True) as running:
         running.step(draw(SLOTS, 2, 0))
         running.install(gw.NATIVE)
-        assert not any([runtime.open_step() for runtime in running.runtimes])
+        assert [runtime.open_step() for runtime in running.runtimes] == [False, False]
         assert {runtime.stats().steps for runtime in running.runtimes} == {1}
         running.install(plan_of(SLOTS, gw.FP32(), gw.NoMemory(), gw.AllReduce()))
         running.step(draw(SLOTS, 2, 1))
