@@ -71,6 +71,9 @@ WeightDecay = Annotated[float | None, typer.Option(help="by default the optimize
 Schedule = Annotated[str | None, typer.Option(help=_SCHEDULE)]
 WarmUp = Annotated[float | None, typer.Option(help=_WARM_UP)]
 Clip = Annotated[float | None, typer.Option(help="the largest norm of the gradients")]
+Autocast = Annotated[
+    str | None, typer.Option(help="bf16 or fp16: forward passes in half precision, fp16 with a scaled loss")
+]
 CheckpointEvery = Annotated[int | None, typer.Option(help="steps, or with --epochs epochs, between checkpoints")]
 Resume = Annotated[Path | None, typer.Option(help="folder of an interrupted run with checkpoints; alone")]
 

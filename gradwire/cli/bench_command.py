@@ -61,7 +61,7 @@ def _show_setup(
     setup: Setup, cluster: LabCluster, timed: TimingOptions, json_file: Path | None, samples: list[TimedSteps]
 ) -> None:
     timings = summarize(samples)
-    turns = f"{timed.repeats} x {timed.steps} steps"
+    turns = f"{timed.repeats} x {timed.steps} steps{f', autocast to {timed.autocast}' if timed.autocast else ''}"
     heading = f"{setup.title}, {cluster}: {turns}; ms per step, where wires that overlap add up"
     # the heading, the table, and the same as JSON with all samples
     console().print(heading, highlight=False, markup=False)

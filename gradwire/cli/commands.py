@@ -61,6 +61,7 @@ def train(
     schedule: a.Schedule = None,
     warm_up: a.WarmUp = None,
     clip: a.Clip = None,
+    autocast: a.Autocast = None,
     checkpoint_every: a.CheckpointEvery = None,
     resume: a.Resume = None,
     controller: a.ControllerName = None,
@@ -77,6 +78,7 @@ def train(
     recipe = {
         "steps": steps, "epochs": epochs, "optimizer": optimizer, "lr": lr, "momentum": momentum,
         "weight_decay": weight_decay, "schedule": schedule, "warm_up": warm_up, "clip": clip,
+        "autocast": autocast,
     }  # fmt: skip
     wanted = Wanted(
         configurations, options, controller, plan, model, preset, pretrained, task, folder, recipe, seed,
@@ -109,6 +111,7 @@ def bench(
     json_file: a.JsonFile = None,
     controller: a.ControllerName = None,
     plan: a.PlanFile = None,
+    autocast: a.Autocast = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: Annotated[Path, typer.Option(help="where a suite's folder goes")] = Path("runs"),
@@ -117,7 +120,7 @@ def bench(
     from gradwire.cli import bench_command
     from gradwire.lab.experiments.bench_setup import TimingOptions
 
-    timed = TimingOptions(steps, repeats, seed, device)
+    timed = TimingOptions(steps, repeats, seed, device, autocast)
     sizes = {"layers": layers, "batch": batch, "size": size}
     # a suite has configurations of its own
     if suite:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import nn
+from torch.amp import GradScaler  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -24,7 +25,7 @@ from torch.optim import Optimizer
 
 from gradwire.communicators import Communicator
 from gradwire.compressors import FP32, Compressor
-from gradwire.construct import construct
+from gradwire.construct import construct, unknown
 from gradwire.controllers import Controller
 from gradwire.frontends import Handle, LocalSteps, Outer, attach
 from gradwire.groups import Grouping
@@ -96,7 +97,12 @@ class Configuration:
         return Configuration(self.text, plan=None if plan.native else plan)
 
     def attach(
-        self, ddp: DistributedDataParallel, transport: Transport, seed: int, controller: Controller | None = None
+        self,
+        ddp: DistributedDataParallel,
+        transport: Transport,
+        seed: int,
+        controller: Controller | None = None,
+        scaler: GradScaler | None = None,
     ) -> Handle | None:
         """Makes a fresh `ddp` reduce in this way; None where Gradwire has no part in it."""
         # no communication at all: the measure of what communication costs
@@ -104,26 +110,31 @@ class Configuration:
             ddp.register_comm_hook(None, noop_hook)
         # a plan, or one way for all groups
         if self.plan:
-            return attach(ddp, self.plan, transport=transport, seed=seed)
+            return attach(ddp, self.plan, transport=transport, seed=seed, scaler=scaler)
         if self.compressor is None:
             return None
         return attach(
             ddp, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
-            transport=transport, seed=seed, controller=controller,
+            transport=transport, seed=seed, controller=controller, scaler=scaler,
         )  # fmt: skip
 
     def attach_shards(
-        self, model: nn.Module, mesh: DeviceMesh, seed: int, controller: Controller | None = None
+        self,
+        model: nn.Module,
+        mesh: DeviceMesh,
+        seed: int,
+        controller: Controller | None = None,
+        scaler: GradScaler | None = None,
     ) -> Handle | None:
         """Makes replicas of a sharded `model` reduce in this way; None where Gradwire has no part in it."""
         if self.plan:
-            return attach(model, self.plan, mesh=mesh, seed=seed)
+            return attach(model, self.plan, mesh=mesh, seed=seed, scaler=scaler)
         # plain DDP or FSDP, and local rounds, attach nothing to the backward pass
         if self.compressor is None or self.local:
             return None
         return attach(
             model, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
-            mesh=mesh, seed=seed, controller=controller,
+            mesh=mesh, seed=seed, controller=controller, scaler=scaler,
         )  # fmt: skip
 
     def local_steps(
@@ -240,6 +251,15 @@ def check_hooks(configurations: Sequence[Configuration], shard: int) -> None:
     """Raises ValueError for hooks of DDP where `shard` ranks hold a model together, which FSDP2 does."""
     if shard > 1 and (hooked := next((each.text for each in configurations if each.hook), None)):
         raise ValueError(f"{hooked} is a hook of torch's DDP, and --shard takes FSDP2 instead: leave one of them out")
+
+
+def check_autocast(configurations: Sequence[Configuration], autocast: str | None) -> None:
+    """Raises ValueError for a type that autocast does not have here, and for local steps with float16, whose overflows
+    skip a step on one rank alone."""
+    if autocast not in (None, "bf16", "fp16"):
+        raise unknown("autocast to", autocast, ("bf16", "fp16"))
+    if autocast == "fp16" and (local := next((each.text for each in configurations if each.local), None)):
+        raise ValueError(f"{local} takes steps rank by rank, which float16's overflows would skip on one of them: bf16")
 
 
 def controlled(text: str, controller: str | None) -> str:

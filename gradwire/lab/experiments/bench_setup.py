@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 
-from gradwire.lab.configuration import NOCOMM, check_hooks, check_plans, parse_all
+from gradwire.lab.configuration import NOCOMM, check_autocast, check_hooks, check_plans, parse_all
 from gradwire.lab.jobs.bench_job import BenchSpec
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launched import is_launched
@@ -22,12 +22,13 @@ _BYTES_PER_PARAMETER = 20
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """Steps, repeats, seed and device of a timing."""
+    """Steps, repeats, seed, device and autocast of a timing."""
 
     steps: int
     repeats: int
     seed: int = 0
     device: str = "cpu"
+    autocast: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,20 +70,22 @@ class Setup:
         # refuse on this process what would fail on the ranks
         parsed = parse_all(configurations)
         check_hooks(parsed, self.shard)
+        check_autocast(parsed, timed.autocast)
         next(self.task().batches(0, self.ranks, timed.seed))
         check_plans(parsed, lambda: self.task().build_model(timed.seed))
         names = [configuration.text for configuration in parsed]
         # `nocomm` first, beside which all others are shown
         texts = [NOCOMM, *(name for name in names if name != NOCOMM)]
         task, options = self._task()
-        timing = {"steps": timed.steps, "repeats": timed.repeats, "seed": timed.seed, "shard": self.shard}
+        timing = {name: value for name, value in asdict(timed).items() if name != "device"} | {"shard": self.shard}
         return BenchSpec(task=task, options=options, configurations=texts, **timing)
 
     def command(self, configuration: str, timed: TimingOptions) -> str:
         """The shell command that times one configuration."""
         shard = {"shard": self.shard} if self.shard > 1 else {}
         cluster = {"model": self.model, "hosts": self.ranks // self.shard, "link": self.link} | shard
-        options = cluster | self._sizes() | asdict(timed)
+        given = {name: value for name, value in asdict(timed).items() if value is not None}
+        options = cluster | self._sizes() | given
         gradwire = ["gradwire"]
         # its ranks were started beforehand
         if self.link == REAL:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from gradwire.lab.configuration import NOCOMM, Configuration, check_hooks, check_plans, parse_all
+from gradwire.lab.configuration import NOCOMM, Configuration, check_autocast, check_hooks, check_plans, parse_all
 from gradwire.lab.experiments.recipe import Course, Recipe
 from gradwire.lab.jobs.train_job import TrainSpec
 from gradwire.lab.launch.lab_cluster import LabCluster
@@ -58,6 +58,7 @@ class Comparison:
         if self.checkpoint_every and self.shard > 1:
             raise ValueError("the lab keeps no checkpoints of sharded models: leave --checkpoint-every or --shard out")
         check_hooks(self.configurations, self.shard)
+        check_autocast(self.configurations, self.recipe.autocast)
         stateful = [each.text for each in self.configurations if each.hook and each.hook.keeps_state]
         if self.checkpoint_every and stateful:
             raise ValueError(
@@ -104,7 +105,11 @@ class Comparison:
         """Facts about the runs, for reports."""
         task = self.make_task()
         optimizer, options = self.recipe.optimizer_of(task)
-        given = {name: value for name, value in asdict(self.recipe).items() if name in ("epochs", "warm_up", "clip")}
+        given = {
+            name: value
+            for name, value in asdict(self.recipe).items()
+            if name in ("epochs", "warm_up", "clip", "autocast")
+        }
         return {
             "task": self.task,
             "options": {field.name: str(getattr(task, field.name)) for field in fields(task)},

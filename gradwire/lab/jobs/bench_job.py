@@ -31,6 +31,8 @@ class BenchSpec(Spec):
     """To time at a time."""
     repeats: int
     """Turns of each configuration."""
+    autocast: str | None = None
+    """bf16 or fp16."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.repeats < 1:
@@ -65,7 +67,8 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
     for repeat in range(spec.repeats):
         # configurations take turns, so that a slow minute of the machine hits all of them
         for index, configuration in enumerate(configurations):
-            with MeasuredModel(task.build_model(spec.seed), configuration, peers, spec.seed, spec.shard) as replica:
+            model, options = task.build_model(spec.seed), (spec.seed, spec.shard, spec.autocast)
+            with MeasuredModel(model, configuration, peers, *options) as replica:
                 step_ms, totals = _time(replica, task, batch, spec.steps)
                 if not configuration.silent:
                     replica.hash()
@@ -98,7 +101,7 @@ def _time(replica: MeasuredModel, task: Task, batch: Any, steps: int) -> tuple[l
 
 def _step(replica: MeasuredModel, task: Task, batch: Any, optimizer: Optimizer) -> None:
     replica.backward(task, batch)
-    optimizer.step()
+    replica.step(optimizer)
     optimizer.zero_grad()
     replica.peers.synchronize()
 

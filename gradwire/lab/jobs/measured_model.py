@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from gradwire.controllers import Decision, GraVAC
 from gradwire.frontends import LocalSteps
 from gradwire.lab.configuration import Configuration
+from gradwire.lab.jobs.precision import MixedPrecision
 from gradwire.lab.jobs.sharded import gather_into, mesh_of, sharded
 from gradwire.lab.launch.rank_job import Peers
 from gradwire.lab.results import Totals
@@ -38,12 +39,22 @@ class Rate:
 
 class MeasuredModel:
     """A model under DDP that reduces as a configuration says, and counts what it sends. With `shard` ranks to a
-    replica, FSDP2 instead of DDP. With local steps neither, and `optimizer` is to take the steps.
+    replica, FSDP2 instead of DDP. With local steps neither, and `optimizer` is to take the steps. `autocast` is bf16 or
+    fp16.
 
     Use as a context manager: leaving it ends the engine.
     """
 
-    def __init__(self, model: nn.Module, configuration: Configuration, peers: Peers, seed: int, shard: int = 1) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        configuration: Configuration,
+        peers: Peers,
+        seed: int,
+        shard: int = 1,
+        autocast: str | None = None,
+    ) -> None:
+        self.precision = MixedPrecision(autocast, peers.device)
         self._whole, self.peers = model.to(peers.device), peers
         self._sharded, self.rate, self._seed = shard > 1, Rate(), seed
         self._configuration, self.local = configuration, configuration.local is not None
@@ -60,13 +71,15 @@ class MeasuredModel:
         if self._sharded:
             self._mesh = mesh_of(shard, peers.device)
             self.wrapped = sharded(deepcopy(self._whole), self._mesh, configuration)
-            self.handle = configuration.attach_shards(self.wrapped, self._mesh, seed, self.controller)
+            scaler = self.precision.scaler
+            self.handle = configuration.attach_shards(self.wrapped, self._mesh, seed, self.controller, scaler)
         elif self.local:
             # neither: the optimizer takes local steps
             self.wrapped, self.handle = self._whole, None
         else:
             self.wrapped = _ddp(self._whole, configuration)
-            self.handle = configuration.attach(self.wrapped, peers.transport, seed, self.controller)
+            scaler = self.precision.scaler
+            self.handle = configuration.attach(self.wrapped, peers.transport, seed, self.controller, scaler)
             self._share = configuration.hook.register(self.wrapped, seed) if configuration.hook else self._share
         self._interface_start = peers.interface_bytes()
 
@@ -112,11 +125,16 @@ class MeasuredModel:
 
     def backward(self, task: Task, batch: Any) -> Tensor:
         """Forward and backward of one batch; returns its loss."""
-        loss = task.training_loss(self.wrapped, to_device(batch, self.peers.device))
+        with self.precision.forward():
+            loss = task.training_loss(self.wrapped, to_device(batch, self.peers.device))
         if isinstance(self.controller, GraVAC):
             self.controller.report(loss.detach())
-        loss.backward()
+        self.precision.scaled(loss).backward()
         return loss.detach()
+
+    def step(self, optimizer: Optimizer, clip: float | None = None) -> None:
+        """Steps the optimizer with the gradients of the last backward pass, of the norm `clip` at most."""
+        self.precision.step(optimizer, self.wrapped.parameters(), clip)
 
     def decisions(self) -> list[Decision]:
         """The controller's decisions since the last call."""
