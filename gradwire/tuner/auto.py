@@ -80,10 +80,10 @@ class Auto(Controller):
         objective: Objective = "progress",
     ) -> None:
         check_wanted(candidates, fidelity, objective)
-        self.fidelity, self.objective, self._unasked = fidelity, objective, unasked(candidates)
+        self.fidelity, self._unasked = fidelity, unasked(candidates)
+        self.objective: Objective = objective
         self.candidates = [*self._unasked, *candidates]
-        asked_dense = not candidates or FP32() in map(compressor_of, candidates)
-        self._may_be_dense = objective == "progress" or asked_dense
+        self._may_be_dense = objective == "progress" or not candidates or FP32() in map(compressor_of, candidates)
         self.measured: Profile | None = None
         self.profile: Profile | None = None
         self.regime = Worker()

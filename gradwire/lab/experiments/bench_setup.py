@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from typing import Any
 
 from gradwire.lab.configuration import NOCOMM, check_autocast, check_hooks, check_plans, parse_all
 from gradwire.lab.jobs.bench_job import BenchSpec
@@ -77,7 +78,9 @@ class Setup:
         # `nocomm` first, beside which all others are shown
         texts = [NOCOMM, *(name for name in names if name != NOCOMM)]
         task, options = self._task()
-        timing = {name: value for name, value in asdict(timed).items() if name != "device"} | {"shard": self.shard}
+        timing: dict[str, Any] = {name: value for name, value in asdict(timed).items() if name != "device"} | {
+            "shard": self.shard
+        }
         return BenchSpec(task=task, options=options, configurations=texts, **timing)
 
     def command(self, configuration: str, timed: TimingOptions) -> str:
