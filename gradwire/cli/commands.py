@@ -61,6 +61,7 @@ def train(
     schedule: a.Schedule = None,
     warm_up: a.WarmUp = None,
     clip: a.Clip = None,
+    autocast: a.Autocast = None,
     checkpoint_every: a.CheckpointEvery = None,
     resume: a.Resume = None,
     controller: a.ControllerName = None,
@@ -77,6 +78,7 @@ def train(
     recipe = {
         "steps": steps, "epochs": epochs, "optimizer": optimizer, "lr": lr, "momentum": momentum,
         "weight_decay": weight_decay, "schedule": schedule, "warm_up": warm_up, "clip": clip,
+        "autocast": autocast,
     }  # fmt: skip
     wanted = Wanted(
         configurations, options, controller, plan, model, preset, pretrained, task, folder, recipe, seed,
@@ -109,6 +111,7 @@ def bench(
     json_file: a.JsonFile = None,
     controller: a.ControllerName = None,
     plan: a.PlanFile = None,
+    autocast: a.Autocast = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: Annotated[Path, typer.Option(help="where a suite's folder goes")] = Path("runs"),
@@ -117,7 +120,7 @@ def bench(
     from gradwire.cli import bench_command
     from gradwire.lab.experiments.bench_setup import TimingOptions
 
-    timed = TimingOptions(steps, repeats, seed, device)
+    timed = TimingOptions(steps, repeats, seed, device, autocast)
     sizes = {"layers": layers, "batch": batch, "size": size}
     # a suite has configurations of its own
     if suite:
@@ -137,16 +140,19 @@ def plan(
     link: a.Rate = None,
     candidates: a.Candidates = None,
     fidelity: a.Fidelity = None,
+    objective: a.Objective = "progress",
     options: a.TaskOptions = None,
     folder: a.Folder = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
     out: a.Out = Path("runs"),
 ) -> None:
-    """Find the plan for a task on a network with the most progress per second; write it and its profile to runs/."""
+    """Find the plan for a task on a network with the most progress per second, or with the shortest step; write it and
+    its profile to runs/."""
     from gradwire.cli import scheduler_commands
 
-    scheduler_commands.find_plan(task, model, hosts, link, candidates, fidelity, options, folder, seed, device, out)
+    wanted = {"candidates": candidates, "fidelity": fidelity, "objective": objective}
+    scheduler_commands.find_plan(task, model, hosts, link, wanted, options, folder, seed, device, out)
 
 
 @app.command()
@@ -158,12 +164,23 @@ def simulate(
     inside: a.Inside = "96gbit",
     latency_us: a.Latency = None,
     every: a.Every = 1,
+    objective: a.ProfilesObjective = None,
     out: a.Out = Path("runs"),
 ) -> None:
     """Predict a job's step time on clusters that you do not have, from its profile."""
     from gradwire.cli import scheduler_commands
 
-    scheduler_commands.predict(job, ranks, link, gpus_per_host, inside, latency_us, every, out)
+    scheduler_commands.predict(job, ranks, link, gpus_per_host, inside, latency_us, every, objective, out)
+
+
+@app.command()
+def download(name: a.ImageSet, folder: a.Into) -> None:
+    """Download MNIST, Fashion-MNIST or CIFAR, by torchvision, for tasks that read them by --data."""
+    from gradwire.cli.console import mistakes
+    from gradwire.lab.workloads import download as sets
+
+    with mistakes():
+        print(f"--data {sets.download(name, folder.expanduser())}")
 
 
 @app.command()

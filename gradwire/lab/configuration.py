@@ -1,45 +1,53 @@
-"""Configurations to compare: plain DDP, no communication, or a compressor with a memory and a communicator.
+"""Configurations to compare: plain DDP, torch's hooks, no communication, or a compressor with memory and communicator.
 
 Written as `dense` (or `ddp`), `nocomm`, or `compressor[:value,...][+memory][+communicator][+controller]`, such as
 `topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`, `topk:0.1+gravac:10,1000,window=50`.
 `localsteps[:value,...]+` in front sends pseudo-gradients every 30 steps, as in
 `localsteps:30+chunktopk:64+residual:0.95`; alone, it sends float32.
 `@25mb`, `@4` or `@hybrid` after a compressor say how it groups gradients: up to 25 MB each, 4 groups, or small matrices
-dense; `dense@25mb` sets DDP's. `plan:FILE` is a plan that was saved.
+dense; `dense@25mb` sets DDP's. `topk:0.01@planned` has `Auto` choose the groups for the shortest step; `auto` has it
+choose all, for the most progress per second. `torch-fp16`, `torch-bf16` and `torch-powersgd:4` are torch's own hooks of
+DDP. `plan:FILE` is a plan that was saved.
 """
 
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import nn
+from torch.amp import GradScaler  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.communicators import Communicator
-from gradwire.compressors import Compressor
-from gradwire.construct import construct
+from gradwire.compressors import FP32, Compressor
+from gradwire.construct import construct, unknown
 from gradwire.controllers import Controller
 from gradwire.frontends import Handle, LocalSteps, Outer, attach
 from gradwire.groups import Grouping
 from gradwire.lab.local import LOCAL, Local
+from gradwire.lab.torch_hooks import TORCH_HOOKS, TorchHook
 from gradwire.memories import Memory
 from gradwire.notation import read_grouping, read_parts
 from gradwire.plans import Group, Plan, default_communicator, default_memory
 from gradwire.slots import Slot
 from gradwire.transports import Transport
+from gradwire.tuner import Auto
 
+AUTO = "auto"
 DENSE = ("dense", "ddp")
 NOCOMM = "nocomm"
 PLAN = "plan:"
+PLANNED = "planned"
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to reduce gradients; without a compressor, plain DDP or no reduction."""
+    """One way to reduce gradients; without a compressor, plain DDP, a hook of torch's, or no reduction."""
 
     text: str
     """As it was read."""
@@ -53,6 +61,8 @@ class Configuration:
     """A plan that was saved, in place of all the above."""
     local: Local | None = None
     """Local steps, after which pseudo-gradients are reduced."""
+    hook: TorchHook | None = None
+    """A hook of torch's, in place of all the above but the size of DDP's buckets."""
 
     @property
     def silent(self) -> bool:
@@ -75,13 +85,24 @@ class Configuration:
     def fresh_controller(self, scheduler: Any) -> Controller | None:
         """A copy of the controller without state, which reads the learning rate from `scheduler`."""
         controller: Any = self.controller
-        if controller is None:
-            return None
+        if controller is None or isinstance(controller, Auto):
+            return deepcopy(controller)
         names = {field.name for field in fields(controller)}
         return replace(controller, **{"scheduler": scheduler} if "scheduler" in names else {})
 
+    def settled(self, plan: Plan | None) -> "Configuration":
+        """This one with the plan that it has chosen, where it chooses one; plain DDP in place of a native one."""
+        if plan is None or not isinstance(self.controller, Auto):
+            return self
+        return Configuration(self.text, plan=None if plan.native else plan)
+
     def attach(
-        self, ddp: DistributedDataParallel, transport: Transport, seed: int, controller: Controller | None = None
+        self,
+        ddp: DistributedDataParallel,
+        transport: Transport,
+        seed: int,
+        controller: Controller | None = None,
+        scaler: GradScaler | None = None,
     ) -> Handle | None:
         """Makes a fresh `ddp` reduce in this way; None where Gradwire has no part in it."""
         # no communication at all: the measure of what communication costs
@@ -89,26 +110,31 @@ class Configuration:
             ddp.register_comm_hook(None, noop_hook)
         # a plan, or one way for all groups
         if self.plan:
-            return attach(ddp, self.plan, transport=transport, seed=seed)
+            return attach(ddp, self.plan, transport=transport, seed=seed, scaler=scaler)
         if self.compressor is None:
             return None
         return attach(
             ddp, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
-            transport=transport, seed=seed, controller=controller,
+            transport=transport, seed=seed, controller=controller, scaler=scaler,
         )  # fmt: skip
 
     def attach_shards(
-        self, model: nn.Module, mesh: DeviceMesh, seed: int, controller: Controller | None = None
+        self,
+        model: nn.Module,
+        mesh: DeviceMesh,
+        seed: int,
+        controller: Controller | None = None,
+        scaler: GradScaler | None = None,
     ) -> Handle | None:
         """Makes replicas of a sharded `model` reduce in this way; None where Gradwire has no part in it."""
         if self.plan:
-            return attach(model, self.plan, mesh=mesh, seed=seed)
+            return attach(model, self.plan, mesh=mesh, seed=seed, scaler=scaler)
         # plain DDP or FSDP, and local rounds, attach nothing to the backward pass
         if self.compressor is None or self.local:
             return None
         return attach(
             model, self.compressor, memory=self.memory, communicator=self.communicator, groups=self.grouping,
-            mesh=mesh, seed=seed, controller=controller,
+            mesh=mesh, seed=seed, controller=controller, scaler=scaler,
         )  # fmt: skip
 
     def local_steps(
@@ -133,19 +159,28 @@ def parse(text: str) -> Configuration:
         return Configuration(text, plan=Plan.load(text.removeprefix(PLAN)))
     # a plan, or groups and parts
     parts, at, groups = text.lower().partition("@")
-    grouping = read_grouping(groups) if at else None
+    planned = groups == PLANNED
+    grouping = read_grouping(groups) if at and not planned else None
     local, (head, *others) = _local(parts.split("+"))
     # without a compressor there is nothing to combine
+    if head == AUTO:
+        if at or local or others:
+            raise ValueError(f"{AUTO} chooses all parts by itself: write {AUTO} alone, not {text!r}")
+        return Configuration(AUTO, FP32(), controller=Auto())
     if head in (*DENSE, NOCOMM):
         if local:
             raise ValueError(f"{text!r} cannot be: write {LOCAL} alone, which sends float32, or +compressor after it")
         if others:
             raise ValueError(f"{head} has no memory and no communicator: write {head} alone, not {text!r}")
-        if grouping and (head == NOCOMM or grouping.bucket_mb is None):
+        if planned or (grouping and (head == NOCOMM or grouping.bucket_mb is None)):
             raise ValueError(f"{text!r} cannot be: only dense and compressors have groups, those of dense in MB")
         return Configuration(text.lower(), grouping=grouping)
+    if head.partition(":")[0] in TORCH_HOOKS:
+        return _hooked(text, head, grouping, alone=not local and not others and not planned)
     # what does not fit together is refused here, not on the ranks
-    compressor, memory, communicator, controller = read_parts(text, head, others, (*DENSE, NOCOMM, LOCAL))
+    compressor, memory, communicator, controller = read_parts(
+        text, head, others, (*DENSE, NOCOMM, LOCAL, AUTO, *TORCH_HOOKS)
+    )
     group = Group(
         (), compressor, memory or default_memory(compressor), communicator or default_communicator(compressor)
     )
@@ -153,10 +188,38 @@ def parse(text: str) -> Configuration:
         grouping.check(compressor)
     if local and controller:
         raise ValueError(f"{text!r} cannot be: controllers are for exchanges of every step, leave {others[-1]} out")
+    if planned:
+        return _planned(text, local or controller, compressor, memory, communicator)
     configuration = Configuration(text.lower(), compressor, memory, communicator, grouping, controller, local=local)
     if trial := configuration.fresh_controller(scheduler=object()):
         trial.check(Plan((group,)))
     return configuration
+
+
+def candidate(compressor: Compressor, memory: Memory | None, communicator: Communicator | None) -> Compressor | Group:
+    """A candidate of `Auto`: the compressor, which goes with what suits it, or with the parts that are named."""
+    if not (memory or communicator):
+        return compressor
+    memory, communicator = memory or default_memory(compressor), communicator or default_communicator(compressor)
+    return Group((), compressor, memory, communicator)
+
+
+def _planned(text: str, other: Controller | Local | None, compressor: Compressor, *parts: Any) -> Configuration:
+    if other:
+        raise ValueError(f"{text!r} cannot be: @{PLANNED} has a controller of its own, for exchanges of every step")
+    return Configuration(text.lower(), FP32(), controller=Auto([candidate(compressor, *parts)], objective="step"))
+
+
+def _hooked(text: str, head: str, grouping: Grouping | None, *, alone: bool) -> Configuration:
+    name, colon, arguments = head.partition(":")
+    if not alone:
+        raise ValueError(
+            f"{name} is a hook of torch's DDP, which combines with nothing: write {head} alone, not {text!r}"
+        )
+    if grouping and grouping.bucket_mb is None:
+        raise ValueError(f"{text!r} cannot be: {name} reduces DDP's buckets, whose size is in MB, as in {head}@25mb")
+    hook = construct(TORCH_HOOKS[name], arguments.split(",") if colon else [], name)
+    return Configuration(text.lower(), grouping=grouping, hook=hook)
 
 
 def _local(parts: list[str]) -> tuple[Local | None, list[str]]:
@@ -184,8 +247,24 @@ def check_plans(configurations: Sequence[Configuration], make_model: Callable[[]
             plan.check([Slot.of(name, parameter) for name, parameter in named])
 
 
+def check_hooks(configurations: Sequence[Configuration], shard: int) -> None:
+    """Raises ValueError for hooks of DDP where `shard` ranks hold a model together, which FSDP2 does."""
+    if shard > 1 and (hooked := next((each.text for each in configurations if each.hook), None)):
+        raise ValueError(f"{hooked} is a hook of torch's DDP, and --shard takes FSDP2 instead: leave one of them out")
+
+
+def check_autocast(configurations: Sequence[Configuration], autocast: str | None) -> None:
+    """Raises ValueError for a type that autocast does not have here, and for local steps with float16, whose overflows
+    skip a step on one rank alone."""
+    if autocast not in (None, "bf16", "fp16"):
+        raise unknown("autocast to", autocast, ("bf16", "fp16"))
+    if autocast == "fp16" and (local := next((each.text for each in configurations if each.local), None)):
+        raise ValueError(f"{local} takes steps rank by rank, which float16's overflows would skip on one of them: bf16")
+
+
 def controlled(text: str, controller: str | None) -> str:
-    """The configuration with this controller; unchanged for dense ones, plans and local steps."""
+    """The configuration with this controller; unchanged for dense ones, torch's hooks, plans and local steps."""
     head, at, groups = text.partition("@")
-    alone = controller is None or head.lower() in (*DENSE, NOCOMM) or head.lower().startswith((PLAN, LOCAL))
+    own = head.lower() in (*DENSE, NOCOMM, AUTO) or head.lower().startswith((PLAN, LOCAL, *TORCH_HOOKS))
+    alone = controller is None or own
     return text if alone else f"{head}+{controller}{at}{groups}"

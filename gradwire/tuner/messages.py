@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from gradwire.plans import Plan
-from gradwire.schedule import Profile
+from gradwire.schedule import Profile, Solution
 from gradwire.schedule.simulate import names
 from gradwire.tuner.trials import Trials
 
@@ -38,12 +38,20 @@ def chosen(trials: Trials, plan: Plan, predicted_s: float, dense_s: float) -> st
     return f"{name(plan)}: {_rate(trials, best)} ({predicted}{rest}{dense})"
 
 
+def proved(found: Solution) -> str:
+    """What the search has proved of its plan."""
+    most = max(100 * (found.bound - 1), 0.01)
+    return f"by the profile no plan of these candidates is more than {most:.2g} % faster than the one searched"
+
+
 def name(plan: Plan) -> str:
     """A plan in a few words."""
     return "DDP by itself" if plan.native else plan.describe()
 
 
 def _rate(trials: Trials, plan: int) -> str:
-    """Seconds of a step, efficiency, and progress per second."""
-    step = f"{1e3 * trials.step_s(plan):.0f} ms a step, efficiency {trials.efficiencies[plan]:.3f}"
-    return f"{step}: {trials.rate(plan):.3g} dense steps a second"
+    """Seconds of a step, efficiency, and progress per second; the first alone where all efficiencies are 1."""
+    step = f"{1e3 * trials.step_s(plan):.0f} ms a step"
+    if set(trials.efficiencies) == {1.0}:
+        return step
+    return f"{step}, efficiency {trials.efficiencies[plan]:.3f}: {trials.rate(plan):.3g} dense steps a second"

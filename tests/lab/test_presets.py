@@ -156,6 +156,19 @@ def test_a_rate_for_one_rank_grows_with_them_unless_the_user_gives_one(tmp_path:
     assert mnist.altered(lr=0.5).comparison(4).recipe.lr == 0.5
 
 
+def test_presets_that_begin_with_trained_weights_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fine_tuned = {name for name, training in PRESETS.items() if training.from_weights}
+    assert fine_tuned == {"adtopk-vit-large-imagenet", "adtopk-bert-large-squad", "adtopk-gpt2-large-wikitext"}
+    assert main(["list", "presets"]) == 0
+    assert " ".join(capsys.readouterr().out.split()).count("give --pretrained") == len(fine_tuned)
+    training = preset("adtopk-gpt2-large-wikitext").on(write_wikitext(tmp_path))
+    small = training.altered(options=["model=gpt", "width=8", "context=8", "batch=1", "tokenizer=words"])
+    assert "published from trained weights, here from random ones" in (small.comparison(1).published or "")
+    given = training.altered(options=["pretrained=weights"])
+    assert not any(option.startswith("tokenizer=") for option in given.options), "that of the weights"
+    assert "tokenizer=words" in training.altered(options=["pretrained=weights", "tokenizer=words"]).options
+
+
 def test_what_is_given_replaces_the_presets_own() -> None:
     training = preset("gravac-lstm").altered(options=["width=8", "batch=4"], epochs=3, clip=1.0)
     assert {"width=8", "batch=4", "context=35"} <= set(training.options)

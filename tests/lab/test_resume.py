@@ -69,9 +69,9 @@ os._exit(0)
 """
 
 
-def outcomes(folder: Path, ranks: int, configurations: list[str]) -> list:
+def outcomes(folder: Path, ranks: int, configurations: list[str], **recipe: str) -> list:
     """Of an image task with augmentation and a text task with dropout, in turn."""
-    images = ["digits", ["width=4", "augment=true"], {"steps": 12, "schedule": "cosine", "clip": 1.0}]
+    images = ["digits", ["width=4", "augment=true"], {"steps": 12, "schedule": "cosine", "clip": 1.0} | recipe]
     text = ["ptb", [f"folder={write_ptb(folder)}", "model=published-lstm", "width=16", "context=8", "batch=4"]]
     text.append({"steps": 12, "optimizer": "adamw", "schedule": "linear"})
     trainings = [[*task, each] for task, each in zip(cycle([images, text]), configurations, strict=False)]
@@ -87,6 +87,15 @@ def test_a_training_goes_on_as_if_nothing_had_happened(tmp_path: Path, ranks: in
         assert whole == cut, training
         assert len(whole) == 12
         assert whole[-1][2] is not None
+
+
+def test_a_training_in_float16_learns_and_goes_on_with_its_scale(tmp_path: Path) -> None:
+    ((_, (whole, cut)),) = outcomes(tmp_path, 2, ["topk:0.1"], autocast="fp16")
+    assert whole == cut
+    assert all(loss < 3 for _, loss, *_ in whole)
+    scaler = checkpoints.read(tmp_path / "0-whole", 12, checkpoints.SHARED)["scaler"]
+    assert 0 < scaler["scale"] <= 65536
+    assert scaler["_growth_tracker"] <= 12
 
 
 def records(run: Path) -> dict[str, list]:

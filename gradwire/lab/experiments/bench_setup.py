@@ -5,13 +5,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from typing import Any
 
-from gradwire.lab.configuration import NOCOMM, check_plans, parse_all
+from gradwire.lab.configuration import NOCOMM, check_autocast, check_hooks, check_plans, parse_all
 from gradwire.lab.jobs.bench_job import BenchSpec
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.models import MODELS
-from gradwire.lab.network.link import LOOPBACK, link_of
+from gradwire.lab.network.link import LOOPBACK, REAL, link_of
 from gradwire.lab.workloads import Own, Published, Task
 from gradwire.lab.workloads.make_task import make_task
 
@@ -22,12 +23,13 @@ _BYTES_PER_PARAMETER = 20
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """Steps, repeats, seed and device of a timing."""
+    """Steps, repeats, seed, device and autocast of a timing."""
 
     steps: int
     repeats: int
     seed: int = 0
     device: str = "cpu"
+    autocast: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class Setup:
     ranks: int
     """All ranks."""
     link: str = LOOPBACK
-    """Of each host."""
+    """Of each host; `real` for that of ranks which were started beforehand."""
     shard: int = 1
     """Ranks that hold one model together."""
     layers: int | None = None
@@ -64,26 +66,36 @@ class Setup:
         return cluster
 
     def spec(self, configurations: Sequence[str], timed: TimingOptions) -> BenchSpec:
-        """The ranks' job, always with `nocomm`. Raises ValueError for plans of another model, and for a user's model
-        that gives no batches."""
+        """The ranks' job, always with `nocomm`. Raises ValueError for plans of another model, for hooks of DDP where
+        there is none, and for a user's model that gives no batches."""
         # refuse on this process what would fail on the ranks
         parsed = parse_all(configurations)
+        check_hooks(parsed, self.shard)
+        check_autocast(parsed, timed.autocast)
         next(self.task().batches(0, self.ranks, timed.seed))
         check_plans(parsed, lambda: self.task().build_model(timed.seed))
         names = [configuration.text for configuration in parsed]
         # `nocomm` first, beside which all others are shown
         texts = [NOCOMM, *(name for name in names if name != NOCOMM)]
         task, options = self._task()
-        timing = {"steps": timed.steps, "repeats": timed.repeats, "seed": timed.seed, "shard": self.shard}
+        timing: dict[str, Any] = {name: value for name, value in asdict(timed).items() if name != "device"} | {
+            "shard": self.shard
+        }
         return BenchSpec(task=task, options=options, configurations=texts, **timing)
 
     def command(self, configuration: str, timed: TimingOptions) -> str:
         """The shell command that times one configuration."""
         shard = {"shard": self.shard} if self.shard > 1 else {}
         cluster = {"model": self.model, "hosts": self.ranks // self.shard, "link": self.link} | shard
-        options = cluster | self._sizes() | asdict(timed)
+        given = {name: value for name, value in asdict(timed).items() if value is not None}
+        options = cluster | self._sizes() | given
+        gradwire = ["gradwire"]
+        # its ranks were started beforehand
+        if self.link == REAL:
+            gradwire = ["torchrun", "--nproc-per-node", str(self.ranks), "-m", "gradwire"]
+            options = {name: value for name, value in options.items() if name not in ("hosts", "link")}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return shlex.join(["gradwire", "bench", configuration, *words])
+        return shlex.join([*gradwire, "bench", configuration, *words])
 
     @property
     def title(self) -> str:
@@ -93,7 +105,7 @@ class Setup:
         return ", ".join([self.model, *(words[name].format(value, whole) for name, value in self._sizes().items())])
 
     def __str__(self) -> str:
-        return f"{self.title}, {self.ranks} ranks, {self.link}"
+        return f"{self.title}, {self.ranks} ranks, {'their own network' if self.link == REAL else self.link}"
 
     def _sizes(self) -> dict[str, int]:
         sizes = {"layers": self.layers, "batch": self.batch, "size": self.size}

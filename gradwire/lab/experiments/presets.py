@@ -49,7 +49,7 @@ def _cifar(task: str, model: str, batch: int, recipe: Recipe, configurations: It
     )
 
 
-_CUPCAKE = ("dense", "randomk:0.01+residual", "dgc:0.01+residual", "efsignsgd", "onebit")
+_CUPCAKE = ("dense", "randomk:0.01+residual", "dgc:0.01+residual", "efsignsgd", "efsignsgd@planned", "onebit")
 _CUPCAKE_CIFAR = Recipe(epochs=200, optimizer="sgd", lr=0.0025, weight_decay=5e-4, schedule="cosine")
 _CUPCAKE_IMAGENET = Recipe(
     epochs=120, optimizer="sgd", lr=0.0125, weight_decay=5e-4, schedule="drop:30,60,80", warm_up=5
@@ -98,7 +98,7 @@ def _gravac() -> dict[str, Training]:
 
 
 _ADTOPK = ("dense", "interleaved", *(f"{name}:0.01" for name in ("topk", "dgc", "gaussiank", "redsync", "sidco")))
-_FINE_TUNED = "decay and how the rate falls"
+_FINE_TUNED: dict[str, Any] = {"assumed": "decay and how the rate falls", "from_weights": True}
 
 
 def _adtopk() -> dict[str, Training]:
@@ -110,15 +110,15 @@ def _adtopk() -> dict[str, Training]:
     # images, questions, text: training from the start, and fine-tuning
     return {
         "resnet152-imagenet": _imagenet("resnet152", 32, resnet, _ADTOPK, rate_per_rank=True, assumed=_DROPS),
-        "vit-large-imagenet": _imagenet("vit-large", 8, vit, _ADTOPK, assumed=_FINE_TUNED),
+        "vit-large-imagenet": _imagenet("vit-large", 8, vit, _ADTOPK, **_FINE_TUNED),
         "bert-large-squad": Training(
             task="squad", options=("model=published-bert-large", "batch=4", "length=384"), recipe=bert,
-            configurations=_ADTOPK, files=_SQUAD, assumed=_FINE_TUNED,
+            configurations=_ADTOPK, files=_SQUAD, **_FINE_TUNED,
         ),
         "gpt2-large-wikitext": Training(
             task="wikitext", recipe=gpt2, configurations=_ADTOPK, metric="perplexity", files=_WIKITEXT,
             options=("model=published-gpt2-large", "batch=2", "context=1024", "tokenizer=bpe:50257"),
-            assumed=_FINE_TUNED,
+            **_FINE_TUNED,
         ),
     }  # fmt: skip
 

@@ -27,6 +27,7 @@ class Recipe:
     linear, which fall to 0 at the end; or drop:30,60, which falls to a tenth after 30 and again after 60. The rate
     rises during `warm_up`, by default 20 steps. Without `optimizer` it is the task's: sgd at 0.01 with momentum 0.9, or
     adamw at 0.001. `clip` is the largest norm of all gradients.
+    With `autocast` the forward passes of training are in half precision, and float16's losses are scaled.
 
     Raises ValueError for what cannot be.
     """
@@ -40,6 +41,7 @@ class Recipe:
     schedule: str = "constant"
     warm_up: float | None = None
     clip: float | None = None
+    autocast: Literal["bf16", "fp16"] | None = None
 
     def __post_init__(self) -> None:
         # one length, of one unit or more

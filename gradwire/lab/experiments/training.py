@@ -30,14 +30,17 @@ class Training:
     """Results of the publication."""
     assumed: str = ""
     """Parts that the publication does not state."""
+    from_weights: bool = False
+    """Whether the publication began with trained weights, which `--pretrained` names here."""
 
     @property
     def summary(self) -> str:
-        """Model, task, length and published results, in a sentence."""
+        """Model, task, length, published results and whether it needs weights, in sentences."""
         length = f"{self.recipe.epochs} epochs" if self.recipe.epochs else f"{self.recipe.steps} steps"
         model = dict(option.split("=", 1) for option in self.options).get("model", "its model")
         results = f" Published: {self.published}." if self.published else ""
-        return f"{model} on {self.task}, {length}.{results}"
+        weights = " Begins with trained weights: give --pretrained." if self.from_weights else ""
+        return f"{model} on {self.task}, {length}.{results}{weights}"
 
     def on(self, data: Path) -> "Training":
         """This training on the files in `data`."""
@@ -47,7 +50,11 @@ class Training:
         """This training with other options, configurations, and parts of the recipe, where they are not None; steps
         take the place of epochs, and epochs of steps."""
         # an option that is given again replaces the first
-        merged = {option.partition("=")[0]: option for option in (*self.options, *options)}
+        named = {option.partition("=")[0]: option for option in options}
+        merged = {option.partition("=")[0]: option for option in self.options} | named
+        # weights come with their tokenizer
+        if "pretrained" in named and "tokenizer" not in named:
+            merged.pop("tokenizer", None)
         given = {name: value for name, value in recipe.items() if value is not None}
         if len(given.keys() & {"steps", "epochs"}) == 1:
             given = {"steps": None, "epochs": None} | given
@@ -65,6 +72,8 @@ class Training:
         # a rate that grows with the ranks
         rate = self.recipe.lr * ranks if self.rate_per_rank and self.recipe.lr else self.recipe.lr
         notes = [self.published, f"assumed: {self.assumed}" if self.assumed else ""]
+        if self.from_weights and not any(option.startswith("pretrained=") for option in self.options):
+            notes.append("published from trained weights, here from random ones: give --pretrained")
         return Comparison(
             configurations=parse_all(self.configurations),
             task=self.task,

@@ -16,12 +16,16 @@ from torch.optim import Optimizer
 from gradwire.controllers import Decision, GraVAC
 from gradwire.frontends import LocalSteps
 from gradwire.lab.configuration import Configuration
+from gradwire.lab.jobs.precision import MixedPrecision
 from gradwire.lab.jobs.sharded import gather_into, mesh_of, sharded
 from gradwire.lab.launch.rank_job import Peers
 from gradwire.lab.results import Totals
+from gradwire.lab.torch_hooks import Share
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.to_device import to_device
+from gradwire.plans import Plan
 from gradwire.runtime.stats import Stats
+from gradwire.tuner import Auto
 
 
 class Rate:
@@ -35,13 +39,23 @@ class Rate:
 
 class MeasuredModel:
     """A model under DDP that reduces as a configuration says, and counts what it sends. With `shard` ranks to a
-    replica, FSDP2 instead of DDP. With local steps neither, and `optimizer` is to take the steps.
+    replica, FSDP2 instead of DDP. With local steps neither, and `optimizer` is to take the steps. `autocast` is bf16 or
+    fp16.
 
     Use as a context manager: leaving it ends the engine.
     """
 
-    def __init__(self, model: nn.Module, configuration: Configuration, peers: Peers, seed: int, shard: int = 1) -> None:
-        self._whole, self.peers, self.silent = model.to(peers.device), peers, configuration.silent
+    def __init__(
+        self,
+        model: nn.Module,
+        configuration: Configuration,
+        peers: Peers,
+        seed: int,
+        shard: int = 1,
+        autocast: str | None = None,
+    ) -> None:
+        self.precision = MixedPrecision(autocast, peers.device)
+        self._whole, self.peers = model.to(peers.device), peers
         self._sharded, self.rate, self._seed = shard > 1, Rate(), seed
         self._configuration, self.local = configuration, configuration.local is not None
         self._local_steps: LocalSteps | None = None
@@ -50,18 +64,23 @@ class MeasuredModel:
         # what plain DDP would send for this model
         gradient_bytes, replicas = sum(p.nbytes for p in model.parameters() if p.requires_grad), peers.world // shard
         self._dense_bytes = 2 * (replicas - 1) * gradient_bytes // replicas // shard
+        # without Gradwire all of it is sent, or nothing, or what torch's hook says
+        self._share: Share = lambda steps: 0.0 if configuration.silent else 1.0
         self.wrapped: nn.Module
         # sharded: FSDP2, with replicas reduced by the configuration
         if self._sharded:
             self._mesh = mesh_of(shard, peers.device)
             self.wrapped = sharded(deepcopy(self._whole), self._mesh, configuration)
-            self.handle = configuration.attach_shards(self.wrapped, self._mesh, seed, self.controller)
+            scaler = self.precision.scaler
+            self.handle = configuration.attach_shards(self.wrapped, self._mesh, seed, self.controller, scaler)
         elif self.local:
             # neither: the optimizer takes local steps
             self.wrapped, self.handle = self._whole, None
         else:
             self.wrapped = _ddp(self._whole, configuration)
-            self.handle = configuration.attach(self.wrapped, peers.transport, seed, self.controller)
+            scaler = self.precision.scaler
+            self.handle = configuration.attach(self.wrapped, peers.transport, seed, self.controller, scaler)
+            self._share = configuration.hook.register(self.wrapped, seed) if configuration.hook else self._share
         self._interface_start = peers.interface_bytes()
 
     @property
@@ -72,6 +91,16 @@ class MeasuredModel:
     @property
     def every(self) -> int:
         return self._configuration.every
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force, where Gradwire reduces."""
+        return self.handle.plan if self.handle else None
+
+    @property
+    def choosing(self) -> bool:
+        """Whether the controller has yet to settle on a plan."""
+        return isinstance(self.controller, Auto) and not self.controller.chosen
 
     def optimizer(self, inner: Optimizer) -> Optimizer:
         """The optimizer to step: `inner`, with local steps around it where the configuration says so."""
@@ -96,11 +125,16 @@ class MeasuredModel:
 
     def backward(self, task: Task, batch: Any) -> Tensor:
         """Forward and backward of one batch; returns its loss."""
-        loss = task.training_loss(self.wrapped, to_device(batch, self.peers.device))
+        with self.precision.forward():
+            loss = task.training_loss(self.wrapped, to_device(batch, self.peers.device))
         if isinstance(self.controller, GraVAC):
             self.controller.report(loss.detach())
-        loss.backward()
+        self.precision.scaled(loss).backward()
         return loss.detach()
+
+    def step(self, optimizer: Optimizer, clip: float | None = None) -> None:
+        """Steps the optimizer with the gradients of the last backward pass, of the norm `clip` at most."""
+        self.precision.step(optimizer, self.wrapped.parameters(), clip)
 
     def decisions(self) -> list[Decision]:
         """The controller's decisions since the last call."""
@@ -113,7 +147,7 @@ class MeasuredModel:
         """This rank's bytes and seconds in `steps` steps."""
         dense_bytes = steps * self._dense_bytes
         stats = self.handle.stats() if self.handle else None
-        stats = stats or Stats(steps, 0 if self.silent else dense_bytes, dense_bytes, 0, 0, 0, 0)
+        stats = stats or Stats(steps, round(self._share(steps) * dense_bytes), dense_bytes, 0, 0, 0, 0)
         # those counted only rounds
         stats = replace(stats, dense_bytes=dense_bytes) if self.local else stats
         sent = self.peers.interface_bytes()

@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from gradwire.lab.configuration import parse
@@ -45,7 +44,8 @@ def train(spec: TrainSpec, peers: Peers, log: Log) -> None:
     Raises RuntimeError where the replicas differ at the end."""
     # the task reads its data; the model reduces by the configuration
     task = make_task(spec.task, spec.options)
-    with MeasuredModel(task.build_model(spec.seed), parse(spec.configuration), peers, spec.seed, spec.shard) as replica:
+    model, options = task.build_model(spec.seed), (spec.seed, spec.shard, spec.recipe.autocast)
+    with MeasuredModel(model, parse(spec.configuration), peers, *options) as replica:
         _Training(spec, task, replica).run(log)
 
 
@@ -79,9 +79,7 @@ class _Training:
     def _step(self, batch: Any) -> None:
         with self.meter.step():
             self.meter.loss += self.replica.backward(self.task, batch)
-            if self.spec.recipe.clip:
-                nn.utils.clip_grad_norm_(self.replica.wrapped.parameters(), self.spec.recipe.clip)
-            self.optimizer.step()
+            self.replica.step(self.optimizer, self.spec.recipe.clip)
             self.schedule.step()
             self.optimizer.zero_grad()
 
@@ -139,7 +137,9 @@ class _Training:
         self.optimizer.zero_grad()
 
     def _parts(self) -> dict[str, Any]:
-        return {"model": self.replica.module, "optimizer": self.optimizer, "schedule": self.schedule}
+        scaler = self.replica.precision.scaler
+        parts = {"model": self.replica.module, "optimizer": self.optimizer, "schedule": self.schedule}
+        return parts | ({"scaler": scaler} if scaler else {})
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
