@@ -109,7 +109,7 @@ class DDPFrontEnd:
         self._forward_hooks.remove()
         self._gradient_hooks.remove()
         self._buckets = None
-        self._synchronising = self._open = self._native_steps.reduced = False
+        self._synchronising = self._open = self._native_steps.made = False
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the next one outside reduces the sum."""
@@ -181,7 +181,8 @@ class DDPFrontEnd:
             future = runtime.watch(bucket.buffer())
         else:
             # a native plan, while DDP still has our hook
-            future, self._native_steps.reduced = reduce_dense(bucket, self.ddp.process_group), bucket.is_last()
+            future = reduce_dense(bucket, self.ddp.process_group)
+            self._native_steps.reduces(runtime)
         # the backward pass ends: errors of the worker are raised on this thread
         if bucket.is_last() and in_backward():  # behind DDP's own end of backward, to which SystemExit is no error
             when_backward_ends(partial(when_backward_ends, runtime.raise_error))
@@ -198,8 +199,8 @@ class DDPFrontEnd:
 
     def _first_bucket(self, runtime: Runtime, buckets: Buckets) -> None:
         """Opens a step at DDP's first bucket, where no gradient has opened it. With a native plan none is opened."""
-        if self._native_steps.reduced:
-            self._native_steps.count(runtime)
+        if self._native_steps.made:
+            self._native_steps.forward_begins(runtime)
         elif runtime.plan.native:
             self._native_steps.begin()
         if runtime.plan.native:
@@ -231,7 +232,7 @@ class DDPFrontEnd:
         # will DDP reduce the next backward pass? then its own step, if it made one, is over
         self._synchronising = self.ddp.require_backward_grad_sync  # DDP, too, decides that in forward
         if self._synchronising:
-            self._native_steps.count(runtime)
+            self._native_steps.forward_begins(runtime)
         # the plan has become native, or is not any more: DDP's reducer is swapped while it holds no gradient
         if runtime.plan.native and not self._native:
             self._go_native(runtime)
@@ -272,18 +273,17 @@ class DDPFrontEnd:
         with trainable(self._managed):
             without_hook(self.ddp, self._managed)
         # one parameter's gradient shows that DDP made a step; where some may be unused, any of them
-        one = dict([*self._slot.items()][:1])
-        self._gradient_hooks.on_gradients(
-            self._slot if self.ddp.find_unused_parameters else one, self._native_gradient_hook
-        )
+        seen = self._slot if self.ddp.find_unused_parameters else dict([*self._slot.items()][:1])
+        self._gradient_hooks.on_gradients(seen, self._native_gradient_hook)
 
     def _native_gradient_hook(self, slot: int) -> Callable[[Tensor], None]:
-        buckets = self._buckets
+        runtime, buckets = self.runtime, self._buckets
+        assert runtime is not None
         assert buckets is not None
 
         def ready(parameter: Tensor) -> None:
             if self._synchronising:
-                self._native_steps.reduced = True
+                self._native_steps.reduces(runtime)
                 buckets.accumulated.clear()
             else:
                 buckets.accumulated.add(slot)

@@ -1,38 +1,56 @@
 """Steps that DDP makes by itself, while the plan is native."""
 
+from functools import partial
 from statistics import median
 from time import perf_counter
 
 from gradwire.runtime.runtime import Runtime
+from gradwire.torch_private.autograd import in_backward, when_backward_ends
 
 
 class NativeSteps:
-    """Counts and times DDP's own steps. A step is over when the next one begins."""
+    """Counts DDP's own steps, each when its backward pass ends, and times them from one forward pass to the next."""
 
-    reduced: bool
-    """DDP has made a step that is not counted yet."""
+    made: bool
+    """DDP has made a step since the last forward pass."""
 
     def __init__(self) -> None:
-        self.reduced = False
+        self.made = self._under_way = False
+        self._left: int | None = None
         self._since = 0.0
         self._seconds: list[float] = []
 
     def begin(self) -> None:
         """The first of several steps begins."""
-        self.reduced, self._since = False, perf_counter()
+        self.made, self._since = False, perf_counter()
         self._seconds.clear()
 
-    def count(self, runtime: Runtime) -> None:
-        """Counts the step that DDP has made, if any; after the last one, the runtime decides on what follows."""
-        if not self.reduced:
+    def reduces(self, runtime: Runtime) -> None:
+        """DDP reduces this backward pass; of a pass, one call counts."""
+        if self._under_way:
+            return
+        self._under_way = True
+        if in_backward():
+            when_backward_ends(partial(self._ended, runtime))
+        else:
+            self._ended(runtime)
+
+    def _ended(self, runtime: Runtime) -> None:
+        self._under_way, self.made = False, True
+        self._left = runtime.native_step_ended()
+
+    def forward_begins(self, runtime: Runtime) -> None:
+        """Ends the time of the step that DDP has made, if any; after the last one, the runtime decides on what
+        follows."""
+        self._under_way = False  # a backward pass that failed made no step
+        if not self.made:
             return
         before, self._since = self._since, perf_counter()
-        self.reduced = False
+        self.made = False
         # where so many steps were asked for, their median time decides on the next plan
-        left = runtime.native_step_ended()
-        if left is None:
+        if self._left is None:
             return
         self._seconds.append(self._since - before)
-        if left == 0:
+        if self._left == 0:
             seconds, self._seconds = median(self._seconds), []
             runtime.native_ended(seconds)

@@ -120,8 +120,9 @@ class ActivePlan:
         return self.native_steps
 
     def native_ended(self, median_s: float) -> None:
-        """Ends the framework's own steps, whose median took so long."""
-        self._apply(self._control.native_ended(self._steps.number - 1, self.plan, median_s))
+        """Ends the framework's own steps, whose median took so long; a state that was loaded may ask for more."""
+        if self.native_steps == 0:
+            self._apply(self._control.native_ended(self._steps.number - 1, self.plan, median_s))
 
     def export(self) -> dict[str, Tensor]:
         """The part of a checkpoint about plans and the controller."""

@@ -1,6 +1,7 @@
 """Counting of steps that DDP makes by itself."""
 
 from types import SimpleNamespace
+from typing import Any
 
 from gradwire.frontends.native_steps import NativeSteps
 
@@ -8,12 +9,13 @@ from gradwire.frontends.native_steps import NativeSteps
 def counted(lefts: list[int | None]) -> tuple[NativeSteps, list[float]]:
     """What is left after each step is `lefts`; also the medians that were passed on."""
     medians, steps, left = list[float](), NativeSteps(), iter(lefts)
-    runtime = SimpleNamespace(native_step_ended=lambda: next(left), native_ended=medians.append)
+    runtime: Any = SimpleNamespace(native_step_ended=lambda: next(left), native_ended=medians.append)
     steps.begin()
     for _ in lefts:
-        steps.reduced = True
-        steps.count(runtime)  # pyright: ignore
-        steps.count(runtime)  # a forward pass without a step: counts nothing  # pyright: ignore
+        steps.reduces(runtime)
+        for _ in range(2):  # a forward pass without a step changes nothing
+            steps.forward_begins(runtime)
+    assert not [*left]
     return steps, medians
 
 

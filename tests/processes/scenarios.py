@@ -257,7 +257,7 @@ def ddp_reduces_by_itself_where_the_plan_is_native() -> None:
         handle = gw.attach(ddp, gw.FP32(), controller=Turns())
         train(ddp, 12)
         torch.testing.assert_close(flat(ddp), dense_ddp(12))
-        assert handle.stats().steps == 11  # whether DDP's own are over is known when the next begins
+        assert handle.stats().steps == 12
         assert handle.stats().wire_bytes >= handle.stats().dense_bytes
         handle.detach()
         gw.attach(ddp, gw.TopK(0.1))  # whoever reduced last
@@ -277,7 +277,7 @@ def where_the_plan_is_native_steps_count_not_forward_passes() -> None:
         (nn.functional.cross_entropy(ddp(inputs), targets) + ddp(others).square().mean()).backward()
         if dist.get_rank() == step % 2 and step < 8:
             ddp(inputs)
-    assert handle.stats().steps == 8
+    assert handle.stats().steps == 9
     assert same_on_all_ranks(torch.cat([p.grad.flatten() for p in ddp.parameters()]))
 
 
@@ -303,7 +303,11 @@ def what_memories_hold_survives_a_native_plan() -> None:
     for key in (key for key in before if key.endswith("residual")):
         assert torch.equal(before[key], after[key])
     assert any(before[key].any() for key in before if key.endswith("residual"))
+    # DDP's own step counts, once, whether a state is saved or loaded behind it
+    assert int(after["step"]) == 4
+    handle.load_state_dict(after)
     train(ddp, 4, first=4)
+    assert int(handle.state_dict()["step"]) == 8
     assert same_on_all_ranks(flat(ddp))
 
 
