@@ -99,8 +99,8 @@ class MeasuredModel:
 
     @property
     def choosing(self) -> bool:
-        """Whether the controller has yet to settle on a plan."""
-        return isinstance(self.controller, Auto) and not self.controller.chosen
+        """Whether the controller has yet to settle on a plan; one rank alone has none."""
+        return isinstance(self.controller, Auto) and self.plan is not None and not self.controller.chosen
 
     def optimizer(self, inner: Optimizer) -> Optimizer:
         """The optimizer to step: `inner`, with local steps around it where the configuration says so."""
