@@ -9,11 +9,11 @@ from gradwire.collective import Sum
 from gradwire.communicators.all_gather import AllGather
 from gradwire.communicators.communicator import SummingCommunicator
 from gradwire.communicators.scatter_reduce import ScatterReduce
-from gradwire.communicators.wire import Wire, all_reduce
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
+from gradwire.wire import Wire, all_reduce
 
 
 @dataclass(frozen=True)

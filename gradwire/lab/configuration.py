@@ -35,7 +35,7 @@ from gradwire.memories import Memory
 from gradwire.notation import read_grouping, read_parts
 from gradwire.plans import Group, Plan, default_communicator, default_memory
 from gradwire.slots import Slot
-from gradwire.transports import Transport
+from gradwire.transports import Mesh, Transport
 from gradwire.tuner import Auto
 
 AUTO = "auto"
@@ -99,7 +99,7 @@ class Configuration:
     def attach(
         self,
         ddp: DistributedDataParallel,
-        transport: Transport,
+        transport: Transport | Mesh,
         seed: int,
         controller: Controller | None = None,
         scaler: GradScaler | None = None,
@@ -138,7 +138,12 @@ class Configuration:
         )  # fmt: skip
 
     def local_steps(
-        self, inner: Optimizer, model: nn.Module, transport: Transport | None, mesh: DeviceMesh | None, seed: int
+        self,
+        inner: Optimizer,
+        model: nn.Module,
+        transport: Transport | Mesh | None,
+        mesh: DeviceMesh | None,
+        seed: int,
     ) -> LocalSteps | None:
         """Local steps around the optimizer of a `model` that is not reduced between replicas (ranks, or those of a
         `mesh`); None where every step is reduced."""

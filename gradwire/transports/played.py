@@ -1,0 +1,98 @@
+"""A transport that plays one rank of N: the real step of one rank, behind a network card that is played."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+import torch
+
+from gradwire.collective import HOST, REPLICA, AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
+from gradwire.transports.card import Card
+from gradwire.transports.echo import Echo, echo
+from gradwire.transports.mesh import Mesh
+from gradwire.transports.transport import Pending, Transport
+from gradwire.wire import (
+    Wire,
+    all_gather,
+    all_reduce,
+    all_reduce_by_trees,
+    all_to_all,
+    broadcast,
+    broadcast_around,
+)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A collective as its cost sees it: its kind, and bytes that do not depend on the number of ranks."""
+
+    kind: str
+    """The class of the collective; "Parts" is a gather of parts of a vector."""
+    nbytes: int
+    """That one rank sends or, of parts, has in all."""
+
+    @classmethod
+    def of(cls, op: Collective, world: int) -> Self:
+        """The collective among `world` ranks."""
+        nbytes = op.send.whole.nbytes
+        match op:
+            case Gather() if op.parts:
+                return cls("Parts", world * nbytes)
+            case SendReceive(target=None, source=None):
+                return cls("SendReceive", 0)
+            case _:
+                return cls(type(op).__name__, nbytes)
+
+    def ways(self, world: int, hosts: int) -> list[Wire]:
+        """The ways in which a backend may carry it among `world` ranks, of which it takes the fastest. Ranks that share
+        one of the `hosts`, each with a card, pass on inside it for nothing."""
+        match self.kind:
+            case Sum.__name__:
+                # all ranks are in one ring, whose latency is that between hosts
+                ring = Wire(all_reduce(0, hosts).messages, all_reduce(self.nbytes, world).wire_bytes)
+                return [ring, all_reduce_by_trees(self.nbytes, hosts)]
+            case Gather.__name__:
+                return [all_gather(self.nbytes, world)]
+            case "Parts":
+                return [all_gather(self.nbytes // world, world)]
+            case AllToAll.__name__:
+                return [all_to_all(self.nbytes, world)]
+            case Broadcast.__name__:
+                return [broadcast(self.nbytes, hosts), broadcast_around(self.nbytes, hosts)]
+            case _:
+                # one message in each direction, at once
+                return [Wire(1 if self.nbytes else 0, self.nbytes)]
+
+
+class Played(Transport):
+    """Rank 0 of `world`, without the others. A collective takes the time that its messages need on the `card`, by the
+    costs of rings, trees and all-to-all; the payloads that come are as many and as large as N ranks would send, and all
+    of them this rank's own.
+
+    So a step takes what one rank computes and what the bytes need. It does not know of other ranks that are slower, of
+    jitter, of congestion, or of what a backend's own threads compute.
+    """
+
+    def __init__(self, world: int, card: Card, hosts: int | None = None) -> None:
+        if world < 1:
+            raise ValueError(f"{world} ranks cannot be played; use e.g. Played(8, Card(50e-6, 1e9))")
+        self.rank, self.world, self.hosts, self.card, self.store = 0, world, hosts or world, card, Echo(world)
+        self.sent: Counter[Sent] = Counter()
+
+    @classmethod
+    def by_host(cls, hosts: int, ranks_per_host: int, card: Card, inside: Card) -> Mesh:
+        """The axes of `hosts` with a `card` each and so many ranks, which pass messages among themselves `inside`. It
+        plays a rank that leads all groups: one that waits for another leader would have nothing to wait for."""
+        axes = {REPLICA: cls(hosts, card), HOST: cls(ranks_per_host, inside)}
+        return Mesh(axes, Echo(hosts * ranks_per_host), leaders=1)
+
+    def start(self, op: Collective) -> Pending:
+        sent = Sent.of(op, self.world)
+        self.sent[sent] += 1
+        seconds = self.card.seconds(sent.ways(self.world, self.hosts))
+        return self.card.carry(seconds, op.send.whole.device, partial(echo, op, self.rank, self.world))
+
+    def open(self, device: torch.device) -> None:
+        """Measures a GPU's clock, before the first step."""
+        self.card.carry(0.0, device, lambda: None).wait()
