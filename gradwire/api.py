@@ -81,18 +81,19 @@ from gradwire.runtime.failures import ReductionError
 from gradwire.runtime.stats import Stats
 from gradwire.saving import save
 from gradwire.slots import Layout, Slot
-from gradwire.transports import Done, Mesh, Pending, ProcessGroup, Recording, Threads, Transport
+from gradwire.transports import Card, Done, Mesh, Pending, Played, ProcessGroup, Recording, Threads, Transport
 from gradwire.tuner import Auto
 
 __all__ = [
     "ACPSGD", "BF16", "CAT", "DGC", "FP16", "FP32", "NATIVE", "QSGD", "Accordion", "AllDimensionTopK", "AllGather",
-    "AllReduce", "AllToAll", "Auto", "Broadcast", "ChunkTopK", "Codec", "Collective", "Communicator", "Compressor",
-    "Controller", "DGCMemory", "Decision", "DistributedOptimizer", "Done", "DoubleBuffer", "EFSignSGD", "Exclusive",
-    "Gather", "GaussianK", "GlobalTopK", "GraVAC", "Group", "GroupContext", "Handle", "HardThreshold", "Interleaved",
-    "LGreCo", "Layout", "LazySum", "LeaderIndices", "LocalSteps", "Mean", "Memory", "Mesh", "Message", "MultiLevel",
-    "MultiRound", "NativeRequest", "NoMemory", "Observation", "OkTopk", "OneBit", "Outer", "Parts", "Pending", "Plan",
-    "PowerSGD", "ProcessGroup", "ProfileRequest", "Quantized", "RandomK", "Recording", "RedSync", "Reduction",
-    "ReductionError", "Rendezvous", "Residual", "ReusedThreshold", "SIDCo", "ScaDLES", "ScatterReduce", "SendReceive",
-    "SignSGD", "Signum", "SimpleCodec", "Slot", "SplitGather", "Stats", "StepView", "Sum", "TernGrad", "Threads",
-    "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "compress_shards", "groups", "plan", "reshard", "save",
+    "AllReduce", "AllToAll", "Auto", "Broadcast", "Card", "ChunkTopK", "Codec", "Collective", "Communicator",
+    "Compressor", "Controller", "DGCMemory", "Decision", "DistributedOptimizer", "Done", "DoubleBuffer", "EFSignSGD",
+    "Exclusive", "Gather", "GaussianK", "GlobalTopK", "GraVAC", "Group", "GroupContext", "Handle", "HardThreshold",
+    "Interleaved", "LGreCo", "Layout", "LazySum", "LeaderIndices", "LocalSteps", "Mean", "Memory", "Mesh", "Message",
+    "MultiLevel", "MultiRound", "NativeRequest", "NoMemory", "Observation", "OkTopk", "OneBit", "Outer", "Parts",
+    "Pending", "Plan", "Played", "PowerSGD", "ProcessGroup", "ProfileRequest", "Quantized", "RandomK", "Recording",
+    "RedSync", "Reduction", "ReductionError", "Rendezvous", "Residual", "ReusedThreshold", "SIDCo", "ScaDLES",
+    "ScatterReduce", "SendReceive", "SignSGD", "Signum", "SimpleCodec", "Slot", "SplitGather", "Stats", "StepView",
+    "Sum", "TernGrad", "Threads", "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "compress_shards", "groups",
+    "plan", "reshard", "save",
 ]  # fmt: skip

@@ -91,6 +91,9 @@ class Gather:
     send: Message
     receive: Message
     axis: str = REPLICA
+    parts: Message | None = None
+    """Where row r is about part r of a vector, this rank's own payloads (world, m) of all parts: a transport without
+    other ranks has them in place of theirs."""
 
     def wire_bytes(self, world: int) -> int:
         return (world - 1) * self.send.whole.nbytes

@@ -96,7 +96,7 @@ FAULTS = [
     Fault("communicators/global_top_k.py", "sums.index_fill_(0, best, 0)", "sums"),
     Fault("communicators/ok_topk.py", ".sub_(out[a:b])", ""),
     Fault("communicators/ok_topk.py", "values.mul_(magnitude >= level)", "values.mul_(magnitude > level)"),
-    Fault("communicators/wire.py", "return Wire(2 * (world - 1), 2 * (world - 1) * nbytes // world)",
+    Fault("wire.py", "return Wire(2 * (world - 1), 2 * (world - 1) * nbytes // world)",
           "return Wire(2 * (world - 1), (world - 1) * nbytes // world)"),
     # memories
     Fault("memories/residual.py", "gradient.onto(*flat[RESIDUAL], self.decay)", "gradient.onto(*flat[RESIDUAL], 1.0)"),

@@ -10,6 +10,7 @@ PACKAGE = TESTS.parent / "gradwire"
 CORE = ("runtime", "ops", "compressors", "communicators", "frontends", "transports")
 MAY_USE_THE_NETWORK = {
     "transports/members.py",
+    "transports/played_group.py",  # one that torch's own DDP and hooks take
     "integrations/torchft_replica.py",  # a front end, of shards as well
     "transports/process_group.py",
     "transports/torch_store.py",

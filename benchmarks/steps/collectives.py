@@ -65,8 +65,8 @@ def calibrate(transport: gw.ProcessGroup, link, repeats: int) -> tuple[float, fl
     """The seconds of a message, and the bytes per second of the link."""
     import torch
 
+    from gradwire import wire
     from gradwire.collective import AllToAll, Broadcast, Gather, Message, Sum
-    from gradwire.communicators import wire
 
     world = transport.world
     few, table, other = Message.plain(torch.zeros(2)), *(Message.plain(torch.zeros(world, 2)) for _ in range(2))

@@ -9,7 +9,7 @@ from gradwire.communicators.leader_indices import LeaderIndices
 from gradwire.communicators.ok_topk import OkTopk
 from gradwire.communicators.scatter_reduce import ScatterReduce
 from gradwire.communicators.split_gather import SplitGather
-from gradwire.communicators.wire import Wire
+from gradwire.wire import Wire
 
 __all__ = [
     "AllGather", "AllReduce", "Communicator", "Exclusive", "GlobalTopK", "LeaderIndices", "OkTopk", "ScatterReduce",

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from gradwire.collective import Gather, framed
 from gradwire.communicators.communicator import SummingCommunicator
-from gradwire.communicators.wire import Wire, all_gather
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction, Selective
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.tiles import at_once
 from gradwire.slots import Layout
+from gradwire.wire import Wire, all_gather
 
 
 @dataclass(frozen=True)

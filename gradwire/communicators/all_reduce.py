@@ -7,11 +7,11 @@ import torch
 
 from gradwire.collective import Sum
 from gradwire.communicators.communicator import SummingCommunicator
-from gradwire.communicators.wire import Wire, all_reduce
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
+from gradwire.wire import Wire, all_reduce
 
 
 @dataclass(frozen=True)

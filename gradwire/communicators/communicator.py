@@ -6,13 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.communicators.wire import Wire
 from gradwire.compressors import Codec, Compressor, GroupContext, MultiRound, Predictable, Reduction, Sparse
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.options import Options
 from gradwire.recordable import Recordable
 from gradwire.slots import Layout
+from gradwire.wire import Wire
 
 
 class Communicator(Options, Recordable, ABC):

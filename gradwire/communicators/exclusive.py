@@ -10,7 +10,6 @@ from torch import Tensor
 from gradwire.collective import FLAG_BYTES, Gather, framed
 from gradwire.communicators.aligned import sum_values
 from gradwire.communicators.communicator import SparseCommunicator
-from gradwire.communicators.wire import Wire, all_gather, all_reduce
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Places
@@ -18,6 +17,7 @@ from gradwire.ops.host import to_device
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import even
+from gradwire.wire import Wire, all_gather, all_reduce
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from gradwire.collective import Broadcast, SendReceive, framed
 from gradwire.communicators.communicator import SparseCommunicator
-from gradwire.communicators.wire import Wire, broadcast, depth, up_a_tree
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.wire import Wire, broadcast, depth, up_a_tree
 
 
 @dataclass(frozen=True)

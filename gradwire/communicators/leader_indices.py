@@ -6,12 +6,12 @@ from typing import ClassVar
 from gradwire.collective import FLAG_BYTES, Broadcast, framed
 from gradwire.communicators.aligned import sum_values
 from gradwire.communicators.communicator import SparseCommunicator
-from gradwire.communicators.wire import Wire, all_reduce, broadcast
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Places
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
+from gradwire.wire import Wire, all_reduce, broadcast
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gradwire.collective import AllToAll, Gather, framed
 from gradwire.communicators.communicator import SparseCommunicator
-from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
@@ -17,6 +16,7 @@ from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import capacity, even, send_ranges
 from gradwire.ops.reference.largest import TINY
 from gradwire.ops.threshold import counted, largest_above, usable
+from gradwire.wire import Wire, all_gather, all_to_all
 
 POINTS = 64
 """Quantiles of each rank's selection that are sent along: enough to find the bounds for any number of ranks."""

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from gradwire.collective import AllToAll, Gather, framed
 from gradwire.communicators.communicator import SummingCommunicator
-from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Codec, Compressor, GroupContext, Parts, Reduction
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
 from gradwire.slots import Layout
+from gradwire.wire import Wire, all_gather, all_to_all
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ScatterReduce(SummingCommunicator, recordable=True):
             # keep what was not sent of the sum
             if context.error_feedback:
                 x[a:b].add_(total)
-        yield Gather(again, receive)
+        yield Gather(again, receive, parts=send)
 
         # decode the sums of all parts
         codec.decode(receive.body[:, None], mean, parts)

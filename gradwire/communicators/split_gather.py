@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gradwire.collective import AllToAll, Gather, framed
 from gradwire.communicators.communicator import SparseCommunicator
-from gradwire.communicators.wire import Wire, all_gather, all_to_all
 from gradwire.compressors import Compressor, GroupContext, Reduction, Sparse
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries
@@ -19,6 +18,7 @@ from gradwire.ops.mean import Mean
 from gradwire.ops.ranges import capacity, decode_ranges, even, send_ranges
 from gradwire.ops.workspace import Workspace
 from gradwire.torch_private.foreach import copy_each
+from gradwire.wire import Wire, all_gather, all_to_all
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class HostExchange(GroupExchange):
         self._host, self._hosts = job.mesh.host, job.mesh.replica.world
         # between hosts, the rank that leads this group exchanges; groups take turns
         self._between = ReplicaExchange(group, index, stored, job)
-        self._leader = index % self._host.world
+        self._leader = index % job.mesh.leaders
         self.group, self.index, self.stored = group, index, stored
         self.context, self.nonfinite = self._between.context, self._between.nonfinite
         self.rounds = self._between.rounds + 2

@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 
-from gradwire.communicators.wire import depth
+from gradwire import wire
 from gradwire.compressors import Compressor
 from gradwire.plans import Plan
 from gradwire.schedule import baselines
@@ -18,6 +18,7 @@ from gradwire.schedule.profile import Candidate, Profile, over_link
 from gradwire.schedule.progress import levels, plan_efficiency, search_efficiency, search_progress
 from gradwire.schedule.regimes import Regime, Worker
 from gradwire.schedule.search import Solution, evaluate
+from gradwire.wire import Wire, depth
 
 BEST = "best plan"
 GIVEN = "given plan"
@@ -27,6 +28,8 @@ SIZES = 16
 """Bucket sizes that are tried for each candidate."""
 _MOST_BYTES = 1e13
 """Beyond any gradient."""
+_UNIT = 1 << 40
+"""Bytes of which a collective's are shares, to the last digit of a float32."""
 
 
 @dataclass(frozen=True)
@@ -176,10 +179,11 @@ def on_cluster(profile: Profile, cluster: Cluster) -> Profile:
 
 def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> CostTable:
     """Seconds against the bytes that one rank sends around a ring, by a ring or by two trees, whichever is faster, as
-    NCCL chooses (Sanders, Speck and Träff, Parallel Computing 2009, https://doi.org/10.1016/j.parco.2009.09.001)."""
-    ring = Affine(2 * (hosts - 1) * latency_s, 1 / bytes_per_s)
+    NCCL chooses."""
+    sent = wire.all_reduce(_UNIT, hosts).wire_bytes
+    ring = _line(wire.all_reduce(_UNIT, hosts), sent, latency_s, bytes_per_s)
     # trees need fewer messages one after another, and more bytes
-    trees = Affine(2 * depth(hosts) * latency_s, hosts / (hosts - 1) / bytes_per_s)
+    trees = _line(wire.all_reduce_by_trees(_UNIT, hosts), sent, latency_s, bytes_per_s)
     gain = ring.fixed - trees.fixed
     even = gain / (trees.per_unit - ring.per_unit) if gain > 0 else 1.0
     # beyond the last a table is no flatter than on the whole
@@ -190,9 +194,14 @@ def all_reduce(hosts: int, latency_s: float, bytes_per_s: float) -> CostTable:
 def inside(cluster: Cluster) -> dict[str, Affine | CostTable]:
     """Seconds of the dense sum, and of handing the mean around, inside a host, against the gradient's bytes: rings,
     which pass pieces on as they come."""
-    others, bytes_per_s = cluster.gpus_per_host - 1, cluster.inside_bytes_per_s
-    summed = Affine(2 * others * cluster.inside_latency_s, 2 * others / cluster.gpus_per_host / bytes_per_s)
-    return {"sum": summed, "broadcast": Affine(others * cluster.inside_latency_s, 1 / bytes_per_s)}
+    ways = {"sum": wire.all_reduce, "broadcast": wire.broadcast_around}
+    latency_s, bytes_per_s = cluster.inside_latency_s, cluster.inside_bytes_per_s
+    return {name: _line(way(_UNIT, cluster.gpus_per_host), _UNIT, latency_s, bytes_per_s) for name, way in ways.items()}
+
+
+def _line(cost: Wire, unit_bytes: int, latency_s: float, bytes_per_s: float) -> Affine:
+    """The seconds of a collective against a number of bytes of which `cost` is for `unit_bytes`."""
+    return Affine(cost.messages * latency_s, cost.wire_bytes / unit_bytes / bytes_per_s)
 
 
 def latency_of(profile: Profile) -> float:

@@ -24,13 +24,17 @@ class Mesh:
     axis nothing is reduced: its ranks hold different parts of the model, and agree on what all do together.
 
     `rank` and `ranks` count all ranks of all axes, in the order of `axes`, the first varying slowest. `store` is the
-    store of all of them; by default that of the axis "replica", which will do where it is the only one.
+    store of all of them; by default that of the axis "replica", which will do where it is the only one. `leaders`
+    is how many ranks of a host lead groups in turn; by default all of them.
     """
 
-    def __init__(self, axes: Mapping[str, Transport], store: KeyValueStore | None = None) -> None:
+    def __init__(
+        self, axes: Mapping[str, Transport], store: KeyValueStore | None = None, leaders: int | None = None
+    ) -> None:
         self.axes = dict(axes)
         self.replica = self.axes[REPLICA]
         self.host = self.axes.get(HOST)
+        self.leaders = leaders or (self.host.world if self.host else 1)
         self.store = store or self.replica.store
 
     @classmethod
@@ -42,7 +46,7 @@ class Mesh:
         """The same transports with keys of the store for one job alone. All ranks call this together."""
         # every job on these transports has keys of its own
         self.replica.jobs += 1
-        return Mesh(self.axes, _Part(self.store, f"job/{self.replica.jobs}"))
+        return Mesh(self.axes, _Part(self.store, f"job/{self.replica.jobs}"), self.leaders)
 
     @property
     def ranks(self) -> int:

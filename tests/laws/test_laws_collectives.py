@@ -8,11 +8,11 @@ import gradwire as gw
 from gradwire.collective import Message, framed
 from gradwire.communicators.communicator import SparseCommunicator
 from gradwire.communicators.global_top_k import merge
-from gradwire.communicators.wire import Wire
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries, Places
 from gradwire.ops.ranges import even, split, split_on_device
 from gradwire.slots import Layout
+from gradwire.wire import Wire
 from tests.support.harness import job, place_bytes, plan_of, slots_of, total
 
 COLLECTIVES = [

@@ -14,7 +14,6 @@ from math import prod
 import numpy as np
 
 from gradwire.communicators import AllReduce
-from gradwire.communicators.wire import depth
 from gradwire.compressors import DGC, FP32, Compressor, EFSignSGD, OneBit, RandomK
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, default_communicator
@@ -23,6 +22,7 @@ from gradwire.schedule.problem import Option, Problem
 from gradwire.schedule.profile import Candidate, Profile, SlotTime, over_link
 from gradwire.schedule.simulate import Cluster, on_cluster
 from gradwire.tuner.rehearsal import expected
+from gradwire.wire import depth
 
 MS = 1e-3
 FLAT_ELEMENTS = 1 << 20

@@ -29,6 +29,12 @@ def all_reduce(nbytes: int, world: int) -> Wire:
     return Wire(2 * (world - 1), 2 * (world - 1) * nbytes // world)
 
 
+def all_reduce_by_trees(nbytes: int, world: int) -> Wire:
+    """Two trees, each for a half of m bytes, up and down: 2·log2 N messages, rounded up, and 2m bytes (Sanders, Speck
+    and Träff, Parallel Computing 2009, https://doi.org/10.1016/j.parco.2009.09.001)."""
+    return Wire(2 * depth(world), 2 * nbytes)
+
+
 def all_gather(nbytes: int, world: int) -> Wire:
     """Every rank's m bytes to all others: N-1 messages of m."""
     return Wire(world - 1, (world - 1) * nbytes)
@@ -42,6 +48,11 @@ def all_to_all(nbytes: int, world: int) -> Wire:
 def broadcast(nbytes: int, world: int) -> Wire:
     """m bytes down a binomial tree: the root sends them log2 N times, rounded up."""
     return Wire(depth(world), depth(world) * nbytes)
+
+
+def broadcast_around(nbytes: int, world: int) -> Wire:
+    """m bytes around a ring whose ranks pass pieces on as they come: N-1 messages, and m bytes."""
+    return Wire(world - 1, nbytes)
 
 
 def up_a_tree(nbytes: int, world: int) -> Wire:

@@ -1,0 +1,53 @@
+"""The other ranks of a rank that runs alone, as if all of them did the same as it does: their store, and the messages
+that come from them."""
+
+import json
+
+from gradwire.collective import AllToAll, Broadcast, Collective, Gather, SendReceive, Sum
+
+
+class Echo:
+    """A store in which all other ranks set the same texts as this one."""
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._texts: dict[str, str] = {}
+        self._numbers: dict[str, int] = {}
+
+    def set(self, key: str, value: str) -> None:
+        # a topic's text, whichever rank sets it
+        topic, _, who = key.rpartition("/")
+        if who != "everyone":
+            self._texts[topic] = value
+
+    def get(self, key: str, timeout_s: float) -> str | None:
+        text = self._texts.get(key.rpartition("/")[0])
+        if not text or not key.endswith("/everyone"):
+            return text
+        host, facts = json.loads(text)
+        # rank 0's answer at a meeting: all ranks have this rank's facts
+        return json.dumps({"hosts": [host], "facts": [facts], "ranks": [(0, 0)] * self._world})
+
+    def add(self, key: str, number: int) -> int:
+        self._numbers[key] = self._numbers.get(key, 0) + number
+        return self._numbers[key]
+
+
+def echo(op: Collective, rank: int, world: int) -> None:
+    """Writes to the tensors of `op` the messages that would have come, had all ranks sent the same as this `rank`; of
+    payloads of different parts, this rank's own."""
+    send, receive = op.send.whole, op.receive.whole
+    match op:
+        case Sum():
+            send.mul_(world)
+        case Gather() if op.parts:
+            receive.copy_(op.parts.whole)
+            receive[rank].copy_(send)
+        case Gather():
+            receive.copy_(send.expand_as(receive))
+        case AllToAll():
+            receive.copy_(send[rank].expand_as(receive))
+        case SendReceive(source=None) | Broadcast():
+            pass
+        case SendReceive():
+            receive.copy_(send)

@@ -1,0 +1,181 @@
+"""One rank of N, without the others: its clock, the collectives' costs, and that all algorithms run on it."""
+
+from itertools import pairwise
+from math import log2
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire as gw
+from gradwire.collective import Broadcast, Collective, Gather, Message, SendReceive, Sum
+from gradwire.communicators.scatter_reduce import part_bounds
+from gradwire.transports.card import ClockLane
+from gradwire.transports.played_group import PlayedGroup
+from tests.support.cases import CASES, Case
+from tests.support.harness import WIDE, draw, exchange_of, job, plan_of, run, slots_of
+
+SLOTS = slots_of(WIDE)
+LATENCY_S, BYTES_PER_S = 1e-5, 1e9
+CARD = gw.Card(LATENCY_S, BYTES_PER_S)
+
+
+def fast() -> gw.Card:
+    """Messages take no time."""
+    return gw.Card(0, 1e30)
+
+
+class Clock:
+    """Time that passes where somebody sleeps, and no sooner."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_messages_take_turns_and_waiting_sleeps():
+    clock = Clock()
+    lane, came = ClockLane(clock, clock.sleep), []
+    first, second = (lane.carry(seconds, lambda: came.append(clock.now)) for seconds in (1.0, 0.5))
+    assert came == [100.0, 100.0]  # bytes are written while the message is under way, not when it is waited for
+    second.wait()
+    assert clock.now == pytest.approx(101.5)
+    first.wait()
+    assert clock.now == pytest.approx(101.5)
+    clock.now += 7
+    lane.carry(0.25, lambda: None).wait()
+    assert clock.now == pytest.approx(108.75)
+
+
+def collectives(world: int, m: int) -> list[tuple[Collective, float, float]]:
+    """Each with its messages one after another, and its bytes; `m` bytes are sent."""
+    some, rows, others = (Message.plain(torch.zeros(shape, dtype=torch.uint8)) for shape in (m, (world, m), (world, m)))
+    depth = log2(world)
+    trees = 2 * depth * LATENCY_S + 2 * m / BYTES_PER_S < 2 * (world - 1) * LATENCY_S + m / BYTES_PER_S
+    return [
+        (Sum(some), 2 * depth if trees else 2 * (world - 1), 2 * m if trees else 2 * (world - 1) / world * m),
+        (Gather(some, rows), world - 1, (world - 1) * m),
+        (gw.AllToAll(others, rows), world - 1, (world - 1) * m),
+        (Broadcast(some, 0), depth if depth * m < 1e5 else world - 1, depth * m if depth * m < 1e5 else m),
+        (SendReceive(some, some, None, 1), 1, m),
+        (SendReceive(some, some), 0, 0),
+    ]
+
+
+@pytest.mark.parametrize("m", [1 << 10, 1 << 20])
+def test_collectives_cost_what_is_published(m: int):
+    played = gw.Played(8, CARD)
+    for op, messages, nbytes in collectives(8, m):
+        assert CARD.seconds(played.ways(op)) == pytest.approx(messages * LATENCY_S + nbytes / BYTES_PER_S), op
+
+
+def test_a_ring_of_all_ranks_has_the_latency_of_hosts():
+    op = Sum(Message.plain(torch.zeros(1 << 20, dtype=torch.uint8)))
+    ring, _ = gw.Played(64, CARD, hosts=8).ways(op)
+    assert (ring.messages, ring.wire_bytes) == (14, 2 * 63 * (1 << 20) // 64)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_algorithm_runs_without_the_others(case: Case):
+    """Also where the last part of a group is shorter, of which a rank gets no payload that it makes itself."""
+    played = gw.Played(5, fast())
+    names = tuple(slot.name for slot in SLOTS)
+    exchange = exchange_of(gw.Group(names, case.compressor, case.memory, case.communicator), SLOTS, played)
+    for step in range(2):
+        (grads,) = draw(SLOTS, 1, step)
+        means = [grad.clone() for grad in grads]
+        with torch.no_grad():
+            run(exchange, means, played, step)
+        assert all(mean.isfinite().all() for mean in means)
+
+
+@pytest.mark.parametrize("cls", [gw.Recording, lambda world: gw.Played(world, fast())], ids=["recording", "played"])
+def test_a_gather_of_parts_brings_each_its_own(cls):
+    """ScatterReduce's last part is shorter."""
+    n, world, transport = 16_481, 5, cls(5)
+    slots = slots_of({"w": torch.empty(n, 1)})
+    exchange = exchange_of(gw.Group(("w",), gw.FP16(), gw.NoMemory(), gw.ScatterReduce()), slots, transport)
+    (grads,) = draw(slots, 1, 0)
+    mean = grads[0].clone()
+    with torch.no_grad():
+        run(exchange, [mean], transport)
+    bounds = part_bounds(n, world)
+    assert bounds[-1] - bounds[-2] < bounds[1]
+    # of this rank's part the sum came; of the others' parts what one rank of `world` would have sent to be added up
+    for rank, (a, b) in enumerate(pairwise(bounds)):
+        scale = 1 if rank == 0 else 1 / world
+        assert torch.allclose(mean[a:b], grads[0][a:b] * scale, rtol=1e-3, atol=1e-3)
+
+
+def step(ddp: nn.Module) -> list[torch.Tensor]:
+    ddp.zero_grad()
+    ddp(torch.ones(3, 40)).square().sum().backward()
+    return [parameter.grad.clone() for parameter in ddp.parameters()]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(40, 64), nn.Linear(64, 8))
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda ddp, group: None,
+        lambda ddp, group: ddp.register_comm_hook(group, default_hooks.fp16_compress_hook),
+        lambda ddp, group: ddp.register_comm_hook(
+            PowerSGDState(group, 4, start_powerSGD_iter=2, min_compression_rate=0.5), powerSGD_hook
+        ),
+    ],
+    ids=["ddp", "fp16", "powersgd"],
+)
+def test_ddp_and_torchs_hooks_run_on_a_played_group(register):
+    own = step(model())
+    played = gw.Played(64, fast())
+    group = PlayedGroup(played)
+    ddp = DistributedDataParallel(model(), process_group=group)
+    register(ddp, group)
+    for _ in range(3):
+        means = step(ddp)
+    # all ranks have this rank's gradient: the mean is that, as far as rank 4 goes
+    assert sum((mean - mine).norm() for mean, mine in zip(means, own, strict=True)) < 0.05 * sum(g.norm() for g in own)
+
+
+@pytest.mark.parametrize("compressor", [gw.FP32(), gw.NATIVE, gw.TopK(0.1)], ids=["fp32", "native", "topk"])
+@pytest.mark.parametrize("hosts", [False, True])
+def test_attach_runs_on_a_played_cluster(compressor, hosts: bool):
+    own = step(model())
+    transport = gw.Played.by_host(8, 8, fast(), fast()) if hosts else gw.Played(64, fast())
+    ddp = DistributedDataParallel(model(), process_group=PlayedGroup(gw.Played(64, fast())))
+    handle = gw.attach(ddp, compressor, transport=transport)
+    for _ in range(3):
+        means = step(ddp)
+    handle.detach()
+    if not isinstance(compressor, gw.TopK):
+        for mean, mine in zip(means, own, strict=True):
+            assert torch.allclose(mean, mine, rtol=1e-5)
+
+
+def test_a_rank_of_a_host_leads_all_groups():
+    """A rank that waits for other leaders would find all that is between hosts done at once."""
+    mesh, gathers = gw.Played.by_host(4, 8, fast(), fast()), []
+    start = mesh.replica.start
+    mesh.replica.start = lambda op: (gathers.append(op) if isinstance(op, Gather) else None, start(op))[1]
+    plan = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather(), groups=3)
+    with job(plan, SLOTS, 1, transports=[mesh]) as running:
+        gathers.clear()
+        running.step(draw(SLOTS, 1, 0))
+    assert len(gathers) == 3
+
+
+@pytest.mark.parametrize(("latency_s", "bytes_per_s"), [(-1, 1), (0, 0), (float("nan"), 1)])
+def test_cards_that_cannot_be_are_refused(latency_s: float, bytes_per_s: float):
+    with pytest.raises(ValueError, match="use e"):
+        gw.Card(latency_s, bytes_per_s)
