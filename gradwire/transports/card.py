@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -109,7 +109,7 @@ class StreamLane:
 class _Event:
     """A message that is through at an event of a stream."""
 
-    over: torch.cuda.Event
+    over: Any
 
     def wait(self) -> None:
         torch.cuda.current_stream().wait_event(self.over)

@@ -16,7 +16,6 @@ from gradwire.transports.card import CPU
 from gradwire.transports.played import Played
 from gradwire.transports.transport import Pending
 
-
 _ProcessGroup: Any = dist.ProcessGroup
 """As its C++ calls it: its type stubs have other arguments."""
 
