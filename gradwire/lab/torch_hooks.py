@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
@@ -85,19 +86,19 @@ TORCH_HOOKS: dict[str, type[TorchHook]] = {
 """By their names in configurations."""
 
 
-def _half(ddp: DistributedDataParallel, hook: Callable[[Any, dist.GradBucket], Future[Tensor]]) -> Share:
+def _half(ddp: DistributedDataParallel, hook: Callable[[Any, GradBucket], Future[Tensor]]) -> Share:
     ddp.register_comm_hook(None, hook)
     trained = [parameter for parameter in ddp.parameters() if parameter.requires_grad]
     share = 2 * sum(p.numel() for p in trained) / sum(p.nbytes for p in trained)
     return lambda steps: share
 
 
-def _bf16_compress_hook(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+def _bf16_compress_hook(group: Any, bucket: GradBucket) -> Future[Tensor]:
     # under another name: DDP refuses that one on CPUs, where gloo adds bfloat16 all the same
     return bf16_compress_hook(group, bucket)
 
 
-def _one_by_one(state: PowerSGDState, bucket: dist.GradBucket) -> Future[Tensor]:
+def _one_by_one(state: PowerSGDState, bucket: GradBucket) -> Future[Tensor]:
     future = powerSGD_hook(state, bucket)
     future.wait()
     return future
