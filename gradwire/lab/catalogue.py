@@ -14,6 +14,7 @@ from gradwire.lab.experiments.presets import PRESETS
 from gradwire.lab.experiments.suites import SUITES
 from gradwire.lab.local import LOCAL, Local
 from gradwire.lab.models import MODELS, Model
+from gradwire.lab.torch_hooks import TORCH_HOOKS
 from gradwire.lab.workloads.make_task import tasks
 from gradwire.memories import Memory
 
@@ -54,6 +55,7 @@ def catalogue() -> dict[str, list[CatalogueEntry]]:
         "Communicators": _entries(exported(Communicator)),
         "Controllers": _entries(controllers),
         "Rounds": _entries({LOCAL: Local}),
+        "Hooks": _entries(TORCH_HOOKS),
         "Tasks": _entries(tasks()),
         "Models": [CatalogueEntry(name, _described(model)) for name, model in MODELS.items()],
         "Presets": [

@@ -1,11 +1,12 @@
-"""Configurations to compare: plain DDP, no communication, or a compressor with a memory and a communicator.
+"""Configurations to compare: plain DDP, torch's hooks, no communication, or a compressor with memory and communicator.
 
 Written as `dense` (or `ddp`), `nocomm`, or `compressor[:value,...][+memory][+communicator][+controller]`, such as
 `topk:0.01`, `topk:ratio=0.01+residual+allgather`, `powersgd:4`, `topk:0.1+gravac:10,1000,window=50`.
 `localsteps[:value,...]+` in front sends pseudo-gradients every 30 steps, as in
 `localsteps:30+chunktopk:64+residual:0.95`; alone, it sends float32.
 `@25mb`, `@4` or `@hybrid` after a compressor say how it groups gradients: up to 25 MB each, 4 groups, or small matrices
-dense; `dense@25mb` sets DDP's. `plan:FILE` is a plan that was saved.
+dense; `dense@25mb` sets DDP's. `torch-fp16`, `torch-bf16` and `torch-powersgd:4` are torch's own hooks of DDP.
+`plan:FILE` is a plan that was saved.
 """
 
 import re
@@ -26,6 +27,7 @@ from gradwire.controllers import Controller
 from gradwire.frontends import Handle, LocalSteps, Outer, attach
 from gradwire.groups import Grouping
 from gradwire.lab.local import LOCAL, Local
+from gradwire.lab.torch_hooks import TORCH_HOOKS, TorchHook
 from gradwire.memories import Memory
 from gradwire.notation import read_grouping, read_parts
 from gradwire.plans import Group, Plan, default_communicator, default_memory
@@ -39,7 +41,7 @@ PLAN = "plan:"
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to reduce gradients; without a compressor, plain DDP or no reduction."""
+    """One way to reduce gradients; without a compressor, plain DDP, a hook of torch's, or no reduction."""
 
     text: str
     """As it was read."""
@@ -53,6 +55,8 @@ class Configuration:
     """A plan that was saved, in place of all the above."""
     local: Local | None = None
     """Local steps, after which pseudo-gradients are reduced."""
+    hook: TorchHook | None = None
+    """A hook of torch's, in place of all the above but the size of DDP's buckets."""
 
     @property
     def silent(self) -> bool:
@@ -144,8 +148,10 @@ def parse(text: str) -> Configuration:
         if grouping and (head == NOCOMM or grouping.bucket_mb is None):
             raise ValueError(f"{text!r} cannot be: only dense and compressors have groups, those of dense in MB")
         return Configuration(text.lower(), grouping=grouping)
+    if head.partition(":")[0] in TORCH_HOOKS:
+        return _hooked(text, head, grouping, alone=not local and not others)
     # what does not fit together is refused here, not on the ranks
-    compressor, memory, communicator, controller = read_parts(text, head, others, (*DENSE, NOCOMM, LOCAL))
+    compressor, memory, communicator, controller = read_parts(text, head, others, (*DENSE, NOCOMM, LOCAL, *TORCH_HOOKS))
     group = Group(
         (), compressor, memory or default_memory(compressor), communicator or default_communicator(compressor)
     )
@@ -157,6 +163,18 @@ def parse(text: str) -> Configuration:
     if trial := configuration.fresh_controller(scheduler=object()):
         trial.check(Plan((group,)))
     return configuration
+
+
+def _hooked(text: str, head: str, grouping: Grouping | None, *, alone: bool) -> Configuration:
+    name, colon, arguments = head.partition(":")
+    if not alone:
+        raise ValueError(
+            f"{name} is a hook of torch's DDP, which combines with nothing: write {head} alone, not {text!r}"
+        )
+    if grouping and grouping.bucket_mb is None:
+        raise ValueError(f"{text!r} cannot be: {name} reduces DDP's buckets, whose size is in MB, as in {head}@25mb")
+    hook = construct(TORCH_HOOKS[name], arguments.split(",") if colon else [], name)
+    return Configuration(text.lower(), grouping=grouping, hook=hook)
 
 
 def _local(parts: list[str]) -> tuple[Local | None, list[str]]:
@@ -184,8 +202,15 @@ def check_plans(configurations: Sequence[Configuration], make_model: Callable[[]
             plan.check([Slot.of(name, parameter) for name, parameter in named])
 
 
+def check_hooks(configurations: Sequence[Configuration], shard: int) -> None:
+    """Raises ValueError for hooks of DDP where `shard` ranks hold a model together, which FSDP2 does."""
+    if shard > 1 and (hooked := next((each.text for each in configurations if each.hook), None)):
+        raise ValueError(f"{hooked} is a hook of torch's DDP, and --shard takes FSDP2 instead: leave one of them out")
+
+
 def controlled(text: str, controller: str | None) -> str:
-    """The configuration with this controller; unchanged for dense ones, plans and local steps."""
+    """The configuration with this controller; unchanged for dense ones, torch's hooks, plans and local steps."""
     head, at, groups = text.partition("@")
-    alone = controller is None or head.lower() in (*DENSE, NOCOMM) or head.lower().startswith((PLAN, LOCAL))
+    own = head.lower() in (*DENSE, NOCOMM) or head.lower().startswith((PLAN, LOCAL, *TORCH_HOOKS))
+    alone = controller is None or own
     return text if alone else f"{head}+{controller}{at}{groups}"

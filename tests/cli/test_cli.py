@@ -30,6 +30,8 @@ REPOSITORY = Path(__file__).parents[2]
 GOOD = [
     ("dense", None, None, None),
     ("ddp", None, None, None),
+    ("torch-fp16", None, None, None),
+    ("torch-powersgd:4,start=2@25mb", None, None, None),
     ("nocomm", None, None, None),
     ("bf16", gw.BF16(), None, None),
     ("topk:0.01", gw.TopK(0.01), None, None),
@@ -64,6 +66,11 @@ BAD = [
     ("dense+residual", "write dense alone"),
     ("topk:0.1+gravac:max_factor=inf", "GraVAC(max_factor=inf) takes a finite number"),
     ("topk:0.1+cat:max_factor=inf", "CAT(max_factor=inf) takes a finite number"),
+    ("torch-fp16+residual", "write torch-fp16 alone"),
+    ("localsteps:3+torch-powersgd:4", "write torch-powersgd:4 alone"),
+    ("torch-powersgd:4@4", "as in torch-powersgd:4@25mb"),
+    ("torch-powersgd:0", "use e.g. torch-powersgd:4"),
+    ("torch-powersg:4", "did you mean torch-powersgd?"),
 ]
 
 
@@ -128,6 +135,10 @@ MISTAKES = [
     (["train", "dense", "--frobnicate"], "--frobnicate"),
     (["bench", "dense", "--model", "gpt"], "there is no model 'gpt': did you mean gpt2?"),
     (["bench", "dense", "--repeats", "0"], "0 x 20 steps"),
+    (["bench", "torch-fp16", "--shard", "2"], "torch-fp16 is a hook of torch's DDP, and --shard takes FSDP2"),
+    (["train", "torch-fp16", "--shard", "2"], "torch-fp16 is a hook of torch's DDP, and --shard takes FSDP2"),
+    (["train", "torch-powersgd", "--checkpoint-every", "5"], "torch-powersgd has state that no checkpoint"),
+    (["train", "torch-fp16", "--controller", "gravac"], "has no CONFIG that compresses"),
     (["bench", "dense", "--json", "/nowhere/a.json"], "there is no folder /nowhere"),
     (["bench", "dense", "--json", "/"], "/ is a folder"),
     (["train", "dense", "--controller", "nope"], "--controller nope has no CONFIG that compresses"),
@@ -264,6 +275,16 @@ def test_bench_writes_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert 2 * bf16["per_step"]["wire_bytes"] == pytest.approx(bf16["per_step"]["dense_bytes"], rel=0.01)
     assert all(len(sample["step_ms"]) == 2 for sample in results["samples"])
     assert "times nocomm" in capsys.readouterr().out
+
+
+def test_hooks_of_torch_are_timed_with_the_bytes_that_they_send(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    options = ["--model", "tiny-resnet18", "--steps", "1", "--repeats", "1", "--json", str(file)]
+    assert main(["bench", "torch-fp16", "torch-bf16", "torch-powersgd:4", "torch-powersgd:4@1mb", *options]) == 0
+    _, fp16, bf16, powersgd, bucketed = json.loads(file.read_text())["timings"]
+    dense = fp16["per_step"]["dense_bytes"]
+    assert fp16["per_step"]["wire_bytes"] == bf16["per_step"]["wire_bytes"] == dense / 2
+    assert 0 < powersgd["per_step"]["wire_bytes"] == bucketed["per_step"]["wire_bytes"] < dense / 5
 
 
 # Both ranks begin with the same model; then rank 1 changes one number.

@@ -123,7 +123,7 @@ def test_suites_have_what_was_published() -> None:
 
 def test_cuts_are_told_and_rows_that_became_alike_are_one() -> None:
     rows = suite("acpsgd", Cuts(model="resnet152", ranks=2, link="100mbit", batch=4, layers=6))
-    assert [row.configuration for row in rows] == ["dense", "powersgd:4", "acpsgd:4"]
+    assert [row.configuration for row in rows] == ["dense", "torch-powersgd:4", "powersgd:4", "acpsgd:4"]
     assert rows[0].note == "6 of 50 layers, ranks 2 for 32, batch 4 for 32, link 100mbit for 10gbit"
     assert "6 of 50 layers" in str(rows[0].setup)
     few = suite("gravac", Cuts(layers=1))

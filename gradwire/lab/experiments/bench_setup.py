@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 
-from gradwire.lab.configuration import NOCOMM, check_plans, parse_all
+from gradwire.lab.configuration import NOCOMM, check_hooks, check_plans, parse_all
 from gradwire.lab.jobs.bench_job import BenchSpec
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launched import is_launched
@@ -64,10 +64,11 @@ class Setup:
         return cluster
 
     def spec(self, configurations: Sequence[str], timed: TimingOptions) -> BenchSpec:
-        """The ranks' job, always with `nocomm`. Raises ValueError for plans of another model, and for a user's model
-        that gives no batches."""
+        """The ranks' job, always with `nocomm`. Raises ValueError for plans of another model, for hooks of DDP where
+        there is none, and for a user's model that gives no batches."""
         # refuse on this process what would fail on the ranks
         parsed = parse_all(configurations)
+        check_hooks(parsed, self.shard)
         next(self.task().batches(0, self.ranks, timed.seed))
         check_plans(parsed, lambda: self.task().build_model(timed.seed))
         names = [configuration.text for configuration in parsed]

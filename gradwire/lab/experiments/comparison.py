@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from gradwire.lab.configuration import NOCOMM, Configuration, check_plans, parse_all
+from gradwire.lab.configuration import NOCOMM, Configuration, check_hooks, check_plans, parse_all
 from gradwire.lab.experiments.recipe import Course, Recipe
 from gradwire.lab.jobs.train_job import TrainSpec
 from gradwire.lab.launch.lab_cluster import LabCluster
@@ -27,7 +27,8 @@ class Comparison:
     reached elsewhere.
 
     Raises ValueError for what would fail on `ranks` ranks: a task that cannot be made or has too little data,
-    an optimizer that does not have what the recipe says, and `nocomm`, which does not train.
+    an optimizer that does not have what the recipe says, `nocomm`, which does not train, and torch's hooks with shards,
+    or with checkpoints that would lack their state.
     """
 
     configurations: list[Configuration]
@@ -56,6 +57,12 @@ class Comparison:
             )
         if self.checkpoint_every and self.shard > 1:
             raise ValueError("the lab keeps no checkpoints of sharded models: leave --checkpoint-every or --shard out")
+        check_hooks(self.configurations, self.shard)
+        stateful = [each.text for each in self.configurations if each.hook and each.hook.keeps_state]
+        if self.checkpoint_every and stateful:
+            raise ValueError(
+                f"{stateful[0]} has state that no checkpoint of the lab holds: leave it or --checkpoint-every out"
+            )
         # what would fail on the ranks: a task without data, a length without steps, a plan of another model
         task = self.make_task()
         next(task.batches(0, self.ranks, self.seed))

@@ -95,7 +95,9 @@ def _acpsgd() -> list[SuiteRow]:
         return Setup(model=model, ranks=ranks, link=link, batch=batch or published_batch, size=size)
 
     def methods(rank: int, buffer: str = "") -> list[str]:
-        return [f"{method}{buffer}" for method in ("dense", f"powersgd:{rank}", f"acpsgd:{rank}")]
+        return [
+            f"{method}{buffer}" for method in ("dense", f"torch-powersgd:{rank}", f"powersgd:{rank}", f"acpsgd:{rank}")
+        ]
 
     # its four models; then buffers, batches, ranks of the factors, GPUs and links
     rows = [row for model, (_, _, rank) in _ACPSGD.items() for row in _rows([setup(model)], methods(rank))]

@@ -19,6 +19,7 @@ from gradwire.lab.configuration import Configuration
 from gradwire.lab.jobs.sharded import gather_into, mesh_of, sharded
 from gradwire.lab.launch.rank_job import Peers
 from gradwire.lab.results import Totals
+from gradwire.lab.torch_hooks import Share
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.to_device import to_device
 from gradwire.runtime.stats import Stats
@@ -41,7 +42,7 @@ class MeasuredModel:
     """
 
     def __init__(self, model: nn.Module, configuration: Configuration, peers: Peers, seed: int, shard: int = 1) -> None:
-        self._whole, self.peers, self.silent = model.to(peers.device), peers, configuration.silent
+        self._whole, self.peers = model.to(peers.device), peers
         self._sharded, self.rate, self._seed = shard > 1, Rate(), seed
         self._configuration, self.local = configuration, configuration.local is not None
         self._local_steps: LocalSteps | None = None
@@ -50,6 +51,8 @@ class MeasuredModel:
         # what plain DDP would send for this model
         gradient_bytes, replicas = sum(p.nbytes for p in model.parameters() if p.requires_grad), peers.world // shard
         self._dense_bytes = 2 * (replicas - 1) * gradient_bytes // replicas // shard
+        # without Gradwire all of it is sent, or nothing, or what torch's hook says
+        self._share: Share = lambda steps: 0.0 if configuration.silent else 1.0
         self.wrapped: nn.Module
         # sharded: FSDP2, with replicas reduced by the configuration
         if self._sharded:
@@ -62,6 +65,7 @@ class MeasuredModel:
         else:
             self.wrapped = _ddp(self._whole, configuration)
             self.handle = configuration.attach(self.wrapped, peers.transport, seed, self.controller)
+            self._share = configuration.hook.register(self.wrapped, seed) if configuration.hook else self._share
         self._interface_start = peers.interface_bytes()
 
     @property
@@ -113,7 +117,7 @@ class MeasuredModel:
         """This rank's bytes and seconds in `steps` steps."""
         dense_bytes = steps * self._dense_bytes
         stats = self.handle.stats() if self.handle else None
-        stats = stats or Stats(steps, 0 if self.silent else dense_bytes, dense_bytes, 0, 0, 0, 0)
+        stats = stats or Stats(steps, round(self._share(steps) * dense_bytes), dense_bytes, 0, 0, 0, 0)
         # those counted only rounds
         stats = replace(stats, dense_bytes=dense_bytes) if self.local else stats
         sent = self.peers.interface_bytes()
