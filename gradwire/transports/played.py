@@ -1,6 +1,9 @@
 """A transport that plays one rank of N: the real step of one rank, behind a network card that is played."""
 
+from collections import Counter
+from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 
@@ -20,10 +23,52 @@ from gradwire.wire import (
 )
 
 
+@dataclass(frozen=True)
+class Sent:
+    """A collective as its cost sees it: its kind, and bytes that do not depend on the number of ranks."""
+
+    kind: str
+    """The class of the collective; "Parts" is a gather of parts of a vector."""
+    nbytes: int
+    """That one rank sends or, of parts, has in all."""
+
+    @classmethod
+    def of(cls, op: Collective, world: int) -> Self:
+        """The collective among `world` ranks."""
+        nbytes = op.send.whole.nbytes
+        match op:
+            case Gather() if op.parts:
+                return cls("Parts", world * nbytes)
+            case SendReceive(target=None, source=None):
+                return cls("SendReceive", 0)
+            case _:
+                return cls(type(op).__name__, nbytes)
+
+    def ways(self, world: int, hosts: int) -> list[Wire]:
+        """The ways in which a backend may carry it among `world` ranks, of which it takes the fastest. Ranks that share
+        one of the `hosts`, each with a card, pass on inside it for nothing."""
+        match self.kind:
+            case Sum.__name__:
+                # all ranks are in one ring, whose latency is that between hosts
+                ring = Wire(all_reduce(0, hosts).messages, all_reduce(self.nbytes, world).wire_bytes)
+                return [ring, all_reduce_by_trees(self.nbytes, hosts)]
+            case Gather.__name__:
+                return [all_gather(self.nbytes, world)]
+            case "Parts":
+                return [all_gather(self.nbytes // world, world)]
+            case AllToAll.__name__:
+                return [all_to_all(self.nbytes, world)]
+            case Broadcast.__name__:
+                return [broadcast(self.nbytes, hosts), broadcast_around(self.nbytes, hosts)]
+            case _:
+                # one message in each direction, at once
+                return [Wire(1 if self.nbytes else 0, self.nbytes)]
+
+
 class Played(Transport):
     """Rank 0 of `world`, without the others. A collective takes the time that its messages need on the `card`, by the
     costs of rings, trees and all-to-all; the payloads that come are as many and as large as N ranks would send, and all
-    of them this rank's own. Ranks that share `hosts`, with a card each, pass on inside them for nothing.
+    of them this rank's own.
 
     So a step takes what one rank computes and what the bytes need. It does not know of other ranks that are slower, of
     jitter, of congestion, or of what a backend's own threads compute.
@@ -33,6 +78,7 @@ class Played(Transport):
         if world < 1:
             raise ValueError(f"{world} ranks cannot be played; use e.g. Played(8, Card(50e-6, 1e9))")
         self.rank, self.world, self.hosts, self.card, self.store = 0, world, hosts or world, card, Echo(world)
+        self.sent: Counter[Sent] = Counter()
 
     @classmethod
     def by_host(cls, hosts: int, ranks_per_host: int, card: Card, inside: Card) -> Mesh:
@@ -42,29 +88,10 @@ class Played(Transport):
         return Mesh(axes, Echo(hosts * ranks_per_host), leaders=1)
 
     def start(self, op: Collective) -> Pending:
-        seconds = self.card.seconds(self.ways(op))
+        sent = Sent.of(op, self.world)
+        self.sent[sent] += 1
+        seconds = self.card.seconds(sent.ways(self.world, self.hosts))
         return self.card.carry(seconds, op.send.whole.device, partial(echo, op, self.rank, self.world))
-
-    def ways(self, op: Collective) -> list[Wire]:
-        """The ways in which a backend may carry it, of which it takes the fastest."""
-        match op:
-            case Sum(message):
-                # all ranks are in one ring, whose latency is that between hosts
-                ring = all_reduce(message.whole.nbytes, self.world).wire_bytes
-                around = Wire(all_reduce(0, self.hosts).messages, ring)
-                return [around, all_reduce_by_trees(message.whole.nbytes, self.hosts)]
-            case Gather(send):
-                return [all_gather(send.whole.nbytes, self.world)]
-            case AllToAll(send):
-                return [all_to_all(send.whole.nbytes, self.world)]
-            case Broadcast(message):
-                return [
-                    broadcast(message.whole.nbytes, self.world), broadcast_around(message.whole.nbytes, self.world)
-                ]  # fmt: skip
-            case SendReceive(send, _, target, source):
-                # one in each direction, at once
-                alone = target is None and source is None
-                return [Wire(0, 0) if alone else Wire(1, send.whole.nbytes)]
 
     def open(self, device: torch.device) -> None:
         """Measures a GPU's clock, before the first step."""

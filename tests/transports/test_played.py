@@ -14,6 +14,7 @@ import gradwire as gw
 from gradwire.collective import Broadcast, Collective, Gather, Message, SendReceive, Sum
 from gradwire.communicators.scatter_reduce import part_bounds
 from gradwire.transports.card import ClockLane
+from gradwire.transports.played import Sent
 from gradwire.transports.played_group import PlayedGroup
 from tests.support.cases import CASES, Case
 from tests.support.harness import WIDE, draw, exchange_of, job, plan_of, run, slots_of
@@ -64,6 +65,7 @@ def collectives(world: int, m: int) -> list[tuple[Collective, float, float]]:
         (Gather(some, rows), world - 1, (world - 1) * m),
         (gw.AllToAll(others, rows), world - 1, (world - 1) * m),
         (Broadcast(some, 0), depth if depth * m < 1e5 else world - 1, depth * m if depth * m < 1e5 else m),
+        (Gather(some, rows, parts=others), world - 1, (world - 1) * m),
         (SendReceive(some, some, None, 1), 1, m),
         (SendReceive(some, some), 0, 0),
     ]
@@ -71,14 +73,13 @@ def collectives(world: int, m: int) -> list[tuple[Collective, float, float]]:
 
 @pytest.mark.parametrize("m", [1 << 10, 1 << 20])
 def test_collectives_cost_what_is_published(m: int):
-    played = gw.Played(8, CARD)
     for op, messages, nbytes in collectives(8, m):
-        assert CARD.seconds(played.ways(op)) == pytest.approx(messages * LATENCY_S + nbytes / BYTES_PER_S), op
+        seconds = messages * LATENCY_S + nbytes / BYTES_PER_S
+        assert CARD.seconds(Sent.of(op, 8).ways(8, 8)) == pytest.approx(seconds), op
 
 
 def test_a_ring_of_all_ranks_has_the_latency_of_hosts():
-    op = Sum(Message.plain(torch.zeros(1 << 20, dtype=torch.uint8)))
-    ring, _ = gw.Played(64, CARD, hosts=8).ways(op)
+    ring, _ = Sent("Sum", 1 << 20).ways(64, hosts=8)
     assert (ring.messages, ring.wire_bytes) == (14, 2 * 63 * (1 << 20) // 64)
 
 
