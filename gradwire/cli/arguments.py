@@ -82,6 +82,11 @@ StepsToTime = Annotated[int, typer.Option(help="steps to time in each repeat")]
 Repeats = Annotated[int, typer.Option(help="turns that each configuration gets")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="write all figures to this file")]
 
+Play = Annotated[
+    str | None, typer.Option(help="play one rank of a cluster, such as 64@25gbit, in place of ranks on a link")
+]
+PlayLatency = Annotated[float, typer.Option("--latency-us", help="microseconds of a message beside its bytes")]
+
 Candidates = Annotated[str | None, typer.Option(help=_CANDIDATES, autocompletion=candidates)]
 Fidelity = Annotated[float | None, typer.Option(help="what may be lost of dense training's progress, such as 0.01")]
 Job = Annotated[str, typer.Argument(metavar="JOB", help=_JOB)]

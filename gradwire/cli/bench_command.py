@@ -21,8 +21,9 @@ from gradwire.lab.jobs.bench_job import bench as time_steps
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import LOOPBACK
+from gradwire.lab.played_cluster import read
+from gradwire.report import played_report, text_table
 from gradwire.report import suite_report as suites
-from gradwire.report import text_table
 from gradwire.report.timing import summarize
 
 
@@ -46,6 +47,42 @@ def bench(
         cluster, spec = setup.cluster(timed.device), setup.spec(named, timed)
     with runner(cluster) as ranks:
         _time(spec, ranks, partial(_show_setup, setup, cluster, timed, json_file))
+
+
+def bench_played(
+    model: dict[str, Any],
+    cluster: tuple[str, int, str, float],
+    configurations: list[str] | None,
+    controller: str | None,
+    plan: Path | None,
+    timed: TimingOptions,
+    json_file: Path | None,
+    out: Path,
+) -> None:
+    """Times configurations on a `cluster` (see `played_cluster.read`) of which one rank is played, and writes what they
+    take on other links and ranks."""
+    with mistakes():
+        if json_file or model["ranks"] or model["link"]:
+            raise ValueError("--play says ranks and link, and writes played.json: leave --hosts, --link and --json out")
+        played = read(*cluster)
+        setup = Setup(**model | {"ranks": played.ranks, "link": LOOPBACK, "play": played})
+        named = texts(configurations, controller, plan)
+        running, spec = setup.cluster(timed.device), setup.spec(named, timed)
+    with runner(running) as ranks:
+        folder = run_folder(out, "played", ranks.leads)
+        with writing_to(folder, ranks.leads):
+            _time(spec, ranks, partial(_show_played, setup, running, folder), "playing")
+
+
+def _show_played(setup: Setup, running: LabCluster, folder: Path, samples: list[TimedSteps]) -> None:
+    assert setup.play
+    title, times = f"{setup.title}: {setup.place(running)}", played_report.PlayedTimes.of(setup.play, samples)
+    console().print(f"{title}; ms per step", highlight=False, markup=False)
+    show(text_table.timings(summarize(samples)))
+    show(played_report.winners(times))
+    facts = {name: str(fact) for name, fact in circumstances(running).items() if fact is not None}
+    facts |= {"place": setup.place(running), "parameters": str(setup.parameters())}
+    print(*played_report.write(folder, title, times, samples, facts), sep="\n")
 
 
 def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path, own: Sequence[object]) -> None:

@@ -101,6 +101,10 @@ def bench(
     hosts: a.Hosts = None,
     link: a.Rate = None,
     shard: a.Shard = 1,
+    play: a.Play = None,
+    gpus_per_host: a.GpusPerHost = 1,
+    inside: a.Inside = "1200gbit",
+    latency_us: a.PlayLatency = 50.0,
     layers: a.Layers = None,
     batch: a.Batch = None,
     size: a.Size = None,
@@ -111,9 +115,10 @@ def bench(
     plan: a.PlanFile = None,
     seed: a.Seed = 0,
     device: a.Device = "cpu",
-    out: Annotated[Path, typer.Option(help="where a suite's folder goes")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="where the folder of a suite, or of --play, goes")] = Path("runs"),
 ) -> None:
-    """Time the steps of configurations that take turns, always with `nocomm`: no communication at all."""
+    """Time the steps of configurations that take turns, always with `nocomm`: no communication at all. With --play, on
+    a cluster of which this machine plays one rank."""
     from gradwire.cli import bench_command
     from gradwire.lab.experiments.bench_setup import TimingOptions
 
@@ -121,11 +126,15 @@ def bench(
     sizes = {"layers": layers, "batch": batch, "size": size}
     # a suite has configurations of its own
     if suite:
-        own = [configurations, json_file, controller, plan]
+        own = [configurations, json_file, controller, plan, play]
         return bench_command.bench_suite(
             suite, {"model": model, "ranks": hosts, "link": link, **sizes}, timed, out, own
         )
     setup = {"model": model or "tiny-vgg16", "ranks": hosts, "link": link, "shard": shard, **sizes}
+    if play:
+        return bench_command.bench_played(
+            setup, (play, gpus_per_host, inside, latency_us), configurations, controller, plan, timed, json_file, out
+        )
     return bench_command.bench(setup, configurations, controller, plan, timed, json_file)
 
 

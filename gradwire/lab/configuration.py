@@ -32,7 +32,7 @@ from gradwire.memories import Memory
 from gradwire.notation import read_grouping, read_parts
 from gradwire.plans import Group, Plan, default_communicator, default_memory
 from gradwire.slots import Slot
-from gradwire.transports import Transport
+from gradwire.transports import Mesh, Transport
 
 DENSE = ("dense", "ddp")
 NOCOMM = "nocomm"
@@ -85,7 +85,7 @@ class Configuration:
         return replace(controller, **{"scheduler": scheduler} if "scheduler" in names else {})
 
     def attach(
-        self, ddp: DistributedDataParallel, transport: Transport, seed: int, controller: Controller | None = None
+        self, ddp: DistributedDataParallel, transport: Transport | Mesh, seed: int, controller: Controller | None = None
     ) -> Handle | None:
         """Makes a fresh `ddp` reduce in this way; None where Gradwire has no part in it."""
         # no communication at all: the measure of what communication costs
@@ -116,7 +116,12 @@ class Configuration:
         )  # fmt: skip
 
     def local_steps(
-        self, inner: Optimizer, model: nn.Module, transport: Transport | None, mesh: DeviceMesh | None, seed: int
+        self,
+        inner: Optimizer,
+        model: nn.Module,
+        transport: Transport | Mesh | None,
+        mesh: DeviceMesh | None,
+        seed: int,
     ) -> LocalSteps | None:
         """Local steps around the optimizer of a `model` that is not reduced between replicas (ranks, or those of a
         `mesh`); None where every step is reduced."""

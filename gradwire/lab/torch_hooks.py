@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
@@ -67,8 +66,9 @@ class TorchPowerSGD(TorchHook):
             )
 
     def register(self, ddp: DistributedDataParallel, seed: int) -> Share:
-        state = PowerSGDState(None, self.rank, self.start, random_seed=seed)
-        ddp.register_comm_hook(state, _one_by_one if dist.get_backend() == "gloo" else powerSGD_hook)
+        state = PowerSGDState(ddp.process_group, self.rank, self.start, random_seed=seed)
+        # on CPUs the ranks have gloo
+        ddp.register_comm_hook(state, _one_by_one if ddp.device.type == "cpu" else powerSGD_hook)
         numel = sum(p.numel() for p in ddp.parameters() if p.requires_grad)
 
         def share(steps: int) -> float:
@@ -87,7 +87,7 @@ TORCH_HOOKS: dict[str, type[TorchHook]] = {
 
 
 def _half(ddp: DistributedDataParallel, hook: Callable[[Any, GradBucket], Future[Tensor]]) -> Share:
-    ddp.register_comm_hook(None, hook)
+    ddp.register_comm_hook(ddp.process_group, hook)
     trained = [parameter for parameter in ddp.parameters() if parameter.requires_grad]
     share = 2 * sum(p.numel() for p in trained) / sum(p.nbytes for p in trained)
     return lambda steps: share

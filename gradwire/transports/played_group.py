@@ -1,8 +1,6 @@
 """A process group of torch.distributed that plays one rank of N, for DDP by itself and torch's communication hooks."""
 
-import queue
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +25,7 @@ class PlayedGroup(_ProcessGroup):
     def __init__(self, played: Played) -> None:
         super().__init__(played.rank, played.world)
         self._played = played
-        self._arrivals: _Arrivals | None = None
+        self._side: torch.cuda.Stream | None = None
 
     def getBackendName(self) -> str:
         return "played"
@@ -50,10 +48,22 @@ class PlayedGroup(_ProcessGroup):
     def _start(self, tensors: Sequence[Tensor], ops: Sequence[Sum | Broadcast]) -> "_Work":
         pending = [self._played.start(op) for op in ops]
         devices: list[Any] = list({each.device for each in tensors} - {CPU})
-        self._arrivals = self._arrivals or _Arrivals(devices)
         future: Future[Any] = Future(devices=devices)
-        self._arrivals.complete(future, list(tensors), pending)
+        if devices or not pending:
+            # on a GPU the future is complete at once, and orders streams behind the messages
+            self._side = self._side or (torch.cuda.Stream(devices[0]) if devices else None)
+            with torch.cuda.stream(self._side):
+                _complete(future, list(tensors), pending)
+        else:
+            # a thread each: torch's hooks wait for one message in the callback of another
+            threading.Thread(target=_complete, args=(future, list(tensors), pending), daemon=True).start()
         return _Work(future)
+
+
+def _complete(future: "Future[Any]", tensors: list[Tensor], pending: list[Pending]) -> None:
+    for each in pending:
+        each.wait()
+    future.set_result(tensors)
 
 
 class _Work(dist.Work):
@@ -69,31 +79,3 @@ class _Work(dist.Work):
 
     def get_future(self) -> "Future[Any]":
         return self._future
-
-
-_Due = tuple["Future[Any]", list[Tensor], list[Pending]]
-
-
-class _Arrivals:
-    """A thread that completes futures when their messages are through; on a GPU at once, ordered behind them."""
-
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        self._due: queue.SimpleQueue[_Due | None] = queue.SimpleQueue()
-        # the thread has the queue alone, and ends with the group
-        threading.Thread(target=_complete, args=(self._due, devices), name="gradwire arrivals", daemon=True).start()
-        weakref.finalize(self, self._due.put, None)
-
-    def complete(self, future: "Future[Any]", tensors: list[Tensor], pending: list[Pending]) -> None:
-        """Gives the future these tensors after the messages that are `pending`."""
-        self._due.put((future, tensors, pending))
-
-
-def _complete(due: "queue.SimpleQueue[_Due | None]", devices: Sequence[torch.device]) -> None:
-    with torch.cuda.stream(torch.cuda.Stream(devices[0]) if devices else None):
-        while (item := due.get()) is not None:
-            future, tensors, pending = item
-            for each in pending:
-                each.wait()
-            future.set_result(tensors)
-            # tensors are not kept while the next one is waited for
-            del item, future, tensors, pending

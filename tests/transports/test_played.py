@@ -139,8 +139,8 @@ def model() -> nn.Module:
 )
 def test_ddp_and_torchs_hooks_run_on_a_played_group(register):
     own = step(model())
-    played = gw.Played(64, fast())
-    group = PlayedGroup(played)
+    # slow enough for callbacks to run on the threads of the messages
+    group = PlayedGroup(gw.Played(64, gw.Card(2e-5, 1e30)))
     ddp = DistributedDataParallel(model(), process_group=group)
     register(ddp, group)
     for _ in range(3):

@@ -12,8 +12,10 @@ from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.models import MODELS
 from gradwire.lab.network.link import LOOPBACK, link_of
+from gradwire.lab.played_cluster import described
 from gradwire.lab.workloads import Own, Published, Task
 from gradwire.lab.workloads.make_task import make_task
+from gradwire.schedule.simulate import Cluster
 
 _TINY = "tiny-"
 # weight, gradient, DDP's bucket, residual, mean
@@ -45,6 +47,8 @@ class Setup:
     """Of each host."""
     shard: int = 1
     """Ranks that hold one model together."""
+    play: Cluster | None = None
+    """The cluster of these ranks, one of which is played, in place of ranks on a link."""
     layers: int | None = None
     batch: int | None = None
     size: int | None = None
@@ -58,9 +62,15 @@ class Setup:
 
     def cluster(self, device: str) -> LabCluster:
         """The ranks and their link. Raises ValueError for a link that is none, and where there is too little memory."""
-        cluster = LabCluster(self.ranks, link_of(self.link), device, self.shard)
+        if self.play and self.shard > 1:
+            raise ValueError(
+                "a rank that is played has its link in --play, and holds a whole model: leave --link and --shard out"
+            )
+        # one that is played runs alone
+        running = 1 if self.play else self.ranks
+        cluster = LabCluster(running, link_of(self.link), device, self.shard)
         if device == "cpu" and not is_launched():
-            _check_memory(self)
+            _check_memory(self, running)
         return cluster
 
     def spec(self, configurations: Sequence[str], timed: TimingOptions) -> BenchSpec:
@@ -76,7 +86,8 @@ class Setup:
         texts = [NOCOMM, *(name for name in names if name != NOCOMM)]
         task, options = self._task()
         timing = {"steps": timed.steps, "repeats": timed.repeats, "seed": timed.seed, "shard": self.shard}
-        return BenchSpec(task=task, options=options, configurations=texts, **timing)
+        play = asdict(self.play) if self.play else None
+        return BenchSpec(task=task, options=options, configurations=texts, play=play, **timing)
 
     def command(self, configuration: str, timed: TimingOptions) -> str:
         """The shell command that times one configuration."""
@@ -92,6 +103,10 @@ class Setup:
         words = {"layers": "{} of {} layers", "batch": "batch {}", "size": "size {}"}
         whole = sum(MODELS[self.model].stages) if self.model in MODELS else 0
         return ", ".join([self.model, *(words[name].format(value, whole) for name, value in self._sizes().items())])
+
+    def place(self, cluster: LabCluster) -> str:
+        """Where it is timed, in words: on the `cluster`, or on one that is played there."""
+        return described(self.play) if self.play else str(cluster)
 
     def __str__(self) -> str:
         return f"{self.title}, {self.ranks} ranks, {self.link}"
@@ -120,11 +135,11 @@ def _parameters(task: Task) -> int:
     return task.parameters()
 
 
-def _check_memory(setup: Setup) -> None:
-    needed = setup.ranks * setup.parameters() * _BYTES_PER_PARAMETER
+def _check_memory(setup: Setup, running: int) -> None:
+    needed = running * setup.parameters() * _BYTES_PER_PARAMETER
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > present:
         raise ValueError(
-            f"{setup.model} with {setup.parameters() / 1e6:.0f} M parameters on {setup.ranks} ranks needs over "
+            f"{setup.model} with {setup.parameters() / 1e6:.0f} M parameters on {running} ranks needs over "
             f"{needed >> 30} GB, this machine has {present >> 30}: take fewer --hosts or --layers"
         )

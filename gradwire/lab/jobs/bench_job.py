@@ -1,23 +1,21 @@
 """A rank's step-time job: configurations in turns, so that a drift of the machine hits them all."""
 
-import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import ceil
 from typing import Any, Self
 
-import torch.distributed as dist
-from torch.optim import SGD
-
 from gradwire.lab.configuration import parse
+from gradwire.lab.curve import Curve
 from gradwire.lab.jobs.measured_model import MeasuredModel
+from gradwire.lab.jobs.timed_model import TimedModel
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
-from gradwire.lab.local import over_rounds
+from gradwire.lab.played_cluster import PlayedCluster
 from gradwire.lab.results import Totals
-from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
+from gradwire.schedule.simulate import Cluster
 
-WARM_UP_STEPS = 5
-"""Steps that are made before the timed ones."""
+TURN_S = 30.0
+"""Seconds of a turn on a played cluster, if more than one step fits in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +29,8 @@ class BenchSpec(Spec):
     """To time at a time."""
     repeats: int
     """Turns of each configuration."""
+    play: Mapping[str, float] | None = None
+    """A `Cluster`'s values, of which each rank plays one by itself; None where ranks are what they are."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.repeats < 1:
@@ -45,13 +45,16 @@ class TimedSteps:
     repeat: int
     step_ms: list[float]
     totals: Totals
+    curve: Curve | None = None
+    """On a played cluster."""
 
     def to_line(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> Self:
-        return cls(line["configuration"], line["repeat"], line["step_ms"], Totals(**line["totals"]))
+        curve = Curve.from_line(line["curve"]) if line["curve"] else None
+        return cls(line["configuration"], line["repeat"], line["step_ms"], Totals(**line["totals"]), curve)
 
 
 def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
@@ -59,6 +62,8 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
 
     Raises RuntimeError where a configuration leaves replicas that differ."""
     task = make_task(spec.task, spec.options)
+    played = PlayedCluster(Cluster(**spec.play)) if spec.play else None  # pyright: ignore[reportArgumentType]
+    peers = played.peers(peers) if played else peers
     # one batch again and again: loading data is not what is timed
     batch = next(task.batches(peers.rank, peers.world, spec.seed))
     configurations = [parse(text) for text in spec.configurations]
@@ -66,32 +71,16 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
         # configurations take turns, so that a slow minute of the machine hits all of them
         for configuration in configurations:
             with MeasuredModel(task.build_model(spec.seed), configuration, peers, spec.seed, spec.shard) as replica:
-                step_ms, totals = _time(replica, task, batch, spec.steps)
+                timed = TimedModel(replica, task, batch)
+                if played:
+                    curve = timed.curve(played)
+                    fitting = max(1, int(TURN_S / played.step_s(curve)))
+                    step_ms, totals = timed.time(min(spec.steps, fitting), warm_up=1)
+                else:
+                    curve, (step_ms, totals) = None, timed.time(spec.steps)
                 if not configuration.silent:
                     replica.hash()
-            log(TimedSteps(configuration.text, repeat, step_ms, totals).to_line())
-
-
-def _time(replica: MeasuredModel, task: Task, batch: Any, steps: int) -> tuple[list[float], Totals]:
-    optimizer = replica.optimizer(SGD(replica.wrapped.parameters(), lr=1e-3))
-    # whole rounds of local steps
-    warm_up, steps = (ceil(count / replica.every) * replica.every for count in (WARM_UP_STEPS, steps))
-    step_ms: list[float] = []
-    before = replica.totals(0)
-    for number in range(-warm_up, steps):
-        # all ranks begin to time together
-        if number == 0:
-            replica.peers.synchronize()
-            dist.barrier()
-            before = replica.totals(warm_up)
-        start = time.perf_counter()
-        replica.backward(task, batch)
-        optimizer.step()
-        optimizer.zero_grad()
-        replica.peers.synchronize()
-        step_ms.append(1e3 * (time.perf_counter() - start))
-    totals = replica.peers.mean_of(replica.totals(warm_up + steps) - before)
-    return over_rounds(step_ms[warm_up:], replica.every), totals
+            log(TimedSteps(configuration.text, repeat, step_ms, totals, curve).to_line())
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class MeasuredModel:
             # neither: the optimizer takes local steps
             self.wrapped, self.handle = self._whole, None
         else:
-            self.wrapped = _ddp(self._whole, configuration)
+            self.wrapped = _ddp(self._whole, configuration, peers)
             self.handle = configuration.attach(self.wrapped, peers.transport, seed, self.controller)
             self._share = configuration.hook.register(self.wrapped, seed) if configuration.hook else self._share
         self._interface_start = peers.interface_bytes()
@@ -132,7 +132,7 @@ class MeasuredModel:
                 digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         # each rank's hash, compared on all
         mine = torch.tensor(list(digest.digest()), dtype=torch.uint8, device=self.peers.device)
-        everyones = [torch.empty_like(mine) for _ in range(self.peers.world)]
+        everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(everyones, mine)
         for rank, other in enumerate(everyones):
             if not torch.equal(other, everyones[0]):
@@ -140,8 +140,9 @@ class MeasuredModel:
         return digest.hexdigest()
 
 
-def _ddp(model: nn.Module, configuration: Configuration) -> DistributedDataParallel:
-    ddp = DistributedDataParallel(model, bucket_cap_mb=configuration.bucket_mb)  # pyright: ignore[reportArgumentType]
+def _ddp(model: nn.Module, configuration: Configuration, peers: Peers) -> DistributedDataParallel:
+    bucket_mb: Any = configuration.bucket_mb
+    ddp = DistributedDataParallel(model, process_group=peers.group, bucket_cap_mb=bucket_mb)
     # BatchNorm's, before each step; torch 2.13 warns of the argument
     ddp.broadcast_buffers = not configuration.silent
     return ddp

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from gradwire.lab.network.traffic import interface_traffic
 from gradwire.lab.results import Totals, append
 from gradwire.runtime.replicas import from_first
-from gradwire.transports import Mesh, ProcessGroup
+from gradwire.transports import Mesh, ProcessGroup, Transport
 
 Log = Callable[[dict[str, Any]], None]
 """Takes one JSON object that rank 0 has measured."""
@@ -47,7 +47,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Peers:
-    """This rank and its group. `interface` is the emulated host's, whose counters it reads."""
+    """This rank and the others. `interface` is the emulated host's, whose counters it reads."""
 
     rank: int
     """This rank's number."""
@@ -55,9 +55,11 @@ class Peers:
     """The number of ranks."""
     device: torch.device
     """This rank's."""
-    transport: ProcessGroup
-    """Gradwire's own group of all ranks."""
+    transport: Transport | Mesh
+    """Gradwire's own, of all ranks."""
     interface: str | None = None
+    group: dist.ProcessGroup | None = None
+    """DDP's; None for torch.distributed's default one."""
 
     def sum(self, numbers: list[float]) -> list[float]:
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
@@ -65,7 +67,8 @@ class Peers:
         return total.tolist()
 
     def mean(self, numbers: list[float]) -> list[float]:
-        return [total / self.world for total in self.sum(numbers)]
+        # over the ranks that run, also where each plays one of more
+        return [total / dist.get_world_size() for total in self.sum(numbers)]
 
     def mean_of(self, totals: Totals) -> Totals:
         """The mean of the ranks' totals."""

@@ -1,0 +1,64 @@
+"""Step time against the time that messages take: measured on one played cluster, read for others."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from gradwire.transports.played import Sent
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A collective of a mean step."""
+
+    sent: Sent
+    per_host: int
+    """How many ranks of a host take part."""
+    count: float
+    """How often it is sent in a step."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Median seconds of a step of one configuration, against the seconds for which its messages keep a card busy.
+
+    Between measured points it is a line; beyond the last one every second on the card is one more of the step. Decoding
+    an all-gather grows with the payloads, and what it grows by is added to the step.
+    """
+
+    busy_s: tuple[float, ...]
+    """Ascending, from 0."""
+    step_s: tuple[float, ...]
+    carried: tuple[Carried, ...]
+    hosts: int
+    """That were played."""
+    decode_s: float
+    """Seconds of a step in which payloads are decoded."""
+
+    def at(self, hosts: int, latency_s: float, bytes_per_s: float) -> float:
+        """The seconds of a step with so many hosts, whose links are these."""
+        busy_s = seconds(self.carried, hosts, latency_s, bytes_per_s)
+        # steps never get shorter, whatever a measurement says
+        rising = np.maximum.accumulate(self.step_s)
+        step_s = float(np.interp(busy_s, self.busy_s, rising)) + max(0.0, busy_s - self.busy_s[-1])
+        gathers = any(each.sent.kind == "Gather" for each in self.carried)
+        return max(0.0, step_s + gathers * self.decode_s * (hosts / self.hosts - 1))
+
+    def to_line(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_line(cls, line: Mapping[str, Any]) -> Self:
+        carried = (Carried(Sent(**each["sent"]), each["per_host"], each["count"]) for each in line["carried"])
+        points = {name: tuple(line[name]) for name in ("busy_s", "step_s")}
+        return cls(**points, carried=tuple(carried), hosts=line["hosts"], decode_s=line["decode_s"])
+
+
+def seconds(carried: tuple[Carried, ...], hosts: int, latency_s: float, bytes_per_s: float) -> float:
+    """For how long a step's messages keep a card busy, among so many hosts."""
+    return sum(
+        each.count * min(way.seconds(latency_s, bytes_per_s) for way in each.sent.ways(hosts * each.per_host, hosts))
+        for each in carried
+    )

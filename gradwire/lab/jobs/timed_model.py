@@ -1,0 +1,74 @@
+"""Steps of a model against the clock, on the ranks' own network or a played one."""
+
+import time
+from math import ceil, inf
+from statistics import median
+from typing import Any
+
+import torch.distributed as dist
+from torch.optim import SGD, Optimizer
+
+from gradwire.lab.curve import Carried, Curve, seconds
+from gradwire.lab.jobs.measured_model import MeasuredModel
+from gradwire.lab.local import over_rounds
+from gradwire.lab.played_cluster import PlayedCluster
+from gradwire.lab.results import Totals
+from gradwire.lab.workloads import Task
+
+WARM_UP_STEPS = 5
+"""Steps that are made before the timed ones."""
+LOADS = (0.0, 0.5, 1.0, 3.0)
+"""The points of a curve: how long a step's messages keep the card busy, in steps without messages."""
+CURVE_STEPS = 6
+"""Timed at each point."""
+
+
+class TimedModel:
+    """A model that takes steps on one batch."""
+
+    def __init__(self, replica: MeasuredModel, task: Task, batch: Any) -> None:
+        self._replica, self._task, self._batch = replica, task, batch
+        self._optimizer: Optimizer = replica.optimizer(SGD(replica.wrapped.parameters(), lr=1e-3))
+        self._taken = 0
+
+    def time(self, steps: int, warm_up: int = WARM_UP_STEPS) -> tuple[list[float], Totals]:
+        """Milliseconds of each of the steps, after others that warm up, and all ranks' mean bytes and seconds."""
+        replica, every = self._replica, self._replica.every
+        # whole rounds of local steps
+        warm_up, steps = (ceil(count / every) * every for count in (warm_up, steps))
+        step_ms: list[float] = []
+        before = replica.totals(self._taken)
+        for number in range(-warm_up, steps):
+            # all ranks begin to time together
+            if number == 0:
+                replica.peers.synchronize()
+                dist.barrier()
+                before = replica.totals(self._taken)
+            start = time.perf_counter()
+            replica.backward(self._task, self._batch)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            replica.peers.synchronize()
+            step_ms.append(1e3 * (time.perf_counter() - start))
+            self._taken += 1
+        totals = replica.peers.mean_of(replica.totals(self._taken) - before)
+        return over_rounds(step_ms[warm_up:], every), totals
+
+    def curve(self, played: PlayedCluster) -> Curve:
+        """Step times on a card that is busy for longer and longer, and the messages of a step."""
+        # no time on the card: how long the step takes by itself, and its messages
+        played.set_speed(inf)
+        self.time(CURVE_STEPS)
+        sent, taken = played.sent(), self._taken
+        step_ms, totals = self.time(CURVE_STEPS, warm_up=0)
+        counts = {each: count - sent.get(each, 0) for each, count in played.sent().items()}
+        steps, alone_s = self._taken - taken, median(step_ms) / 1e3
+        carried = tuple(Carried(*each, count / steps) for each, count in counts.items() if count)
+        # the loads, in bytes of which the card sends so many a second
+        nbytes = seconds(carried, played.hosts, 0.0, 1.0)
+        points = {0.0: alone_s}
+        for load in LOADS[1:] if nbytes else ():
+            played.set_speed(nbytes / (load * alone_s))
+            points[load * alone_s] = median(self.time(CURVE_STEPS, warm_up=2)[0]) / 1e3
+        played.set_speed()
+        return Curve((*points,), (*points.values(),), carried, played.hosts, totals.decode_s / steps)

@@ -1,0 +1,72 @@
+"""A cluster that one rank plays: its ranks, hosts and links as text, and its transports."""
+
+from dataclasses import replace
+
+from gradwire.lab.curve import Curve
+from gradwire.lab.launch.rank_job import Peers
+from gradwire.lab.network.link import Link
+from gradwire.schedule.simulate import Cluster
+from gradwire.transports import Card, Mesh, Played
+from gradwire.transports.played import Sent
+from gradwire.transports.played_group import PlayedGroup
+
+EXAMPLE = "64@25gbit"
+
+
+def read(text: str, gpus_per_host: int = 1, inside: str = "1200gbit", latency_us: float = 50.0) -> Cluster:
+    """The cluster of `text`, such as 64@25gbit: 64 ranks, in hosts with a link of 25 Gbit/s each. `inside` joins the
+    ranks of a host: 1200gbit is NVLink. Raises ValueError for text that says none."""
+    ranks, at, link = text.partition("@")
+    if not at or not ranks.strip().isdecimal():
+        raise ValueError(f"{text!r} is no cluster to play: write ranks@link, such as {EXAMPLE}")
+    rates = [Link.parse(each).bits_per_second / 8 for each in (link, inside)]
+    return Cluster(int(ranks), rates[0], gpus_per_host, 1e-6 * latency_us, rates[1])
+
+
+def described(cluster: Cluster) -> str:
+    """The cluster in words, for headings."""
+    link, inside = (Link(round(8 * rate)) for rate in (cluster.bytes_per_s, cluster.inside_bytes_per_s))
+    if cluster.ranks <= cluster.gpus_per_host:
+        return f"{cluster.ranks} ranks of one host, joined by {inside}, of which one is played"
+    hosts = f"{cluster.hosts} hosts of {cluster.gpus_per_host}" if cluster.gpus_per_host > 1 else "a host each"
+    return f"{cluster.ranks} ranks, {hosts} with a {link} link, of which one is played"
+
+
+class PlayedCluster:
+    """The transports by which a process plays one rank of a cluster, whose host's card has a speed that may change."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        inside = Card(cluster.inside_latency_s, cluster.inside_bytes_per_s)
+        # ranks of a single host use its inside links alone
+        single = cluster.ranks <= cluster.gpus_per_host
+        self.hosts, per_host = (cluster.ranks, 1) if single else (cluster.hosts, cluster.gpus_per_host)
+        self.card = inside if single else Card(cluster.latency_s, cluster.bytes_per_s)
+        self._speed = self.card.latency_s, self.card.bytes_per_s
+        # Gradwire's own collectives, and those of DDP and torch's hooks
+        self.mesh = (
+            Played.by_host(self.hosts, per_host, self.card, inside)
+            if per_host > 1
+            else Mesh.of(Played(self.hosts, self.card))
+        )
+        self._replica = self.mesh.replica
+        self._flat = Played(cluster.ranks, self.card, self.hosts)
+        self._group = PlayedGroup(self._flat)
+
+    def peers(self, real: Peers) -> Peers:
+        """The ranks as the one that is played sees them."""
+        return replace(real, rank=0, world=self.cluster.ranks, transport=self.mesh, group=self._group)
+
+    def sent(self) -> dict[tuple[Sent, int], int]:
+        """How often each collective was sent over the card so far, with how many ranks of a host took part."""
+        per_host = self.cluster.ranks // self.hosts
+        between = {(sent, 1): count for sent, count in self._replica.sent.items()}
+        return between | {(sent, per_host): count for sent, count in self._flat.sent.items()}
+
+    def step_s(self, curve: Curve) -> float:
+        """The seconds of a step here, as the curve has it."""
+        return curve.at(self.hosts, self.card.latency_s, self.card.bytes_per_s)
+
+    def set_speed(self, bytes_per_s: float | None = None) -> None:
+        """Has the card send at this speed without latency, or again at its own."""
+        self.card.latency_s, self.card.bytes_per_s = (0.0, bytes_per_s) if bytes_per_s else self._speed

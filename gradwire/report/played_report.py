@@ -1,0 +1,158 @@
+"""The report of a played cluster, in one folder: which configuration is fastest on which links and ranks, and by how
+much."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from gradwire.lab.configuration import NOCOMM
+from gradwire.lab.curve import Curve
+from gradwire.lab.jobs.bench_job import TimedSteps
+from gradwire.lab.network.link import Link
+from gradwire.report import page, text_table
+from gradwire.report.pictures import STYLE, legend, look, sheet
+from gradwire.report.report_files import write_json, write_text
+from gradwire.report.text_table import TextTable
+from gradwire.report.timing import summarize
+from gradwire.schedule.simulate import Cluster
+
+LINKS = tuple(
+    Link(round(digit * power))
+    for power in (1e7, 1e8, 1e9, 1e10, 1e11)
+    for digit in (1, 1.5, 2, 3, 4, 6, 8)
+    if digit * power <= 4e11
+)
+"""From 10 Mbit/s to 400 Gbit/s."""
+MOST_RANKS = 1024
+AS_FAST = 1.01
+"""Steps that are longer than the shortest by no more are as fast: then the configuration that was named first wins."""
+_FASTEST = "fastest configuration"
+_PANELS = 4
+_NOTE = """From which link on a configuration has the shortest step; of several within 1 % the one that was named first.
+Computed from the steps that were played, on cards that were busy for half, one and three times as long as a step
+computes. What a rank computes is measured; rings, trees and all-to-all cost what is published; decoding an all-gather
+grows with the payloads. It does not know of stragglers, jitter and congestion, of what a backend's own threads compute,
+or of what a configuration costs in loss."""
+_SHOWN = """Milliseconds of a step against the link between hosts, a panel for each number of ranks, one line per
+configuration; figures in the table below."""
+
+
+@dataclass(frozen=True)
+class PlayedTimes:
+    """Step times of configurations on a played cluster, and on others by their curves."""
+
+    cluster: Cluster
+    """That was played."""
+    curves: Mapping[str, Sequence[Curve]]
+    """Of each configuration, one a repeat; `nocomm` among them."""
+
+    @classmethod
+    def of(cls, cluster: Cluster, samples: Sequence[TimedSteps]) -> "PlayedTimes":
+        """The times of all repeats."""
+        names = dict.fromkeys(sample.configuration for sample in samples)
+        curves = {name: [s.curve for s in samples if s.configuration == name and s.curve] for name in names}
+        return cls(cluster, curves)
+
+    @property
+    def per_host(self) -> int:
+        """Ranks that share a link; those of a single host have one each."""
+        return 1 if self.cluster.ranks <= self.cluster.gpus_per_host else self.cluster.gpus_per_host
+
+    @property
+    def ranks(self) -> list[int]:
+        """Numbers of ranks to show: those that fill 2, 4, 8 and so on hosts, up to 1,024 ranks, and the played one."""
+        doubled = {self.per_host << power for power in range(1, 11)}
+        return sorted({ranks for ranks in doubled if ranks <= MOST_RANKS} | {self.cluster.ranks})
+
+    def step_s(self, name: str, ranks: int, link: Link) -> float:
+        """The seconds of a step of a configuration."""
+        hosts, latency_s = ranks // self.per_host, self.cluster.latency_s
+        return median(curve.at(hosts, latency_s, link.bits_per_second / 8) for curve in self.curves[name])
+
+    def fastest(self, ranks: int, link: Link) -> str:
+        """The configuration with the shortest step."""
+        steps = {name: self.step_s(name, ranks, link) for name in self.curves if name != NOCOMM}
+        return next(name for name, step_s in steps.items() if step_s <= AS_FAST * min(steps.values()))
+
+
+def winners(times: PlayedTimes) -> TextTable:
+    """From which link on which configuration is the fastest, a row for each number of ranks."""
+    rows = [[str(ranks), ", ".join(_intervals(times, ranks))] for ranks in times.ranks]
+    return TextTable("Fastest steps", ["ranks", _FASTEST], rows, texts=(_FASTEST,))
+
+
+def _intervals(times: PlayedTimes, ranks: int) -> Iterator[str]:
+    for name, links in groupby(LINKS, lambda link: times.fastest(ranks, link)):
+        first = next(links)
+        yield name if first == LINKS[0] else f"from {first} {name}"
+
+
+def verdict(times: PlayedTimes) -> str:
+    """The fastest configuration of the played cluster, in a sentence."""
+    link = Link(round(8 * times.cluster.bytes_per_s))
+    name = times.fastest(times.cluster.ranks, link)
+    step_s, alone_s = (times.step_s(each, times.cluster.ranks, link) for each in (name, NOCOMM))
+    others = [each for each in times.curves if each not in (name, NOCOMM)]
+    text = (
+        f"On {times.cluster.ranks} ranks at {link}, {name} has the shortest step: {text_table.figure(1e3 * step_s)} ms"
+    )
+    beside = f"{text}, where computing takes {text_table.figure(1e3 * alone_s)}"
+    if not others:
+        return f"{beside}."
+    other_s = times.step_s(others[0], times.cluster.ranks, link)
+    return f"{beside} and {others[0]} {text_table.figure(1e3 * other_s)}."
+
+
+def picture(times: PlayedTimes, title: str, narrow: bool = False) -> Figure:
+    """Step time against the link, a panel for each of a few numbers of ranks."""
+    shown = sorted({*times.ranks[:1], *times.ranks[-1:], times.cluster.ranks, times.ranks[len(times.ranks) // 2]})
+    with rc_context(STYLE):
+        drawn, axes = sheet(len(shown), max(3.2, 12 / _PANELS), 2.8 if narrow else 4.4, narrow, sharey=True)
+        drawn.suptitle("" if narrow else title)
+        for axis, ranks in zip(axes, shown, strict=True):
+            _panel(axis, times, ranks)
+        for axis in axes if narrow else axes[:1]:
+            axis.set_ylabel("milliseconds per step")
+        legend(drawn, axes[0].lines, [*times.curves], narrow)
+    return drawn
+
+
+def _panel(axis: Axes, times: PlayedTimes, ranks: int) -> None:
+    gigabits = [link.bits_per_second / 1e9 for link in LINKS]
+    for index, name in enumerate(times.curves):
+        steps_ms = [1e3 * times.step_s(name, ranks, link) for link in LINKS]
+        axis.plot(gigabits, steps_ms, **look(index, marker=""))
+    axis.set_title(f"{ranks} ranks", fontsize=10)
+    axis.set_xlabel("Gbit/s of a host's link")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.xaxis.set_major_locator(LogLocator(numticks=8))
+    axis.xaxis.set_minor_locator(NullLocator())
+
+
+def write(
+    folder: Path, title: str, times: PlayedTimes, samples: Sequence[TimedSteps], facts: Mapping[str, str]
+) -> list[Path]:
+    """Writes played.png, report.html and played.json; returns their paths."""
+    drawn = picture(times, title)
+    paths = [folder / name for name in ("played.png", "report.html", "played.json")]
+    drawn.savefig(paths[0], dpi=130)
+    shown = [page.Picture("Step time", _SHOWN, drawn, picture(times, title, narrow=True))]
+    timings = summarize(samples)
+    tables = [(text_table.timings(timings), "As played."), (winners(times), _NOTE)]
+    write_text(paths[1], page.render(title, verdict(times), shown, tables, facts))
+    # the same as data: what was measured, and steps on all links and ranks
+    steps = {
+        name: {ranks: {str(link): times.step_s(name, ranks, link) for link in LINKS} for ranks in times.ranks}
+        for name in times.curves
+    }
+    figures = {"timings": [each.to_json() for each in timings], "samples": [each.to_line() for each in samples]}
+    write_json(paths[2], dict(facts) | figures | {"step_s": steps})
+    return paths
