@@ -18,8 +18,10 @@ def bench(
     make: Callable[[], Any],
     configurations: "Sequence[str | Compressor]",
     *,
-    hosts: int = 2,
+    hosts: int | None = None,
     link: str = "loopback",
+    play: str | None = None,
+    gpus_per_host: int = 1,
     steps: int = 20,
     repeats: int = 3,
     seed: int = 0,
@@ -28,7 +30,8 @@ def bench(
     """Times the steps of `make`'s model in these configurations, and in `nocomm`, which take turns.
 
     `make`, a function at the top of a file, returns model, batches and loss; see docs/tasks.md. A configuration is a
-    compressor, or a text as on the command line. `hosts` ranks are started, with a `link` each such as "1gbit".
+    compressor, or a text as on the command line. `hosts` ranks (2) are started, with a `link` each such as "1gbit"; or
+    one rank is played of a cluster such as play="64@25gbit", with `gpus_per_host`.
 
     Raises ValueError for what the command line refuses, and where this process is a rank itself.
     """
@@ -37,10 +40,16 @@ def bench(
     from gradwire.lab.function import named
     from gradwire.lab.jobs.bench_job import TimedSteps
     from gradwire.lab.jobs.bench_job import bench as job
+    from gradwire.lab.played_cluster import read
     from gradwire.report.timing import summarize
 
     # the same steps as `gradwire bench`, on ranks that are started here
-    setup = Setup(model=named(make), ranks=hosts, link=link)
+    if play and hosts:
+        raise ValueError(
+            f"hosts={hosts} are ranks that are started, and play={play!r} says its own: leave hosts or play out"
+        )
+    played = read(play, gpus_per_host) if play else None
+    setup = Setup(model=named(make), ranks=played.ranks if played else hosts or 2, link=link, play=played)
     spec = setup.spec([text_of(each) for each in configurations], TimingOptions(steps, repeats, seed, device))
     return summarize([TimedSteps.from_line(line) for line in _run(job, spec, setup.cluster(device))])
 

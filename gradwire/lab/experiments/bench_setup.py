@@ -62,9 +62,9 @@ class Setup:
 
     def cluster(self, device: str) -> LabCluster:
         """The ranks and their link. Raises ValueError for a link that is none, and where there is too little memory."""
-        if self.play and self.shard > 1:
+        if self.play and (self.shard > 1 or self.link != LOOPBACK):
             raise ValueError(
-                "a rank that is played has its link in --play, and holds a whole model: leave --link and --shard out"
+                "a rank that is played has its own link, and holds a whole model: leave link and shard out"
             )
         # one that is played runs alone
         running = 1 if self.play else self.ranks

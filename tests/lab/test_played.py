@@ -1,0 +1,131 @@
+"""A user's model on a cluster of which one rank is played: the command, the call from Python, and curves by hand."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+import gradwire as gw
+from gradwire.cli import main
+from gradwire.lab.curve import Carried, Curve
+from gradwire.lab.jobs.bench_job import TimedSteps
+from gradwire.lab.network.link import Link
+from gradwire.lab.played_cluster import PlayedCluster, described, read
+from gradwire.lab.results import Totals
+from gradwire.report import played_report
+from gradwire.report.played_report import PlayedTimes
+from gradwire.schedule.simulate import Cluster
+from gradwire.transports.played import Sent
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
+ELEMENTS = 64 * 64
+GBIT = 1e9 / 8
+
+
+def make():
+    def batches(rank: int, world: int):
+        while True:
+            yield torch.ones(4, 64)
+
+    return torch.nn.Linear(64, 64, bias=False), batches, lambda model, batch: model(batch).square().mean()
+
+
+def test_hosts_of_two_are_played_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(played_report, "picture", lambda *shown, **options: Figure())  # which takes most of the time
+    options = ["--model", f"{__file__}:make", "--steps", "1", "--repeats", "1", "--out", str(tmp_path)]
+    configurations = ["dense", "torch-fp16", "topk:0.1"]
+    assert main(["bench", *configurations, "--play", "8@1gbit", "--gpus-per-host", "2", *options]) == 0
+    assert "8 ranks, 4 hosts of 2 with a 1gbit link, of which one is played" in capsys.readouterr().out
+    (folder,) = tmp_path.iterdir()
+    assert {path.name for path in folder.iterdir()} == {"played.png", "report.html", "played.json"}
+    found = json.loads((folder / "played.json").read_text())
+    sent = {sample["configuration"]: sample["curve"]["carried"] for sample in found["samples"]}
+    # DDP's buckets around all ranks of the hosts; a selection among one rank of each host
+    assert sent["nocomm"] == []
+    for name, nbytes in (("dense", 4 * ELEMENTS), ("torch-fp16", 2 * ELEMENTS)):
+        assert sent[name] == [{"sent": {"kind": "Sum", "nbytes": nbytes}, "per_host": 2, "count": 1.0}]
+    (gather,) = (each for each in sent["topk:0.1"] if each["sent"]["kind"] == "Gather")
+    assert (gather["per_host"], gather["count"]) == (1, 1.0)
+    assert gather["sent"]["nbytes"] < 0.2 * 4 * ELEMENTS
+    # and step times that grow as links get slower
+    for steps in found["step_s"].values():
+        for by_link in steps.values():
+            assert [*by_link.values()] == sorted(by_link.values(), reverse=True)
+
+
+def test_a_cluster_is_played_from_python() -> None:
+    timings = gw.bench(make, [gw.TopK(0.1), "localsteps:2"], play="4@10gbit", steps=1, repeats=1)
+    assert [timing.configuration for timing in timings] == ["nocomm", "topk:ratio=0.1", "localsteps:2"]
+    assert timings[1].totals.wire_bytes > timings[0].totals.wire_bytes == 0
+
+
+MISTAKES = [
+    (["--play", "64"], "'64' is no cluster to play: write ranks@link, such as 64@25gbit"),
+    (["--play", "many@25gbit"], "write ranks@link"),
+    (["--play", "64@fast"], "'fast' is not a link"),
+    (["--play", "1@1gbit"], "give 2 ranks"),
+    (["--play", "12@1gbit", "--gpus-per-host", "8"], "12 ranks do not fill hosts of 8 GPUs"),
+    (["--play", "8@1gbit", "--hosts", "2"], "leave --hosts, --link and --json out"),
+    (["--play", "8@1gbit", "--link", "1gbit"], "leave --hosts, --link and --json out"),
+    (["--play", "8@1gbit", "--shard", "2"], "leave link and shard out"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES, ids=[" ".join(options) for options, _ in MISTAKES])
+def test_a_mistake_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "dense", "--model", f"{__file__}:make", *options]) != 0
+    shown = capsys.readouterr().err.strip().splitlines()
+    assert len(shown) == 1
+    assert message in shown[0]
+
+
+def test_hosts_and_a_link_or_a_cluster_is_given() -> None:
+    with pytest.raises(ValueError, match="leave hosts or play out"):
+        gw.bench(make, ["bf16"], play="4@1gbit", hosts=2)
+    with pytest.raises(ValueError, match="leave link and shard out"):
+        gw.bench(make, ["bf16"], play="4@1gbit", link="1gbit")
+
+
+def test_ranks_of_one_host_have_its_links_alone() -> None:
+    cluster = read("8@1gbit", gpus_per_host=8, inside="800gbit")
+    played = PlayedCluster(cluster)
+    assert (played.hosts, played.card.bytes_per_s, played.mesh.ranks) == (8, 1e11, 8)
+    assert described(cluster) == "8 ranks of one host, joined by 800gbit, of which one is played"
+
+
+NOTHING = Totals(0, 0, None, 0, 0, 0, 0)
+DENSE = Curve((0.0, 0.05, 0.1), (0.1, 0.1, 0.14), (Carried(Sent("Sum", 10_000_000), 1, 2.0),), 8, 0.0)
+SPARSE = Curve((0.0, 0.05, 0.1), (0.12, 0.12, 0.16), (Carried(Sent("Gather", 100_000), 1, 1.0),), 8, 0.02)
+
+
+def test_a_curve_by_hand() -> None:
+    busy_s = 2 * 2 * 7 / 8 * 1e7 / GBIT
+    assert DENSE.at(8, 0.0, GBIT) == pytest.approx(0.14 + busy_s - 0.1)  # beyond the last point
+    assert DENSE.at(8, 0.0, 4 * GBIT) == pytest.approx(0.1 + 0.04 / 0.05 * (busy_s / 4 - 0.05))
+    # an all-gather: 31 payloads of others, and 32 in place of 8 are decoded
+    assert SPARSE.at(32, 1e-4, GBIT) == pytest.approx(0.12 + 0.02 * 3, abs=0.03)
+    assert Curve.from_line(json.loads(json.dumps(DENSE.to_line()))) == DENSE
+
+
+def test_the_winner_is_named_by_link_and_ranks() -> None:
+    alone = replace(DENSE, carried=(), step_s=(0.09, 0.09, 0.09))
+    samples = [
+        TimedSteps(name, 0, [1.0], NOTHING, curve)
+        for name, curve in (("nocomm", alone), ("dense", DENSE), ("topk", SPARSE))
+    ]
+    times = PlayedTimes.of(Cluster(8, GBIT), samples)
+    assert [times.fastest(8, Link.parse(text)) for text in ("10mbit", "1gbit", "100gbit")] == ["topk", "topk", "dense"]
+    assert times.fastest(1024, Link.parse("10mbit")) == "dense"
+    table = {row[0]: row[1] for row in played_report.winners(times).rows}
+    assert table["8"].startswith("topk, from ")
+    assert table["8"].endswith(" dense")
+    assert played_report.verdict(times).startswith("On 8 ranks at 1gbit, topk has the shortest step: ")
+    panels = played_report.picture(times, "title").axes
+    assert [panel.get_title() for panel in panels] == ["2 ranks", "8 ranks", "64 ranks", "1024 ranks"]
+    assert all(len(panel.lines) == 3 for panel in panels)
