@@ -64,7 +64,7 @@ class Setup:
         """The ranks and their link. Raises ValueError for a link that is none, and where there is too little memory."""
         if self.play and (self.shard > 1 or self.link != LOOPBACK):
             raise ValueError(
-                "a rank that is played has its own link, and holds a whole model: leave link and shard out"
+                "a played rank has a link of its own, and holds a whole model: leave link and shard out"
             )
         # one that is played runs alone
         running = 1 if self.play else self.ranks
