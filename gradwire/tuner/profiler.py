@@ -1,8 +1,8 @@
 """The profiler: costs of a step's compute and of each way to send a group, measured on the job's own network.
 
 It runs on every rank's worker at the end of the same step, when nothing else is under way, and every measurement is
-made together: all ranks reduce the same group, then one sum over all of them makes a table of everybody's seconds. So
-decisions by a table, such as how often to repeat, are the same on all ranks.
+made together: all ranks reduce the same group, then all ranks' seconds are gathered to a table. So decisions by a
+table, such as how often to repeat, are the same on all ranks.
 """
 
 import os
@@ -171,10 +171,7 @@ def slowest(numbers: Sequence[float], mesh: Mesh, device: torch.device) -> list[
 
 def _table(numbers: Sequence[float], mesh: Mesh, device: torch.device) -> Tensor:
     """All ranks' n numbers, (ranks, n), on all ranks."""
-    table = torch.zeros(mesh.ranks, len(numbers), dtype=torch.float64, device=device)
-    table[mesh.rank] = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-    mesh.sum(table)
-    return table
+    return mesh.gather(torch.tensor(numbers, dtype=torch.float64, device=device))
 
 
 def contention(mesh: Mesh, device: torch.device) -> float:

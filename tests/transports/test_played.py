@@ -16,6 +16,7 @@ from gradwire.communicators.scatter_reduce import part_bounds
 from gradwire.transports.card import ClockLane
 from gradwire.transports.played import Sent
 from gradwire.transports.played_group import PlayedGroup
+from gradwire.tuner.profiler import slowest
 from tests.support.cases import CASES, Case
 from tests.support.harness import WIDE, draw, exchange_of, job, plan_of, run, slots_of
 
@@ -180,3 +181,9 @@ def test_a_rank_of_a_host_leads_all_groups():
 def test_cards_that_cannot_be_are_refused(latency_s: float, bytes_per_s: float):
     with pytest.raises(ValueError, match="use e"):
         gw.Card(latency_s, bytes_per_s)
+
+
+def test_ranks_agree_on_the_played_ones_own_seconds():
+    """By which the profiler measures: no sum may count them once for every rank."""
+    assert slowest([0.5, 2.0], gw.Mesh.of(gw.Played(64, fast())), torch.device("cpu")) == [0.5, 2.0]
+    assert slowest([0.5, 2.0], gw.Played.by_host(8, 8, fast(), fast()), torch.device("cpu")) == [0.5, 2.0]
