@@ -77,8 +77,8 @@ class JobContext:
     mesh: Mesh
     seed: int
     scratch: Workspace
-    keeps_state: bool = True
-    """Some group keeps state of gradient size from step to step."""
+    keeps_state: Callable[[], bool] = lambda: True
+    """Whether some rank may keep state of gradient size from step to step; the same on all."""
     look: Look | None = None
 
 
@@ -182,7 +182,7 @@ class ReplicaExchange(GroupExchange):
     def turns(self, given: GroupInput) -> Reduction:
         """The collectives of a step that has begun, by the context's state and step."""
         dense_dtype = self.group.communicator.dense_dtype(self.group.compressor)
-        if dense_dtype and not (self.group.memory.error_feedback or self.stored.pending):
+        if dense_dtype and not self.group.memory.error_feedback:
             return self._reduce_dense(dense_dtype, given)
         return self.reduce(given)
 
@@ -233,15 +233,26 @@ class ReplicaExchange(GroupExchange):
         gradients.scale(torch.nan if given.lost else 1 / self.context.world)
         # sum where the gradients lie, if they are one vector of the type that travels; else in a copy
         x = whole
-        if whole is None or whole.dtype != dtype:
+        if whole is None or whole.dtype != dtype or self.stored.pending:
             x = self.context.buffers.tensor("dense", (self.stored.layout.numel,), dtype)
             gradients.copy_to(x)
         assert x is not None
+        if self.stored.pending:
+            self._add_pending(x, given)
+        # the same collective on ranks that have nothing pending
         yield Sum(Message.plain(x))
-        if self._job.keeps_state:  # a mean that is not finite makes the step bad for all memories
+        if self._job.keeps_state():  # a mean that is not finite makes the step bad for all memories
             self.nonfinite.add_(x.sum(dtype=torch.float32).mul_(0))
         if x is not whole:
             gradients.write_means(x, None)
+
+    def _add_pending(self, x: Tensor, given: GroupInput) -> None:
+        """Adds the residual that an earlier plan had left to x (n,), but for that of absent slots."""
+        residual, left = self.context.flat[RESIDUAL]
+        x.add_(residual if given.scale is None else residual * given.scale)
+        for slot in given.absent:
+            self.stored.layout.parts(x)[slot].zero_()
+        left.zero_()
 
     # All other groups
 

@@ -76,11 +76,11 @@ class HostExchange(GroupExchange):
 
 def exchanges_for(plan: Plan, store: Store, job: JobContext) -> list[GroupExchange]:
     """The exchanges of a plan's groups, for which the store is arranged."""
-    # where one group has a memory, a mean of any group that is not finite makes the step bad for all
-    keeps_state = any(group.memory.error_feedback or group.compressor.flat_state for group in plan.groups)
     kind = HostExchange if job.mesh.host else ReplicaExchange
+    # where there is a memory, a mean of any group that is not finite makes the step bad for all
+    job = replace(job, keeps_state=lambda: store.keeps_state)
     return [
-        kind(group, index, stored, replace(job, keeps_state=keeps_state))
+        kind(group, index, stored, job)
         for index, (group, stored) in enumerate(zip(plan.groups, store.groups, strict=True))
     ]
 

@@ -108,6 +108,8 @@ class Store:
     def __init__(self, slots: Sequence[Slot], device: torch.device) -> None:
         self.slots, self.device = list(slots), device
         self.groups: list[StoredGroup] = []
+        # whether any rank may have state of gradient size; the same on all, which have the same plans and load together
+        self.keeps_state = False
         self._index = {slot.name: i for i, slot in enumerate(slots)}
         self._buffers = StateBuffers(self.slots, device)
         # of plans before this one: small state by slot, and that of its group
@@ -130,6 +132,7 @@ class Store:
         for group in plan.groups:
             for kind in _kinds(group):
                 self._buffers.need(kind)
+                self.keeps_state = True
         # groups with the same slots as before keep their scratch
         self.groups = [
             self._stored(group, own, before.get(own)) for group, own in zip(plan.groups, members, strict=True)
@@ -148,6 +151,7 @@ class Store:
     def load(self, exported: Exported) -> None:
         """Takes over what `export` returned; slots that it lacks keep theirs. A slot's small tensor of another size
         takes the rows that both have."""
+        self.keeps_state = True
         kinds = {name: [kind for kind in tensors if "/" not in kind] for name, tensors in exported.items()}
         # places and buffers for all that the state has
         self._buffers.hold([self._index[name] for name, own in kinds.items() if own])

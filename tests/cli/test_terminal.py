@@ -62,10 +62,9 @@ def test_columns_go_in_the_order_in_which_they_may_and_are_named() -> None:
 
 @pytest.mark.long
 def test_an_output_in_ascii_is_shown_in_ascii() -> None:
-    for wanted, shown in (("powersgd", "P = Q M^T"), ("topk", "`ratio`*n elements")):
-        finished = python("-m", "gradwire", "list", wanted, PYTHONIOENCODING="ascii")
-        assert finished.returncode == 0, finished.stderr
-        assert shown in finished.stdout
+    finished = python("-m", "gradwire", "list", "powersgd", PYTHONIOENCODING="ascii")
+    assert finished.returncode == 0, finished.stderr
+    assert "P = Q M^T" in finished.stdout
 
 
 def test_help_and_version_load_neither_torch_nor_the_lab_s_libraries() -> None:
@@ -96,19 +95,32 @@ def test_without_the_extra_it_says_what_to_install(package: str) -> None:
     assert finished.stderr.endswith("pip install 'gradwire[lab]'\n")
 
 
+COMPLETING = """
+import os, sys
+import gradwire.cli.completion, gradwire.lab.catalogue, gradwire.lab.workloads
+from gradwire.cli import main
+
+for words in sys.argv[1:]:
+    if not os.fork():
+        count = str(len(words.split(" ")) - 1)
+        os.environ.update(_GRADWIRE_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=count)
+        sys.argv = ["gradwire"]
+        sys.exit(main())
+    os.wait()
+    print("then", flush=True)
+"""
+
+
 @pytest.mark.long
 def test_the_shell_completes_commands_options_and_configurations() -> None:
-    def offered(words: str) -> set[str]:
-        count = str(len(words.split(" ")) - 1)
-        asked = {"_GRADWIRE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": count}
-        script = "import sys; sys.argv = ['gradwire']; from gradwire.cli import main; sys.exit(main())"
-        return set(python("-c", script, **asked).stdout.split())
-
-    assert {"train", "bench", "list", "plan", "simulate", "demo"} <= offered("gradwire ")
-    assert "--controller" in offered("gradwire train --c")
-    assert offered("gradwire bench powersgd+res") == {"powersgd+residual"}
-    assert offered("gradwire bench --controller gr") == {"gravac"}
-    assert "digits" in offered("gradwire train --task d")
+    begun = ["", "train --c", "bench powersgd+res", "bench --controller gr", "train --task d"]
+    finished = python("-c", COMPLETING, *(f"gradwire {words}" for words in begun))
+    commands, options, memories, controllers, tasks, _ = (set(o.split()) for o in finished.stdout.split("then"))
+    assert {"train", "bench", "list", "plan", "simulate", "demo"} <= commands
+    assert "--controller" in options
+    assert memories == {"powersgd+residual"}
+    assert controllers == {"gravac"}
+    assert "digits" in tasks
 
 
 @pytest.mark.parametrize("width", ["80", "60"])

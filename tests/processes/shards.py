@@ -264,13 +264,13 @@ COMPRESSORS = [
 @scenario(4, long=True)
 def replicas_stay_the_same_with_shards() -> None:
     for compressor, mesh in zip(COMPRESSORS, len(COMPRESSORS) // 2 * meshes(), strict=True):
-        model = wrapped(mesh["shard"])
+        model = wrapped(mesh["shard"], whole=True)
         handle = gw.attach(model, compressor, mesh=mesh)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
         losses = []
-        for step in range(30):
+        for step in range(16):
             optimizer.zero_grad()
-            loss = loss_of(model, step % 10)
+            loss = loss_of(model, step % 4)
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -591,15 +591,15 @@ def complex_shards_are_sent_in_few_bits() -> None:
 def controllers_decide_alike_for_the_whole_mesh() -> None:
     mesh = meshes()[0]
     controllers = [
-        gw.GraVAC(2, 64, window=5), gw.LGreCo(interval=10), gw.Accordion(0.3, 0.05, Halving(), interval=8),
+        gw.GraVAC(2, 64, window=4), gw.LGreCo(interval=10), gw.Accordion(0.3, 0.05, Halving(), interval=5),
         gw.WarmUp(0.5, steps=20), gw.CAT(2, 64), None,
     ]  # fmt: skip
     for controller in controllers:
-        model = wrapped(mesh["shard"])
+        model = wrapped(mesh["shard"], whole=True)
         handle = gw.attach(model, gw.TopK(0.1) if controller else None, mesh=mesh, controller=controller)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         plans = []
-        for step in range(40):
+        for step in range(24 if controller else 40):
             optimizer.zero_grad()
             loss_of(model, step).backward()
             optimizer.step()
@@ -685,7 +685,7 @@ def weights_are_put_together_in_few_bits_alike_on_all_ranks() -> None:
 
 @scenario(4, long=True)
 def models_train_with_shards_that_are_sent_in_few_bits() -> None:
-    def run(*codecs: gw.Codec, steps: int = 12, **policy) -> tuple[Branches, list[float], Any]:
+    def run(*codecs: gw.Codec, steps: int = 6, **policy) -> tuple[Branches, list[float], Any]:
         model = wrapped(line(), **policy)
         compression = gw.compress_shards(model, *codecs) if codecs else None
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -752,11 +752,11 @@ def what_a_reduce_scatter_loses_is_added_to_the_next() -> None:
 @scenario(4, long=True)
 def models_train_with_a_memory_of_what_shards_did_not_send() -> None:
     def run(codec: gw.Codec | None, memory: gw.Residual | None = None) -> float:
-        model = wrapped(line())
+        model = wrapped(line(), whole=True)
         if codec:
             gw.compress_shards(model, codec, memory=memory)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(48):
+        for step in range(36):
             loss = loss_of(model, step % 6, side=step % 2 == 0)  # an unused branch moves nothing in the buffer
             loss.backward()
             optimizer.step()

@@ -12,8 +12,9 @@ It sees neither streams nor time.
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -21,7 +22,6 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 GPU = torch.device("cuda:0")
 CPU = torch.device("cpu")
@@ -86,13 +86,37 @@ def real(x: Tensor) -> Tensor:
     return x.held if isinstance(x, OnGPU) else x
 
 
+def leaves(x: Any) -> list[Any]:
+    """What an operation's arguments or results consist of: torch nests them in tuples and lists. `torch.utils._pytree`
+    does more, and took most of these tests' time."""
+    return [leaf for item in x for leaf in leaves(item)] if isinstance(x, (tuple, list)) else [x]
+
+
+def mapped(function: Callable[[Any], Any], x: Any) -> Any:
+    """`function` of each of the leaves."""
+    if isinstance(x, (tuple, list)):
+        return type(x)([mapped(function, item) for item in x])
+    return function(x)
+
+
+@cache
+def is_view(func: Any) -> bool:
+    infos = [result.alias_info for result in func._schema.returns]
+    return any(info is not None and not info.is_write for info in infos)
+
+
+@cache
+def name_of(func: Any) -> str:
+    return func._schema.name.split("::")[1]
+
+
 class Call:
     """One operation, as torch dispatches it."""
 
     def __init__(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
-        self.name = func._schema.name.split("::")[1]
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.name, self.is_view = name_of(func), is_view(func)
+        tensors = [leaf for leaf in leaves((args, *kwargs.values())) if isinstance(leaf, Tensor)]
         self.here = [tensor for tensor in tensors if isinstance(tensor, OnGPU)]
         self.elsewhere = [tensor for tensor in tensors if not isinstance(tensor, OnGPU) and tensor.dim()]
         wanted = kwargs.get("device")
@@ -106,21 +130,18 @@ class Call:
         return bool(self.here) and self.name not in ("_local_scalar_dense", "is_nonzero", "equal")
 
     @property
-    def is_view(self) -> bool:
-        infos = [result.alias_info for result in self.func._schema.returns]
-        return any(info is not None and not info.is_write for info in infos)
-
-    @property
     def launches(self) -> bool:
         return not self.is_view and self.name not in LAUNCHES_NOTHING and self.result_is_here
 
+    def on_cpu(self) -> tuple[Any, dict[str, Any]]:
+        """The arguments, for the CPU to compute with."""
+        kwargs = {name: mapped(real, value) for name, value in self.kwargs.items() if name != "pin_memory"}
+        return mapped(real, self.args), kwargs | ({"device": CPU} if self.to is not None else {})
+
     def result(self) -> Any:
-        args, kwargs = tree_map(real, (self.args, self.kwargs))
-        if self.to is not None:
-            kwargs["device"] = CPU
-        pinned = kwargs.pop("pin_memory", False)
+        args, kwargs = self.on_cpu()
+        pinned, result_is_here = self.kwargs.get("pin_memory", False), self.result_is_here
         owners = {id(tensor.held): tensor for tensor in self.here}
-        found = self.func(*args, **kwargs)
 
         def owned(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
@@ -130,9 +151,9 @@ class Call:
             if id(leaf) in owners:
                 return owners[id(leaf)]
             passed_in = any(leaf is tensor for tensor in self.elsewhere)
-            return OnGPU(leaf) if self.result_is_here and not passed_in else leaf
+            return OnGPU(leaf) if result_is_here and not passed_in else leaf
 
-        return tree_map(owned, found)
+        return mapped(owned, self.func(*args, **kwargs))
 
 
 class PretendedGPU(TorchDispatchMode):
@@ -152,10 +173,16 @@ class PretendedGPU(TorchDispatchMode):
         for counter in (self.kernels, self.lines, self.syncs, self.pageable):
             counter.clear()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # it would cost more than the operation
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        call = Call(func, args, kwargs or {})
+        return self.carry_out(Call(func, args, kwargs or {}))
+
+    def carry_out(self, call: Call) -> Any:
         if not call.concerns_gpu and "pin_memory" not in call.kwargs:
-            return func(*args, **call.kwargs)
+            return call.func(*call.args, **call.kwargs)
         if not (self.counts and call.concerns_gpu):
             return call.result()
         self._check(call)
@@ -163,7 +190,7 @@ class PretendedGPU(TorchDispatchMode):
         if call.launches and any(tensor.numel() for tensor in call.here or [torch.ones(1)]):
             self.kernels[call.name] += 1
             self.lines[where(call.name)] += 1
-            self.moved += bytes_of(call.here) + bytes_of(tree_leaves(found))
+            self.moved += bytes_of(call.here) + bytes_of(leaves(found))
         return found
 
     def _check(self, call: Call) -> None:
@@ -171,7 +198,7 @@ class PretendedGPU(TorchDispatchMode):
         if name in ASKS or (name == "repeat_interleave" and call.kwargs.get("output_size") is None):
             self.syncs[where(name)] += 1
         elif name in ("index", "index_put", "index_put_"):
-            chosen = [index for index in tree_leaves(call.args[1]) if isinstance(index, Tensor)]
+            chosen = [index for index in leaves(call.args[1]) if isinstance(index, Tensor)]
             if any(index.dtype in (torch.bool, torch.uint8) for index in chosen):
                 self.syncs[where("choosing by a mask")] += 1
             self.pageable.update(where(name) for index in chosen if not isinstance(index, OnGPU))
@@ -181,7 +208,7 @@ class PretendedGPU(TorchDispatchMode):
             raise RuntimeError(f"tensors on two devices: {where(name)}")
 
     def _check_copy(self, call: Call) -> None:
-        to_host = call.to == "cpu" or (call.to is None and not isinstance(tree_leaves(call.args)[0], OnGPU))
+        to_host = call.to == "cpu" or (call.to is None and not isinstance(leaves(call.args)[0], OnGPU))
         if to_host and not all(getattr(tensor, "is_pinned_", False) for tensor in call.elsewhere or [torch.empty(0)]):
             self.syncs[where(call.name)] += 1
         from_host = not to_host and call.elsewhere

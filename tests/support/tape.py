@@ -16,14 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from gradwire.ops import backend
 from gradwire.runtime import runtime
 from gradwire.runtime.executor import Executor
 from tests.support import harness, pretend_cuda
 from tests.support.harness import together as harness_together
-from tests.support.pretend_cuda import ASKS, COPIES, Call, PretendedGPU, real
+from tests.support.pretend_cuda import ASKS, COPIES, Call, PretendedGPU, leaves, real
 
 pytest.importorskip("triton")
 from gradwire.ops.triton import TRITON, launching
@@ -74,13 +73,12 @@ class Log:
         self._check(call)
         if call.is_view:
             return call.result()
-        args, kwargs = tree_map(real, (call.args, call.kwargs))
-        self.save(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        args, kwargs = call.on_cpu()
+        tensors = [leaf for leaf in leaves((args, *kwargs.values())) if isinstance(leaf, Tensor)]
+        self.save(tensors)
         found = call.result()
-        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-        kwargs |= {"device": torch.device("cpu")} if call.to is not None else {}
-        given = {id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        made = [real(leaf) for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and id(real(leaf)) not in given]
+        given = {id(tensor) for tensor in tensors}
+        made = [real(leaf) for leaf in leaves(found) if isinstance(leaf, Tensor) and id(real(leaf)) not in given]
         self._made += made
         if call.name not in pretend_cuda.LAUNCHES_NOTHING:
             self.calls.append(lambda: self._again(call, args, kwargs, given, made))
@@ -108,7 +106,7 @@ class Log:
 
     def _again(self, call: Call, args: Any, kwargs: Any, given: set[int], made: list[Tensor]) -> None:
         found = call.func(*args, **kwargs)
-        again = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and id(leaf) not in given]
+        again = [leaf for leaf in leaves(found) if isinstance(leaf, Tensor) and id(leaf) not in given]
         for target, value in zip(made, again, strict=True):
             target.copy_(value)
 
@@ -125,10 +123,9 @@ class TapedGPU(PretendedGPU):
 
     log: Log | None = None
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        call = Call(func, args, kwargs or {})
+    def carry_out(self, call: Call) -> Any:
         if self.log is None or not call.concerns_gpu:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return super().carry_out(call)
         return self.log.carry_out(call)
 
 

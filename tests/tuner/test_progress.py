@@ -158,7 +158,7 @@ def test_the_shortest_step_does_not_win_where_it_is_worth_little():
 
 
 def test_no_candidate_makes_more_progress_than_what_is_found():
-    for few in (0.05, 0.4, 1.0):
+    for few in (0.05, 1.0):
         job = profile(four=0.99, few=few, random=few / 2)
         problem = job.problem()
         best = search_progress(problem, Worker())

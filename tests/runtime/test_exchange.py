@@ -1,0 +1,81 @@
+"""Dense groups that send what an earlier plan's memory has left: on some ranks, while others have nothing left."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from tests.support.harness import Job, draw, hosts, job, plan_of, slots_of
+
+SLOTS = slots_of({"first.weight": torch.empty(7, 5), "first.bias": torch.empty(7), "second.weight": torch.empty(3, 7)})
+COMPRESSED = plan_of(SLOTS, gw.TopK(0.1), gw.Residual(), gw.AllGather())
+SCALE = 4.0
+
+
+def dense(compressor: gw.Compressor) -> gw.Plan:
+    return plan_of(SLOTS, compressor, gw.NoMemory(), gw.AllReduce())
+
+
+def left(running: Job) -> list[Tensor]:
+    """The sum of all ranks' residuals, by slot."""
+    return [torch.stack(own).sum(0) for own in zip(*running.state("residual"), strict=True)]
+
+
+def given(numbers: int) -> list[list[Tensor]]:
+    return draw(SLOTS, 2, numbers)
+
+
+def mean(grads: list[list[Tensor]]) -> list[Tensor]:
+    return [torch.stack(own).mean(0) for own in zip(*grads, strict=True)]
+
+
+def close(found: list[Tensor], wanted: list[Tensor], compressor: gw.Compressor) -> None:
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 if compressor == gw.FP32() else 3e-2)
+
+
+@pytest.mark.parametrize("compressor", [gw.FP32(), gw.BF16(), gw.FP16()], ids=str)
+@pytest.mark.parametrize("scale", [None, SCALE], ids=["", "with a loss scale"])
+def test_a_slot_that_was_absent_on_one_rank_sends_its_residual_later(compressor: gw.Compressor, scale: float | None):
+    factor = scale or 1.0
+    options = {"scale": lambda: torch.tensor(scale)} if scale else {}
+    with job(COMPRESSED, SLOTS, 2, find_unused=True, **options) as running:
+        running.step([[factor * g for g in own] for own in given(0)])
+        running.install(dense(compressor))
+        kept = left(running)
+        assert all(tensor.any() for tensor in kept)
+        # rank 1 has no gradient of slot 0, and keeps its residual there
+        second = given(1)
+        waits = running.state("residual")[1][0]
+        scaled: list[list[Tensor | None]] = [[factor * g for g in own] for own in second]
+        scaled[1][0], second[1][0] = None, torch.zeros(7, 5)
+        means = running.step(scaled)  # pyright: ignore[reportArgumentType]
+        wanted = [m + k for m, k in zip(mean(second), kept, strict=True)]
+        wanted[0] -= waits
+        close([m / factor for m in means[0]], wanted, compressor)
+        assert torch.equal(running.state("residual")[1][0], waits)
+        # and sends it with its next one, while rank 0 has nothing left
+        third = given(2)
+        means = running.step([[factor * g for g in own] for own in third])
+        wanted = mean(third)
+        wanted[0] += waits
+        close([m / factor for m in means[0]], wanted, compressor)
+        assert all(torch.equal(a, b) for a, b in zip(*means, strict=True))
+        assert not any(tensor.any() for tensor in left(running))
+
+
+def test_ranks_that_load_a_residual_send_it_though_others_have_none():
+    """Of hosts, where leaders alone keep one."""
+    with job(COMPRESSED, SLOTS, 4, transports=hosts(2, 2)) as running:
+        running.step(draw(SLOTS, 4, 0))
+        states, kept = running.states(), left(running)
+    with job(dense(gw.FP32()), SLOTS, 4) as running:
+        running.load(states)
+        # a step that is not finite is taken by none, and nothing is lost
+        bad = draw(SLOTS, 4, 1)
+        bad[0][1][0] = torch.inf
+        running.step(bad)
+        assert all(torch.equal(a, b) for a, b in zip(left(running), kept, strict=True))
+        means = running.step(draw(SLOTS, 4, 2))
+        close(means[0], [m + k for m, k in zip(mean(draw(SLOTS, 4, 2)), kept, strict=True)], gw.FP32())
+        assert all(torch.equal(a, b) for own in means[1:] for a, b in zip(own, means[0], strict=True))
