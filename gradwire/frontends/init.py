@@ -4,6 +4,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 
 def init() -> None:
@@ -16,4 +17,4 @@ def init() -> None:
     if "RANK" in os.environ:
         dist.init_process_group()
     else:
-        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(store=HashStore(), rank=0, world_size=1)
