@@ -23,6 +23,7 @@ _LR = "learning rate; adamw: 0.001; sgd: 0.01 (too much for signsgd and signum: 
 _SCHEDULE = "constant, cosine, linear, or drop:30,60 (to a tenth after 30 and 60 of what the length is in)"
 _WARM_UP = "steps, or with --epochs epochs, in which the rate rises; by default 20 steps"
 _JOB = "profile.json, or a plan.json beside one, as `plan` writes them; or resnet50, resnet101 or bert-base"
+_OBJECTIVE = "step: the shortest step of the candidates alone; progress: the most progress per second"
 _CANDIDATES = "separated by commas, such as bf16,topk:0.01; by default those that need no tuning"
 
 Configurations = Annotated[
@@ -84,6 +85,8 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="write all figures
 
 Candidates = Annotated[str | None, typer.Option(help=_CANDIDATES, autocompletion=candidates)]
 Fidelity = Annotated[float | None, typer.Option(help="what may be lost of dense training's progress, such as 0.01")]
+Objective = Annotated[str, typer.Option(help=_OBJECTIVE)]
+ProfilesObjective = Annotated[str | None, typer.Option("--objective", help=f"{_OBJECTIVE}; else as the profile says")]
 Job = Annotated[str, typer.Argument(metavar="JOB", help=_JOB)]
 RankCounts = Annotated[str, typer.Option(help="numbers of ranks")]
 Links = Annotated[str, typer.Option(help="links between hosts")]

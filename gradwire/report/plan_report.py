@@ -17,7 +17,8 @@ traced afterwards, each rank on a clock of its own that starts with its step."""
 
 
 _EFFICIENCIES_NOTE = """Progress of a step that sends everything so, in dense steps, by its residual on the job's own
-gradients. Those that would harm training, or lose more than was allowed, are left out."""
+gradients. Those that would harm training, or lose more than was allowed, are left out; where the step alone counts, the
+former stay."""
 
 
 def write(folder: Path, title: str, planned: Planned) -> list[Path]:
@@ -61,7 +62,8 @@ def efficiencies(planned: Planned) -> TextTable:
 
 def verdict(planned: Planned) -> str:
     """The step with this plan, beside DDP's own where that was measured."""
-    efficiency = plan_efficiency(planned.profile.problem(), planned.profile.choices(planned.plan))
+    measured = replace(planned.profile, objective="progress")
+    efficiency = plan_efficiency(measured.problem(), measured.choices(planned.plan))
     took = f"A step takes {figure(1e3 * planned.timeline.step_s)} ms with {planned.plan.describe()}"
     sentence = f"{took}, with an efficiency of {efficiency:.3f}"
     dense_s, chosen_s = planned.tried_s.get(NATIVE), planned.tried_s.get(planned.plan)

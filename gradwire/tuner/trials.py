@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Self
 
+from gradwire.controllers import Observation
 from gradwire.plans import Plan
 from gradwire.schedule import most
 
@@ -18,6 +19,11 @@ where the machine does something else meanwhile."""
 def turns_in(steps: int, delay: int) -> int:
     """The number of turns in so many steps, where decisions are in force `delay` steps later."""
     return steps // (SETTLE + TRIED + delay - 1)
+
+
+def step_s(seen: Observation) -> float:
+    """Seconds of a step, or of the median step where the framework reduced by itself."""
+    return seen.seconds if seen.plan.native else float(seen.sums[0] / seen.sums[1])
 
 
 @dataclass

@@ -21,7 +21,7 @@ from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.lab.workloads.to_device import to_device
 from gradwire.plans import Group, Plan, default_communicator, default_memory
-from gradwire.schedule import Profile, Span, Timeline
+from gradwire.schedule import Objective, Profile, Span, Timeline
 from gradwire.transports import Mesh
 from gradwire.tuner import CHOOSING_STEPS, Auto
 from gradwire.tuner.trials import SETTLE
@@ -37,11 +37,11 @@ _ARGUMENT = re.compile(r"\w+=|[\d.]+(e-?\d+)?$")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSpec(Spec):
-    """A planning job; without candidates, with Auto's own. `fidelity` is Auto's."""
+    """A planning job; without candidates, with Auto's own. `fidelity` and `objective` are Auto's."""
 
     candidates: list[str]
     fidelity: float | None = None
-    """See `Auto`."""
+    objective: Objective = "progress"
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     task = make_task(spec.task, spec.options)
     ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device))
     accepted = [candidate(text) for text in spec.candidates]
-    if accepted and FP32() not in accepted:
+    if accepted and FP32() not in accepted and spec.objective == "progress":
         # the first plan, and the one to go back to
         accepted.append(FP32())
-    controller = Auto(accepted, spec.fidelity)
+    controller = Auto(accepted, spec.fidelity, spec.objective)
     handle = attach(ddp, FP32(), controller=controller, transport=peers.transport, seed=spec.seed)
     steps = _steps(task, ddp, peers, spec.seed)
     # try plans
