@@ -9,7 +9,7 @@ from gradwire.cli.completion import candidates, configurations, controllers, fam
 
 _CONFIGURATION = (
     "dense, or [localsteps[:value,...]+]compressor[:value,...][+memory][+communicator], such as topk:0.01+residual; "
-    "or a hook of torch's, such as torch-powersgd:4; see `list`"
+    "or @planned behind it, for the shortest step; or auto; or a hook of torch's, such as torch-powersgd:4; see `list`"
 )
 _CONTROLLER = "for each CONFIG that compresses; see `list controllers`"
 _BENCH_MODEL = "by default tiny-vgg16; see `list models`; or my.module:make, a function of your own"

@@ -117,7 +117,7 @@ def test_suites_have_what_was_published() -> None:
     ratios = {row.configuration.partition(":")[2] for row in SUITES["gravac"]}
     assert ratios == {"", "0.1@0mb", "0.01@0mb", "0.001@0mb"}
     grouped = {row.configuration.partition("@")[2] for row in SUITES["cupcake"]}
-    assert grouped == {"", "0mb", "1", "2", "4", "8"}
+    assert grouped == {"", "0mb", "1", "2", "4", "8", "25mb", "planned"}
     assert any(isinstance(parse(row.configuration).grouping, gw.groups.Partial) for row in SUITES["adtopk"])
 
 

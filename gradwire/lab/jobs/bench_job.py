@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any, Self
 
 import torch.distributed as dist
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from gradwire.lab.configuration import parse
 from gradwire.lab.jobs.measured_model import MeasuredModel
@@ -64,11 +64,13 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
     configurations = [parse(text) for text in spec.configurations]
     for repeat in range(spec.repeats):
         # configurations take turns, so that a slow minute of the machine hits all of them
-        for configuration in configurations:
+        for index, configuration in enumerate(configurations):
             with MeasuredModel(task.build_model(spec.seed), configuration, peers, spec.seed, spec.shard) as replica:
                 step_ms, totals = _time(replica, task, batch, spec.steps)
                 if not configuration.silent:
                     replica.hash()
+                # a plan is chosen once
+                configurations[index] = configuration.settled(replica.plan)
             log(TimedSteps(configuration.text, repeat, step_ms, totals).to_line())
 
 
@@ -77,6 +79,9 @@ def _time(replica: MeasuredModel, task: Task, batch: Any, steps: int) -> tuple[l
     # whole rounds of local steps
     warm_up, steps = (ceil(count / replica.every) * replica.every for count in (WARM_UP_STEPS, steps))
     step_ms: list[float] = []
+    # the steps in which a plan is chosen, if one is; then warm-up
+    while replica.choosing:
+        _step(replica, task, batch, optimizer)
     before = replica.totals(0)
     for number in range(-warm_up, steps):
         # all ranks begin to time together
@@ -85,13 +90,17 @@ def _time(replica: MeasuredModel, task: Task, batch: Any, steps: int) -> tuple[l
             dist.barrier()
             before = replica.totals(warm_up)
         start = time.perf_counter()
-        replica.backward(task, batch)
-        optimizer.step()
-        optimizer.zero_grad()
-        replica.peers.synchronize()
+        _step(replica, task, batch, optimizer)
         step_ms.append(1e3 * (time.perf_counter() - start))
     totals = replica.peers.mean_of(replica.totals(warm_up + steps) - before)
     return over_rounds(step_ms[warm_up:], replica.every), totals
+
+
+def _step(replica: MeasuredModel, task: Task, batch: Any, optimizer: Optimizer) -> None:
+    replica.backward(task, batch)
+    optimizer.step()
+    optimizer.zero_grad()
+    replica.peers.synchronize()
 
 
 if __name__ == "__main__":

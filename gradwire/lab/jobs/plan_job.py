@@ -14,13 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.checkpoint import letters, text_of
 from gradwire.compressors import FP32, Compressor
 from gradwire.frontends import Handle, attach
+from gradwire.lab.configuration import candidate as candidate_of
 from gradwire.lab.configuration import parse
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.lab.workloads.to_device import to_device
-from gradwire.plans import Group, Plan, default_communicator, default_memory
+from gradwire.plans import Group, Plan
 from gradwire.schedule import Objective, Profile, Span, Timeline
 from gradwire.transports import Mesh
 from gradwire.tuner import CHOOSING_STEPS, Auto
@@ -104,10 +105,7 @@ def candidate(text: str) -> Compressor | Group:
     read = parse(text)
     if not read.compressor or read.grouping or read.controller or read.local:
         raise ValueError(f"{text!r} is no candidate: write compressor[:value,...][+memory][+communicator], as in fp32")
-    if not (read.memory or read.communicator):
-        return read.compressor
-    memory, communicator = read.memory or default_memory(read.compressor), read.communicator
-    return Group((), read.compressor, memory, communicator or default_communicator(read.compressor))
+    return candidate_of(read.compressor, read.memory, read.communicator)
 
 
 def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
