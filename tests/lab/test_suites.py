@@ -85,7 +85,7 @@ def test_hybrid_reaches_into_interleaved_compressors() -> None:
     ("text", "message"),
     [
         ("topk@many", "@many is no grouping: write @25mb"),
-        ("topk@0", "@0 is no grouping"),
+        ("topk@0", "@0 is no grouping: write @0mb"),
         ("nocomm@4", "only dense and compressors have groups"),
         ("dense@4", "those of dense in MB"),
         ("dense@hybrid", "those of dense in MB"),
