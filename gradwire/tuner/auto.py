@@ -67,8 +67,8 @@ class Auto(Controller):
 
     `chosen` says whether it has settled on a plan, with which it expects steps of `expected_s`, where dense ones took
     `dense_s`; `profile` and `regime` are the last search's input and `found` its result, `measured` the profile before
-    corrections by tried plans; `dense_plan` is the first plan; `decisions` lists what was done and why, as does the
-    logger "gradwire".
+    corrections by tried plans; `dense_plan` is the first plan, `tried` are all trials; `decisions` lists what was done
+    and why, as does the logger "gradwire".
     """
 
     numbers: ClassVar[int] = 2
@@ -92,6 +92,7 @@ class Auto(Controller):
         self.dense_plan: Plan | None = None
         self._phase: Phase = "begin"
         self._trials, self._turns_left = Trials([], [], 0), 0
+        self.tried: list[Trials] = []
         self._seconds: list[float] = []
         self._strange = 0
         self._last_s = 0.0
@@ -181,6 +182,7 @@ class Auto(Controller):
         assert self.measured
         efficiencies = [efficiency_of_plan(self.measured, plan) for plan in plans]
         self._phase, self._trials = phase, Trials(plans, efficiencies, self._turns_left - left)
+        self.tried.append(self._trials)
         self._log(seen, messages.tried(phase, plans))
         return self._turn(seen)
 
