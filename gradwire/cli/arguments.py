@@ -100,6 +100,9 @@ Latency = Annotated[
     float | None, typer.Option(help="microseconds of a message beside its bytes; by default as in the profile")
 ]
 
+ImageSet = Annotated[str, typer.Argument(metavar="SET", help="mnist, fashion-mnist, cifar10 or cifar100")]
+Into = Annotated[Path, typer.Argument(metavar="FOLDER", help="where its files go")]
+
 Minutes = Annotated[float, typer.Option(help="for how long faults strike the ranks")]
 Faults = Annotated[str, typer.Option(help="which ones, separated by commas")]
 SoakHosts = Annotated[int, typer.Option(min=2, help="ranks, each on a host of its own where there is a link")]

@@ -171,6 +171,16 @@ def simulate(
 
 
 @app.command()
+def download(name: a.ImageSet, folder: a.Into) -> None:
+    """Download MNIST, Fashion-MNIST or CIFAR, by torchvision, for tasks that read them by --data."""
+    from gradwire.cli.console import mistakes
+    from gradwire.lab.workloads import download as sets
+
+    with mistakes():
+        print(f"--data {sets.download(name, folder.expanduser())}")
+
+
+@app.command()
 def soak(
     minutes: a.Minutes = 20.0,
     faults: a.Faults = "kill,stop,slow,corrupt,overflow,resize",
