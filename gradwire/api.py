@@ -71,6 +71,7 @@ from gradwire.frontends import (
     Rendezvous,
     attach,
     compress_shards,
+    init,
 )
 from gradwire.measure import bench, plan
 from gradwire.memories import DGCMemory, Memory, NoMemory, Residual
@@ -95,5 +96,5 @@ __all__ = [
     "RedSync", "Reduction", "ReductionError", "Rendezvous", "Residual", "ReusedThreshold", "SIDCo", "ScaDLES",
     "ScatterReduce", "SendReceive", "SignSGD", "Signum", "SimpleCodec", "Slot", "SplitGather", "Stats", "StepView",
     "Sum", "TernGrad", "Threads", "TopK", "Transport", "WarmUp", "Wire", "attach", "bench", "compress_shards", "groups",
-    "plan", "reshard", "save",
+    "init", "plan", "reshard", "save",
 ]  # fmt: skip

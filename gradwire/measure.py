@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gradwire.lab.launch.runner import Job
     from gradwire.plans import Plan
     from gradwire.report.timing import Timing
+    from gradwire.schedule import Objective
 
 
 def bench(
@@ -59,17 +60,18 @@ def plan(
     *,
     candidates: "Sequence[str | Compressor]" = (),
     fidelity: float | None = None,
+    objective: "Objective" = "progress",
     hosts: int = 2,
     link: str = "loopback",
     seed: int = 0,
     device: str = "cpu",
 ) -> "Plan":
-    """The plan with the most progress per second for `make`'s model on `hosts` ranks with a `link` each, to give to
-    `attach`; found by training.
+    """The plan with the most progress per second for `make`'s model on `hosts` ranks with a `link` each, or with the
+    objective "step" that of the shortest steps, to give to `attach`; found by training.
 
     `make` as in `bench`; `candidates` are compressors or texts, by default those that need no tuning, and `fidelity` is
-    what may be lost of dense training's progress. Raises ValueError
-    for what the command line refuses, and where this process is a rank itself.
+    what may be lost of dense training's progress, as in `Auto`. Raises ValueError for what the command line refuses,
+    and where this process is a rank itself.
     """
     from gradwire.construct import text_of
     from gradwire.lab.function import named
@@ -78,14 +80,15 @@ def plan(
     from gradwire.lab.launch.lab_cluster import LabCluster
     from gradwire.lab.network.link import link_of
     from gradwire.lab.workloads import Own
+    from gradwire.tuner.candidate_plans import check_wanted
 
     # what cannot be is refused before ranks are started
     texts = [text_of(each) for each in candidates]
-    for text in texts:
-        candidate(text)
+    check_wanted([candidate(text) for text in texts], fidelity, objective)
     own = Own(function=named(make))
     next(own.batches(0, hosts, seed))
-    spec = PlanSpec(task=own.name, options=[f"function={own.function}"], seed=seed, candidates=texts, fidelity=fidelity)
+    wanted = {"candidates": texts, "fidelity": fidelity, "objective": objective}
+    spec = PlanSpec(task=own.name, options=[f"function={own.function}"], seed=seed, **wanted)
     return Planned.from_line(_run(job, spec, LabCluster(hosts, link_of(link), device))[-1]).plan
 
 

@@ -60,6 +60,8 @@ def read_grouping(text: str) -> groups.Grouping:
         return groups.of(megabytes=float(match[1]))
     if text.isdecimal() and int(text):
         return groups.of(count=int(text))
+    if text.isdecimal():
+        raise ValueError(f"@{text} is no grouping: write @0mb for every tensor by itself, or @1 for one group")
     raise ValueError(f"@{text} is no grouping: write @25mb for up to 25 MB a group, @4 for 4 groups, or @hybrid")
 
 

@@ -31,7 +31,7 @@ MOST_GROUPS = 8
 class Group:
     """Slots, by name, that are compressed and sent together.
 
-    Raises ValueError when the compressor cannot work with the memory or the communicator.
+    Raises ValueError when the compressor cannot work with the memory or the communicator, for both where it is both.
     """
 
     slots: tuple[str, ...]
@@ -44,8 +44,14 @@ class Group:
     """Chooses the collectives that carry the payloads."""
 
     def __post_init__(self) -> None:
-        self.communicator.check(self.compressor)
-        self.memory.check(self.compressor)
+        refusals: list[str] = []
+        for part in (self.communicator, self.memory):
+            try:
+                part.check(self.compressor)
+            except ValueError as error:
+                refusals.append(str(error))
+        if refusals:
+            raise ValueError("; besides, ".join(refusals))
 
 
 @dataclass(frozen=True)

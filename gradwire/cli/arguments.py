@@ -9,7 +9,7 @@ from gradwire.cli.completion import candidates, configurations, controllers, fam
 
 _CONFIGURATION = (
     "dense, or [localsteps[:value,...]+]compressor[:value,...][+memory][+communicator], such as topk:0.01+residual; "
-    "or a hook of torch's, such as torch-powersgd:4; see `list`"
+    "or @planned behind it, for the shortest step; or auto; or a hook of torch's, such as torch-powersgd:4; see `list`"
 )
 _CONTROLLER = "for each CONFIG that compresses; see `list controllers`"
 _BENCH_MODEL = "by default tiny-vgg16; see `list models`; or my.module:make, a function of your own"
@@ -23,6 +23,7 @@ _LR = "learning rate; adamw: 0.001; sgd: 0.01 (too much for signsgd and signum: 
 _SCHEDULE = "constant, cosine, linear, or drop:30,60 (to a tenth after 30 and 60 of what the length is in)"
 _WARM_UP = "steps, or with --epochs epochs, in which the rate rises; by default 20 steps"
 _JOB = "profile.json, or a plan.json beside one, as `plan` writes them; or resnet50, resnet101 or bert-base"
+_OBJECTIVE = "step: the shortest step of the candidates alone; progress: the most progress per second"
 _CANDIDATES = "separated by commas, such as bf16,topk:0.01; by default those that need no tuning"
 
 Configurations = Annotated[
@@ -89,6 +90,8 @@ PlayLatency = Annotated[float, typer.Option("--latency-us", help="microseconds o
 
 Candidates = Annotated[str | None, typer.Option(help=_CANDIDATES, autocompletion=candidates)]
 Fidelity = Annotated[float | None, typer.Option(help="what may be lost of dense training's progress, such as 0.01")]
+Objective = Annotated[str, typer.Option(help=_OBJECTIVE)]
+ProfilesObjective = Annotated[str | None, typer.Option("--objective", help=f"{_OBJECTIVE}; else as the profile says")]
 Job = Annotated[str, typer.Argument(metavar="JOB", help=_JOB)]
 RankCounts = Annotated[str, typer.Option(help="numbers of ranks")]
 Links = Annotated[str, typer.Option(help="links between hosts")]
@@ -101,6 +104,9 @@ Every = Annotated[
 Latency = Annotated[
     float | None, typer.Option(help="microseconds of a message beside its bytes; by default as in the profile")
 ]
+
+ImageSet = Annotated[str, typer.Argument(metavar="SET", help="mnist, fashion-mnist, cifar10 or cifar100")]
+Into = Annotated[Path, typer.Argument(metavar="FOLDER", help="where its files go")]
 
 Minutes = Annotated[float, typer.Option(help="for how long faults strike the ranks")]
 Faults = Annotated[str, typer.Option(help="which ones, separated by commas")]

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gradwire.cli.console import console, mistakes, progress_bars, show
-from gradwire.cli.run_setup import leads, named_if_full, ranks_of, run_folder, writing_to
+from gradwire.cli.run_setup import cuts_here, leads, named_if_full, ranks_of, run_folder, writing_to
 from gradwire.cli.wanted import texts
 from gradwire.lab.experiments.bench_setup import Setup, TimingOptions
 from gradwire.lab.experiments.comparison import circumstances
@@ -20,7 +20,7 @@ from gradwire.lab.jobs.bench_job import BenchSpec, TimedSteps
 from gradwire.lab.jobs.bench_job import bench as time_steps
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.runner import Runner, runner
-from gradwire.lab.network.link import LOOPBACK
+from gradwire.lab.network.link import LOOPBACK, REAL
 from gradwire.lab.played_cluster import read
 from gradwire.report import played_report, text_table
 from gradwire.report import suite_report as suites
@@ -90,7 +90,7 @@ def bench_suite(name: str, cuts: dict[str, Any], timed: TimingOptions, out: Path
     with mistakes():
         if any(own):
             raise ValueError(f"suite {name} has configurations of its own and writes suite.json: give neither")
-        rows = rows_of(name, Cuts(**cuts))
+        rows = rows_of(name, Cuts(**cuts_here(cuts)))
     _bench_rows(name, rows, timed, out)
 
 
@@ -121,6 +121,10 @@ def _bench_rows(name: str, rows: list[SuiteRow], timed: TimingOptions, out: Path
     folder = run_folder(out, name, leads())
     measured: list[suites.Result] = []
     paths: list[Path] = []
+    if rows[0].setup.link == REAL and leads():
+        console().print(
+            f"{rows[0].setup.ranks} ranks and their own network stand for the published ones", highlight=False
+        )
 
     def keep(setup: Setup, samples: list[TimedSteps]) -> None:
         measured.extend(suites.results(of[setup], summarize(samples), timed))

@@ -2,7 +2,7 @@
 
 
 def configurations(incomplete: str) -> list[str]:
-    """Plain DDP, torch's hooks, local steps, and compressors; after a + its other parts."""
+    """Plain DDP, `auto`, torch's hooks, local steps, and compressors; after a + its other parts."""
     from gradwire.lab.catalogue import catalogue
 
     # what may stand behind a +, or at the beginning
@@ -11,7 +11,7 @@ def configurations(incomplete: str) -> list[str]:
     begun = head.startswith("localsteps") and "+" not in head
     partners = ("Compressors",) if begun or not plus else ("Memories", "Communicators", "Controllers")
     names = [entry.name for kind in partners for entry in kinds[kind]]
-    first = [] if plus else ["dense", "localsteps", *(entry.name for entry in kinds["Hooks"])]
+    first = [] if plus else ["dense", "auto", "localsteps", *(entry.name for entry in kinds["Hooks"])]
     return [f"{head}{plus}{name}" for name in (*first, *names) if name.startswith(last)]
 
 

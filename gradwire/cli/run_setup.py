@@ -9,10 +9,11 @@ from errno import ENOSPC
 from pathlib import Path
 from shutil import disk_usage
 from tempfile import gettempdir
+from typing import Any
 
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launched import is_launched
-from gradwire.lab.network.link import LOOPBACK, link_of
+from gradwire.lab.network.link import LOOPBACK, REAL, link_of
 
 _FULL_BYTES = 1 << 20
 """Less than this is a full disk."""
@@ -23,6 +24,13 @@ def ranks_of(hosts: int | None, shard: int = 1) -> int:
     if hosts is None and is_launched():
         return int(os.environ["WORLD_SIZE"])
     return (2 if hosts is None else hosts) * shard
+
+
+def cuts_here(cuts: dict[str, Any]) -> dict[str, Any]:
+    """A suite's cuts; where ranks run already, their number and their own network in place of the published ones."""
+    if not is_launched():
+        return cuts
+    return cuts | {"ranks": ranks_of(cuts["ranks"]), "link": cuts["link"] or REAL}
 
 
 def leads() -> bool:

@@ -4,13 +4,14 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gradwire.cli.console import console, mistakes, progress_bars, show
 from gradwire.cli.run_setup import cluster_of, run_folder, writing_to
 from gradwire.cli.wanted import described
-from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, plan
+from gradwire.lab.jobs.plan_job import MOST_STEPS, Planned, PlanSpec, candidate, plan
 from gradwire.lab.jobs.plan_job import candidates as candidates_of
 from gradwire.lab.launch.runner import Runner, runner
 from gradwire.lab.network.link import Link
@@ -21,6 +22,7 @@ from gradwire.report import plan_report, simulation_report
 from gradwire.schedule.profile import Profile
 from gradwire.schedule.simulate import Cluster, Outcome, latency_of, simulate
 from gradwire.tuner import Auto
+from gradwire.tuner.candidate_plans import check_wanted
 
 
 def find_plan(
@@ -28,26 +30,25 @@ def find_plan(
     model: str | None,
     hosts: int | None,
     link: str | None,
-    candidates: str | None,
-    fidelity: float | None,
+    wanted: dict[str, Any],
     options: list[str] | None,
     folder: Path | None,
     seed: int,
     device: str,
     out: Path,
 ) -> None:
-    """Finds the plan with the most progress per second for a task on a network."""
+    """Finds the plan for a task on a network; `wanted` has `candidates`, `fidelity` and `objective`."""
     with mistakes():
         # what can be refused is refused before ranks start
         cluster = cluster_of(hosts, link, device)
         if cluster.ranks < 2:
             raise ValueError("1 rank sends nothing and needs no plan: give 2 or more --hosts")
-        wanted = described(task, model, None, folder).altered(options=options or [])
-        accepted = candidates_of(candidates) if candidates else []
-        spec = PlanSpec(
-            task=wanted.task, options=list(wanted.options), seed=seed, candidates=accepted, fidelity=fidelity
-        )
-        Auto(fidelity=fidelity)  # refuses what is no share
+        trained = described(task, model, None, folder).altered(options=options or [])
+        named = wanted["candidates"]
+        wanted = wanted | {"candidates": candidates_of(named) if named else []}
+        spec = PlanSpec(task=trained.task, options=list(trained.options), seed=seed, **wanted)
+        # refuses what plans cannot be chosen by
+        Auto([candidate(text) for text in spec.candidates], spec.fidelity, spec.objective)
         next(make_task(spec.task, spec.options).batches(0, cluster.ranks, seed))
     # ranks measure; the process that leads writes and shows
     with runner(cluster) as ranks:
@@ -60,12 +61,23 @@ def find_plan(
 
 
 def predict(
-    job: str, ranks: str, links: str, gpus_per_host: int, inside: str, latency_us: float | None, every: int, out: Path
+    job: str,
+    ranks: str,
+    links: str,
+    gpus_per_host: int,
+    inside: str,
+    latency_us: float | None,
+    every: int,
+    objective: Any,
+    out: Path,
 ) -> None:
-    """Predicts a job's step time on clusters."""
+    """Predicts a job's step time on clusters, its plans by an objective, if one is given."""
     with mistakes():
         # the profile, and the clusters to predict
         measured, chosen = _read(job)
+        if objective:
+            check_wanted((), None, objective)
+            measured = replace(measured, objective=objective)
         latency_s = latency_of(measured) if latency_us is None else 1e-6 * latency_us
         clusters = [
             Cluster(count, bytes_per_s, gpus_per_host, latency_s, Link.parse(inside).bits_per_second / 8)
@@ -79,6 +91,7 @@ def predict(
         "profiled": f"{measured.ranks} ranks, {measured.device}, {len(measured.slots)} tensors",
         "latency of a message": f"{1e6 * latency_s:.0f} µs",
         "inside a host": inside,
+        "objective": measured.objective,
         "command": shlex.join(["gradwire", *sys.argv[1:]]),
     }
     title = f"{Path(job).stem}: {gpus_per_host} ranks a host" if gpus_per_host > 1 else Path(job).stem

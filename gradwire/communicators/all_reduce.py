@@ -6,7 +6,9 @@ from typing import ClassVar
 import torch
 
 from gradwire.collective import Sum
+from gradwire.communicators.all_gather import AllGather
 from gradwire.communicators.communicator import SummingCommunicator
+from gradwire.communicators.scatter_reduce import ScatterReduce
 from gradwire.compressors import Codec, Compressor, GroupContext, Reduction
 from gradwire.ops.lazy_sum import LazySum
 from gradwire.ops.mean import Mean
@@ -23,10 +25,8 @@ class AllReduce(SummingCommunicator, recordable=True):
 
     def check(self, compressor: Compressor) -> None:
         if not compressor.summable:
-            raise ValueError(
-                f"the payloads of {compressor} cannot be added by an all-reduce; "
-                "pair it with AllGather() or ScatterReduce()"
-            )
+            others = " or ".join(f"{way.name}()" for way in (AllGather(), ScatterReduce()) if way.takes(compressor))
+            raise ValueError(f"the payloads of {compressor} cannot be added by an all-reduce; pair it with {others}")
 
     def dense_dtype(self, compressor: Compressor) -> torch.dtype | None:
         return compressor.wire_dtype if compressor.is_cast else None

@@ -29,6 +29,14 @@ class Communicator(Options, Recordable, ABC):
                 f"{type(compressor).__name__} sums its own factors; pair it with AllReduce(), not {self.name}()"
             )
 
+    def takes(self, compressor: Compressor) -> bool:
+        """Whether this one can reduce a compressor."""
+        try:
+            self.check(compressor)
+        except ValueError:
+            return False
+        return True
+
     def rounds(self, compressor: Compressor, world: int) -> int:
         """The collectives that `reduce` runs among `world` ranks, one after another."""
         return 1
@@ -62,6 +70,14 @@ class SummingCommunicator(Communicator):
 
     collectives: ClassVar[int] = 1
     """That a round takes."""
+
+    def takes(self, compressor: Compressor) -> bool:
+        """Whether this one can reduce a compressor."""
+        try:
+            self.check(compressor)
+        except ValueError:
+            return False
+        return True
 
     def rounds(self, compressor: Compressor, world: int) -> int:
         return self.collectives * compressor.rounds

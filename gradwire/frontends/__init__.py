@@ -2,9 +2,10 @@
 
 from gradwire.frontends.attach import attach
 from gradwire.frontends.handle import Handle
+from gradwire.frontends.init import init
 from gradwire.frontends.local_optimizer import LocalSteps, Outer
 from gradwire.frontends.optimizer import DistributedOptimizer
 from gradwire.frontends.rendezvous import Rendezvous
 from gradwire.frontends.shard_compression import compress_shards
 
-__all__ = ["DistributedOptimizer", "Handle", "LocalSteps", "Outer", "Rendezvous", "attach", "compress_shards"]
+__all__ = ["DistributedOptimizer", "Handle", "LocalSteps", "Outer", "Rendezvous", "attach", "compress_shards", "init"]

@@ -16,7 +16,7 @@ from gradwire.frontends.stateful import Placed, whole_on
 from gradwire.frontends.trained import TrainedParameters
 from gradwire.runtime.runtime import Runtime
 from gradwire.slots import real
-from gradwire.torch_private.autograd import when_backward_ends
+from gradwire.torch_private.autograd import in_backward, when_backward_ends
 from gradwire.transports.process_group import world_or
 
 
@@ -65,7 +65,8 @@ class GradientHooks:
 
     1. The first gradient of a backward pass opens a step, and has autograd call `_backward_done` at the pass's end.
        Where other parameters are `trained` than in the step before, the plan becomes one for these.
-    2. A forward pass gives up a step whose backward pass failed, for the other ranks wait for it.
+    2. A forward pass, or `zero_grad` of a wrapped optimizer, gives up a step whose backward pass failed, for the other
+       ranks wait for it.
     3. Each gradient is submitted; the worker reduces groups that are complete while backward goes on.
     4. At the end of backward, slots without a gradient are submitted as absent, which completes the last groups, and
        `finish` waits for the worker. When `backward()` returns, every gradient is the mean.
@@ -145,11 +146,20 @@ class GradientHooks:
 
     def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         if self._runtime and torch.is_grad_enabled():
-            # the step before was given up where its backward pass failed: the others wait for it
-            if self._synchronising:
-                self._runtime.give_up()
-                self._forward, self._under_way = True, False
+            self.give_up()
+            self._forward |= self._synchronising
             self._runtime.forward_begins()
+
+    def give_up(self) -> None:
+        """Gives up a step whose backward pass failed, for the other ranks wait for it."""
+        if self._runtime and self._synchronising:
+            self._runtime.give_up()
+            self._under_way = False
+
+    def gradients_cleared(self) -> None:
+        """Gives up such a step where no forward pass is seen that would."""
+        if self._under_way and not in_backward():
+            self.give_up()
 
     def _forward_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self._runtime and torch.is_grad_enabled():

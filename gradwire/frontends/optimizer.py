@@ -10,11 +10,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.compressors import Compressor
-from gradwire.frontends.choices import AttachOptions, StepChoices, device_of, slots_of
+from gradwire.frontends.choices import AttachOptions, StepChoices, check_type, device_of, slots_of
 from gradwire.frontends.handle import Handle
 from gradwire.frontends.hooks import GradientHooks, Whole
 from gradwire.frontends.owners import check_free
-from gradwire.frontends.trained import TrainedParameters, add_to, check_held, on_one_device
+from gradwire.frontends.trained import HeldParameters, TrainedParameters, add_to, check_held, on_one_device
 from gradwire.frontends.values import share_values, values_of
 from gradwire.frontends.wrapper import Wrapper
 from gradwire.plans import Plan
@@ -32,6 +32,9 @@ class DistributedOptimizer(Wrapper):
     one process. Parameters and buffers are rank 0's from the start. Accumulate gradients under `no_sync()`.
     The arguments are those of `gradwire.attach`; `handle` is what that returns.
 
+    Without `model`, parameters are called by the names that the optimizer was given, or by their places in it; no other
+    can be added, and buffers, such as BatchNorm's, start as each rank has them.
+
     Raises ValueError for what `attach` refuses, and RuntimeError from backward where a parameter got no
     gradient on this rank, unless `find_unused_parameters`, and from `step` after `handle.detach()`.
     """
@@ -39,7 +42,7 @@ class DistributedOptimizer(Wrapper):
     def __init__(
         self,
         optimizer: Optimizer,
-        model: nn.Module,
+        model: nn.Module | None = None,
         compressor: Compressor | Plan | str | None = None,
         *,
         process_group: dist.ProcessGroup | None = None,
@@ -47,6 +50,8 @@ class DistributedOptimizer(Wrapper):
     ) -> None:
         choices = StepChoices.of(compressor, **options)
         choices.check()
+        check_type("model", model, (nn.Module,), "model, compressor=gw.TopK(0.01)")
+        model = HeldParameters(optimizer) if model is None else model
         # all ranks: make a group, compare over the store, and only then take over rank 0's parameters. Where ranks
         # differ, all of them raise before any value was sent
         self._trained = trained = TrainedParameters(model, on_one_device(model), optimizer)
@@ -81,6 +86,11 @@ class DistributedOptimizer(Wrapper):
             raise RuntimeError("detach() ended the exchange of gradients; wrap the optimizer anew, or the model in DDP")
         assert self.inner is not None
         return self.inner.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears gradients. A step whose backward pass failed is given up, for the other ranks wait for it."""
+        self._front_end.gradients_cleared()
+        super().zero_grad(set_to_none)
 
     def skip(self) -> None:
         """In place of `step()`: takes back the last backward pass on all ranks, as `handle.skip()` does."""

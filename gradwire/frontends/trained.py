@@ -1,6 +1,6 @@
 """The parameters of a model that a step trains, which may be others at every step."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -67,6 +67,25 @@ class TrainedParameters:
             return
         self._count, self._held = count, {id(p) for p in held_by(self._optimizer)}
         self._watched = {name: p for name, p in self._full.items() if id(p) in self._held}
+
+
+class HeldParameters(nn.Module):
+    """The parameters that an optimizer holds, in place of their model where that is not known. They have the names that
+    the optimizer was given, or those of their places, such as "0.3" for number 3 of group 0."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__()
+        groups = enumerate(optimizer.param_groups)
+        places = [f"{number}.{place}" for number, group in groups for place in range(len(group["params"]))]
+        given = [name for group in optimizer.param_groups for name in group.get("param_names", ())]
+        # names of two models may be the same
+        names = given if len(set(given)) == len(places) else places
+        self._named = dict(zip(names, held_by(optimizer), strict=True))
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self._named.items()
 
 
 def held_by(optimizer: Optimizer) -> Iterable[nn.Parameter]:

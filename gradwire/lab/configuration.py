@@ -5,12 +5,14 @@ Written as `dense` (or `ddp`), `nocomm`, or `compressor[:value,...][+memory][+co
 `localsteps[:value,...]+` in front sends pseudo-gradients every 30 steps, as in
 `localsteps:30+chunktopk:64+residual:0.95`; alone, it sends float32.
 `@25mb`, `@4` or `@hybrid` after a compressor say how it groups gradients: up to 25 MB each, 4 groups, or small matrices
-dense; `dense@25mb` sets DDP's. `torch-fp16`, `torch-bf16` and `torch-powersgd:4` are torch's own hooks of DDP.
-`plan:FILE` is a plan that was saved.
+dense; `dense@25mb` sets DDP's. `topk:0.01@planned` has `Auto` choose the groups for the shortest step; `auto` has it
+choose all, for the most progress per second. `torch-fp16`, `torch-bf16` and `torch-powersgd:4` are torch's own hooks of
+DDP. `plan:FILE` is a plan that was saved.
 """
 
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.communicators import Communicator
-from gradwire.compressors import Compressor
+from gradwire.compressors import FP32, Compressor
 from gradwire.construct import construct
 from gradwire.controllers import Controller
 from gradwire.frontends import Handle, LocalSteps, Outer, attach
@@ -33,10 +35,13 @@ from gradwire.notation import read_grouping, read_parts
 from gradwire.plans import Group, Plan, default_communicator, default_memory
 from gradwire.slots import Slot
 from gradwire.transports import Mesh, Transport
+from gradwire.tuner import Auto
 
+AUTO = "auto"
 DENSE = ("dense", "ddp")
 NOCOMM = "nocomm"
 PLAN = "plan:"
+PLANNED = "planned"
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,16 @@ class Configuration:
     def fresh_controller(self, scheduler: Any) -> Controller | None:
         """A copy of the controller without state, which reads the learning rate from `scheduler`."""
         controller: Any = self.controller
-        if controller is None:
-            return None
+        if controller is None or isinstance(controller, Auto):
+            return deepcopy(controller)
         names = {field.name for field in fields(controller)}
         return replace(controller, **{"scheduler": scheduler} if "scheduler" in names else {})
+
+    def settled(self, plan: Plan | None) -> "Configuration":
+        """This one with the plan that it has chosen, where it chooses one; plain DDP in place of a native one."""
+        if plan is None or not isinstance(self.controller, Auto):
+            return self
+        return Configuration(self.text, plan=None if plan.native else plan)
 
     def attach(
         self, ddp: DistributedDataParallel, transport: Transport | Mesh, seed: int, controller: Controller | None = None
@@ -142,21 +153,28 @@ def parse(text: str) -> Configuration:
         return Configuration(text, plan=Plan.load(text.removeprefix(PLAN)))
     # a plan, or groups and parts
     parts, at, groups = text.lower().partition("@")
-    grouping = read_grouping(groups) if at else None
+    planned = groups == PLANNED
+    grouping = read_grouping(groups) if at and not planned else None
     local, (head, *others) = _local(parts.split("+"))
     # without a compressor there is nothing to combine
+    if head == AUTO:
+        if at or local or others:
+            raise ValueError(f"{AUTO} chooses all parts by itself: write {AUTO} alone, not {text!r}")
+        return Configuration(AUTO, FP32(), controller=Auto())
     if head in (*DENSE, NOCOMM):
         if local:
             raise ValueError(f"{text!r} cannot be: write {LOCAL} alone, which sends float32, or +compressor after it")
         if others:
             raise ValueError(f"{head} has no memory and no communicator: write {head} alone, not {text!r}")
-        if grouping and (head == NOCOMM or grouping.bucket_mb is None):
+        if planned or (grouping and (head == NOCOMM or grouping.bucket_mb is None)):
             raise ValueError(f"{text!r} cannot be: only dense and compressors have groups, those of dense in MB")
         return Configuration(text.lower(), grouping=grouping)
     if head.partition(":")[0] in TORCH_HOOKS:
-        return _hooked(text, head, grouping, alone=not local and not others)
+        return _hooked(text, head, grouping, alone=not local and not others and not planned)
     # what does not fit together is refused here, not on the ranks
-    compressor, memory, communicator, controller = read_parts(text, head, others, (*DENSE, NOCOMM, LOCAL, *TORCH_HOOKS))
+    compressor, memory, communicator, controller = read_parts(
+        text, head, others, (*DENSE, NOCOMM, LOCAL, AUTO, *TORCH_HOOKS)
+    )
     group = Group(
         (), compressor, memory or default_memory(compressor), communicator or default_communicator(compressor)
     )
@@ -164,10 +182,26 @@ def parse(text: str) -> Configuration:
         grouping.check(compressor)
     if local and controller:
         raise ValueError(f"{text!r} cannot be: controllers are for exchanges of every step, leave {others[-1]} out")
+    if planned:
+        return _planned(text, local or controller, compressor, memory, communicator)
     configuration = Configuration(text.lower(), compressor, memory, communicator, grouping, controller, local=local)
     if trial := configuration.fresh_controller(scheduler=object()):
         trial.check(Plan((group,)))
     return configuration
+
+
+def candidate(compressor: Compressor, memory: Memory | None, communicator: Communicator | None) -> Compressor | Group:
+    """A candidate of `Auto`: the compressor, which goes with what suits it, or with the parts that are named."""
+    if not (memory or communicator):
+        return compressor
+    memory, communicator = memory or default_memory(compressor), communicator or default_communicator(compressor)
+    return Group((), compressor, memory, communicator)
+
+
+def _planned(text: str, other: Controller | Local | None, compressor: Compressor, *parts: Any) -> Configuration:
+    if other:
+        raise ValueError(f"{text!r} cannot be: @{PLANNED} has a controller of its own, for exchanges of every step")
+    return Configuration(text.lower(), FP32(), controller=Auto([candidate(compressor, *parts)], objective="step"))
 
 
 def _hooked(text: str, head: str, grouping: Grouping | None, *, alone: bool) -> Configuration:
@@ -216,6 +250,6 @@ def check_hooks(configurations: Sequence[Configuration], shard: int) -> None:
 def controlled(text: str, controller: str | None) -> str:
     """The configuration with this controller; unchanged for dense ones, torch's hooks, plans and local steps."""
     head, at, groups = text.partition("@")
-    own = head.lower() in (*DENSE, NOCOMM) or head.lower().startswith((PLAN, LOCAL, *TORCH_HOOKS))
+    own = head.lower() in (*DENSE, NOCOMM, AUTO) or head.lower().startswith((PLAN, LOCAL, *TORCH_HOOKS))
     alone = controller is None or own
     return text if alone else f"{head}+{controller}{at}{groups}"

@@ -55,12 +55,12 @@ def _sent(compressor: Compressor, way: Communicator, world: int) -> str:
 
 def _others(compressor: Compressor) -> list[Communicator]:
     """Those of the catalogue that take it."""
-    return [cls() for cls in exported(Communicator).values() if _goes_with(cls(), compressor)]
+    return [way for cls in exported(Communicator).values() if (way := cls()).takes(compressor)]
 
 
-def _goes_with(part: Communicator | Memory, compressor: Compressor) -> bool:
+def _goes_with(memory: Memory, compressor: Compressor) -> bool:
     try:
-        part.check(compressor)
+        memory.check(compressor)
     except ValueError:
         return False
     return True

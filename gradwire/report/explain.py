@@ -8,6 +8,7 @@ from gradwire.report.text_table import TextTable, figure
 from gradwire.report.timeline_rows import LANES
 from gradwire.report.timeline_shares import COMPUTE, Shares, of_slowest_rank
 from gradwire.schedule.timeline import Span, Timeline
+from gradwire.tuner.trials import Tried
 
 SHARES_NOTE = """Of the rank that ends last. Hidden is what happens while forward, backward or optimizer run; exposed
 is what the step would be shorter by without it. Where nothing computes, time counts for the wire if anything is on
@@ -17,9 +18,8 @@ gradient was there, and until its mean was."""
 LANES_NOTE = """Milliseconds in which a lane is busy, of the rank that ends last; what overlaps counts once."""
 
 
-def explain(plan: Plan, timeline: Timeline, others: Mapping[str, float]) -> TextTable:
-    """The explanation of `plan` by a step's `timeline`, beside `others`: the seconds of a step with other plans, by
-    name, when these were tried."""
+def explain(plan: Plan, timeline: Timeline, others: Mapping[str, Tried]) -> TextTable:
+    """The explanation of `plan` by a step's `timeline`, beside `others`, the other plans that were tried, by name."""
     shares = Shares.of(timeline)
     sent = sum(span.wire_bytes for span in of_slowest_rank(timeline))
     # one line for each question, in the order in which one asks
@@ -31,7 +31,7 @@ def explain(plan: Plan, timeline: Timeline, others: Mapping[str, float]) -> Text
         ["what sets the pace", _pace(shares)],
         ["groups", _groups(plan)],
     ]
-    return TextTable("Why this plan", ["", "in words"], rows + _others(timeline.step_s, others), texts=("in words",))
+    return TextTable("Why this plan", ["", "in words"], rows + _others(others), texts=("in words",))
 
 
 def groups(plan: Plan, timeline: Timeline) -> TextTable:
@@ -108,19 +108,19 @@ def _groups(plan: Plan) -> str:
     return f"{_count(len(plan.groups), 'group')}: {_listed(words)}." if len(ways) > 1 else f"{words[0]}."
 
 
-def _others(step_s: float, others: Mapping[str, float]) -> list[list[str]]:
-    """The next best plan, and the rest of them, best first."""
-    ordered = sorted(others, key=lambda name: others[name])
-    words = [f"{name} took {_ms(others[name])} ms when tried, {_difference(others[name], step_s)}" for name in ordered]
+def _others(others: Mapping[str, Tried]) -> list[list[str]]:
+    """The next best plan, and the rest of them, best first, each as it was beside the chosen one in the same trials."""
+    ordered = sorted(others.items(), key=lambda other: -other[1].progress)
+    words = [f"{name} took {_ms(tried.step_s)} ms a step, {_difference(tried.progress)}" for name, tried in ordered]
     rows = [["next best plan", f"{words[0]}."]] if words else []
     return rows + ([["other plans", f"{'; '.join(words[1:])}."]] if words[1:] else [])
 
 
-def _difference(other_s: float, step_s: float) -> str:
-    percent = 100 * (other_s / step_s - 1)
+def _difference(progress: float) -> str:
+    percent = 100 * (progress - 1)
     if abs(percent) < 0.05:
-        return "the same"
-    return f"{abs(percent):.1f} % {'more' if percent > 0 else 'less'}"
+        return "for the same progress per second"
+    return f"for {abs(percent):.1f} % {'more' if percent > 0 else 'less'} progress per second"
 
 
 def _group(index: int, group: Group, spans: Sequence[Span]) -> list[str]:

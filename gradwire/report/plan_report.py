@@ -5,19 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from gradwire.lab.jobs.plan_job import Planned
-from gradwire.plans import NATIVE
 from gradwire.report import explain, timeline_page, timeline_trace
 from gradwire.report.report_files import write_text
 from gradwire.report.text_table import TextTable, figure, times
 from gradwire.schedule import Timeline, Worker, plan_efficiency, timeline
 from gradwire.schedule.simulate import names
+from gradwire.tuner.trials import Tried
 
 _TIMELINES_NOTE = """Predicted from the profile before any step with this plan; measured is the median of the steps
 traced afterwards, each rank on a clock of its own that starts with its step."""
 
 
 _EFFICIENCIES_NOTE = """Progress of a step that sends everything so, in dense steps, by its residual on the job's own
-gradients. Those that would harm training, or lose more than was allowed, are left out."""
+gradients. Those that would harm training, or lose more than was allowed, are left out; where the step alone counts, the
+former stay."""
 
 
 def write(folder: Path, title: str, planned: Planned) -> list[Path]:
@@ -61,20 +62,20 @@ def efficiencies(planned: Planned) -> TextTable:
 
 def verdict(planned: Planned) -> str:
     """The step with this plan, beside DDP's own where that was measured."""
-    efficiency = plan_efficiency(planned.profile.problem(), planned.profile.choices(planned.plan))
+    measured = replace(planned.profile, objective="progress")
+    efficiency = plan_efficiency(measured.problem(), measured.choices(planned.plan))
     took = f"A step takes {figure(1e3 * planned.timeline.step_s)} ms with {planned.plan.describe()}"
     sentence = f"{took}, with an efficiency of {efficiency:.3f}"
-    dense_s, chosen_s = planned.tried_s.get(NATIVE), planned.tried_s.get(planned.plan)
-    if not dense_s or not chosen_s:
+    if planned.gain is None:
         return f"{sentence}."
-    return f"{sentence}: {times(efficiency * dense_s / chosen_s)} the progress of plain DDP."
+    return f"{sentence}: {times(efficiency * planned.gain)} the progress of dense steps."
 
 
-def _others(planned: Planned) -> Mapping[str, float]:
-    """Seconds of the other plans that were tried, by distinct names."""
-    others: dict[str, float] = {}
-    for plan, seconds in planned.tried_s.items():
+def _others(planned: Planned) -> Mapping[str, Tried]:
+    """The other plans that were tried, by distinct names."""
+    others: dict[str, Tried] = {}
+    for plan, tried in planned.tried.items():
         if plan != planned.plan:
             name = plan.describe()
-            others[name if name not in others else f"another {name}"] = seconds
+            others[name if name not in others else f"another {name}"] = tried
     return others

@@ -102,7 +102,7 @@ def _row(problem: Problem, regime: Regime, start: int, limit_s: float) -> tuple[
     # leave out groups that are too late by themselves, or nowhere faster than with another option
     for number, (load, view) in enumerate(zip(loads, problem.views, strict=True)):
         end_s = regime.finish(regime.step(zero, view.ready_s[ends], Load(*load), backward_s), backward_s)
-        kept[number] = (view.count[start] < view.count[ends]) & (end_s < limit_s)
+        kept[number] = (view.count[start] < view.count[ends]) & (end_s < limit_s) & (not problem.options[number].filler)
         for other in _comparable(problem, number):
             as_fast = (loads[other] <= load).all(0)
             kept[number] &= ~as_fast if other < number else ~(as_fast & (loads[other] < load).any(0))
@@ -113,6 +113,6 @@ def _row(problem: Problem, regime: Regime, start: int, limit_s: float) -> tuple[
 def _comparable(problem: Problem, number: int) -> list[int]:
     """The other options that take the same slots whatever was deferred."""
     if not problem.small.any():
-        return [other for other in range(len(problem.options)) if other != number]
+        return [other for other in problem.chosen_from if other != number]
     lossy = [other for other, option in enumerate(problem.options) if not option.lossless]
     return [other for other in lossy if other != number] if number in lossy else []

@@ -31,6 +31,8 @@ class Option:
     """Seconds inside hosts, on top of `wire`, against elements."""
     efficiency: float = 1.0
     """Progress of a step that sends all large slots so, in dense steps."""
+    filler: bool = False
+    """It carries small slots alone, in the last group."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,11 @@ class Problem:
     def views(self) -> tuple["View", ...]:
         """The slots as each option sees them."""
         return tuple(View.of(self, option) for option in self.options)
+
+    @property
+    def chosen_from(self) -> list[int]:
+        """The options that may carry large slots."""
+        return [index for index, option in enumerate(self.options) if not option.filler]
 
     @cached_property
     def tail(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from gradwire.schedule.costs import NOTHING, Affine, Chain, CostTable, Total, fr
 from gradwire.schedule.problem import Choice, Option, Problem
 from gradwire.slots import Layout, Slot
 
+Objective = Literal["progress", "step"]
+"""What plans are chosen by: progress per second, or the seconds of a step."""
 VERSION = 1
 STEADY = 1 << 20
 """A step by which warm-ups are over."""
@@ -48,6 +50,8 @@ class Candidate:
     decode: Affine | CostTable
     efficiency: float
     """Progress of a step that sends everything so, in dense steps."""
+    unasked: bool = False
+    """Whether the user did not name it: it is there because small slots travel dense."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ class Profile:
     """Seconds of "sum" and "broadcast" inside a host of several GPUs against the bytes of the dense gradient."""
     device: str = "cpu"
     """The kind on which it was measured."""
+    objective: Objective = "progress"
+    """With "step" every candidate's efficiency counts as 1, and those that are `unasked` carry small slots alone."""
 
     def __post_init__(self) -> None:
         if not self.candidates:
@@ -108,11 +114,20 @@ class Profile:
     def problem(self) -> Problem:
         """The search's problem; its slots are this profile's, in this order."""
         # a slot counts as ready once all before it are, as groups are runs of neighbours
+        small = np.array([len(slot.shape) < 2 for slot in self.slots])
+        options = tuple(self._option(candidate) for candidate in self.candidates)
+        # where all slots are small, or nothing else is left, what fills up is an option like others
+        if self.objective == "step":
+            alone = small.all() or all(candidate.unasked for candidate in self.candidates)
+            options = tuple(
+                dataclasses.replace(option, efficiency=1.0, filler=candidate.unasked and not alone)
+                for option, candidate in zip(options, self.candidates, strict=True)
+            )
         return Problem(
             ready_s=np.maximum.accumulate(np.array([slot.ready_s for slot in self.slots])),
             elements=np.array([float(slot.numel) for slot in self.slots]),
-            small=np.array([len(slot.shape) < 2 for slot in self.slots]),
-            options=tuple(self._option(candidate) for candidate in self.candidates),
+            small=small,
+            options=options,
             around_s=self.forward_s + self.optimizer_s,
         )
 
@@ -181,13 +196,15 @@ class Profile:
             "version": VERSION,
             "slots": [dataclasses.asdict(slot) for slot in self.slots],
             "candidates": [
-                way | {"encode": each.encode.to_data(), "decode": each.decode.to_data(), "efficiency": each.efficiency}
+                way
+                | {"encode": each.encode.to_data(), "decode": each.decode.to_data()}
+                | {"efficiency": each.efficiency, "unasked": each.unasked}
                 for way, each in zip(ways, self.candidates, strict=True)
             ],
             "collectives": {name: cost.to_data() for name, cost in self.collectives.items()},
             "local": {name: cost.to_data() for name, cost in self.local.items()},
         }
-        plain = ("forward_s", "optimizer_s", "ranks", "gpus_per_host", "device")
+        plain = ("forward_s", "optimizer_s", "ranks", "gpus_per_host", "device", "objective")
         return json.dumps(data | {name: getattr(self, name) for name in plain}, indent=1)
 
     @classmethod
@@ -201,15 +218,13 @@ class Profile:
                 slots=tuple(SlotTime(s["name"], tuple(s["shape"]), float(s["ready_s"])) for s in data["slots"]),
                 forward_s=float(data["forward_s"]),
                 optimizer_s=float(data["optimizer_s"]),
-                candidates=tuple(
-                    Candidate(way, from_data(part["encode"]), from_data(part["decode"]), float(part["efficiency"]))
-                    for way, part in zip(ways, data["candidates"], strict=True)
-                ),
+                candidates=tuple(_candidate(way, part) for way, part in zip(ways, data["candidates"], strict=True)),
                 collectives=_costs(data["collectives"]),
                 ranks=int(data["ranks"]),
                 gpus_per_host=int(data["gpus_per_host"]),
                 local=_costs(data["local"]),
                 device=str(data["device"]),
+                objective=data["objective"],
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"this is no profile that Profile.to_json() wrote: {error}") from error
@@ -229,6 +244,11 @@ def over_link(
 def describe(way: Group) -> str:
     """A candidate in words."""
     return f"{way.compressor} with {way.memory} by {way.communicator}"
+
+
+def _candidate(way: Group, data: dict[str, Any]) -> Candidate:
+    costs = from_data(data["encode"]), from_data(data["decode"])
+    return Candidate(way, *costs, float(data["efficiency"]), bool(data["unasked"]))
 
 
 def _costs(data: dict[str, Any]) -> dict[str, Affine | CostTable]:

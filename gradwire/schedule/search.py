@@ -15,6 +15,7 @@ is enough.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -174,11 +175,10 @@ class _Search:
 def _seeds(problem: Problem) -> list[Cuts]:
     """Plans to beat: groups of nearly equal size, all of them sent the same way."""
     found: list[Cuts] = []
-    for option, view in enumerate(problem.views):
-        for groups in SEEDS:
-            sizes = view.elements[-1] * np.arange(1, groups) / groups
-            ends = sorted({*np.searchsorted(view.elements, sizes).tolist(), problem.pieces} - {0})
-            found.append([(end, option) for end in ends])
+    for option, groups in product(problem.chosen_from, SEEDS):
+        elements = problem.views[option].elements
+        ends = {*np.searchsorted(elements, elements[-1] * np.arange(1, groups) / groups).tolist(), problem.pieces}
+        found.append([(end, option) for end in sorted(ends - {0})])
     return found
 
 

@@ -96,7 +96,8 @@ def simulate(
     profile: Profile, cluster: Cluster, regime: Regime | None = None, plan: Plan | None = None, every: int = 1
 ) -> Iterator[Outcome]:
     """Each candidate alone, in its best bucket size; `plan` as it is, where one is given; and the plan with the most
-    progress per second, whose step is within 1 % of the shortest where that can be proven in time. Where `every` is
+    progress per second, or with the shortest step where that is the profile's objective; its step is within 1 % of the
+    shortest where that can be proven in time. Where `every` is
     more than 1, also all of these with local steps, of which so many make a round; the best plan's round is the
     shortest that harms no training. Raises ValueError for a plan that the profile does not know."""
     # the profile as it would be there, and its scheduling problem
@@ -126,9 +127,8 @@ def at_once(problem: Problem) -> Problem:
 
 def _ways(there: Profile, problem: Problem, regime: Regime, plan: Plan | None) -> dict[str, Solution]:
     """The best solution of each way to send the problem's slots, by name."""
-    options = range(len(there.candidates))
-    found = [baselines.best_buckets(problem, regime, option, SIZES) for option in options]
-    named = dict(zip(names(there.candidates), found, strict=True))
+    known = names(there.candidates)
+    named = {known[option]: baselines.best_buckets(problem, regime, option, SIZES) for option in problem.chosen_from}
     if plan:
         named[GIVEN] = evaluate(problem, there.choices(plan), regime)
     # the search begins with all of these: its plan is never worse

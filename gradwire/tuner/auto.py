@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 from time import perf_counter
 from typing import ClassVar, Literal
@@ -11,14 +10,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors import FP32, Compressor, MultiLevel
+from gradwire.compressors import FP32, Compressor
 from gradwire.controllers import Controller, Decision, Observation, StepView
 from gradwire.controllers.requests import Change, NativeRequest, Profiled, ProfileRequest
 from gradwire.plans import NATIVE, Group, Plan
-from gradwire.schedule import Profile, Solution, Worker, search_progress
+from gradwire.schedule import Objective, Profile, Solution, Worker, search_progress
 from gradwire.tuner import messages
 from gradwire.tuner.candidate_plans import (
     allowed,
+    by_objective,
+    check_wanted,
     compressor_of,
     efficiency_of_plan,
     is_dense,
@@ -26,9 +27,11 @@ from gradwire.tuner.candidate_plans import (
     quiet,
     safe,
     shortlist,
+    unasked,
     ways_of,
+    with_efficiencies,
 )
-from gradwire.tuner.trials import FAR, SETTLE, STILL_CLOSE, TRIED, Trials, turns_in
+from gradwire.tuner.trials import FAR, SETTLE, STILL_CLOSE, TRIED, Trials, step_s, turns_in
 
 WARM, TIMED, TRACED = 2, 6, 6
 WINDOW, PATIENCE, DRIFT = 40, 2, 1.25
@@ -38,7 +41,8 @@ CHOOSING_STEPS, BEFORE_TRIALS = 150, WARM + TIMED + TRACED + 8
 LEFT_FOR_DUEL = 2
 LEFT_TO_LEARN = LEFT_FOR_DUEL + 1 + MOST_LEARNT
 """Turns that the first trials leave for those after them."""
-EPS = 0.01
+EPS = {"progress": 0.01, "step": 1e-4}
+"""How far from the best a plan may be by the profile, where that can be proven in time."""
 
 Phase = Literal["begin", "dense", "profile", "first trials", "more trials", "duel", "watch"]
 _logger = logging.getLogger("gradwire")
@@ -55,30 +59,31 @@ class Auto(Controller):
     much longer or shorter than they did, it measures and searches anew.
 
     A candidate is a compressor, or a `Group` without slots that names memory and communicator as well. By default
-    those that need no tuning: fp32, bf16, and 8 bits with a residual.
+    those that need no tuning: fp32, bf16, and 8 bits with a residual. With the objective "step" the plan is the one of
+    the shortest steps, whatever they are worth, by the candidates alone; vectors travel in float32 if none is a cast.
 
     Where nothing beats DDP without a hook, the plan is native: DDP reduces by itself, and Auto looks only at how long
     steps take.
 
     `chosen` says whether it has settled on a plan, with which it expects steps of `expected_s`, where dense ones took
     `dense_s`; `profile` and `regime` are the last search's input and `found` its result, `measured` the profile before
-    corrections by tried plans; `dense_plan` is the first plan; `decisions` lists what was done and why, as does the
-    logger "gradwire".
+    corrections by tried plans; `dense_plan` is the first plan, `tried` are all trials; `decisions` lists what was done
+    and why, as does the logger "gradwire".
     """
 
     numbers: ClassVar[int] = 2
 
-    def __init__(self, candidates: Sequence[Compressor | Group] = (), fidelity: float | None = None) -> None:
-        self.candidates, self.fidelity = list(candidates), fidelity
-        if fidelity is not None and not 0 <= fidelity < 1:
-            raise ValueError(
-                f"fidelity={fidelity} is not the share of dense training's progress that may be lost; "
-                "use e.g. fidelity=0.01"
-            )
-        if any(isinstance(compressor_of(candidate), MultiLevel) for candidate in candidates):
-            raise ValueError("MultiLevel() costs what the gradient makes it; name its sparsifier, such as TopK(0.1)")
-        if candidates and not any(compressor_of(candidate).is_cast for candidate in candidates):
-            self.candidates.insert(0, FP32())
+    def __init__(
+        self,
+        candidates: Sequence[Compressor | Group] = (),
+        fidelity: float | None = None,
+        objective: Objective = "progress",
+    ) -> None:
+        check_wanted(candidates, fidelity, objective)
+        self.fidelity, self.objective, self._unasked = fidelity, objective, unasked(candidates)
+        self.candidates = [*self._unasked, *candidates]
+        asked_dense = not candidates or FP32() in map(compressor_of, candidates)
+        self._may_be_dense = objective == "progress" or asked_dense
         self.measured: Profile | None = None
         self.profile: Profile | None = None
         self.regime = Worker()
@@ -87,6 +92,7 @@ class Auto(Controller):
         self.dense_plan: Plan | None = None
         self._phase: Phase = "begin"
         self._trials, self._turns_left = Trials([], [], 0), 0
+        self.tried: list[Trials] = []
         self._seconds: list[float] = []
         self._strange = 0
         self._last_s = 0.0
@@ -100,7 +106,7 @@ class Auto(Controller):
         return "" if self.chosen else f"choosing a plan ({self._phase})"
 
     def describe(self) -> str:
-        return f"Auto(candidates={self.candidates!r}, fidelity={self.fidelity!r})"
+        return f"Auto(candidates={self.candidates!r}, fidelity={self.fidelity!r}, objective={self.objective!r})"
 
     def check(self, plan: Plan) -> None:
         if not is_dense(plan):
@@ -139,7 +145,7 @@ class Auto(Controller):
         return None if seen.plan == self.dense_plan else self.dense_plan
 
     def _dense_timed(self, seen: Observation) -> Change | None:
-        self._seconds.append(_step_s(seen))
+        self._seconds.append(step_s(seen))
         if seen.plan.native:
             self.dense_s = seen.seconds
         elif len(self._seconds) < WARM + TIMED:
@@ -157,21 +163,17 @@ class Auto(Controller):
         return ProfileRequest(quiet(plan), tuple(ways), TRACED)
 
     def _profiled(self, seen: Observation, answer: Profiled) -> Change | None:
-        self.measured, self.regime = self._with_known_efficiencies(answer.profile, seen), Worker(answer.contention)
+        profile = answer.profile
+        if self.measured and not is_dense(seen.plan):  # no dense steps were traced
+            profile = with_efficiencies(profile, self.measured)
+        self.measured, self.regime = by_objective(profile, self.objective, self._unasked), Worker(answer.contention)
         self.profile = allowed(self.measured, self.fidelity)
-        self.found = search_progress(self.profile.problem(), self.regime, EPS)
+        self.found = search_progress(self.profile.problem(), self.regime, EPS[self.objective])
         self.predicted_s = self.found.step_s
         self._turns_left = turns_in(CHOOSING_STEPS - BEFORE_TRIALS, seen.next_step - seen.step)
         self._log(seen, messages.efficiencies(self.measured, self.profile))
         plans = shortlist(self.profile, self.found, self.regime, WORTH_TRYING)
         return self._begin_trials("first trials", plans, LEFT_TO_LEARN, seen)
-
-    def _with_known_efficiencies(self, profile: Profile, seen: Observation) -> Profile:
-        """The profile; where no dense steps were traced, with the efficiencies known before."""
-        if self.measured is None or is_dense(seen.plan):
-            return profile
-        pairs = zip(profile.candidates, self.measured.candidates, strict=True)
-        return replace(profile, candidates=tuple(replace(now, efficiency=before.efficiency) for now, before in pairs))
 
     # Trials
 
@@ -180,6 +182,7 @@ class Auto(Controller):
         assert self.measured
         efficiencies = [efficiency_of_plan(self.measured, plan) for plan in plans]
         self._phase, self._trials = phase, Trials(plans, efficiencies, self._turns_left - left)
+        self.tried.append(self._trials)
         self._log(seen, messages.tried(phase, plans))
         return self._turn(seen)
 
@@ -191,7 +194,7 @@ class Auto(Controller):
 
     def _try(self, seen: Observation) -> Change | None:
         tried = self._trials.index
-        if not self._trials.add(_step_s(seen)):
+        if not self._trials.add(step_s(seen)):
             return None
         self._turns_left -= 1
         self._log(seen, messages.turn(self._trials, tried))
@@ -218,7 +221,7 @@ class Auto(Controller):
         profile = allowed(self.measured, self.fidelity)
         seconds = [tried.step_s(plan) for plan in range(len(tried.plans))]
         self.profile = learnt(profile, self.regime, tried.plans, seconds, tried.best)
-        self.found = search_progress(self.profile.problem(), self.regime, EPS)
+        self.found = search_progress(self.profile.problem(), self.regime, EPS[self.objective])
         return self.profile, self.found
 
     def _compare_with_dense(self, seen: Observation) -> Change | None:
@@ -227,7 +230,7 @@ class Auto(Controller):
         trials = self._trials
         best, rate = trials.plans[trials.best], trials.rate(trials.best)
         dense = NATIVE if seen.can_be_native else self.dense_plan
-        if dense is None or best == dense or rate * self.dense_s >= FAR:
+        if dense is None or not self._may_be_dense or best == dense or rate * self.dense_s >= FAR:
             return self._settle(seen, best)
         self._decide_on(seen, "no plan is far better than dense steps were: the best and dense in turns")
         return self._begin_trials("duel", [dense, best], 0, seen)
@@ -240,6 +243,8 @@ class Auto(Controller):
     def _settle(self, seen: Observation, plan: Plan) -> Change | None:
         self.expected_s = median(self._trials.seconds[self._trials.plans.index(plan)])
         self._decide_on(seen, messages.chosen(self._trials, plan, self.predicted_s, self.dense_s))
+        if self.objective == "step" and self.found:
+            self._decide_on(seen, messages.proved(self.found))
         self._phase, self._seconds, self._strange = "watch", [], 0
         if plan.native:
             return NativeRequest(WINDOW)
@@ -249,7 +254,7 @@ class Auto(Controller):
 
     def _watch(self, seen: Observation) -> Change | None:
         """Begins anew when steps have long taken another time than they did."""
-        self._seconds.append(seen.seconds or _step_s(seen))
+        self._seconds.append(seen.seconds or step_s(seen))
         if len(self._seconds) < WINDOW and not seen.plan.native:
             return None
         now, self._seconds = median(self._seconds), []
@@ -293,8 +298,3 @@ class Auto(Controller):
         self.regime, self._seconds = Worker(known["contention"]), known["seconds"]
         self.dense_s, self.expected_s, self.predicted_s, *counts = known["numbers"]
         self._strange, self._turns_left = map(int, counts)
-
-
-def _step_s(seen: Observation) -> float:
-    """Seconds of a step, or of the median step where the framework reduced by itself."""
-    return seen.seconds if seen.plan.native else float(seen.sums[0] / seen.sums[1])

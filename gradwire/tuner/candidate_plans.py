@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 
 from gradwire.communicators import AllGather, AllReduce, Communicator, ScatterReduce
-from gradwire.compressors import BF16, FP32, QSGD, Compressor
+from gradwire.compressors import BF16, FP32, QSGD, Compressor, MultiLevel
 from gradwire.memories import NoMemory, Residual
 from gradwire.plans import Group, Plan, default_memory
 from gradwire.schedule import (
+    Objective,
     Problem,
     Profile,
     Regime,
@@ -26,6 +28,36 @@ MOST_TRIED = 5
 FAR_APART = 8
 """So far apart are numbers of groups that say what a group costs; from nearer ones it is noise, and what is then
 predicted of layer-by-layer plans so far off that they are never tried."""
+
+
+def check_wanted(candidates: Sequence[Compressor | Group], fidelity: float | None, objective: Objective) -> None:
+    """Raises ValueError for what no plan can be chosen by."""
+    if fidelity is not None and not 0 <= fidelity < 1:
+        raise ValueError(
+            f"fidelity={fidelity} is not the share of dense training's progress that may be lost; "
+            "use e.g. fidelity=0.01"
+        )
+    if objective not in get_args(Objective):
+        raise ValueError(f"objective={objective!r} is neither 'progress', per second, nor 'step', the shortest one")
+    if any(isinstance(compressor_of(candidate), MultiLevel) for candidate in candidates):
+        raise ValueError("MultiLevel() costs what the gradient makes it; name its sparsifier, such as TopK(0.1)")
+
+
+def unasked(candidates: Sequence[Compressor | Group]) -> list[Compressor | Group]:
+    """The candidates that a user's own need beside them: small slots travel dense."""
+    return [] if not candidates or any(compressor_of(each).is_cast for each in candidates) else [FP32()]
+
+
+def by_objective(profile: Profile, objective: Objective, unasked: Sequence[Compressor | Group]) -> Profile:
+    """The profile, from which plans are chosen by this objective."""
+    marked = (replace(each, unasked=each.way.compressor in unasked) for each in profile.candidates)
+    return replace(profile, objective=objective, candidates=tuple(marked))
+
+
+def with_efficiencies(profile: Profile, known: Profile) -> Profile:
+    """The profile with the candidates' efficiencies in a `known` one."""
+    pairs = zip(profile.candidates, known.candidates, strict=True)
+    return replace(profile, candidates=tuple(replace(now, efficiency=before.efficiency) for now, before in pairs))
 
 
 def safe(world: int) -> list[Compressor | Group]:
@@ -48,15 +80,19 @@ def ways_of(candidate: Compressor | Group, world: int) -> list[Group]:
 
 
 def allowed(profile: Profile, fidelity: float | None) -> Profile:
-    """The profile without candidates that harm training or lose more than this share of its progress."""
+    """The profile without candidates that lose more than this share of training's progress, or that harm it, unless
+    the step alone counts."""
     least = 0.0 if fidelity is None else 1 - fidelity
-    kept = [candidate for candidate in profile.candidates if candidate.efficiency and candidate.efficiency >= least]
+    kept = [candidate for candidate in profile.candidates if candidate.efficiency >= least]
+    if profile.objective == "progress":
+        kept = [candidate for candidate in kept if candidate.efficiency]
     return replace(profile, candidates=tuple(kept))
 
 
 def efficiency_of_plan(profile: Profile, plan: Plan) -> float:
     """The efficiency of steps with the plan."""
-    return 1.0 if is_dense(plan) else plan_efficiency(profile.problem(), profile.choices(plan))
+    known = profile.objective == "step" or is_dense(plan)
+    return 1.0 if known else plan_efficiency(profile.problem(), profile.choices(plan))
 
 
 def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) -> list[Plan]:
@@ -70,12 +106,12 @@ def shortlist(profile: Profile, found: Solution, regime: Regime, margin: float) 
         return plan_efficiency(problem, each.groups) / each.step_s
 
     # each candidate by itself, in its best buckets
-    options = range(len(problem.options))
-    alone = [_alone(problem, regime, option) for option in options]
+    options = problem.chosen_from
+    alone = {option: _alone(problem, regime, option) for option in options}
     best = sorted(options, key=lambda option: rate(alone[option]), reverse=True)[:2]
     # in DDP's own buckets, should the model of the network be wrong
     whole = [baselines.whole_buckets(problem, regime, option) for option in best]
-    rivals = [*alone, *(baselines.layer_wise(problem, regime, option) for option in options)]
+    rivals = [*alone.values(), *(baselines.layer_wise(problem, regime, option) for option in options)]
     # near enough to be tried
     close = sorted((rival for rival in rivals if margin * rate(rival) > rate(found)), key=rate, reverse=True)
     plans = [profile.plan(each.groups) for each in [found, *whole, *close]]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from gradwire.plans import Plan
-from gradwire.schedule import Profile
+from gradwire.schedule import Profile, Solution
 from gradwire.schedule.simulate import names
 from gradwire.tuner.trials import Trials
 
@@ -36,6 +36,12 @@ def chosen(trials: Trials, plan: Plan, predicted_s: float, dense_s: float) -> st
     dense = f"; dense took {1e3 * dense_s:.0f} ms" if isfinite(dense_s) else ""
     predicted = f"at first {1e3 * predicted_s:.0f} ms was predicted for the best"
     return f"{name(plan)}: {_rate(trials, best)} ({predicted}{rest}{dense})"
+
+
+def proved(found: Solution) -> str:
+    """What the search has proved of its plan."""
+    most = max(100 * (found.bound - 1), 0.01)
+    return f"by the profile no plan of these candidates is more than {most:.2g} % faster than the one searched"
 
 
 def name(plan: Plan) -> str:

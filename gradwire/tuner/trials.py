@@ -3,8 +3,9 @@
 import json
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Self
+from typing import NamedTuple, Self
 
+from gradwire.controllers import Observation
 from gradwire.plans import Plan
 from gradwire.schedule import most
 
@@ -18,6 +19,20 @@ where the machine does something else meanwhile."""
 def turns_in(steps: int, delay: int) -> int:
     """The number of turns in so many steps, where decisions are in force `delay` steps later."""
     return steps // (SETTLE + TRIED + delay - 1)
+
+
+def step_s(seen: Observation) -> float:
+    """Seconds of a step, or of the median step where the framework reduced by itself."""
+    return seen.seconds if seen.plan.native else float(seen.sums[0] / seen.sums[1])
+
+
+class Tried(NamedTuple):
+    """A plan's steps in a trial."""
+
+    step_s: float
+    """Of its fastest turn."""
+    progress: float
+    """Per second, over that of the plan that was chosen."""
 
 
 @dataclass
@@ -96,6 +111,15 @@ class Trials:
         margin, best = FAR if self.round == 1 else STILL_CLOSE, self.rate(self.best)
         near = sorted((plan for plan in self.alive if margin * self.rate(plan) >= best), key=self.rate, reverse=True)
         self.alive = sorted(near[: self.turns] if self.turns > 1 else near)
+
+    def beside(self, chosen: Plan) -> dict[Plan, "Tried"]:
+        """The plans that ran, beside the chosen one, or the best where that did not run."""
+        ran = [plan for plan, seconds in enumerate(self.seconds) if seconds]
+        own = next((plan for plan in ran if self.plans[plan] == chosen), None)
+        if not ran:
+            return {}
+        rate = self.rate(self.best if own is None else own)
+        return {self.plans[plan]: Tried(self.step_s(plan), self.rate(plan) / rate) for plan in ran}
 
     def to_json(self) -> str:
         return json.dumps(vars(self) | {"plans": [plan.to_json() for plan in self.plans]})

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
 
 import gradwire as gw
 from gradwire.cli import main, train_command
@@ -70,6 +71,11 @@ BAD = [
     ("localsteps:3+torch-powersgd:4", "write torch-powersgd:4 alone"),
     ("torch-powersgd:4@4", "as in torch-powersgd:4@25mb"),
     ("torch-powersgd:0", "use e.g. torch-powersgd:4"),
+    ("auto+residual", "write auto alone"),
+    ("topk+gravac@planned", "@planned has a controller of its own"),
+    ("localsteps+topk@planned", "@planned has a controller of its own"),
+    ("dense@planned", "only dense and compressors have groups"),
+    ("torch-fp16@planned", "write torch-fp16 alone"),
     ("torch-powersg:4", "did you mean torch-powersgd?"),
 ]
 
@@ -275,6 +281,25 @@ def test_bench_writes_all_figures(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert 2 * bf16["per_step"]["wire_bytes"] == pytest.approx(bf16["per_step"]["dense_bytes"], rel=0.01)
     assert all(len(sample["step_ms"]) == 2 for sample in results["samples"])
     assert "times nocomm" in capsys.readouterr().out
+
+
+def make():
+    layers = [torch.nn.Linear(64, 64) for _ in range(4)]
+
+    def batches(rank: int, world: int):
+        yield torch.ones(2, 64) + rank
+
+    return torch.nn.Sequential(*layers), batches, lambda model, batch: model(batch).square().mean()
+
+
+def test_plans_are_chosen_before_they_are_timed(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    options = ["--model", "tests.cli.test_cli:make", "--steps", "1", "--repeats", "2", "--json", str(file)]
+    assert main(["bench", "efsignsgd", "efsignsgd@planned", "auto", *options]) == 0
+    _, fixed, planned, auto = json.loads(file.read_text())["timings"]
+    assert fixed["per_step"]["wire_bytes"] == pytest.approx(planned["per_step"]["wire_bytes"], rel=0.05)
+    assert 0 < auto["per_step"]["wire_bytes"] < 1.1 * auto["per_step"]["dense_bytes"]
+    assert auto["per_step"]["dense_bytes"] == fixed["per_step"]["dense_bytes"]
 
 
 def test_hooks_of_torch_are_timed_with_the_bytes_that_they_send(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ranks import run_python, run_ranks
+from tests.support.small_files import write_idx
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(
@@ -29,6 +30,8 @@ def imports_of(example: Path) -> list[str]:
 def test_replicas_of_an_example_are_alike(example: Path, tmp_path: Path):
     if example.stem == "with_torchtitan":
         pytest.importorskip("torchtitan", reason="its packages take 400 MB: make test-titan", exc_type=ImportError)
+    if example.stem == "mnist":
+        write_idx(tmp_path)
     ranks = 4 if example.stem in ON_FOUR else 2
     output = run_ranks([str(example)], ranks, imports=imports_of(example), cwd=tmp_path)
     told = re.findall(r"(-?\d+\.\d+),? [^\n]*?(\d+) steps, ([\d.]+) times fewer bytes", output)
@@ -44,6 +47,11 @@ def test_an_example_runs_as_one_process(example: Path, tmp_path: Path):
     assert "<Handle idle: one rank, or detached; no plan; 0 steps>" in run_python(
         [str(example)], imports=imports_of(example), cwd=tmp_path
     )
+
+
+def test_the_example_of_mnist_runs_as_one_process(tmp_path: Path):
+    write_idx(tmp_path, zipped=True)
+    assert "0 steps" in run_python([str(FOLDER / "mnist.py"), "--epochs", "1"], cwd=tmp_path)
 
 
 @under_trainers

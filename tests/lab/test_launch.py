@@ -92,6 +92,23 @@ def test_ranks_meet_over_loopback_and_are_told_who_they_are(tmp_path: Path, monk
         }
 
 
+# Takes the port at which ranks are to meet, before they do.
+TAKE = """
+import errno, os, socket
+with socket.socket() as thief:
+    try:
+        thief.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+    except OSError as error:
+        assert error.errno == errno.EADDRINUSE
+    else:
+        raise AssertionError("the port was free")
+"""
+
+
+def test_the_port_at_which_ranks_meet_is_held_until_they_do() -> None:
+    launch(["-c", TAKE], 1, timeout_s=60)
+
+
 @pytest.mark.parametrize(
     ("program", "exit_code", "message"),
     [

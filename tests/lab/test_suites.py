@@ -20,6 +20,7 @@ from gradwire.plans import Plan, uniform
 from gradwire.report import suite_report as report
 from gradwire.report.timing import summarize
 from gradwire.slots import Slot
+from tests.support.ranks import ended_ranks, run_ranks
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -84,7 +85,7 @@ def test_hybrid_reaches_into_interleaved_compressors() -> None:
     ("text", "message"),
     [
         ("topk@many", "@many is no grouping: write @25mb"),
-        ("topk@0", "@0 is no grouping"),
+        ("topk@0", "@0 is no grouping: write @0mb"),
         ("nocomm@4", "only dense and compressors have groups"),
         ("dense@4", "those of dense in MB"),
         ("dense@hybrid", "those of dense in MB"),
@@ -117,7 +118,7 @@ def test_suites_have_what_was_published() -> None:
     ratios = {row.configuration.partition(":")[2] for row in SUITES["gravac"]}
     assert ratios == {"", "0.1@0mb", "0.01@0mb", "0.001@0mb"}
     grouped = {row.configuration.partition("@")[2] for row in SUITES["cupcake"]}
-    assert grouped == {"", "0mb", "1", "2", "4", "8"}
+    assert grouped == {"", "0mb", "1", "2", "4", "8", "25mb", "planned"}
     assert any(isinstance(parse(row.configuration).grouping, gw.groups.Partial) for row in SUITES["adtopk"])
 
 
@@ -140,6 +141,31 @@ def test_the_command_of_a_row_is_that_row() -> None:
     spec = setup.spec(["acpsgd:4@25mb"], TIMING_OPTIONS)
     assert spec.configurations == ["nocomm", "acpsgd:4@25mb"]
     assert (spec.task, spec.options) == ("published", ["model=bert-base", "layers=2", "batch=3", "size=16"])
+
+
+SUITE_ON_RANKS = """
+import sys
+from gradwire.cli import main
+from gradwire.lab.experiments import suites
+setup = suites.Setup(model="resnet50", ranks=8, link="25gbit")
+suites.SUITES["cupcake"] = suites._rows([setup], ["dense", "bf16"])
+sizes = ["--layers", "4", "--batch", "2", "--size", "32", "--steps", "1", "--repeats", "1"]
+sys.exit(main(["bench", "--suite", "cupcake", *sizes, *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.long
+def test_a_suite_runs_on_ranks_that_were_started_beforehand_over_their_own_network(tmp_path: Path) -> None:
+    (tmp_path / "suite.py").write_text(SUITE_ON_RANKS)
+    printed = run_ranks([str(tmp_path / "suite.py"), "--out", str(tmp_path)], 2)
+    assert printed.count("2 ranks and their own network stand for the published ones") == 1
+    (written,) = tmp_path.glob("*-cupcake/suite.json")
+    rows = json.loads(written.read_text())["rows"]
+    assert [row["link"] for row in rows] == ["real", "real"]
+    assert "ranks 2 for 8" in json.dumps(rows)
+    assert "torchrun --nproc-per-node 2 -m gradwire bench bf16" in json.dumps(rows)
+    ended = ended_ranks([str(tmp_path / "suite.py"), "--link", "1gbit"], 2)
+    assert all("a link can only be emulated for ranks that gradwire starts" in rank.err for rank in ended)
 
 
 def test_a_model_that_the_machine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

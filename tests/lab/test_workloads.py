@@ -340,7 +340,7 @@ def test_a_missing_file_is_named(tmp_path, task, file, folder):
 @pytest.mark.parametrize(("task", "name"), [(Cifar10, "data_batch_1"), (Cifar100, "train")])
 def test_the_pickled_cifar_is_not_read(tmp_path, task, name):
     (tmp_path / name).write_bytes(b"\x80\x04}.")
-    with pytest.raises(ValueError, match="pickles are not read"):
+    with pytest.raises(ValueError, match="pickles are not read; `gradwire download cifar10`"):
         task(folder=tmp_path)
 
 

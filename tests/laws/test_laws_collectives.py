@@ -1,18 +1,22 @@
 """What the collectives for sparse gradients obey beside the laws of all: any number of ranks, any gradient."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
 
 import gradwire as gw
 from gradwire.collective import Message, framed
-from gradwire.communicators.communicator import SparseCommunicator
+from gradwire.communicators.communicator import Communicator, SparseCommunicator
 from gradwire.communicators.global_top_k import merge
+from gradwire.construct import exported
 from gradwire.ops.backend import backend_for
 from gradwire.ops.entries import Entries, Places
 from gradwire.ops.ranges import even, split, split_on_device
 from gradwire.slots import Layout
 from gradwire.wire import Wire
+from tests.support.cases import CASES
 from tests.support.harness import job, place_bytes, plan_of, slots_of, total
 
 COLLECTIVES = [
@@ -249,6 +253,22 @@ def test_what_selects_nothing_is_refused(collective: SparseCommunicator, compres
         collective.check(compressor)
     assert partner in str(refusal.value)
     assert collective.name in str(refusal.value)
+
+
+@pytest.mark.parametrize("communicator", exported(Communicator).values())
+def test_what_a_refusal_names_is_not_refused(communicator: type[Communicator]):
+    for compressor in {str(case.compressor): case.compressor for case in CASES}.values():
+        try:
+            communicator().check(compressor)
+        except ValueError as error:
+            named = re.search(r"pair it with ((?:\w+\(\)(?: or )?)+)", str(error))
+            for name in re.findall(r"(\w+)\(\)", named[1]) if named else ():
+                getattr(gw, name)().check(compressor)
+
+
+def test_a_memory_and_a_communicator_that_are_both_wrong_are_named_together():
+    with pytest.raises(ValueError, match=r"all-reduce; pair it with AllGather\(\); besides, SignSGD votes"):
+        gw.Group(("w",), gw.SignSGD(), gw.Residual(), gw.AllReduce())
 
 
 def test_exclusive_refuses_what_selects_in_whole_groups():

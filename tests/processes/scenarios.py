@@ -1270,9 +1270,10 @@ def parameters_that_are_added_to_the_optimizer_are_stepped() -> None:
 
 @scenario(2)
 def a_backward_that_failed_on_all_ranks_leaves_no_trace() -> None:
-    def run(fails: bool) -> Tensor:
+    def run(fails: bool, known: bool = True) -> Tensor:
         module = network()
-        optimizer = gw.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1), module, gw.TopK(0.1))
+        inner = torch.optim.SGD(module.parameters(), lr=0.1)
+        optimizer = gw.DistributedOptimizer(inner, module if known else None, gw.TopK(0.1))
         train(module, 2, optimizer=optimizer)
         if fails:
             hook = module[2].weight.register_hook(fail)
@@ -1286,7 +1287,74 @@ def a_backward_that_failed_on_all_ranks_leaves_no_trace() -> None:
     def fail(grad: Tensor) -> None:
         raise ZeroDivisionError
 
-    assert torch.equal(run(fails=True), run(fails=False))
+    whole = run(fails=False)
+    assert torch.equal(run(fails=True), whole)
+    assert torch.equal(run(fails=True, known=False), whole)
+
+
+PUBLISHED_USAGE = """import acpsgd
+acpsgd.init()
+...
+optimizer = optim.SGD(model.parameters(), ...)
+optimizer = acpsgd.DistributedOptimizer(optimizer, ...)
+...
+for i, (data, target) in enumerate(train_loader):
+    optimizer.zero_grad()
+    output = model(data)
+    loss = criterion(output, target)
+    loss.backward()
+    optimizer.step()
+...
+"""
+"""Of ACP-SGD's README."""
+
+
+@scenario(2)
+def the_published_usage_of_acp_sgd_runs_but_for_its_import() -> None:
+    def run(*wrapped: str) -> tuple[Tensor, gw.DistributedOptimizer]:
+        lines = PUBLISHED_USAGE.replace("import acpsgd", "import gradwire as acpsgd")
+        for options in ("lr=0.1", ", ".join(wrapped)):
+            lines = lines.replace(" ...)", f" {options})", 1)
+        model, loader = network(seed=dist.get_rank()), [batch(step) for step in range(4)]
+        names = {
+            "optim": torch.optim,
+            "model": model,
+            "train_loader": loader,
+            "criterion": nn.CrossEntropyLoss(),
+            "gw": gw,
+        }
+        exec(lines, names)
+        assert same_on_all_ranks(flat(model))
+        return flat(model), names["optimizer"]
+
+    _, optimizer = run("compressor=gw.ACPSGD(4)")
+    assert optimizer.handle.stats().ratio > 1
+    assert optimizer.handle.plan
+    assert sorted(name for group in optimizer.handle.plan.groups for name in group.slots) == [
+        f"0.{i}" for i in range(6)
+    ]
+    assert torch.equal(run("compressor=gw.TopK(0.1)")[0], run("model", "compressor=gw.TopK(0.1)")[0])
+
+
+@scenario(2)
+def an_optimizer_s_names_stand_for_those_of_a_model_that_is_not_given() -> None:
+    model = network()
+    named = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    refused(ValueError, "no Module; pass one", lambda: gw.DistributedOptimizer(named, gw.TopK(0.1)))
+    dense = {"0.weight"}
+    optimizer = gw.DistributedOptimizer(named, compressor=gw.TopK(0.1), dense=lambda name, _: name in dense)
+    assert optimizer.handle.plan
+    ways = {name: group.compressor for group in optimizer.handle.plan.groups for name in group.slots}
+    assert (ways["0.weight"], ways["2.weight"]) == (gw.FP32(), gw.TopK(0.1))
+    refused(ValueError, "wrap it anew", lambda: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]}))
+    train(model, 2, optimizer=optimizer)
+    assert same_on_all_ranks(flat(model))
+    # two models whose parameters have the same names
+    both = [("weight", nn.Parameter(torch.ones(9))), ("weight", nn.Parameter(torch.ones(9)))]
+    groups = [{"params": [each]} for each in both]
+    plan = gw.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1), compressor=gw.FP32()).handle.plan
+    assert plan
+    assert {name for group in plan.groups for name in group.slots} == {"0.0", "1.0"}
 
 
 @scenario(2)

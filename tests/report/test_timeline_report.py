@@ -14,6 +14,7 @@ from gradwire.report.timeline_rows import rows
 from gradwire.report.timeline_shares import Shares
 from gradwire.report.timeline_trace import trace_events
 from gradwire.schedule.timeline import Span, Timeline
+from gradwire.tuner.trials import Tried
 from tests.support.browser import CHROMIUM, Page, browser
 
 NASTY = 'layer</script><b onmouseover="x">&{{ 1 }}'
@@ -44,7 +45,10 @@ PREDICTED = Timeline(tuple(step()))
 MEASURED = Timeline((*step(0, 0.002), *step(1, 0.006)))
 BOTH = {"predicted": PREDICTED, "measured": MEASURED}
 TABLES = [
-    (explain.explain(PLAN, PREDICTED, {"one group": 0.069, "fp32": 0.3}), explain.SHARES_NOTE),
+    (
+        explain.explain(PLAN, PREDICTED, {"fp32": Tried(0.05, 0.25), "one group": Tried(0.069, 0.85)}),
+        explain.SHARES_NOTE,
+    ),
     (explain.groups(PLAN, MEASURED), explain.GROUPS_NOTE),
     (explain.lanes(BOTH), explain.LANES_NOTE),
 ]
@@ -159,8 +163,8 @@ def test_words_say_what_the_figures_are():
     assert "10.0 ms (40 %) hidden behind compute and 15.0 ms exposed, 25 % of the step" in words["communication"]
     assert words["communication"].endswith("1.50 MB sent by each rank.")
     assert words["what sets the pace"].startswith("The wire:")
-    assert words["next best plan"] == "one group took 69.0 ms when tried, 15.0 % more."
-    assert words["other plans"] == "fp32 took 300 ms when tried, 400.0 % more."
+    assert words["next best plan"] == "one group took 69.0 ms a step, for 15.0 % less progress per second."
+    assert words["other plans"] == "fp32 took 50.0 ms a step, for 75.0 % less progress per second."
     assert words["groups"].startswith("2 groups: 1 group (2 tensors) by TopK(ratio=0.01, value_bits=32) with Residual")
 
 

@@ -7,7 +7,7 @@ from gradwire.lab.scheduling import rules
 from gradwire.lab.scheduling.published_regimes import ComputeStream
 from gradwire.schedule import Affine, CostTable, Option, Problem, Worker, baselines, evaluate, search
 from gradwire.schedule.costs import theil_sen
-from tests.support.schedule_cases import REGIMES, all_plans, brute_force, pieces, random_problem
+from tests.support.schedule_cases import REGIMES, all_plans, brute_force, filled, pieces, random_problem
 
 RULES = [
     baselines.layer_wise, baselines.one_group, baselines.buckets, baselines.best_buckets, rules.best_even_split,
@@ -24,6 +24,20 @@ def test_the_search_equals_brute_force(regime):
         assert found.bound == 1
         assert pieces(problem, found.groups)
         assert evaluate(problem, found.groups, regime).step_s == found.step_s
+
+
+@pytest.mark.parametrize("regime", [Worker(), Worker(0.4)], ids=str)
+def test_what_fills_up_carries_small_slots_alone(regime):
+    problems = (random_problem(seed, most=8) for seed in range(30))
+    problems = [
+        filled(each) for each in problems if len(each.options) > 1 and each.small.any() and not each.small.all()
+    ]
+    assert len(problems) >= 5
+    for problem in problems:
+        found = search(problem, regime)
+        assert found.step_s == pytest.approx(brute_force(problem, regime), rel=1e-9)
+        assert pieces(problem, found.groups)
+        assert all(problem.small[list(group.slots)].all() for group in found.groups if group.option == 0)
 
 
 @pytest.mark.parametrize("eps", [0.01, 0.2])

@@ -223,6 +223,8 @@ MISTAKES = [
     (["simulate", "resnet50", "--link", "fast"], "'fast' is not a link"),
     (["plan", "--hosts", "1"], "needs no plan"),
     (["plan", "--fidelity", "3"], "use e.g. fidelity=0.01"),
+    (["plan", "--objective", "time"], "neither 'progress', per second, nor 'step'"),
+    (["simulate", "resnet50", "--objective", "time"], "neither 'progress', per second, nor 'step'"),
     (["plan", "--candidates", "topkk"], "did you mean topk?"),
     (["plan", "--candidates", "topk+allreduce"], "cannot be added by an all-reduce"),
     (["plan", "--candidates", "dense"], "'dense' is no candidate"),
@@ -259,6 +261,25 @@ def test_simulate_writes_a_table_a_picture_and_figures(tmp_path: Path, capsys: p
     figures = json.loads((run / "simulation.json").read_text())
     assert len(figures["outcomes"]) == 4 * (len(CANDIDATES) + 1)
     assert "best plan" in capsys.readouterr().out
+
+
+def test_the_shortest_step_of_one_compressor_is_planned_and_simulated(tmp_path: Path, capsys):
+    digits = ["--task", "digits", "--set", "width=4", "--out", str(tmp_path)]
+    assert main(["plan", *digits, "--candidates", "efsignsgd", "--objective", "step"]) == 0
+    (run,) = tmp_path.iterdir()
+    plan, profile = gw.Plan.load(run / "plan.json"), Profile.load(run / "profile.json")
+    shapes = {slot.name: slot.shape for slot in profile.slots}
+    large = [group for group in plan.groups if any(len(shapes[name]) > 1 for name in group.slots)]
+    assert {type(group.compressor) for group in large} == {gw.EFSignSGD}
+    assert "by the profile no plan of these candidates is more than" in capsys.readouterr().out
+    for objective in ([], ["--objective", "progress"]):
+        assert main(["simulate", str(run / "plan.json"), "--ranks", "8", *objective, "--out", str(tmp_path / "s")]) == 0
+    step, progress = (
+        [o for o in json.loads((each / "simulation.json").read_text())["outcomes"] if o["way"] == BEST]
+        for each in sorted((tmp_path / "s").iterdir())
+    )
+    assert all("EFSignSGD" in outcome["groups"] and outcome["efficiency"] == 1 for outcome in step)
+    assert any("EFSignSGD" not in outcome["groups"] for outcome in progress)
 
 
 def test_a_plan_is_found_written_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,6 +1,7 @@
 """Random scheduling problems, and the plan that trying all of them finds."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
@@ -51,9 +52,15 @@ def random_problem(seed: int, most: int = 14) -> Problem:
     )
 
 
+def filled(problem: Problem) -> Problem:
+    """The problem, in which the first option carries small slots alone."""
+    first, *others = problem.options
+    return replace(problem, options=(replace(first, filler=True), *others))
+
+
 def all_plans(problem: Problem) -> Iterator[tuple[Choice, ...]]:
     """Every way to cut the pieces and to choose an option for each piece."""
-    n, options = problem.pieces, range(len(problem.options))
+    n, options = problem.pieces, problem.chosen_from
     for inner in product((False, True), repeat=n - 1):
         ends = [*(end for end, cut in enumerate(inner, 1) if cut), n]
         for chosen in product(options, repeat=len(ends)):

@@ -215,6 +215,17 @@ def test_who_is_far_behind_drops_out_and_turns_end_where_none_is_left_for_a_roun
     assert trials.turns == 1
 
 
+def test_tried_plans_are_shown_beside_the_chosen_one_by_what_it_was_chosen_by():
+    """By the fastest turn and by progress, in the same trials: a median would call the second plan faster."""
+    plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16(), gw.FP16())]
+    trials = Trials(plans, [1.0, 1.0, 0.5], turns=0, seconds=[[0.1, 0.16], [0.12, 0.121], [0.1]], alive=[0, 1])
+    tried = trials.beside(plans[0])
+    assert {plan: each.step_s for plan, each in tried.items()} == dict(zip(plans, (0.1, 0.12, 0.1), strict=True))
+    assert [each.progress for each in tried.values()] == pytest.approx([1, 0.1 / 0.12, 0.5])
+    assert trials.beside(gw.NATIVE) == tried, "beside the best where the chosen one did not run"
+    assert Trials(plans, [1.0] * 3, turns=3).beside(plans[0]) == {}
+
+
 def test_the_turns_that_are_left_go_to_the_best():
     plans = [uniform(SLOTS, way) for way in (gw.FP32(), gw.BF16(), gw.FP16())]
     takes = dict(zip(plans, (0.11, 0.12, 0.1), strict=True))

@@ -11,7 +11,7 @@ from gradwire.lab.jobs.bench_job import BenchSpec
 from gradwire.lab.launch.lab_cluster import LabCluster
 from gradwire.lab.launch.launched import is_launched
 from gradwire.lab.models import MODELS
-from gradwire.lab.network.link import LOOPBACK, link_of
+from gradwire.lab.network.link import LOOPBACK, REAL, link_of
 from gradwire.lab.played_cluster import described
 from gradwire.lab.workloads import Own, Published, Task
 from gradwire.lab.workloads.make_task import make_task
@@ -44,7 +44,7 @@ class Setup:
     ranks: int
     """All ranks."""
     link: str = LOOPBACK
-    """Of each host."""
+    """Of each host; `real` for that of ranks which were started beforehand."""
     shard: int = 1
     """Ranks that hold one model together."""
     play: Cluster | None = None
@@ -63,9 +63,7 @@ class Setup:
     def cluster(self, device: str) -> LabCluster:
         """The ranks and their link. Raises ValueError for a link that is none, and where there is too little memory."""
         if self.play and (self.shard > 1 or self.link != LOOPBACK):
-            raise ValueError(
-                "a played rank has a link of its own, and holds a whole model: leave link and shard out"
-            )
+            raise ValueError("a played rank has a link of its own, and holds a whole model: leave link and shard out")
         # one that is played runs alone
         running = 1 if self.play else self.ranks
         cluster = LabCluster(running, link_of(self.link), device, self.shard)
@@ -94,8 +92,13 @@ class Setup:
         shard = {"shard": self.shard} if self.shard > 1 else {}
         cluster = {"model": self.model, "hosts": self.ranks // self.shard, "link": self.link} | shard
         options = cluster | self._sizes() | asdict(timed)
+        gradwire = ["gradwire"]
+        # its ranks were started beforehand
+        if self.link == REAL:
+            gradwire = ["torchrun", "--nproc-per-node", str(self.ranks), "-m", "gradwire"]
+            options = {name: value for name, value in options.items() if name not in ("hosts", "link")}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return shlex.join(["gradwire", "bench", configuration, *words])
+        return shlex.join([*gradwire, "bench", configuration, *words])
 
     @property
     def title(self) -> str:
@@ -109,7 +112,7 @@ class Setup:
         return described(self.play) if self.play else str(cluster)
 
     def __str__(self) -> str:
-        return f"{self.title}, {self.ranks} ranks, {self.link}"
+        return f"{self.title}, {self.ranks} ranks, {'their own network' if self.link == REAL else self.link}"
 
     def _sizes(self) -> dict[str, int]:
         sizes = {"layers": self.layers, "batch": self.batch, "size": self.size}

@@ -49,7 +49,7 @@ def _cifar(task: str, model: str, batch: int, recipe: Recipe, configurations: It
     )
 
 
-_CUPCAKE = ("dense", "randomk:0.01+residual", "dgc:0.01+residual", "efsignsgd", "onebit")
+_CUPCAKE = ("dense", "randomk:0.01+residual", "dgc:0.01+residual", "efsignsgd", "efsignsgd@planned", "onebit")
 _CUPCAKE_CIFAR = Recipe(epochs=200, optimizer="sgd", lr=0.0025, weight_decay=5e-4, schedule="cosine")
 _CUPCAKE_IMAGENET = Recipe(
     epochs=120, optimizer="sgd", lr=0.0125, weight_decay=5e-4, schedule="drop:30,60,80", warm_up=5

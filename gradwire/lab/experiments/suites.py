@@ -69,10 +69,13 @@ def _rows(setups: Iterable[Setup], configurations: Iterable[str]) -> list[SuiteR
 
 
 def _cupcake() -> list[SuiteRow]:
-    """Ten compressors by the number of groups: layer by layer, 1, 2, 4, 8. 8 GPUs of one server, and 8 servers."""
+    """Ten compressors by their groups: layer by layer as in GRACE, 1, 2, 4 or 8 of as many tensors, 25 MB as DDP's, and
+    by the search. 8 GPUs of one server, and 8 servers."""
     compressors = ["fp16", "qsgd", "terngrad", "efsignsgd", "onebit", "signsgd", "signum"]
     compressors += ["topk:0.01", "dgc:0.01", "randomk:0.01"]
-    configurations = [f"{name}@{groups}" for name, groups in product(compressors, ("0mb", 1, 2, 4, 8))]
+    configurations = [
+        f"{name}@{groups}" for name, groups in product(compressors, ("0mb", 1, 2, 4, 8, "25mb", "planned"))
+    ]
     # its three models, with batch and size of inputs
     models = [("resnet50", 32, 224), ("resnet101", 32, 224), ("bert-base", 8, 128)]
     setups = [

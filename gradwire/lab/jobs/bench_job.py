@@ -69,9 +69,10 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
     configurations = [parse(text) for text in spec.configurations]
     for repeat in range(spec.repeats):
         # configurations take turns, so that a slow minute of the machine hits all of them
-        for configuration in configurations:
+        for index, configuration in enumerate(configurations):
             with MeasuredModel(task.build_model(spec.seed), configuration, peers, spec.seed, spec.shard) as replica:
                 timed = TimedModel(replica, task, batch)
+                timed.settle()
                 if played:
                     curve = timed.curve(played)
                     fitting = max(1, int(TURN_S / played.step_s(curve)))
@@ -80,6 +81,8 @@ def bench(spec: BenchSpec, peers: Peers, log: Log) -> None:
                     curve, (step_ms, totals) = None, timed.time(spec.steps)
                 if not configuration.silent:
                     replica.hash()
+                # a plan is chosen once
+                configurations[index] = configuration.settled(replica.plan)
             log(TimedSteps(configuration.text, repeat, step_ms, totals, curve).to_line())
 
 

@@ -22,7 +22,9 @@ from gradwire.lab.results import Totals
 from gradwire.lab.torch_hooks import Share
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.to_device import to_device
+from gradwire.plans import Plan
 from gradwire.runtime.stats import Stats
+from gradwire.tuner import Auto
 
 
 class Rate:
@@ -76,6 +78,16 @@ class MeasuredModel:
     @property
     def every(self) -> int:
         return self._configuration.every
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force, where Gradwire reduces."""
+        return self.handle.plan if self.handle else None
+
+    @property
+    def choosing(self) -> bool:
+        """Whether the controller has yet to settle on a plan."""
+        return isinstance(self.controller, Auto) and not self.controller.chosen
 
     def optimizer(self, inner: Optimizer) -> Optimizer:
         """The optimizer to step: `inner`, with local steps around it where the configuration says so."""

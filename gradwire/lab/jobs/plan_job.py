@@ -4,8 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
-from statistics import median
-from time import perf_counter
+from math import isfinite
 from typing import Any
 
 import torch
@@ -14,17 +13,18 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.checkpoint import letters, text_of
 from gradwire.compressors import FP32, Compressor
 from gradwire.frontends import Handle, attach
+from gradwire.lab.configuration import candidate as candidate_of
 from gradwire.lab.configuration import parse
 from gradwire.lab.experiments.recipe import Recipe
 from gradwire.lab.launch.rank_job import Log, Peers, Spec, run_rank
 from gradwire.lab.workloads import Task
 from gradwire.lab.workloads.make_task import make_task
 from gradwire.lab.workloads.to_device import to_device
-from gradwire.plans import Group, Plan, default_communicator, default_memory
-from gradwire.schedule import Profile, Span, Timeline
+from gradwire.plans import Group, Plan
+from gradwire.schedule import Objective, Profile, Span, Timeline
 from gradwire.transports import Mesh
 from gradwire.tuner import CHOOSING_STEPS, Auto
-from gradwire.tuner.trials import SETTLE
+from gradwire.tuner.trials import SETTLE, Tried
 
 SHOWN = 5
 """Traced steps, of which the median is shown."""
@@ -37,11 +37,11 @@ _ARGUMENT = re.compile(r"\w+=|[\d.]+(e-?\d+)?$")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSpec(Spec):
-    """A planning job; without candidates, with Auto's own. `fidelity` is Auto's."""
+    """A planning job; without candidates, with Auto's own. `fidelity` and `objective` are Auto's."""
 
     candidates: list[str]
     fidelity: float | None = None
-    """See `Auto`."""
+    objective: Objective = "progress"
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,10 @@ class Planned:
     """From which it was chosen."""
     contention: float
     """Of the regime."""
-    tried_s: dict[Plan, float]
-    """Seconds of a step with each plan that was in force."""
+    tried: dict[Plan, Tried]
+    """Each plan that was tried, beside the one that Auto chose."""
+    gain: float | None
+    """Seconds of a dense step over those of a step as chosen, before that; None where DDP by itself was not timed."""
     timeline: Timeline
     """Of the median traced step, with all ranks."""
     decisions: list[str]
@@ -66,7 +68,8 @@ class Planned:
             "plan": self.plan.to_json(),
             "profile": self.profile.to_json(),
             "contention": self.contention,
-            "tried_s": [[plan.to_json(), seconds] for plan, seconds in self.tried_s.items()],
+            "tried": [[plan.to_json(), *tried] for plan, tried in self.tried.items()],
+            "gain": self.gain,
             "timeline": [astuple(span) for span in self.timeline.spans],
             "decisions": self.decisions,
         }
@@ -77,7 +80,8 @@ class Planned:
             Plan.from_json(line["plan"]),
             Profile.from_json(line["profile"]),
             line["contention"],
-            {Plan.from_json(plan): seconds for plan, seconds in line["tried_s"]},
+            {Plan.from_json(plan): Tried(*tried) for plan, *tried in line["tried"]},
+            line["gain"],
             _timeline(line["timeline"]),
             line["decisions"],
         )
@@ -104,10 +108,7 @@ def candidate(text: str) -> Compressor | Group:
     read = parse(text)
     if not read.compressor or read.grouping or read.controller or read.local:
         raise ValueError(f"{text!r} is no candidate: write compressor[:value,...][+memory][+communicator], as in fp32")
-    if not (read.memory or read.communicator):
-        return read.compressor
-    memory, communicator = read.memory or default_memory(read.compressor), read.communicator
-    return Group((), read.compressor, memory, communicator or default_communicator(read.compressor))
+    return candidate_of(read.compressor, read.memory, read.communicator)
 
 
 def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
@@ -115,23 +116,24 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     task = make_task(spec.task, spec.options)
     ddp = DistributedDataParallel(task.build_model(spec.seed).to(peers.device))
     accepted = [candidate(text) for text in spec.candidates]
-    if accepted and FP32() not in accepted:
+    if accepted and FP32() not in accepted and spec.objective == "progress":
         # the first plan, and the one to go back to
         accepted.append(FP32())
-    controller = Auto(accepted, spec.fidelity)
+    controller = Auto(accepted, spec.fidelity, spec.objective)
     handle = attach(ddp, FP32(), controller=controller, transport=peers.transport, seed=spec.seed)
     steps = _steps(task, ddp, peers, spec.seed)
     # try plans
-    seconds: dict[Plan, list[float]] = {}
-    for number, taken_s in enumerate(steps, 1):
-        seconds.setdefault(_plan(handle), []).append(taken_s)
+    for number, _ in enumerate(steps, 1):
         log({"step": number, "doing": "trying plans" if controller.found else "measuring dense steps"})
         if controller.chosen:
             break
     # let the chosen one come into force
     for _ in range(IN_FORCE):
         next(steps)
-    if _plan(handle).native:
+    chosen = _plan(handle)
+    tried = {plan: own for trials in controller.tried for plan, own in trials.beside(chosen).items()}
+    gain = controller.dense_s / controller.expected_s if isfinite(controller.dense_s) else None
+    if chosen.native:
         # a plan is to be traced, though DDP by itself may be faster
         assert controller.dense_plan
         handle.replan(controller.dense_plan)
@@ -141,14 +143,14 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     trace = handle.trace(SHOWN)
     for _ in range(SHOWN + 1):
         next(steps)
-    tried_s = {plan: median(own[SETTLE:]) for plan, own in seconds.items() if len(own) > SETTLE}
     assert controller.profile
     log(
         Planned(
             _plan(handle),
             controller.profile,
             controller.regime.contention,
-            tried_s,
+            tried,
+            gain,
             _median_step(trace.timelines(), peers),
             [decision.decision for decision in controller.decisions],
         ).to_line()
@@ -156,17 +158,16 @@ def plan(spec: PlanSpec, peers: Peers, log: Log) -> None:
     handle.detach()
 
 
-def _steps(task: Task, ddp: DistributedDataParallel, peers: Peers, seed: int) -> Iterator[float]:
-    """Trains, and yields the seconds of each step."""
+def _steps(task: Task, ddp: DistributedDataParallel, peers: Peers, seed: int) -> Iterator[None]:
+    """Trains step by step."""
     optimizer = Recipe().make_optimizer(task, ddp.parameters())
     for batch in task.batches(peers.rank, peers.world, seed):
-        start = perf_counter()
         optimizer.zero_grad()
         task.training_loss(ddp, to_device(batch, peers.device)).backward()
         optimizer.step()
         # kernels run behind the training thread: wait for them
         peers.synchronize()
-        yield perf_counter() - start
+        yield
 
 
 def _plan(handle: Handle) -> Plan:

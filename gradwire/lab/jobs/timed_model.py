@@ -31,6 +31,11 @@ class TimedModel:
         self._optimizer: Optimizer = replica.optimizer(SGD(replica.wrapped.parameters(), lr=1e-3))
         self._taken = 0
 
+    def settle(self) -> None:
+        """Takes the steps in which a plan is chosen, where the configuration chooses one."""
+        while self._replica.choosing:
+            self._step()
+
     def time(self, steps: int, warm_up: int = WARM_UP_STEPS) -> tuple[list[float], Totals]:
         """Milliseconds of each of the steps, after others that warm up, and all ranks' mean bytes and seconds."""
         replica, every = self._replica, self._replica.every
@@ -45,12 +50,8 @@ class TimedModel:
                 dist.barrier()
                 before = replica.totals(self._taken)
             start = time.perf_counter()
-            replica.backward(self._task, self._batch)
-            self._optimizer.step()
-            self._optimizer.zero_grad()
-            replica.peers.synchronize()
+            self._step()
             step_ms.append(1e3 * (time.perf_counter() - start))
-            self._taken += 1
         totals = replica.peers.mean_of(replica.totals(self._taken) - before)
         return over_rounds(step_ms[warm_up:], every), totals
 
@@ -72,3 +73,10 @@ class TimedModel:
             points[load * alone_s] = median(self.time(CURVE_STEPS, warm_up=2)[0]) / 1e3
         played.set_speed()
         return Curve((*points,), (*points.values(),), carried, played.hosts, totals.decode_s / steps)
+
+    def _step(self) -> None:
+        self._replica.backward(self._task, self._batch)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._replica.peers.synchronize()
+        self._taken += 1

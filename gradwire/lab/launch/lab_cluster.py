@@ -58,4 +58,6 @@ class LabCluster:
             return f"{ranks} on {self.hosts} emulated hosts, each with a {self.link} link"
         if self.link:
             return f"{ranks}, each on an emulated host with a {self.link} link"
-        return f"{ranks} that were started beforehand" if is_launched() else f"{ranks} over loopback"
+        return (
+            f"{ranks} that were started beforehand, on their own network" if is_launched() else f"{ranks} over loopback"
+        )

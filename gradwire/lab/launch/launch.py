@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, SignalException, Std, start_processes
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -57,8 +58,10 @@ def launch(
     hosts = network.hosts if network else 1
     if ranks < 1 or ranks % hosts:
         raise ValueError(f"{ranks} ranks on {hosts} hosts: give a positive multiple of the number of hosts")
+    # on loopback the store is this process's, so that no other takes its port; an emulated host has ports of its own
+    store = None if network else TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = _shared_environment() | _meeting_place(network, store) | (env or {})
     # each rank enters its host, and dies with this process
-    shared = _shared_environment(network) | (env or {})
     try:
         with tempfile.TemporaryDirectory(prefix="gradwire-") as log_dir, _restored_signal_handlers():
             context = start_processes(
@@ -84,11 +87,17 @@ def arguments(argv: list[str], network: Network | None, host: int) -> tuple[str,
     return ("-P", str(_NSENTER), str(os.getpid()), *namespaces, "--", sys.executable, *argv)
 
 
-def _shared_environment(network: Network | None) -> dict[str, str]:
+def _meeting_place(network: Network | None, store: TCPStore | None) -> dict[str, str]:
+    """Where ranks meet: at a store of the launcher's, or of rank 0's on its emulated host."""
+    if store:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        return place | {"GLOO_SOCKET_IFNAME": "lo"}
+    assert network
+    return {"MASTER_ADDR": network.address(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": network.interface}
+
+
+def _shared_environment() -> dict[str, str]:
     return {
-        "MASTER_ADDR": network.address(0) if network else "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "GLOO_SOCKET_IFNAME": network.interface if network else "lo",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         # c10d warns, at every start, that emulated hosts have no names
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
@@ -105,7 +114,7 @@ def _rank_environment(rank: int, ranks: int, ranks_per_host: int) -> dict[str, s
 
 
 def free_port() -> int:
-    """A free TCP port of this machine."""
+    """A free TCP port of this machine, for a process that listens there later."""
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

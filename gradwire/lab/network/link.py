@@ -4,11 +4,15 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
+from gradwire.lab.launch.launched import is_launched
+
 _UNITS = {"gbit": 10**9, "mbit": 10**6, "kbit": 10**3}
 _RATE = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(_UNITS)})")
 _FASTEST_SHAPED = 10 * 10**9
 LOOPBACK = "loopback"
 """Stands for no link in text."""
+REAL = "real"
+"""Stands for the network of ranks that were started beforehand."""
 
 
 @dataclass(frozen=True)
@@ -56,5 +60,6 @@ class Link:
 
 
 def link_of(text: str) -> Link | None:
-    """The link of `text`, or None for loopback. Raises ValueError for neither."""
-    return None if text == LOOPBACK else Link.parse(text)
+    """The link of `text` to emulate, or None for loopback and, among ranks that were started beforehand, for their own
+    network. Raises ValueError for other text."""
+    return None if text == LOOPBACK or (text == REAL and is_launched()) else Link.parse(text)

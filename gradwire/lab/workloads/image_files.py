@@ -71,7 +71,7 @@ def _read_plain_or_gz(path: Path) -> bytes:
         return path.read_bytes()
     zipped = path.with_name(path.name + ".gz")
     if not zipped.is_file():
-        hint = "MNIST's IDX files have this name; Fashion-MNIST's come with Debian's dataset-fashion-mnist"
+        hint = "MNIST's IDX files have this name: `gradwire download mnist` (or fashion-mnist) and a folder gets them"
         raise ValueError(f"no file {path} (nor .gz): {hint}")
     # packed, as they are published
     try:
@@ -98,9 +98,12 @@ def _read_cifar(path: Path, labels: int) -> Bytes:
     """Records (samples, labels + 3072)."""
     if not path.is_file():
         pickled = any((path.parent / name).is_file() for name in _PICKLED)
-        hint = ", but this folder holds the Python one, whose pickles are not read: unpack {} here" if pickled else ""
-        archive = "cifar-10-binary.tar.gz" if labels == 1 else "cifar-100-binary.tar.gz"
-        raise ValueError(f"no file {path}: it belongs to the binary version of CIFAR{hint.format(archive)}")
+        hint = ", but this folder holds the Python one, whose pickles are not read" if pickled else ""
+        name = "cifar10" if labels == 1 else "cifar100"
+        raise ValueError(
+            f"no file {path}: it belongs to the binary version of CIFAR{hint}; `gradwire download {name}` and a folder "
+            "gets it"
+        )
     # the labels, then three planes of pixels
     data = numpy.fromfile(path, numpy.uint8)
     record = labels + numpy.prod(_CIFAR_IMAGE)
