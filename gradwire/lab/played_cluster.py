@@ -49,7 +49,8 @@ class PlayedCluster:
             if per_host > 1
             else Mesh.of(Played(self.hosts, self.card))
         )
-        self._replica = self.mesh.replica
+        self._between = self.mesh.replica
+        assert isinstance(self._between, Played)
         self._flat = Played(cluster.ranks, self.card, self.hosts)
         self._group = PlayedGroup(self._flat)
 
@@ -60,7 +61,7 @@ class PlayedCluster:
     def sent(self) -> dict[tuple[Sent, int], int]:
         """How often each collective was sent over the card so far, with how many ranks of a host took part."""
         per_host = self.cluster.ranks // self.hosts
-        between = {(sent, 1): count for sent, count in self._replica.sent.items()}
+        between = {(sent, 1): count for sent, count in self._between.sent.items()}
         return between | {(sent, per_host): count for sent, count in self._flat.sent.items()}
 
     def step_s(self, curve: Curve) -> float:

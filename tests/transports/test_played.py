@@ -119,7 +119,7 @@ def test_a_gather_of_parts_brings_each_its_own(cls):
 def step(ddp: nn.Module) -> list[torch.Tensor]:
     ddp.zero_grad()
     ddp(torch.ones(3, 40)).square().sum().backward()
-    return [parameter.grad.clone() for parameter in ddp.parameters()]
+    return [parameter.grad.clone() for parameter in ddp.parameters() if parameter.grad is not None]
 
 
 def model() -> nn.Module:
@@ -133,7 +133,7 @@ def model() -> nn.Module:
         lambda ddp, group: None,
         lambda ddp, group: ddp.register_comm_hook(group, default_hooks.fp16_compress_hook),
         lambda ddp, group: ddp.register_comm_hook(
-            PowerSGDState(group, 4, start_powerSGD_iter=2, min_compression_rate=0.5), powerSGD_hook
+            PowerSGDState(group, 4, start_powerSGD_iter=2, min_compression_rate=1), powerSGD_hook
         ),
     ],
     ids=["ddp", "fp16", "powersgd"],
@@ -144,8 +144,7 @@ def test_ddp_and_torchs_hooks_run_on_a_played_group(register):
     group = PlayedGroup(gw.Played(64, gw.Card(2e-5, 1e30)))
     ddp = DistributedDataParallel(model(), process_group=group)
     register(ddp, group)
-    for _ in range(3):
-        means = step(ddp)
+    means = [step(ddp) for _ in range(3)][-1]
     # all ranks have this rank's gradient: the mean is that, as far as rank 4 goes
     assert sum((mean - mine).norm() for mean, mine in zip(means, own, strict=True)) < 0.05 * sum(g.norm() for g in own)
 
@@ -157,8 +156,7 @@ def test_attach_runs_on_a_played_cluster(compressor, hosts: bool):
     transport = gw.Played.by_host(8, 8, fast(), fast()) if hosts else gw.Played(64, fast())
     ddp = DistributedDataParallel(model(), process_group=PlayedGroup(gw.Played(64, fast())))
     handle = gw.attach(ddp, compressor, transport=transport)
-    for _ in range(3):
-        means = step(ddp)
+    means = [step(ddp) for _ in range(3)][-1]
     handle.detach()
     if not isinstance(compressor, gw.TopK):
         for mean, mine in zip(means, own, strict=True):
