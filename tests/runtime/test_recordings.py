@@ -11,8 +11,9 @@ from torch import Tensor
 import gradwire as gw
 from gradwire.runtime.executor import Executor
 from tests.support.cases import CASES, Case, rows
-from tests.support.harness import Job, draw, plan_of, slots_of
-from tests.support.pretend_cuda import GPU, PretendedGPU, on_gpu, real
+from tests.support.fixed import Fixed, Script
+from tests.support.harness import draw, plan_of, slots_of
+from tests.support.pretend_cuda import PretendedGPU, on_gpu, real
 from tests.support.tape import Tape, taped
 
 WORLD = 2
@@ -25,30 +26,6 @@ SLOTS = slots_of(
         "third.weight": torch.empty(31, 17),
     }
 )
-
-
-class Fixed(Job):
-    """A job whose gradients lie in the same places at every step, as in DDP's buckets."""
-
-    device = GPU
-
-    def begin(self) -> None:
-        self.places = [[on_gpu(slot.view(torch.zeros(slot.numel))) for slot in self.slots] for _ in self.runtimes]
-        for runtime in self.runtimes:
-            runtime.fix_places(True)
-
-    def step(self, grads: Any) -> list[list[Tensor]]:
-        for runtime, places, own in zip(self.runtimes, self.places, grads, strict=True):
-            runtime.open_step()
-            for slot, grad in enumerate(own):
-                real(places[slot]).zero_() if grad is None else real(places[slot]).copy_(grad)
-                (runtime.submit if grad is not None else runtime.submit_absent)(slot, places[slot])
-        self.finish()
-        return [[real(place).clone() for place in own] for own in self.places]
-
-
-Script = Callable[[Fixed, Callable[[Any], None]], None]
-"""What is done with a job: steps, with what they return given to a function, and other calls."""
 
 
 def outcome(

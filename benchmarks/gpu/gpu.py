@@ -1,0 +1,88 @@
+"""Everything about a GPU that issues want measured, in at most eight minutes on one card.
+
+    python3 benchmarks/gpu/gpu.py --out runs/gpu                     # needs no installation: the checkout alone
+    python3 benchmarks/gpu/gpu.py --only kernels,steps --minutes 4
+    python3 benchmarks/gpu/gpu.py --device cpu --tiny                # tries the script itself, on a pretended GPU
+
+On the device machine, whose tool `run` takes a command and sends this checkout:
+
+    run(timeout_s=540, command="PYTHONUNBUFFERED=1 python3 benchmarks/gpu/gpu.py --out $OUT --minutes 8")
+
+then `give_back`. Its reply ends with the tables; all that was found is in rows.jsonl, the tables in tables.md, what
+sections printed in log.txt.
+
+Every section is a process of its own, with a limit to its seconds; the next one has been imported by then. A row is
+written as soon as it is found. Where a section crashes or hangs, it begins anew behind the row that it was at. Sections
+are, in this order:
+
+    card      the card, and the versions of all that computes
+    correct   recorded turns against computed ones, to the bit, for every row of tests/support/cases.py
+    nccl      a process group of one rank over NCCL, made in several ways: every collective, abort, close, another job
+    doctor    `gradwire doctor` with one rank
+    kernels   each kernel beside a copy of the same bytes; each compressor's step on one group, computed and recorded
+    steps     whole steps of three models, 8 ranks played, beside no communication, DDP and torch's hooks
+    layers    layer by layer against planned groups
+    waits     whether the host waits in steady steps, for every row
+    memory    peak and held bytes of a parameter
+    first     how long first steps take, and when kernels are compiled
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from benchmarks.gpu.processes import Process
+from benchmarks.gpu.sections import SECTIONS
+from benchmarks.gpu.tables import Tables
+
+RESTARTS = 4
+"""A section may crash or hang so often."""
+LEAST_S = 10.0
+"""A section that would have less is left out."""
+
+
+def main() -> None:
+    arguments = parse()
+    names, end = arguments.only.split(",") if arguments.only else list(SECTIONS), time.monotonic() + 60 * arguments.minutes
+    if unknown := [name for name in names if name not in SECTIONS]:
+        raise SystemExit(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    tables = Tables(arguments.out)
+    # the section after this one is imported while this one runs
+    ahead = Process(names[0], arguments)
+    for name, following in zip(names, [*names[1:], None], strict=True):
+        process, ahead = ahead, Process(following, arguments) if following else None
+        run(process, min(SECTIONS[name] * arguments.minutes / 8, end - time.monotonic()), arguments)
+        tables.show(name)
+    print(tables.summary(), flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="sections, with commas between them")
+    parser.add_argument("--minutes", type=float, default=8.0, help="of all sections together")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu"))
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="small models, few rows, few repeats")
+    return parser.parse_args()
+
+
+def run(process: Process, seconds: float, arguments: argparse.Namespace) -> None:
+    """Runs a section for so long; anew, behind the row where it crashed, as long as there is time."""
+    end = time.monotonic() + seconds
+    for _ in range(1 + RESTARTS):
+        left = end - time.monotonic()
+        if left < LEAST_S:
+            process.leave_out(f"{left:.0f} s were left")
+            return
+        if process.run(left):
+            return
+        process = Process(process.section, arguments)
+    process.leave_out(f"it crashed {1 + RESTARTS} times")
+
+
+if __name__ == "__main__":
+    main()
