@@ -1,4 +1,4 @@
-"""Everything about a GPU that issues want measured, in at most eight minutes on one card.
+"""Everything about a GPU that issues want measured, in at most eight minutes on one device.
 
     python3 benchmarks/gpu/gpu.py --out runs/gpu                     # needs no installation: the checkout alone
     python3 benchmarks/gpu/gpu.py --only kernels,steps --minutes 4
@@ -11,18 +11,18 @@ On the device machine, whose tool `run` takes a command and sends this checkout:
 then `give_back`. Its reply ends with the tables; all that was found is in rows.jsonl, the tables in tables.md, what
 sections printed in log.txt.
 
-Every section is a process of its own, with a limit to its seconds; the next one has been imported by then. A row is
-written as soon as it is found. Where a section crashes or hangs, it begins anew behind the row that it was at. Sections
-are, in this order:
+Every section is a process of its own, or several, with a limit to its seconds; the next one has been imported by then.
+Those that time nothing run at once. A row is written as soon as it is found. Where a process crashes or hangs, it begins
+anew behind the row that it was at. Sections are:
 
-    card      the card, and the versions of all that computes
+    versions  the card, and the versions of all that computes
     correct   recorded turns against computed ones, to the bit, for every row of tests/support/cases.py
+    waits     whether the host waits in steady steps, for every row
     nccl      a process group of one rank over NCCL, made in several ways: every collective, abort, close, another job
     doctor    `gradwire doctor` with one rank
     kernels   each kernel beside a copy of the same bytes; each compressor's step on one group, computed and recorded
     steps     whole steps of three models, 8 ranks played, beside no communication, DDP and torch's hooks
     layers    layer by layer against planned groups
-    waits     whether the host waits in steady steps, for every row
     memory    peak and held bytes of a parameter
     first     how long first steps take, and when kernels are compiled
 """
@@ -30,6 +30,7 @@ are, in this order:
 import argparse
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
@@ -39,25 +40,40 @@ from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.tables import Tables
 
 RESTARTS = 4
-"""A section may crash or hang so often."""
+"""A process may crash or hang so often."""
 LEAST_S = 10.0
-"""A section that would have less is left out."""
+"""What would have less is left out."""
 
 
 def main() -> None:
     arguments = parse()
-    names, end = arguments.only.split(",") if arguments.only else list(SECTIONS), time.monotonic() + 60 * arguments.minutes
+    end, tables = time.monotonic() + 60 * arguments.minutes, Tables(arguments.out)
+    # the turn after this one is imported while this one runs
+    turns = turns_of(arguments.only.split(",") if arguments.only else list(SECTIONS))
+    ahead = processes_of(turns[0], arguments)
+    for turn, following in zip(turns, [*turns[1:], []], strict=True):
+        processes, ahead = ahead, processes_of(following, arguments)
+        with ThreadPoolExecutor(len(processes)) as at_once:
+            for process in processes:
+                seconds = SECTIONS[process.section].seconds * arguments.minutes / 8
+                at_once.submit(run, process, min(seconds, end - time.monotonic()), arguments)
+        for name in turn:
+            tables.show(name)
+    print(tables.summary(), flush=True)
+
+
+def turns_of(names: list[str]) -> list[list[str]]:
+    """The sections that run at once, then each of the others alone."""
     if unknown := [name for name in names if name not in SECTIONS]:
         raise SystemExit(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+    together = [name for name in names if not SECTIONS[name].times]
+    return [together] * bool(together) + [[name] for name in names if SECTIONS[name].times]
+
+
+def processes_of(turn: list[str], arguments: argparse.Namespace) -> list[Process]:
+    """The processes of sections that run at once. Creates the folder."""
     arguments.out.mkdir(parents=True, exist_ok=True)
-    tables = Tables(arguments.out)
-    # the section after this one is imported while this one runs
-    ahead = Process(names[0], arguments)
-    for name, following in zip(names, [*names[1:], None], strict=True):
-        process, ahead = ahead, Process(following, arguments) if following else None
-        run(process, min(SECTIONS[name] * arguments.minutes / 8, end - time.monotonic()), arguments)
-        tables.show(name)
-    print(tables.summary(), flush=True)
+    return [Process(name, part, arguments) for name in turn for part in range(SECTIONS[name].parts)]
 
 
 def parse() -> argparse.Namespace:
@@ -71,7 +87,7 @@ def parse() -> argparse.Namespace:
 
 
 def run(process: Process, seconds: float, arguments: argparse.Namespace) -> None:
-    """Runs a section for so long; anew, behind the row where it crashed, as long as there is time."""
+    """Runs a process for so long; anew, behind the row where it crashed, as long as there is time."""
     end = time.monotonic() + seconds
     for _ in range(1 + RESTARTS):
         left = end - time.monotonic()
@@ -80,7 +96,7 @@ def run(process: Process, seconds: float, arguments: argparse.Namespace) -> None
             return
         if process.run(left):
             return
-        process = Process(process.section, arguments)
+        process = Process(process.section, process.part, arguments)
     process.leave_out(f"it crashed {1 + RESTARTS} times")
 
 

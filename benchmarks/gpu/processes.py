@@ -19,18 +19,19 @@ LAST = 12
 class Process:
     """A section's process, which imports torch and then waits for `run`."""
 
-    def __init__(self, section: str, arguments: argparse.Namespace) -> None:
-        self.section, self._out = section, arguments.out
-        self._errors = arguments.out / f".{section}.log"
-        command = [sys.executable, "-m", "benchmarks.gpu.sections", section, str(arguments.out), arguments.device]
+    def __init__(self, section: str, part: int, arguments: argparse.Namespace) -> None:
+        self.section, self.part, self._out = section, part, arguments.out
+        self._errors = arguments.out / f".{section}{part}.log"
+        command = [sys.executable, "-m", "benchmarks.gpu.sections", section, str(part)]
+        command += [str(arguments.out.resolve()), arguments.device, *["tiny"] * arguments.tiny]
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
-                command + ["tiny"] * arguments.tiny, stdin=subprocess.PIPE, stdout=errors, stderr=errors, text=True,
+                command, stdin=subprocess.PIPE, stdout=errors, stderr=errors, text=True,
                 cwd=ROOT, start_new_session=True, env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
 
     def run(self, seconds: float) -> bool:
-        """Runs the section for so long; returns whether it ended by itself."""
+        """Runs it for so long; returns whether it ended by itself."""
         self._tell(f"{seconds:.1f}\n")
         try:
             code = self._process.wait(seconds + GRACE_S)
@@ -71,7 +72,7 @@ class Process:
         text = self._errors.read_text(errors="replace") if self._errors.exists() else ""
         self._errors.unlink(missing_ok=True)
         with (self._out / "log.txt").open("a") as log:
-            log.write(f"--- {self.section}\n{text}")
+            log.write(f"--- {self.section} {self.part}\n{text}")
         return text.splitlines()
 
     def _write(self, **row: object) -> None:

@@ -16,9 +16,10 @@ MOST_S = 60.0
 
 
 class Rows:
-    """The rows of one section. What an earlier process of this section had begun is not begun again."""
+    """The rows of one section's process. What an earlier process of this section had begun is not begun again."""
 
-    def __init__(self, folder: Path, section: str, seconds: float) -> None:
+    def __init__(self, folder: Path, section: str, seconds: float, part: int = 0, parts: int = 1) -> None:
+        self._part, self._parts = part, parts
         self._path, self._section = folder / ROWS, section
         self._end = time.monotonic() + seconds
         self._begun = {row["what"] for row in read(folder, section) if row["kind"] == "begun"}
@@ -34,8 +35,9 @@ class Rows:
             file.write(json.dumps({"section": self._section, "kind": kind, **cells}) + "\n")
 
     def each(self, what: Any, needs_s: float = 0.0) -> Iterator[Any]:
-        """Those of `what`, by their text, that were not begun before, as long as there are so many seconds."""
-        for number, one in enumerate(what):
+        """Those of `what` that are this process's part and were not begun before, by their text, as long as there are
+        so many seconds."""
+        for number, one in enumerate(list(what)[self._part :: self._parts]):
             if self.left_s < needs_s + 1.0:
                 self.add("left out", what=f"{one} and after it", why=f"the time was over after {number}")
                 return

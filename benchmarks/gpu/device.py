@@ -13,20 +13,19 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.rows import Rows
 from benchmarks.shared.provenance import ROOT, commit
 
 
 @dataclass(frozen=True)
-class Card:
+class Device:
     """A device, with what differs between a GPU and a CPU on which the script is tried."""
 
     device: torch.device
     tiny: bool = False
 
     @classmethod
-    def of(cls, kind: str, tiny: bool) -> "Card":
-        """The card of this process, which is set."""
+    def of(cls, kind: str, tiny: bool) -> "Device":
+        """The device of this process, which is set."""
         if kind == "cuda":
             torch.cuda.set_device(0)
             return cls(torch.device("cuda", 0), tiny)
@@ -148,8 +147,3 @@ def _printed(command: list[str]) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout.strip()
     except OSError as error:
         return str(error)
-
-
-def run(rows: Rows, card: Card) -> None:
-    """The section `card`."""
-    rows.add("card", **card.facts())

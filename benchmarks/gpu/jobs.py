@@ -1,0 +1,107 @@
+"""Whole jobs on the card, of ranks that are threads or of one rank whose peers are played, as the tests have them."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gradwire as gw
+from benchmarks.gpu.device import Device
+from gradwire.collective import Collective
+from gradwire.slots import Slot
+from gradwire.transports import Pending
+from tests.support.cases import CASES, FEW, Case
+from tests.support.fixed import Fixed
+from tests.support.harness import plan_of, slots_of
+
+SLOTS = slots_of(
+    {
+        "first.weight": torch.empty(31, 17),
+        "first.bias": torch.empty(31),
+        "second.weight": torch.empty(12, 33),
+        "scale": torch.empty(1),
+        "third.weight": torch.empty(31, 17),
+        "wide.weight": torch.empty(301, 257),
+    }
+)
+"""More than one block of everything."""
+
+
+class Synchronised(gw.Threads):
+    """Ranks that are threads, each with a stream of its own on one GPU."""
+
+    def start(self, op: Collective) -> Pending:
+        # the last one to come works for all: what they send has to be there
+        torch.cuda.current_stream().synchronize()
+        return _Received(super().start(op))
+
+
+class _Received:
+    """A collective that another rank's stream may have carried out."""
+
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+
+    def wait(self) -> None:
+        self._pending.wait()
+        torch.cuda.synchronize()
+
+
+class OnCard(Fixed):
+    """A job on a GPU that is there."""
+
+    device = torch.device("cuda", 0)
+
+    def there(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device)
+
+    def finish(self) -> None:
+        super().finish()
+        torch.cuda.synchronize()
+
+    def skip(self) -> None:
+        super().skip()
+        torch.cuda.synchronize()
+
+
+def cases(device: Device) -> list[Case]:
+    """The rows of the table, one for each compressor and each communicator first."""
+    first = [case for case in CASES if case in FEW]
+    return first[:2] if device.tiny else first + [case for case in CASES if case not in FEW]
+
+
+def plan(case: Case, slots: Sequence[Slot] = SLOTS, groups: int = 2) -> gw.Plan:
+    """Groups of every second slot, so that they are not what lies side by side."""
+    return plan_of(slots, case.compressor, case.memory, case.communicator, groups=groups)
+
+
+def recordable(case: Case) -> bool:
+    return all(part.recordable for part in (case.compressor, case.memory, case.communicator))
+
+
+def steps_until_recorded(case: Case, world: int) -> int:
+    """Steps after which all phases of a row have come, for both halves of its state, and been replayed."""
+    phases = {(case.compressor.phase(step), case.communicator.phase(step, world)) for step in range(12)}
+    return 7 if len(phases) < 3 else 12
+
+
+@contextmanager
+def job(device: Device, plan: gw.Plan, *, records: bool, world: int = 2, alone: int = 0) -> Iterator[Fixed]:
+    """A job of `world` threads, or of one rank `alone` among so many; its turns are recorded, or computed each time."""
+    with ExitStack() as stack:
+        if device.is_gpu:
+            os.environ["GRADWIRE_GRAPHS"] = "1" if records else "0"
+            kind: Any = OnCard
+            transports = [gw.Recording(alone)] if alone else Synchronised.group(world)
+        else:
+            from tests.support.tape import taped
+
+            stack.enter_context(taped(records=records))
+            kind, transports = Fixed, [gw.Recording(alone)] if alone else gw.Threads.group(world)
+        running = kind(plan, SLOTS, len(transports), transports=transports)
+        stack.callback(running.close)
+        running.begin()
+        yield running
