@@ -9,11 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.shared.provenance import ROOT, commit
+
+MOST_HELD_MS = 60.0
+
+
+class Memory(NamedTuple):
+    """Bytes that are allocated, that were at most, and that torch has of the GPU."""
+
+    held: int
+    peak: int
+    reserved: int
 
 
 @dataclass(frozen=True)
@@ -58,11 +68,15 @@ class Device:
         return start.elapsed_time(end) if self.is_gpu else 1e3 * (end - start)
 
     def ms(self, run: Callable[[], object], repeats: int = 20) -> float:
-        """Median milliseconds of the device for a call that is made again and again."""
-        for _ in range(3):
+        """Median milliseconds of the device for a call that is made again and again, behind a queue that is full."""
+        repeats = 3 if self.tiny else repeats
+        for _ in range(2):
             run()
+        began = time.perf_counter()
+        run()
+        self.hold(min(1500 * repeats * (time.perf_counter() - began), MOST_HELD_MS))
         marks = [self.mark()]
-        for _ in range(3 if self.tiny else repeats):
+        for _ in range(repeats):
             run()
             marks.append(self.mark())
         self.synchronize()
@@ -86,12 +100,27 @@ class Device:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
+    def hold(self, ms: float) -> None:
+        """Keeps the GPU busy for some milliseconds, so that the host has launched what follows before it begins."""
+        if self.is_gpu:
+            torch.cuda._sleep(int(ms * 1.7e6))  # cycles of a clock of about 1.7 GHz
+
     def free(self) -> None:
         """Gives memory back that nothing uses."""
         gc.collect()
         if self.is_gpu:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
+
+    def memory(self) -> "Memory":
+        """Bytes of the GPU's memory now; the peak is that since the last call."""
+        if not self.is_gpu:
+            return Memory(0, 0, 0)
+        found = Memory(
+            torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
+        )
+        torch.cuda.reset_peak_memory_stats()
+        return found
 
     def kernels(self, run: Callable[[], object]) -> list[tuple[str, float]]:
         """The name and microseconds of each kernel, copy and fill that a call launches."""

@@ -1,7 +1,7 @@
 """Everything about a GPU that issues want measured, in at most eight minutes on one device.
 
     python3 benchmarks/gpu/gpu.py --out runs/gpu                     # needs no installation: the checkout alone
-    python3 benchmarks/gpu/gpu.py --only kernels,steps --minutes 4
+    python3 benchmarks/gpu/gpu.py --only kernels,bert --minutes 4
     python3 benchmarks/gpu/gpu.py --device cpu --tiny                # tries the script itself, on a pretended GPU
 
 On the device machine, whose tool `run` takes a command and sends this checkout:
@@ -21,7 +21,8 @@ anew behind the row that it was at. Sections are:
     nccl      a process group of one rank over NCCL, made in several ways: every collective, abort, close, another job
     doctor    `gradwire doctor` with one rank
     kernels   each kernel beside a copy of the same bytes; each compressor's step on one group, computed and recorded
-    steps     whole steps of three models, 8 ranks played, beside no communication, DDP and torch's hooks
+    bert, resnet, gpt2, bert512
+              whole steps of a model, 8 ranks played, beside no communication, DDP and torch's hooks
     layers    layer by layer against planned groups
     memory    peak and held bytes of a parameter
     first     how long first steps take, and when kernels are compiled
@@ -53,10 +54,12 @@ def main() -> None:
     ahead = processes_of(turns[0], arguments)
     for turn, following in zip(turns, [*turns[1:], []], strict=True):
         processes, ahead = ahead, processes_of(following, arguments)
+        # its share of the time that is left
+        weights = [max(SECTIONS[name].seconds for name in each) for each in turns[turns.index(turn) :]]
+        seconds = (end - time.monotonic()) * weights[0] / sum(weights)
         with ThreadPoolExecutor(len(processes)) as at_once:
             for process in processes:
-                seconds = SECTIONS[process.section].seconds * arguments.minutes / 8
-                at_once.submit(run, process, min(seconds, end - time.monotonic()), arguments)
+                at_once.submit(run, process, seconds, arguments)
         for name in turn:
             tables.show(name)
     print(tables.summary(), flush=True)

@@ -20,7 +20,7 @@ class Rows:
 
     def __init__(self, folder: Path, section: str, seconds: float, part: int = 0, parts: int = 1) -> None:
         self._part, self._parts = part, parts
-        self._path, self._section = folder / ROWS, section
+        self._path, self.section = folder / ROWS, section
         self._end = time.monotonic() + seconds
         self._begun = {row["what"] for row in read(folder, section) if row["kind"] == "begun"}
 
@@ -32,7 +32,7 @@ class Rows:
     def add(self, kind: str, **cells: Any) -> None:
         """Writes a row of the table `kind`."""
         with self._path.open("a") as file:
-            file.write(json.dumps({"section": self._section, "kind": kind, **cells}) + "\n")
+            file.write(json.dumps({"section": self.section, "kind": kind, **cells}) + "\n")
 
     def each(self, what: Any, needs_s: float = 0.0) -> Iterator[Any]:
         """Those of `what` that are this process's part and were not begun before, by their text, as long as there are

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.gpu.sections import SECTIONS
 
 name, part, folder, kind, *tiny = sys.argv[1:]
-section = import_module(f"benchmarks.gpu.sections.{name}")
+section = import_module(f"benchmarks.gpu.sections.{SECTIONS[name].module or name}")
 
 from benchmarks.gpu.device import Device  # noqa: E402
 from benchmarks.gpu.rows import Rows  # noqa: E402

@@ -1,0 +1,145 @@
+"""A training of one configuration: a model in DDP, what reduces its gradients, and an optimizer, behind a card that is
+played: 8 ranks, each the only one on its host."""
+
+import os
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire as gw
+from benchmarks.gpu.configurations import CONFIGURATIONS
+from benchmarks.gpu.device import Device
+from benchmarks.gpu.models import Model
+from gradwire.transports import Pending
+from gradwire.transports.played_group import PlayedGroup
+
+WORLD, LATENCY_S = 8, 30e-6
+BATCHES = 4
+LEAST_WARM, MOST_WARM = 8, 24
+"""Steps before those that are measured, until all that can be recorded is."""
+UNLIMITED = 1e15
+
+
+class CountingCard(gw.Card):
+    """A card that knows how long it was busy."""
+
+    busy_s = 0.0
+
+    def carry(self, seconds: float, device: torch.device, arrive: Callable[[], None]) -> Pending:
+        self.busy_s += seconds
+        return super().carry(seconds, device, arrive)
+
+
+class Times(NamedTuple):
+    """Milliseconds of a step, and for how many of them the training thread launched and the card was busy."""
+
+    ms: float
+    host_ms: float
+    wire_ms: float
+
+
+class Training:
+    """The training of a configuration, or of a peer, by its name in `configurations`."""
+
+    def __init__(self, device: Device, model: Model, name: str, *, records: bool = True, **options: Any) -> None:
+        self.name, self._device, self._model = name, device, model
+        torch.manual_seed(0)
+        self.card = CountingCard(LATENCY_S, UNLIMITED)
+        with device.device:
+            module = model.build(device.tiny).to(device.device)
+        self._batches = [tuple(x.to(device.device) for x in model.batch(device.tiny)) for _ in range(BATCHES)]
+        # DDP and torch's hooks have the same card behind them
+        group = PlayedGroup(gw.Played(WORLD, self.card))
+        cap = {"bucket_cap_mb": 1000} if "PowerSGD" in name and name not in CONFIGURATIONS else {}
+        self._ddp = DistributedDataParallel(
+            module, process_group=group, broadcast_buffers=False, gradient_as_bucket_view=True, **cap
+        )
+        self.handle = self._reduced_by(name, group, records, options)
+        self._optimizer = torch.optim.AdamW(self._ddp.parameters(), lr=1e-5, fused=device.is_gpu)
+        self._number, self.loss = 0, torch.zeros(())
+
+    def _reduced_by(self, name: str, group: Any, records: bool, options: dict[str, Any]) -> gw.Handle | None:
+        if name in CONFIGURATIONS:
+            # read when the first step arranges its groups
+            os.environ["GRADWIRE_GRAPHS"] = "1" if records else "0"
+            return gw.attach(self._ddp, CONFIGURATIONS[name], transport=gw.Played(WORLD, self.card), **options)
+        if hook := _hook(name, group):
+            self._ddp.register_comm_hook(*hook)
+        return None
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self._ddp.parameters())
+
+    @property
+    def recorded(self) -> str:
+        """What is recorded; "" for a peer."""
+        return self.handle.stats().recorded if self.handle else ""
+
+    def warm_up(self) -> "Training":
+        """Steps until no more is compiled or recorded."""
+        for number in range(2 if self._device.tiny else MOST_WARM):
+            self.step()
+            everything = not self.handle or all_recorded(self.recorded)
+            if number >= LEAST_WARM and everything:
+                break
+        self._device.synchronize()
+        return self
+
+    def step(self) -> None:
+        """One step, as a user's loop makes it."""
+        self._optimizer.zero_grad(set_to_none=True)
+        inputs, targets = self._batches[self._number % BATCHES]
+        with torch.autocast(self._device.device.type, dtype=torch.bfloat16):
+            logits = self._ddp(inputs)
+            self.loss = nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+        self.loss.backward()
+        self._optimizer.step()
+        self._number += 1
+
+    def timed(self, seconds: float) -> Times:
+        """Medians over steps that take about so long together, behind one that fills the queue."""
+        self.step()
+        self._device.synchronize()
+        busy, end, here = self.card.busy_s, time.perf_counter() + seconds, list[float]()
+        marks = [self._device.mark()]
+        while len(here) < 2 or time.perf_counter() < end:
+            began = time.perf_counter()
+            self.step()
+            here.append(1e3 * (time.perf_counter() - began))
+            marks.append(self._device.mark())
+        self._device.synchronize()
+        there = [self._device.between(a, b) for a, b in zip(marks, marks[1:], strict=False)]
+        return Times(median(there), median(here), 1e3 * (self.card.busy_s - busy) / len(here))
+
+    def close(self) -> None:
+        if self.handle:
+            self.handle.detach()
+
+
+def all_recorded(status: str) -> bool:
+    """Whether "7 of 8 groups; ..." says that all are."""
+    first, *_ = [*status.split(" of "), ""]
+    return status.startswith(f"{first} of {first} ")
+
+
+def _hook(name: str, group: Any) -> tuple[Any, Any] | None:
+    """State and function of a peer's hook; None where DDP reduces by itself."""
+    if name == "no communication":
+        return None, debugging_hooks.noop_hook
+    if name == "fp16 hook":
+        return group, default_hooks.fp16_compress_hook
+    if name == "bf16 hook":
+        return group, default_hooks.bf16_compress_hook
+    if name.startswith("torch PowerSGD r"):
+        rank = int(name.removeprefix("torch PowerSGD r"))
+        state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+        return state, powerSGD_hook.powerSGD_hook
+    assert name == "DDP"
+    return None
