@@ -1,5 +1,6 @@
 """One rank of N, without the others: its clock, the collectives' costs, and that all algorithms run on it."""
 
+import threading
 from itertools import pairwise
 from math import log2
 
@@ -147,6 +148,19 @@ def test_ddp_and_torchs_hooks_run_on_a_played_group(register):
     means = [step(ddp) for _ in range(3)][-1]
     # all ranks have this rank's gradient: the mean is that, as far as rank 4 goes
     assert sum((mean - mine).norm() for mean, mine in zip(means, own, strict=True)) < 0.05 * sum(g.norm() for g in own)
+
+
+def test_a_callback_may_wait_for_a_collective_that_it_starts():
+    """As torch's PowerSGD hook does, where a message is under way when the callback is added."""
+    group = PlayedGroup(gw.Played(64, gw.Card(0.02, 1e12)))
+    number = torch.ones(1)
+    first = group.allreduce([number]).get_future()
+    both = first.then(lambda _: group.allreduce([number]).get_future().wait())
+    waited = threading.Thread(target=both.wait, daemon=True)
+    waited.start()
+    waited.join(5)
+    assert not waited.is_alive()
+    assert number.item() == 64 * 64
 
 
 @pytest.mark.parametrize("compressor", [gw.FP32(), gw.NATIVE, gw.TopK(0.1)], ids=["fp32", "native", "topk"])
