@@ -63,6 +63,11 @@ class Device:
         event.record()
         return event
 
+    def wait_for(self, mark: Any) -> None:
+        """Returns when the device has come to a mark."""
+        if self.is_gpu:
+            mark.synchronize()
+
     def between(self, start: Any, end: Any) -> float:
         """Milliseconds between two marks; the device has passed both."""
         return start.elapsed_time(end) if self.is_gpu else 1e3 * (end - start)

@@ -37,11 +37,10 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.gpu.processes import Process
+from benchmarks.gpu.rows import read
 from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.tables import Tables
 
-RESTARTS = 4
-"""A process may crash or hang so often."""
 LEAST_S = 10.0
 """What would have less is left out."""
 
@@ -76,7 +75,8 @@ def turns_of(names: list[str]) -> list[list[str]]:
 def processes_of(turn: list[str], arguments: argparse.Namespace) -> list[Process]:
     """The processes of sections that run at once. Creates the folder."""
     arguments.out.mkdir(parents=True, exist_ok=True)
-    return [Process(name, part, arguments) for name in turn for part in range(SECTIONS[name].parts)]
+    parts = {name: 1 if arguments.tiny else SECTIONS[name].parts for name in turn}
+    return [Process(name, part, arguments) for name in turn for part in range(parts[name])]
 
 
 def parse() -> argparse.Namespace:
@@ -90,17 +90,16 @@ def parse() -> argparse.Namespace:
 
 
 def run(process: Process, seconds: float, arguments: argparse.Namespace) -> None:
-    """Runs a process for so long; anew, behind the row where it crashed, as long as there is time."""
-    end = time.monotonic() + seconds
-    for _ in range(1 + RESTARTS):
-        left = end - time.monotonic()
-        if left < LEAST_S:
-            process.leave_out(f"{left:.0f} s were left")
-            return
+    """Runs a process for so long; anew, behind the row where it crashed, as long as there is time and it gets on."""
+    end, begun = time.monotonic() + seconds, -1
+    while (left := end - time.monotonic()) > LEAST_S:
         if process.run(left):
             return
+        before, begun = begun, len(read(arguments.out, process.section))
         process = Process(process.section, process.part, arguments)
-    process.leave_out(f"it crashed {1 + RESTARTS} times")
+        if begun == before:
+            break
+    process.leave_out(f"{max(left, 0):.0f} s were left")
 
 
 if __name__ == "__main__":

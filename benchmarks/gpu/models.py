@@ -60,7 +60,8 @@ def _gpt2_medium(tiny: bool) -> nn.Module:
 
 def _resnet(tiny: bool) -> nn.Module:
     model = PUBLISHED["resnet18" if tiny else "resnet50"]
-    return model.build(model.sized(length=32 if tiny else 224)).to(memory_format=torch.channels_last)
+    size = model.sized(length=32, width=8) if tiny else model.sized()
+    return model.build(size).to(memory_format=torch.channels_last)
 
 
 def _vgg(tiny: bool) -> nn.Module:

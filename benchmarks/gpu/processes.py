@@ -40,7 +40,7 @@ class Process:
             code = None
         printed = self._gather()
         if code:
-            self._write(kind="failed", what="the process", error=f"exit code {code}", at=printed[-LAST:])
+            self._write(kind="failed", what="the process", error=f"exit code {code}", at=printed[: -LAST - 1 : -1])
         elif code is None:
             self._write(kind="failed", what="the process", error=f"killed after {seconds + GRACE_S:.0f} s", at=[])
         return not code

@@ -52,10 +52,14 @@ class Rows:
         try:
             yield
         except Exception as error:
-            self.add("failed", what=str(what), error=_first_line(error), at=_places(error))
-            _raise_if_dead()
+            self.fail(what, error)
+            raise_if_dead()
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+    def fail(self, what: Any, error: BaseException) -> None:
+        """Writes an error as a row."""
+        self.add("failed", what=str(what), error=_first_line(error), at=_places(error))
 
 
 def read(folder: Path, section: str = "") -> list[dict[str, Any]]:
@@ -71,15 +75,15 @@ def _first_line(error: BaseException) -> str:
 
 
 def _places(error: BaseException) -> list[str]:
-    """Where it came from: the last lines of this repository, and the last one of all."""
+    """Where it came from: the innermost line, then the last ones of this repository; then its cause."""
     frames = traceback.extract_tb(error.__traceback__)
     cause = error.__cause__
     ours = [frame for frame in frames if frame.filename.startswith(REPOSITORY)][-3:]
-    texts = [f"{frame.filename.split('/')[-1]}:{frame.lineno} {frame.line}" for frame in [*ours, frames[-1]]]
+    texts = [f"{frame.filename.split('/')[-1]}:{frame.lineno} {frame.line}" for frame in [frames[-1], *ours[::-1]]]
     return [*texts, *([_first_line(cause), *_places(cause)] if cause and cause.__traceback__ else [])]
 
 
-def _raise_if_dead() -> None:
+def raise_if_dead() -> None:
     """Raises where CUDA computes no more in this process, as after an illegal access: a new process has to go on."""
     import torch
 

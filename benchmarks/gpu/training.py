@@ -24,6 +24,8 @@ BATCHES = 4
 LEAST_WARM, MOST_WARM = 8, 24
 """Steps before those that are measured, until all that can be recorded is."""
 UNLIMITED = 1e15
+AHEAD = 3
+"""Steps for which the host launches ahead of the GPU, at most."""
 
 
 class CountingCard(gw.Card):
@@ -97,9 +99,9 @@ class Training:
         self._optimizer.zero_grad(set_to_none=True)
         inputs, targets = self._batches[self._number % BATCHES]
         with torch.autocast(self._device.device.type, dtype=torch.bfloat16):
-            logits = self._ddp(inputs)
-            self.loss = nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-        self.loss.backward()
+            loss = nn.functional.cross_entropy(self._ddp(inputs).flatten(0, -2), targets.flatten())
+        loss.backward()
+        self.loss = loss.detach()
         self._optimizer.step()
         self._number += 1
 
@@ -110,6 +112,8 @@ class Training:
         busy, end, here = self.card.busy_s, time.perf_counter() + seconds, list[float]()
         marks = [self._device.mark()]
         while len(here) < 2 or time.perf_counter() < end:
+            # a loop that reads its loss now and then is about so far ahead
+            self._device.wait_for(marks[-AHEAD]) if len(marks) >= AHEAD else None
             began = time.perf_counter()
             self.step()
             here.append(1e3 * (time.perf_counter() - began))

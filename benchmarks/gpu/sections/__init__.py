@@ -20,7 +20,7 @@ SECTIONS = {
     "versions": Section(20),
     "correct": Section(110, parts=5),
     "waits": Section(110, parts=3),
-    "nccl": Section(100),
+    "nccl": Section(100, parts=7),
     "doctor": Section(100),
     "kernels": Section(65, times=True),
     "bert": Section(85, times=True, module="steps"),

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.device import Device
-from benchmarks.gpu.jobs import SLOTS, cases, job, plan, recordable, steps_until_recorded
+from benchmarks.gpu.jobs import SLOTS, WORLD, cases, job, plan, recordable, steps_until_recorded
 from benchmarks.gpu.rows import Rows
 from tests.support.cases import Case
 from tests.support.fixed import Fixed
 from tests.support.harness import draw
 from tests.support.pretend_cuda import PretendedGPU, real
-
-WORLD = 2
 
 
 def run(rows: Rows, device: Device) -> None:
@@ -54,7 +52,7 @@ def differences(ours: list[Tensor], theirs: list[Tensor]) -> str:
 def outcome(device: Device, case: Case, *, records: bool) -> tuple[list[Tensor], str]:
     """All means and, in the end, all state, on the CPU; then what is recorded."""
     seen: list[Tensor] = []
-    with job(device, plan(case), records=records, world=WORLD) as running:
+    with job(device, plan(case), records=records) as running:
         script(device, running, case, seen)
         for state in running.states():
             seen += [real(tensor).cpu() for _, tensor in sorted(state.items())]

@@ -6,9 +6,10 @@ the rounds of a step's time over that one's, and `host of none` the same of the 
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.gpu.configurations import CONFIGURATIONS, PEERS
 from benchmarks.gpu.device import Device
@@ -22,12 +23,13 @@ COMPUTED = ["TopK 1 %", "ACP-SGD r4", "PowerSGD 1/6 in 4 bits"]
 NONE, *OTHER_PEERS = PEERS
 
 
-class Way(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Way:
     """A way to reduce gradients, with what is added to its name, and its options."""
 
     name: str
     remark: str = ""
-    options: dict[str, Any] = {}  # noqa: RUF012
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.name}{self.remark}"
@@ -51,7 +53,7 @@ def measure(rows: Rows, device: Device, model: Model, ways: Sequence[Way]) -> No
             trainings = dict(_begun(rows, device, model, [Way(NONE), *chunk], stack))
             for gbit in model.link_gbit if str(NONE) in map(str, trainings) else ():
                 with rows.attempt(f"rounds of {chunk[0]} and others at {gbit:.0f} Gbit/s"):
-                    _rounds(rows, model, trainings, gbit)
+                    _rounds(rows, model, trainings, gbit, 0.0 if device.tiny else ROUND_S)
             trainings.clear()
         device.free()
 
@@ -67,15 +69,15 @@ def _begun(
             yield way, training.warm_up()
 
 
-def _rounds(rows: Rows, model: Model, trainings: dict[Way, Training], gbit: float) -> None:
+def _rounds(rows: Rows, model: Model, trainings: dict[Way, Training], gbit: float, seconds: float) -> None:
     found: dict[Way, list[Times]] = {way: [] for way in trainings}
     for training in trainings.values():
         training.card.bytes_per_s = 1e9 * gbit / 8
-    for number in range(ROUNDS):
-        if number and rows.left_s < 2 * len(trainings) * ROUND_S:
+    for number in range(ROUNDS if seconds else 1):
+        if number and rows.left_s < 2 * len(trainings) * seconds:
             break
         for way, training in trainings.items():
-            found[way].append(training.timed(ROUND_S))
+            found[way].append(training.timed(seconds))
     none = next(found[way] for way in found if way.name == NONE)
     for way, training in trainings.items():
         rows.add("steps", model=model.name, gbit=gbit, what=str(way), **cells(found[way], none), **beside(training))

@@ -3,6 +3,7 @@
 Every row of the table, with turns that are recorded and with turns that are computed; peers send what this rank does.
 """
 
+import gradwire as gw
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.jobs import SLOTS, cases, job, plan, steps_until_recorded
 from benchmarks.gpu.rows import Rows
@@ -23,7 +24,7 @@ def steady(device: Device, case: Case) -> str:
     """Raises where the host waits; returns what is recorded."""
     grads, status = draw(SLOTS, 1, 0), ""
     for records in (False, True):
-        with job(device, plan(case), records=records, alone=WORLD) as running:
+        with job(device, plan(case), records=records, transports=[gw.Recording(WORLD)]) as running:
             for _ in range(steps_until_recorded(case, WORLD)):
                 running.step(grads)
             with device.waiting_is_an_error():
