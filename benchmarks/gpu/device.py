@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -85,7 +86,7 @@ class Device:
             run()
             marks.append(self.mark())
         self.synchronize()
-        return median(self.between(a, b) for a, b in zip(marks, marks[1:], strict=False))
+        return median(self.between(a, b) for a, b in pairwise(marks))
 
     def copy_ms(self, nbytes: int) -> float:
         """Milliseconds of a copy that reads and writes so many bytes in all."""
@@ -121,9 +122,7 @@ class Device:
         """Bytes of the GPU's memory now; the peak is that since the last call."""
         if not self.is_gpu:
             return Memory(0, 0, 0)
-        found = Memory(
-            torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
-        )
+        found = Memory(torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved())
         torch.cuda.reset_peak_memory_stats()
         return found
 

@@ -11,9 +11,9 @@ On the device machine, whose tool `run` takes a command and sends this checkout:
 then `give_back`. Its reply ends with the tables; all that was found is in rows.jsonl, the tables in tables.md, what
 sections printed in log.txt.
 
-Every section is a process of its own, or several, with a limit to its seconds; the next one has been imported by then.
-Those that time nothing run at once. A row is written as soon as it is found. Where a process crashes or hangs, it begins
-anew behind the row that it was at. Sections are:
+Every section is a process of its own, or several, with a limit to its seconds; the next one has been imported by
+then. Those that time nothing run at once. A row is written as soon as it is found. Where a process crashes or hangs, it
+begins anew behind the row that it was at. Sections are:
 
     versions  the card, and the versions of all that computes
     correct   recorded turns against computed ones, to the bit, for every row of tests/support/cases.py

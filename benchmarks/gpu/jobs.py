@@ -71,7 +71,11 @@ class OnCard(Fixed):
 def cases(device: Device) -> list[Case]:
     """The rows of the table, one for each compressor and each communicator first."""
     first = [case for case in CASES if case in FEW]
-    return [case for case in first if case.compressor == gw.TopK(0.05)][:1] if device.tiny else first + [case for case in CASES if case not in FEW]
+    return (
+        [case for case in first if case.compressor == gw.TopK(0.05)][:1]
+        if device.tiny
+        else first + [case for case in CASES if case not in FEW]
+    )
 
 
 def plan(case: Case, slots: Sequence[Slot] = SLOTS, groups: int = 2) -> gw.Plan:

@@ -46,7 +46,9 @@ def _bert(size: Size) -> nn.Module:
     (layers,), width = size.stages, size.width
     heads = {"num_attention_heads": width // 64, "intermediate_size": 4 * width}
     return BertForMaskedLM(
-        BertConfig(vocab_size=size.outputs, num_hidden_layers=layers, hidden_size=width, max_position_embeddings=512, **heads)
+        BertConfig(
+            vocab_size=size.outputs, num_hidden_layers=layers, hidden_size=width, max_position_embeddings=512, **heads
+        )
     )
 
 

@@ -1,6 +1,7 @@
 """The process of a section: imports, waits until it is its turn, and is ended where it takes too long."""
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -61,10 +62,8 @@ class Process:
 
     def _kill(self) -> None:
         """Ends the process and those that it has started, which are of its session."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, 9)
-        except ProcessLookupError:
-            pass
         self._process.wait()
 
     def _gather(self) -> list[str]:

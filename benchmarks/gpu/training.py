@@ -4,6 +4,7 @@ played: 8 ranks, each the only one on its host."""
 import os
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -119,7 +120,7 @@ class Training:
             here.append(1e3 * (time.perf_counter() - began))
             marks.append(self._device.mark())
         self._device.synchronize()
-        there = [self._device.between(a, b) for a, b in zip(marks, marks[1:], strict=False)]
+        there = [self._device.between(a, b) for a, b in pairwise(marks)]
         return Times(median(there), median(here), 1e3 * (self.card.busy_s - busy) / len(here))
 
     def close(self) -> None:

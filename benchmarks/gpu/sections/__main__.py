@@ -1,5 +1,5 @@
-"""A process of a section: `python -m benchmarks.gpu.sections NAME PART FOLDER DEVICE [tiny]`. It imports, then reads its
-seconds from standard input."""
+"""A process of a section: `python -m benchmarks.gpu.sections NAME PART FOLDER DEVICE [tiny]`. It imports, then reads
+its seconds from standard input."""
 
 import sys
 from importlib import import_module

@@ -21,5 +21,6 @@ def run(rows: Rows, device: Device) -> None:
             )
             for line in found.stdout.splitlines():
                 rows.add(name, says=line.strip())
-            rows.add("exit code", what=name, ok=found.returncode == 0, code=found.returncode)
+            last = found.stderr.strip().splitlines()[-1:]
+            rows.add("exit code", what=name, ok=found.returncode == 0, code=found.returncode, last=last)
             print(found.stderr)

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
-
 from benchmarks.gpu.configurations import CONFIGURATIONS
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.models import model_of
@@ -25,6 +23,7 @@ STEPS, EARLY = 20, 3
 def run(rows: Rows, device: Device) -> None:
     """The section `first`."""
     model = model_of("bert")
+    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
     for name in rows.each([*CONFIGURATIONS][: device.size(99, 1)], needs_s=4):
         with rows.attempt(name), compilations() as compiled:
             began = time.perf_counter()

@@ -6,6 +6,7 @@ the GPU's time for all of a step's work, behind a queue that is full; `host` the
 
 import time
 from contextlib import nullcontext
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -51,8 +52,8 @@ def kernel_rows(rows: Rows, device: Device) -> Any:
     for each in passes(n, device.device, ops):
         if rows.left_s < 20 and not device.tiny:
             return
-        ms, copy_ms = device.ms(lambda: each.run(ops)), device.copy_ms(each.nbytes)
-        launched = device.kernels(lambda: each.run(ops))
+        call = partial(each.run, ops)
+        ms, copy_ms, launched = device.ms(call), device.copy_ms(each.nbytes), device.kernels(call)
         yield {
             "what": each.name, "ms": ms, "copy ms": copy_ms, "of a copy": copy_ms / ms, "MB": each.nbytes / 1e6,
             "launches": len(launched), "most": most_of(launched),
@@ -107,7 +108,12 @@ class OneGroup:
                 for _ in range(2):
                     self._step()
                 cells["recorded ms"], cells["recorded host ms"] = self._times()
-        return cells | {"launches": len(launched), "wire MB": self._bytes / 1e6, "not recorded": status, "most": most_of(launched)}
+        return cells | {
+            "launches": len(launched),
+            "wire MB": self._bytes / 1e6,
+            "not recorded": status,
+            "most": most_of(launched),
+        }
 
     def _times(self) -> tuple[float, float]:
         """Median milliseconds of a step on the device, and on the host."""

@@ -31,7 +31,7 @@ def run(rows: Rows, device: Device) -> None:
             none = none or own
             more = [a - b for a, b in zip(own, none, strict=True)]
             rows.add(
-                "bytes a parameter", what=name, held=own[0], peak=own[1], **{"held more": more[0], "peak more": more[1]},
-                reserved=own[2], parameters=count, recorded=training.recorded.split(";")[0],
+                "bytes a parameter", what=name, held=own[0], peak=own[1], reserved=own[2], parameters=count,
+                **{"held more": more[0], "peak more": more[1]}, recorded=training.recorded.split(";")[0],
             )  # fmt: skip
             del training
