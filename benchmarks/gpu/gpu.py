@@ -39,7 +39,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks.gpu.processes import Process
 from benchmarks.gpu.rows import read
 from benchmarks.gpu.sections import SECTIONS
-from benchmarks.gpu.tables import Tables
+from benchmarks.gpu.shown import Tables
 
 LEAST_S = 10.0
 """What would have less is left out."""

@@ -14,7 +14,7 @@ from benchmarks.gpu.configurations import CONFIGURATIONS
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.models import model_of
 from benchmarks.gpu.rows import Rows
-from benchmarks.gpu.training import Training
+from benchmarks.gpu.trainings import Training
 
 STEPS, EARLY = 20, 3
 """Nothing is compiled after the first EARLY steps."""

@@ -7,7 +7,7 @@ from benchmarks.gpu.configurations import CONFIGURATIONS, PEERS
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.models import model_of
 from benchmarks.gpu.rows import Rows
-from benchmarks.gpu.training import Training
+from benchmarks.gpu.trainings import Training
 
 NONE, *_ = PEERS
 PEER = "torch PowerSGD r4"

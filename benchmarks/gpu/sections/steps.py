@@ -15,7 +15,7 @@ from benchmarks.gpu.configurations import CONFIGURATIONS, PEERS
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.models import Model, model_of
 from benchmarks.gpu.rows import Rows
-from benchmarks.gpu.training import Times, Training
+from benchmarks.gpu.trainings import Times, Training
 
 ROUNDS, ROUND_S = 3, 0.3
 COMPUTED = ["TopK 1 %", "ACP-SGD r4", "PowerSGD 1/6 in 4 bits"]
